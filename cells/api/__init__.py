@@ -49,7 +49,7 @@ from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
 from cells.base.barriers import ApiServed
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import QueueLock
 from cells.config import AgentConfig
@@ -143,7 +143,7 @@ def api_served() -> ApiServed:
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[Collector]:
     """The API's work, and what the agent is, as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import families
 
         return families(times, agent, datapath.build)
@@ -154,7 +154,7 @@ def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Memb
 def limit_metrics(limits: Limits) -> Member[Collector]:
     """The API's rate limits as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import limiter_families
 
         return limiter_families(limits.limiters.values())

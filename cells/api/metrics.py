@@ -11,7 +11,7 @@ from typing import Final
 
 from cells.api.limiter import Limiter
 from cells.api.server import ApiTimes
-from cells.base.metrics import Family, counter, gauge, histogram, one_of
+from cells.base.metrics import MetricFamily, counter, gauge, histogram, one_of
 from cells.config import AgentConfig
 from cells.observe.health import agent_version
 
@@ -25,7 +25,7 @@ _NETWORKS: Final = ("overlay-vxlan", "overlay-geneve", "direct-routing")
 _PROTOCOLS: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
-def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Family]:
+def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[MetricFamily]:
     """Requests so far, and what does not change while the agent runs; ``build`` is the datapath's."""
     yield histogram(
         "cilium_agent_api_process_time_seconds",
@@ -62,7 +62,7 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Famil
 # Source: Cilium 1.17, cilium_api_limiter_*; a limiter's series are there after its first request.
 
 
-def limiter_families(limiters: Iterable[Limiter]) -> Iterator[Family]:
+def limiter_families(limiters: Iterable[Limiter]) -> Iterator[MetricFamily]:
     """Each as it is now, and its requests so far."""
     known = [limiter for limiter in limiters if limiter.processed]
     yield gauge(

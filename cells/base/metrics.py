@@ -11,9 +11,9 @@ from lifecycle.process import Family as PlainFamily
 __all__ = [
     "BUCKETS",
     "Collector",
-    "Family",
     "Histogram",
     "Kind",
+    "MetricFamily",
     "Series",
     "Value",
     "counter",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class Family(PlainFamily, frozen=True):
+class MetricFamily(PlainFamily, frozen=True):
     """One metric: a value for each combination of labels."""
 
     on: bool = True
@@ -32,7 +32,7 @@ class Family(PlainFamily, frozen=True):
     """Served whatever the setting names: Cilium's own collectors of these ask no one either."""
 
     @classmethod
-    def of(cls, family: PlainFamily) -> "Family":
+    def of(cls, family: PlainFamily) -> "MetricFamily":
         """A family of the framework as one of the agent: served unless the setting leaves it out."""
         if isinstance(family, cls):
             return family
@@ -47,7 +47,7 @@ def counter(
     *,
     on: bool = True,
     fixed: bool = False,
-) -> Family:
+) -> MetricFamily:
     """What only grows. ``labels`` are names with blanks between; without any, ``value`` is a number."""
     return _family(name, "counter", help, value, labels, on=on, fixed=fixed)
 
@@ -60,7 +60,7 @@ def gauge(
     *,
     on: bool = True,
     fixed: bool = False,
-) -> Family:
+) -> MetricFamily:
     """What goes up and down; as counter()."""
     return _family(name, "gauge", help, value, labels, on=on, fixed=fixed)
 
@@ -73,12 +73,12 @@ def histogram(
     *,
     on: bool = True,
     fixed: bool = False,
-) -> Family:
+) -> MetricFamily:
     """How values are spread; as counter(), of Histograms."""
     return _family(name, "histogram", help, value, labels, on=on, fixed=fixed)
 
 
-def one_of(name: str, help: str, label: str, known: Iterable[str], chosen: str) -> Family:  # noqa: A002
+def one_of(name: str, help: str, label: str, known: Iterable[str], chosen: str) -> MetricFamily:  # noqa: A002
     """What is in force out of several: a series for each, 1 for the chosen one, 0 for the others."""
     return gauge(name, help, {each: float(each == chosen) for each in (*known, chosen)}, label)
 
@@ -92,5 +92,5 @@ def _family(
     *,
     on: bool,
     fixed: bool,
-) -> Family:
-    return Family(name, kind, help, *keyed(value, labels), on, fixed)
+) -> MetricFamily:
+    return MetricFamily(name, kind, help, *keyed(value, labels), on, fixed)

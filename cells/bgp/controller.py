@@ -56,7 +56,7 @@ from cells.kubernetes.objects.cilium_bgp import (
     CiliumBGPPeerConfig,
     CiliumBGPPeeringPolicy,
 )
-from cells.kubernetes.objects.kind import Selector
+from cells.kubernetes.objects.kind import LabelSelector
 from lifecycle import Secret
 
 __all__ = ["BGPFacts", "InstancePlan", "plans"]
@@ -405,7 +405,7 @@ class _Announced:
             self._objects.append((each.labels, entries))
 
     def to(
-        self, peer: BGPPeer, family: AfiSafi, selector: Selector | None
+        self, peer: BGPPeer, family: AfiSafi, selector: LabelSelector | None
     ) -> Iterator[tuple[str, PolicyStatement]]:
         """The policies of a peer by name, each with a statement that matches the routes of a family."""
         version = _UNICAST.get(family)
@@ -480,7 +480,7 @@ def _routes(entry: BGPAdvertisement, facts: BGPFacts) -> Iterator[_Route]:
 
 
 def _service_routes(
-    selector: Selector, types: set[str], services: Iterable[AnnouncedService]
+    selector: LabelSelector, types: set[str], services: Iterable[AnnouncedService]
 ) -> Iterator[_Route]:
     for service in services:
         if selector.matches(dict(service.labels)):

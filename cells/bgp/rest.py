@@ -19,7 +19,7 @@ from cells.api.models import node as wire
 from cells.api.operations import ApiPart, Route
 from cells.api.wire import FrameworkError, answer, parse_int
 from cells.base.addresses import IPAddress
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.bgp.speaker_state import (
     AFIS,
     SAFIS,
@@ -317,7 +317,7 @@ _PREFIX: Final = "cilium_bgp_control_plane"
 
 def bgp_families(
     peers: Iterable[BGPPeer], observed: ReadTable[tuple[str, IPAddress], ObservedPeer]
-) -> list[Family]:
+) -> list[MetricFamily]:
     """Sessions and their routes, by the ASN of the router and the address and port of the peer."""
     states: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, ...], float] = {}
@@ -341,7 +341,7 @@ def bgp_families(
 def bgp_metrics(state: BGPState) -> Member[Collector]:
     """Sessions as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return bgp_families(state.wanted.peers.all(), state.observed) if state.enabled else ()
 
     return Collector("bgp", collect)

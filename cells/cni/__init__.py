@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
@@ -134,7 +134,7 @@ def cni_server(
 def call_metrics(times: CallTimes) -> Member[Collector]:
     """The plugin's calls as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return times.families()
 
     return Collector("cni", collect)

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
-from cells.base.metrics import Family, Histogram, histogram
+from cells.base.metrics import Histogram, MetricFamily, histogram
 from cells.cni.add import INTERNAL, AddRequest, AddTools
 from cells.cni.attach import Attacher, PodSide, netns_cookie
 from cells.cni.attachment import AttachPolicyPool, PodEnd
@@ -53,7 +53,7 @@ class CallTimes:
             spread = self.took[command, outcome] = Histogram(_BOUNDS)
         spread.observe(seconds)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """As a metric; the name is ours, Cilium has none for it."""
         text = "Time from a call of the CNI plugin to its answer, waiting for its turn included"
         return [histogram("hive_cni_call_seconds", text, self.took, "command outcome")]

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.config import AgentConfig
 from cells.unsupported import WithoutEffect
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Logger, Member, invoke, module, provide
@@ -284,7 +284,7 @@ async def directory_changes(directories: Iterable[Path]) -> AsyncIterator[None]:
 # Source: Cilium 1.17, cilium_drift_checker_config_delta.
 
 
-def families(drift: ConfigDrift) -> Iterator[Family]:
+def families(drift: ConfigDrift) -> Iterator[MetricFamily]:
     """One number."""
     yield gauge(
         "cilium_drift_checker_config_delta",
@@ -296,7 +296,7 @@ def families(drift: ConfigDrift) -> Iterator[Family]:
 def drift_metrics(drift: ConfigDrift) -> Member[Collector]:
     """How many settings differ."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         return families(drift)
 

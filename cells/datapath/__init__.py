@@ -46,7 +46,7 @@ class DatapathWatchdog:
 def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
     """What the watchdog found, as a metric."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[metrics.MetricFamily]:
         text = "Programs that someone else took out of force, or unpinned."
         return [metrics.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
 

@@ -19,7 +19,7 @@ import msgspec
 
 from cells.base.barriers import PodsExposed
 from cells.base.metrics import Collector as MetricsCollector
-from cells.base.metrics import Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.datapath.collector import Collected, ConntrackCollector
 from lifecycle import (
     Duration,
@@ -221,7 +221,7 @@ _MAPS: Final = {
 _NAT: Final = {"cilium_snat_v4_external": "ipv4", "cilium_snat_v6_external": "ipv6"}
 
 
-def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[Family]:
+def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFamily]:
     """How often connections were removed, how long that took, how many there are."""
     all_maps = list(rows)
     found = {_MAPS[row.map]: row for row in all_maps if row.map in _MAPS}
@@ -277,7 +277,7 @@ def walk(collector: ConntrackCollector) -> Walk:
 def conntrack_metrics(table: Table[str, ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
     """The passes as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         return families(table.all(), passes)
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from cells.base import metrics
-from cells.base.metrics import Family, counter, gauge, histogram
+from cells.base.metrics import MetricFamily, counter, gauge, histogram
 from cells.cluster.identity.identities import Identity
 from cells.config import AgentConfig
 from cells.config.shared import EndpointSettings, PodRouting
@@ -53,7 +53,7 @@ from cells.endpoint.model import (
     DatapathConfiguration,
     Endpoint,
     EndpointError,
-    EndpointHealth,
+    EndpointHealthStatus,
     EndpointRequest,
     IPAddress,
     Level,
@@ -85,7 +85,7 @@ __all__ = [
     "EndpointAddresses",
     "EndpointChanges",
     "EndpointError",
-    "EndpointHealth",
+    "EndpointHealthStatus",
     "EndpointMaps",
     "EndpointPrograms",
     "EndpointRequest",
@@ -129,7 +129,7 @@ __all__ = [
 # Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*.
 
 
-def families(endpoints: Endpoints) -> Iterator[Family]:
+def families(endpoints: Endpoints) -> Iterator[MetricFamily]:
     """How many endpoints there are in which state."""
     there = endpoints.all()
     yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(there))
@@ -142,7 +142,7 @@ def families(endpoints: Endpoints) -> Iterator[Family]:
     yield from _builds(endpoints.builds)
 
 
-def _builds(builds: Builds) -> Iterator[Family]:
+def _builds(builds: Builds) -> Iterator[MetricFamily]:
     """Regenerations, under the names of both, of endpoints and of their policy, as Cilium still has it.
 
     Cilium declares the outcome ``failure`` and counts under ``fail``: both are there.
@@ -241,7 +241,7 @@ def pod_labels_watch(
 def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
     """Endpoints as metrics."""
 
-    async def collect() -> Iterable[metrics.Family]:
+    async def collect() -> Iterable[metrics.MetricFamily]:
 
         return families(all_endpoints)
 

@@ -166,7 +166,7 @@ def displayed(state: State, log: StatusLog) -> State:
     return State.NOT_READY if state is State.READY and log.current is not Code.OK else state
 
 
-class EndpointHealth(msgspec.Struct, frozen=True):
+class EndpointHealthStatus(msgspec.Struct, frozen=True):
     """EndpointHealth of the API."""
 
     overall: str
@@ -175,18 +175,18 @@ class EndpointHealth(msgspec.Struct, frozen=True):
     connected: bool
 
 
-_HEALTH: Final[dict[State, EndpointHealth]] = {
-    State.REGENERATING: EndpointHealth("Pending", "Pending", "Pending", connected=True),
-    State.WAITING_TO_REGENERATE: EndpointHealth("Pending", "Pending", "Pending", connected=True),
-    State.DISCONNECTING: EndpointHealth("Pending", "Pending", "Pending", connected=True),
-    State.WAITING_FOR_IDENTITY: EndpointHealth("Disabled", "Disabled", "Bootstrap", connected=True),
-    State.NOT_READY: EndpointHealth("Warning", "Warning", "Warning", connected=True),
-    State.READY: EndpointHealth("OK", "OK", "OK", connected=True),
+_HEALTH: Final[dict[State, EndpointHealthStatus]] = {
+    State.REGENERATING: EndpointHealthStatus("Pending", "Pending", "Pending", connected=True),
+    State.WAITING_TO_REGENERATE: EndpointHealthStatus("Pending", "Pending", "Pending", connected=True),
+    State.DISCONNECTING: EndpointHealthStatus("Pending", "Pending", "Pending", connected=True),
+    State.WAITING_FOR_IDENTITY: EndpointHealthStatus("Disabled", "Disabled", "Bootstrap", connected=True),
+    State.NOT_READY: EndpointHealthStatus("Warning", "Warning", "Warning", connected=True),
+    State.READY: EndpointHealthStatus("OK", "OK", "OK", connected=True),
 }
-_UNHEALTHY: Final = EndpointHealth("Disabled", "Disabled", "Disabled", connected=False)
+_UNHEALTHY: Final = EndpointHealthStatus("Disabled", "Disabled", "Disabled", connected=False)
 
 
-def health_of(shown: State) -> EndpointHealth:
+def health_of(shown: State) -> EndpointHealthStatus:
     """Health of an endpoint from its displayed state."""
     return _HEALTH.get(shown, _UNHEALTHY)
 

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec import structs
 
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.datapath.datapath import Datapath
 from cells.endpoint import Endpoint, Level, Regenerations, config_row, ifindex_key, lxc_value
 from cells.maps.node_maps import Maps
@@ -258,7 +258,7 @@ def endpoint_kernel(datapath: Datapath, maps: Maps, sysctls: Sysctls) -> Endpoin
 def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
     """What was found, as a metric."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         found = {fault.value: watchdog.found[fault] for fault in EndpointFault}
         text = "Endpoints of which something in the kernel was changed by someone else."
         return [counter("hive_endpoint_watchdog_faults_total", text, found, "what")]

@@ -19,8 +19,7 @@ from functools import cached_property
 import anyio
 
 from cells.base.addresses import Family
-from cells.base.metrics import Collector
-from cells.base.metrics import Family as MetricFamily
+from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.health.endpoint import (

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cells.base.metrics import Family, Histogram, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, gauge, histogram
 
 Reach = Literal["reachable", "unreachable", "unknown"]
 STATES: Final[tuple[Reach, ...]] = ("reachable", "unreachable", "unknown")
@@ -162,7 +162,7 @@ class ConnectivityMetrics:
                         seconds = FAILED_SECONDS if outcome.failure else outcome.latency / 1e9
                         self._latencies[*self._source, kind, protocol, place].observe(seconds)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """All of them; none before the first report."""
         if self._report.nodes is None:
             return []

@@ -76,7 +76,7 @@ class Flow(WireMessage):
     egress_denied_by: Annotated[Sequence[FlowPolicy], Wire(21004)] = ()
     ingress_denied_by: Annotated[Sequence[FlowPolicy], Wire(21005)] = ()
     file: Annotated[FileInfo | None, Wire(38)] = None
-    tunnel: Annotated[Tunnel | None, Wire(39)] = None
+    tunnel: Annotated[FlowTunnel | None, Wire(39)] = None
     ip_trace_id: Annotated[IPTraceID | None, Wire(40)] = None
     emitter: Annotated[Emitter | None, Wire(41)] = None
     policy_log: Annotated[Sequence[str], Wire(21006)] = ()
@@ -417,7 +417,7 @@ class FileInfo(WireMessage):
     line: Annotated[int, Wire(2, "uint32")] = 0
 
 
-class Tunnel(WireMessage):
+class FlowTunnel(WireMessage):
     protobuf: ClassVar[str] = "flow.Tunnel"
     protocol: Annotated[int, Wire(1, TunnelProtocol)] = 0
     IP: Annotated[IP | None, Wire(2)] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.manifests import ManifestsSource, manifest_files
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
@@ -82,7 +82,7 @@ def cilium_identities(resources: Resources) -> Table[tuple[str, str], CiliumIden
 def client_metrics(api: KubernetesAPI) -> Member[Collector]:
     """Requests as metrics, where there is a server."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         if (calls := api.calls) is None:
             return ()
         from cells.kubernetes.client.calls import families
@@ -95,7 +95,7 @@ def client_metrics(api: KubernetesAPI) -> Member[Collector]:
 def object_metrics(resources: Resources) -> Member[Collector]:
     """The progress of the sources, as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.kubernetes.sink import families
 
         return families(resources.events)

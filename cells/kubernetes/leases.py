@@ -16,13 +16,13 @@ import anyio
 
 from cells.kubernetes.client.client import Client
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
-from cells.kubernetes.objects.kind import Kind, Object, Wire
+from cells.kubernetes.objects.kind import Kind, Object, ObjectPart
 from lifecycle import Logger
 
 __all__ = ["LEASES", "Election", "Lease"]
 
 
-class LeaseSpec(Wire, frozen=True, gc=False):
+class LeaseSpec(ObjectPart, frozen=True, gc=False):
     """Who holds it, and for how long."""
 
     holder_identity: str | None = None

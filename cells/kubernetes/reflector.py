@@ -52,29 +52,31 @@ ABSENT_PAUSE: Final = 10.0
 """Seconds between two checks for a kind that is not served."""
 
 
+class HeadMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Version, name and namespace of an object."""
+
+    resource_version: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
 class Head(msgspec.Struct, frozen=True, gc=False):
     """What is read of an object that no longer exists, or cannot be read whole."""
 
-    class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-        """Of it."""
+    metadata: HeadMeta = HeadMeta()
 
-        resource_version: str = ""
-        name: str = ""
-        namespace: str = ""
 
-    metadata: Metadata = Metadata()
+class BookmarkMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Version of a bookmark, and the annotation that marks the end of the initial events."""
+
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
 
 
 class Bookmark(msgspec.Struct, frozen=True, gc=False):
     """What is read of a bookmark."""
 
-    class Metadata(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-        """Of it."""
-
-        resource_version: str = ""
-        annotations: dict[str, str] | None = None
-
-    metadata: Metadata = Metadata()
+    metadata: BookmarkMeta = BookmarkMeta()
 
 
 _HEAD: Final = msgspec.json.Decoder(Head)

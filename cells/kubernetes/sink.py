@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from cells.base.metrics import Family, counter
+from cells.base.metrics import MetricFamily, counter
 from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key, Kind, Object
 from lifecycle import Health, Logger, ReadTable, Table
@@ -78,7 +78,7 @@ class ObjectEvents:
             self.processed[kind, "update", "failed"] += count
 
 
-def families(events: ObjectEvents) -> Iterator[Family]:
+def families(events: ObjectEvents) -> Iterator[MetricFamily]:
     """Events as metrics."""
     yield counter(
         "cilium_kubernetes_events_received_total",

@@ -7,7 +7,7 @@ Why:    a cluster needs no API server for what its nodes share. While etcd is do
 
 from collections.abc import Iterable
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.kvstore.etcd import StoreMetrics
 from cells.kvstore.settings import KVStoreSettings
 from cells.kvstore.store import KVStore
@@ -20,7 +20,7 @@ __all__ = ["cell"]
 def store_metrics(metrics: StoreMetrics) -> Member[Collector]:
     """The store as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return metrics.families()
 
     return Collector("kvstore", collect)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from anyio import to_thread
 
-from cells.base.metrics import Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.kvstore.model import (
     CompactedError,
     Compare,
@@ -68,7 +68,7 @@ class StoreMetrics:
         """Whether all keys of a scope have been read once."""
         self._read[(scope, "local", "read")] = int(done)
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[MetricFamily]:
         """All of them; without series where there is no store."""
         yield histogram(
             "cilium_kvstore_operations_duration_seconds",

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import anyio
 
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.specs import MapSettings, map_sizing
@@ -27,7 +27,7 @@ def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
     """Maps as metrics."""
     one = anyio.CapacityLimiter(1)
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.maps.metrics import families
 
         return await families(maps, policies, one)
@@ -38,7 +38,7 @@ def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
 def watchdog_metrics(watchdog: MapWatchdog) -> Member[Collector]:
     """What the watchdog found, as a metric."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         text = "Pins and policy maps that someone else removed."
         return [counter("hive_map_watchdog_faults_total", text, dict(watchdog.found), "what")]
 

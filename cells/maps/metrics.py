@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import anyio
 import anyio.to_thread
 
-from cells.base.metrics import Family, counter, gauge
+from cells.base.metrics import MetricFamily, counter, gauge
 from cells.maps.bpf import BpfError, buffer, command
 from cells.maps.map import Map, map_by_id
 from cells.maps.node_maps import Maps
@@ -99,7 +99,7 @@ _NOTEWORTHY: Final = 0.1
 """Policy maps that are less full are left out."""
 
 
-async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter) -> list[Family]:
+async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter) -> list[MetricFamily]:
     """Metrics of maps; large maps are counted in a thread, ``one`` at a time.
 
     So that many who scrape at once do not take the interpreter from the event loop.
@@ -177,7 +177,7 @@ def _fullest(policies: Iterable[PolicyMap]) -> float:
     return max((policy.entries / policy.map.spec.max_entries for policy in policies), default=0.0)
 
 
-def _loaded(kind: str, found: Loaded) -> Iterator[Family]:
+def _loaded(kind: str, found: Loaded) -> Iterator[MetricFamily]:
     what = {"maps": "maps", "progs": "programs"}[kind]
     yield gauge(f"cilium_bpf_{kind}", f"Total count of BPF {what}", found.number, fixed=True)
     yield gauge(

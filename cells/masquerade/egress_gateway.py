@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache.rows import IpcacheEntry
@@ -265,7 +265,7 @@ class EgressGateways:
 def egress_gateway_metrics(use: EgressGatewayUse) -> Member[Collector]:
     """Whether there are any, as Cilium's metric."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         name = "cilium_feature_adv_connect_and_lb_egress_gateway_enabled"
         return [gauge(name, "Egress Gateway enabled on the agent", int(use.served))]
 

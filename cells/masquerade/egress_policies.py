@@ -16,7 +16,7 @@ import msgspec
 
 from cells.cluster.nodes.node import EXTERNAL_IP, INTERNAL_IP, ClusterNode
 from cells.kubernetes.objects.cilium_policy import CiliumEgressGatewayPolicy, EgressSelector
-from cells.kubernetes.objects.kind import Requirement, Selector
+from cells.kubernetes.objects.kind import LabelSelector, LabelSelectorRequirement
 from cells.maps.records.cluster import EgressKey, EgressValue
 from cells.node.devices import Device
 
@@ -39,11 +39,11 @@ class EgressPolicy(NamedTuple):
     name: str
     destinations: tuple[IPv4Network, ...]
     excluded: tuple[IPv4Network, ...]
-    pods: tuple[tuple[Selector, ...], ...]
+    pods: tuple[tuple[LabelSelector, ...], ...]
     """Rules, each with the selectors that a pod's labels must all fulfil."""
-    nodes: tuple[Selector, ...]
+    nodes: tuple[LabelSelector, ...]
     """Of the pods' nodes: one of them must match, whichever rule it was in; none: any node."""
-    gateway: Selector
+    gateway: LabelSelector
     interface: str
     egress_ip: IPv4Address | None
     unusable: bool = False
@@ -100,8 +100,8 @@ def _networks(field: str, texts: Iterable[str]) -> Iterator[IPv4Network]:
             yield network
 
 
-def _rule(rule: EgressSelector) -> tuple[Selector, ...]:
-    found: list[Selector] = []
+def _rule(rule: EgressSelector) -> tuple[LabelSelector, ...]:
+    found: list[LabelSelector] = []
     if rule.namespace_selector is not None:
         found.append(_of_namespace(rule.namespace_selector))
     if rule.pod_selector is not None:
@@ -111,7 +111,7 @@ def _rule(rule: EgressSelector) -> tuple[Selector, ...]:
     return tuple(found)
 
 
-def _of_namespace(selector: Selector) -> Selector:
+def _of_namespace(selector: LabelSelector) -> LabelSelector:
     """The same of pods' labels, which have those of their namespace with a prefix."""
     labels = {f"{NAMESPACE_LABEL}{key}": value for key, value in (selector.match_labels or {}).items()}
     expressions = tuple(
@@ -119,8 +119,8 @@ def _of_namespace(selector: Selector) -> Selector:
         for each in selector.match_expressions or ()
     )
     if not (labels or expressions):
-        return Selector(match_expressions=(Requirement(NAMESPACE, "Exists"),))
-    return Selector(labels or None, expressions or None)
+        return LabelSelector(match_expressions=(LabelSelectorRequirement(NAMESPACE, "Exists"),))
+    return LabelSelector(labels or None, expressions or None)
 
 
 # What they are followed with.

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from cells.base.metrics import Collector, Family, Histogram, histogram
+from cells.base.metrics import Collector, Histogram, MetricFamily, histogram
 from cells.observe.health import HealthServer
 from lifecycle import Hook, Lifecycle, Logger, Member, Profile, after, invoke, module, provide
 from lifecycle.injection import Timing
@@ -85,7 +85,7 @@ def _sums(starts: Iterable[Timing], initial: dict[str, float]) -> dict[str, floa
 # Source: Cilium 1.17, cilium_agent_bootstrap_seconds.
 
 
-def families(scopes: Scopes) -> Iterator[Family]:
+def families(scopes: Scopes) -> Iterator[MetricFamily]:
     """One histogram for each scope, with the one value there is of a start."""
     series: dict[tuple[str, str], Histogram] = {}
     for outcome, found in (("success", scopes.succeeded), ("fail", scopes.failed)):
@@ -140,7 +140,7 @@ def report_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) 
 def bootstrap_metrics(bootstrap: Bootstrap) -> Member[Collector]:
     """The scopes as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         return families(bootstrap.scopes())
 

@@ -16,11 +16,11 @@ from uuid import uuid4, uuid5
 import anyio
 import msgspec
 
-from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Collector, Histogram, MetricFamily, counter, gauge, histogram
 from lifecycle import Health, HealthTree, JobMetrics, Jobs, Logger, Member, module, provide
 from lifecycle.jobs import JobStats
 
-__all__ = ["ControllerStatus", "Controllers", "Rules", "cell"]
+__all__ = ["ControllerState", "Controllers", "Rules", "cell"]
 
 
 # When a controller runs again, and what is known of one: values.
@@ -47,7 +47,7 @@ class Rules(msgspec.Struct, frozen=True):
         return self.interval or math.inf
 
 
-class ControllerStatus(msgspec.Struct, frozen=True):
+class ControllerState(msgspec.Struct, frozen=True):
     """A controller as it is now; times are Unix seconds."""
 
     name: str
@@ -90,7 +90,7 @@ class _Controller:
         self.last_error = ""
         self.last_success: float | None = None
         self.last_failure: float | None = None
-        self.cached: ControllerStatus | None = None
+        self.cached: ControllerState | None = None
         """Its status, created on demand and reused until it changes."""
 
     def ask(self) -> None:
@@ -104,9 +104,9 @@ class _Controller:
         if self.scope is not None:
             self.scope.cancel()
 
-    def status(self) -> ControllerStatus:
+    def status(self) -> ControllerState:
         if self.cached is None:
-            self.cached = ControllerStatus(
+            self.cached = ControllerState(
                 name=self.name,
                 uuid=self.uuid,
                 owner=self.owner,
@@ -144,7 +144,7 @@ class Controllers:
         """Seconds that runs took, also of controllers that are no more."""
         self._run = uuid4()
         """Of this run of the agent: names its jobs' uuids."""
-        self._job_statuses: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        self._job_statuses: dict[str, tuple[JobStats, bool, ControllerState]] = {}
         """The hive's other jobs by name: what each status was made of, and it."""
 
     def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
@@ -181,16 +181,16 @@ class Controllers:
         for known in self.of(owner):
             self.remove(known.name)
 
-    def of(self, owner: str) -> tuple[ControllerStatus, ...]:
+    def of(self, owner: str) -> tuple[ControllerState, ...]:
         """The controllers of one owner, by name."""
         owned = self._owned.get(owner)
         return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
 
-    def all(self) -> tuple[ControllerStatus, ...]:
+    def all(self) -> tuple[ControllerState, ...]:
         """Every controller, by name; the hive's other jobs too, each under the id its health has."""
         found = [known.status() for known in self._known.values()]
         degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
-        text: dict[str, tuple[JobStats, bool, ControllerStatus]] = {}
+        text: dict[str, tuple[JobStats, bool, ControllerState]] = {}
         for job in self._metrics.snapshot():
             if job.name in self._known:
                 continue
@@ -205,9 +205,9 @@ class Controllers:
         found.sort(key=attrgetter("name"))
         return tuple(found)
 
-    def _job(self, name: str, job: JobStats, failing: bool) -> ControllerStatus:
+    def _job(self, name: str, job: JobStats, failing: bool) -> ControllerState:
         """A job that goes on after a failure may never end a run again: its health shows that it is well."""
-        return ControllerStatus(
+        return ControllerState(
             name=name,
             uuid=str(uuid5(self._run, name)),
             owner="",
@@ -266,7 +266,7 @@ class Controllers:
 # hive_job_runs_total.
 
 
-def families(controllers: Controllers) -> Iterator[Family]:
+def families(controllers: Controllers) -> Iterator[MetricFamily]:
     """How often controllers ran, how long that took, how many fail now."""
     yield counter(
         "cilium_controllers_runs_total",
@@ -287,7 +287,7 @@ def families(controllers: Controllers) -> Iterator[Family]:
 def controller_metrics(controllers: Controllers) -> Member[Collector]:
     """Controllers as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         return families(controllers)
 

@@ -24,7 +24,7 @@ import anyio.to_thread
 import msgspec
 
 from cells.config import AgentConfig
-from cells.observe.controllers import Controllers, ControllerStatus, Rules
+from cells.observe.controllers import Controllers, ControllerState, Rules
 from lifecycle import (
     Health,
     HealthStatus,
@@ -205,7 +205,7 @@ class AgentStatus:
     """Health of every module, in the order of the tree."""
     cni_config: HealthStatus | None
     """The last report of the writer of the CNI configuration file; None without one."""
-    controllers: tuple[ControllerStatus, ...] = ()
+    controllers: tuple[ControllerState, ...] = ()
     """By name."""
     stale: Mapping[str, float] = field(default_factory=dict)
     """Probes that do not answer, and since when (Unix seconds)."""
@@ -235,7 +235,7 @@ class AgentStatus:
 
 def agent_status(
     modules: Iterable[HealthStatus],
-    controllers: tuple[ControllerStatus, ...] = (),
+    controllers: tuple[ControllerState, ...] = (),
     stale: Mapping[str, float] | None = None,
     dependencies: Iterable[Dependency] = (),
 ) -> AgentStatus:

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.base.metrics import Collector, Family, counter, gauge
+from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
@@ -429,7 +429,7 @@ def collect_metrics(
 ) -> None:
     """Report it while this operator leads."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return families(endpoints, identities)
 
     collector = Collector("gc", collect)
@@ -443,7 +443,7 @@ def collect_metrics(
     lifecycle.append(Hook("report metrics", start, stop))
 
 
-def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[Family]:
+def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[MetricFamily]:
     """All of it."""
     return [
         counter(

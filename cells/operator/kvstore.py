@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kvstore.model import (
     CLUSTER_CONFIG,
     HEARTBEAT,
@@ -85,7 +85,7 @@ class IdentityComparison:
         self._in_keys = {kv.key.removeprefix(IDS) for kv in keys}
         self._in_objects = {row.name for row in self._objects.all()}
 
-    async def _collect(self) -> Iterable[Family]:
+    async def _collect(self) -> Iterable[MetricFamily]:
         objects, keys = self._in_objects, self._in_keys
         return [
             gauge(f"{PREFIX}_crd_total_count", "Identities that are CiliumIdentities.", len(objects)),
@@ -214,7 +214,7 @@ def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycl
         return
     registry = metrics
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return [
             replace(one, name=one.name.replace("cilium_", "cilium_operator_", 1))
             for one in store.metrics.families()

@@ -17,7 +17,7 @@ import msgspec
 
 from cells.kubernetes.client.errors import KubernetesError, NotFoundError
 from cells.kubernetes.objects.core import NODES, Node
-from cells.kubernetes.objects.kind import Selector
+from cells.kubernetes.objects.kind import LabelSelector
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
 from cells.operator.options import OperatorOptions
@@ -74,7 +74,7 @@ class OperatorNodeSettings(Settings, frozen=True):
             raise ValueError("cilium-pod-labels: expected the labels of the agents' pods, not none")
 
     @property
-    def agents(self) -> Selector:
+    def agents(self) -> LabelSelector:
         """The labels of the agents' pods."""
         return selector_of(self.cilium_pod_labels)
 

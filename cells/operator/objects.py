@@ -10,7 +10,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cells.kubernetes.objects.kind import Condition, Kind, Meta, Object, Requirement, Selector
+from cells.kubernetes.objects.kind import (
+    Condition,
+    Kind,
+    LabelSelector,
+    LabelSelectorRequirement,
+    Meta,
+    Object,
+)
 from cells.kubernetes.reflector import Reflector
 from cells.kubernetes.sink import Sink, SourceStatus
 from cells.operator.api_server import ClusterAPI
@@ -173,9 +180,9 @@ LONGEST: Final = 63
 """Letters of a name or a value."""
 
 
-def selector_of(text: str) -> Selector:
+def selector_of(text: str) -> LabelSelector:
     """The selector of a text; an empty one selects everything. Raises ValueError, without the text."""
-    found: list[Requirement] = []
+    found: list[LabelSelectorRequirement] = []
     at, text = 0, text.strip()
     while at < len(text):
         match = REQUIREMENT.match(text, at)
@@ -183,23 +190,23 @@ def selector_of(text: str) -> Selector:
             raise ValueError("expected labels such as key=value,other in (a,b),!third")
         found.append(_requirement(match))
         at = match.end()
-    return Selector(match_expressions=tuple(found))
+    return LabelSelector(match_expressions=tuple(found))
 
 
-def _requirement(match: re.Match[str]) -> Requirement:
+def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
     if (absent := match["absent"]) is not None:
-        return _checked(Requirement(absent, "DoesNotExist", ()))
+        return _checked(LabelSelectorRequirement(absent, "DoesNotExist", ()))
     key: str = match["key"]
     if match["equality"] is not None:
         operator = "NotIn" if match["equality"] == "!=" else "In"
-        return _checked(Requirement(key, operator, (match["value"],)))
+        return _checked(LabelSelectorRequirement(key, operator, (match["value"],)))
     if match["set"] is not None:
         values = tuple(one.strip() for one in match["values"].split(","))
-        return _checked(Requirement(key, "In" if match["set"] == "in" else "NotIn", values))
-    return _checked(Requirement(key, "Exists", ()))
+        return _checked(LabelSelectorRequirement(key, "In" if match["set"] == "in" else "NotIn", values))
+    return _checked(LabelSelectorRequirement(key, "Exists", ()))
 
 
-def _checked(requirement: Requirement) -> Requirement:
+def _checked(requirement: LabelSelectorRequirement) -> LabelSelectorRequirement:
     name = requirement.key.rpartition("/")[2]
     for one in (name, *(requirement.values or ())):
         if len(one) > LONGEST or not VALUE.fullmatch(one):

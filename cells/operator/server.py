@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.base.metrics import Family, Histogram
+from cells.base.metrics import Histogram, MetricFamily
 from cells.kubernetes.client.errors import KubernetesError
 from cells.observe.metrics import Exposition, ListenAddress, Metrics, MetricsProgram, MetricsSettings, listen
 from cells.operator.api_server import ClusterAPI
@@ -205,7 +205,7 @@ class OperatorServer:
         return Response(200, msgspec.json.encode(found), JSON)
 
 
-def _json_rows(family: Family) -> Iterator[dict[str, object]]:
+def _json_rows(family: MetricFamily) -> Iterator[dict[str, object]]:
     """Every series as /v1/metrics has it: a histogram by its count."""
     for values, value in sorted(family.series.items()):
         one: dict[str, object] = {"name": family.name}

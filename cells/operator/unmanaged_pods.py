@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Final
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
-from cells.kubernetes.objects.kind import Key, Selector
+from cells.kubernetes.objects.kind import Key, LabelSelector
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
@@ -55,7 +55,7 @@ class UnmanagedPodSettings(Settings, frozen=True):
         except ValueError as error:
             yield f"pod-restart-selector={self.pod_restart_selector}: {error}"
 
-    def pods(self) -> Selector:
+    def pods(self) -> LabelSelector:
         """The pods that are looked for. Raises ValueError."""
         return selector_of(self.pod_restart_selector)
 
@@ -125,7 +125,7 @@ def _started(pod: ClusterPod, otherwise: float) -> float:
 def collect_metrics(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
     """Report their number, while this operator leads."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]
 
     collector = Collector("unmanaged-pods", collect)

@@ -11,7 +11,7 @@ import msgspec
 from cells.endpoint import Endpoint
 from lifecycle import Change, Jobs, Table, module, provide
 
-__all__ = ["EndpointRedirect", "Messages", "ProxyStatistics", "Statistics", "cell"]
+__all__ = ["EndpointRedirect", "Messages", "RedirectCounters", "Statistics", "cell"]
 
 
 # What the proxies did with the messages of each endpoint, by redirect: ``proxy-statistics`` of the API.
@@ -61,7 +61,7 @@ class Statistics(msgspec.Struct):
     responses: Messages
 
 
-class ProxyStatistics:
+class RedirectCounters:
     """Counts since this agent began."""
 
     def __init__(self, endpoints: Table[int, Endpoint], *, jobs: Jobs) -> None:
@@ -109,4 +109,4 @@ def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> 
 #
 # Why: who looks at an endpoint wants to see that its messages pass a proxy, and what became of them.
 
-cell = module("proxy-statistics", "Messages that passed proxies", provide(ProxyStatistics))
+cell = module("proxy-statistics", "Messages that passed proxies", provide(RedirectCounters))

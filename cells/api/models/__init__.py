@@ -179,7 +179,7 @@ class ControllerStatus(Model, frozen=True):
 # --- endpoints -------------------------------------------------------------------------------------
 
 
-class DatapathConfiguration(Model, frozen=True):
+class EndpointDatapathConfiguration(Model, frozen=True):
     """The datapath configuration that the plugin requests for an endpoint."""
 
     require_arp_passthrough: bool = False
@@ -211,7 +211,7 @@ class EndpointChangeRequest(Model, frozen=True):
     netns_cookie: str = ""
     sync_build_endpoint: bool = False
     disable_legacy_identifiers: bool = False
-    datapath_configuration: DatapathConfiguration | None = None
+    datapath_configuration: EndpointDatapathConfiguration | None = None
     properties: dict[str, object] = field(default_factory=dict)
 
 
@@ -268,7 +268,7 @@ class EndpointIdentifiers(Model, frozen=True):
     k8s_namespace: str = ""
 
 
-class Identity(Model, frozen=True):
+class IdentityModel(Model, frozen=True):
     """A security identity: its number, its sorted labels, their SHA-256."""
 
     id: int = 0
@@ -303,7 +303,7 @@ class L4Policy(Model, frozen=True, omit_defaults=False):
     egress: list[PolicyRule] = field(default_factory=list)
 
 
-class EndpointPolicy(Model, frozen=True):
+class EndpointPolicyModel(Model, frozen=True):
     """The policy of an endpoint, as far as it is enforced. Identities are those with every port."""
 
     id: int = 0
@@ -351,8 +351,8 @@ class ProxyStatistics(Model, frozen=True):
 class EndpointPolicyStatus(Model, frozen=True):
     """The wanted and the realized policy."""
 
-    spec: EndpointPolicy
-    realized: EndpointPolicy
+    spec: EndpointPolicyModel
+    realized: EndpointPolicyModel
     proxy_policy_revision: int = 0
     proxy_statistics: list[ProxyStatistics] = field(default_factory=list)
 
@@ -380,7 +380,7 @@ class EndpointStatus(Model, frozen=True):
 
     state: State
     external_identifiers: EndpointIdentifiers | None = None
-    identity: Identity | None = None
+    identity: IdentityModel | None = None
     labels: LabelConfigurationStatus | None = None
     realized: EndpointConfigurationSpec | None = None
     networking: EndpointNetworking | None = None
@@ -390,7 +390,7 @@ class EndpointStatus(Model, frozen=True):
     log: list[EndpointStatusChange] = field(default_factory=list)
 
 
-class Endpoint(Model, frozen=True):
+class EndpointModel(Model, frozen=True):
     """One endpoint, as PUT answers it and GET lists it."""
 
     id: int

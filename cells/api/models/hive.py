@@ -65,7 +65,7 @@ class DeviceRow(_Row, frozen=True):
     not_selected_reason: str
 
 
-class RouteRow(_Row, frozen=True):
+class NodeRouteRow(_Row, frozen=True):
     """``routes``: a route of the node, in any table."""
 
     table: int

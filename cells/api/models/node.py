@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType, field
 
-from cells.api.models import Endpoint, Identity, Model, Time
+from cells.api.models import EndpointModel, IdentityModel, Model, Time
 from cells.api.models.status import NodeElement, StatusResponse
 
 __all__ = [
@@ -42,11 +42,11 @@ __all__ = [
     "Policy",
     "SelectorIdentityMapping",
     "SelectorLabel",
-    "Service",
     "ServiceFlags",
+    "ServiceModel",
     "ServiceRequest",
-    "ServiceSpec",
-    "ServiceStatus",
+    "ServiceSpecModel",
+    "ServiceStatusModel",
 ]
 
 
@@ -146,7 +146,7 @@ class ServiceFlags(Model, frozen=True):
     type: str = ""
 
 
-class ServiceSpec(Model, frozen=True):
+class ServiceSpecModel(Model, frozen=True):
     """A service: one address, its backends."""
 
     id: int
@@ -165,17 +165,17 @@ class ServiceRequest(Model, frozen=True):
     update_services: bool = field(name="updateServices", default=False)
 
 
-class ServiceStatus(Model, frozen=True):
+class ServiceStatusModel(Model, frozen=True):
     """The service as the datapath has it."""
 
-    realized: ServiceSpec
+    realized: ServiceSpecModel
 
 
-class Service(Model, frozen=True):
+class ServiceModel(Model, frozen=True):
     """A service, and what has become of it."""
 
-    spec: ServiceSpec
-    status: ServiceStatus
+    spec: ServiceSpecModel
+    status: ServiceStatusModel
 
 
 # The wire types of local redirect policies.
@@ -212,7 +212,7 @@ class LRPSpec(Model, frozen=True):
 class IdentityEndpoints(Model, frozen=True):
     """An identity, and how many endpoints of this node have it."""
 
-    identity: Identity
+    identity: IdentityModel
     ref_count: int = field(default=0, name="refCount")
 
 
@@ -412,7 +412,7 @@ class DebugInfo(Model, frozen=True, omit_defaults=False):
     cilium_version: str
     kernel_version: str
     cilium_status: StatusResponse
-    endpoint_list: list[Endpoint]
+    endpoint_list: list[EndpointModel]
     policy: Policy
     environment_variables: list[str]
     cilium_memory_map: str

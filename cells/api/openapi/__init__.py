@@ -58,7 +58,7 @@ _ZERO: tuple[object, ...] = ("", 0, False, [], {})
 def document() -> dict[str, Any]:
     """The document as JSON's builtins; operations in the order of their description."""
     types = list(_types())
-    schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=REF)
+    schemas, components = _components(types)
     named = _Schemas(types, list(schemas))
     paths: dict[str, dict[str, Any]] = {}
     for one in DESCRIBED:
@@ -76,6 +76,28 @@ def document() -> dict[str, Any]:
         ],
         "paths": paths,
         "components": {"schemas": {name: _without_zeros(components[name]) for name in sorted(components)}},
+    }
+
+
+def _components(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Schemas of types, and of the structs in them by Cilium's names: Endpoint for EndpointModel."""
+    schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=REF)
+    named = {_upstream_name(name): _by_upstream_names(schema) for name, schema in components.items()}
+    return [_by_upstream_names(schema) for schema in schemas], named
+
+
+def _upstream_name(name: str) -> str:
+    return name.removesuffix("Model")
+
+
+def _by_upstream_names(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_by_upstream_names(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _upstream_name(value) if key in {"$ref", "title"} else _by_upstream_names(value)
+        for key, value in schema.items()
     }
 
 

@@ -92,7 +92,7 @@ OPERATIONS = (
         "GET",
         "/v1/endpoint",
         "All endpoints, or those with some labels",
-        (ok("The endpoints.", list[models.Endpoint]), bare(404, "None has these labels.")),
+        (ok("The endpoints.", list[models.EndpointModel]), bare(404, "None has these labels.")),
         body=LABELS,
     ),
     Described(
@@ -110,7 +110,7 @@ OPERATIONS = (
         "GET",
         ONE,
         "An endpoint",
-        (ok("The endpoint.", models.Endpoint), error(400, "This cannot name an endpoint."), NOT_FOUND),
+        (ok("The endpoint.", models.EndpointModel), error(400, "This cannot name an endpoint."), NOT_FOUND),
         (ENDPOINT,),
     ),
     Described(
@@ -118,7 +118,7 @@ OPERATIONS = (
         ONE,
         "Make the endpoint of a link that is there",
         (
-            ok("The endpoint, ready.", models.Endpoint, status=201, links=FOUND),
+            ok("The endpoint, ready.", models.EndpointModel, status=201, links=FOUND),
             error(400, "The endpoint cannot be made as it is asked for, or is there already."),
             error(500, "The endpoint could not be made."),
         ),

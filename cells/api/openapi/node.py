@@ -17,7 +17,7 @@ from cells.api.models.node import (
     NameManager,
     Policy,
     SelectorIdentityMapping,
-    Service,
+    ServiceModel,
     ServiceRequest,
 )
 from cells.api.openapi.described import (
@@ -42,7 +42,7 @@ OPERATIONS = (
         "GET",
         "/v1/identity",
         "All identities, or those with some labels",
-        (ok("The identities.", list[models.Identity]), bare(404, "None has these labels.")),
+        (ok("The identities.", list[models.IdentityModel]), bare(404, "None has these labels.")),
         body=Body(
             list[str],
             "Only those that have all these labels, written source:key=value.",
@@ -61,7 +61,7 @@ OPERATIONS = (
         "/v1/identity/{id}",
         "An identity",
         (
-            ok("The identity.", models.Identity),
+            ok("The identity.", models.IdentityModel),
             bare(400, "This is not a number."),
             bare(404, "There is no such identity."),
         ),
@@ -203,8 +203,8 @@ REQUEST = {
 }
 
 SERVICE_OPERATIONS = (
-    Described("GET", "/v1/service", "All services", (ok("By number.", list[Service]),)),
-    Described("GET", ONE, "A service", (MISSING, ok("The service.", Service)), (SERVICE,)),
+    Described("GET", "/v1/service", "All services", (ok("By number.", list[ServiceModel]),)),
+    Described("GET", ONE, "A service", (MISSING, ok("The service.", ServiceModel)), (SERVICE,)),
     Described(
         "PUT",
         ONE,

@@ -16,7 +16,7 @@ from cells.api.operations import ApiPart, Route
 from cells.api.operations import status as status_mapping
 from cells.api.operations.status import StatusSummary
 from cells.api.wire import JSON, answer, json_answer, parse_bool, parse_int
-from cells.base.metrics import Family, Histogram
+from cells.base.metrics import Histogram, MetricFamily
 from cells.config.drift import ConfigDrift
 from cells.hubble.hubble import Hubble
 from cells.observe.events import Lost
@@ -49,7 +49,7 @@ class MetricsList:
         return answer(200, [metric for family in families for metric in _metrics(family)])
 
 
-def _metrics(family: Family) -> list[Metric]:
+def _metrics(family: MetricFamily) -> list[Metric]:
     return [
         Metric(
             name=family.name,

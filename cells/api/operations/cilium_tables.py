@@ -22,10 +22,10 @@ from cells.api.models.hive import (
     HealthStatusRow,
     L2AnnounceRow,
     NodeAddressRow,
+    NodeRouteRow,
     OriginRow,
     Query,
     ReconcilerStatus,
-    RouteRow,
     SysctlRow,
 )
 from cells.api.operations import ApiPart, Route
@@ -135,7 +135,7 @@ class CiliumTables:
 
     async def _read_routes(self) -> Rows:
         rows = [
-            RouteRow(
+            NodeRouteRow(
                 table=each.table,
                 link_index=each.ifindex,
                 scope=each.scope,

@@ -21,7 +21,7 @@ from cells.endpoint import (
     health_of,
 )
 from cells.netlink.rows import mac_text, parse_mac
-from cells.observe.controllers import ControllerStatus
+from cells.observe.controllers import ControllerState
 from lifecycle import Duration
 
 ZERO_MAC = bytes(6)
@@ -43,14 +43,14 @@ def endpoint_model(
     host_addressing: models.NodeAddressing,
     policy: models.EndpointPolicyStatus,
     controllers: Iterable[models.ControllerStatus] = (),
-) -> models.Endpoint:
+) -> models.EndpointModel:
     """The whole of one endpoint; ``shown`` is its state as people see it.
 
     Lists hold no null and ``status`` is always there: clients count on it.
     """
     configuration = configuration_model(endpoint)
     newest = log.newest
-    return models.Endpoint(
+    return models.EndpointModel(
         id=endpoint.id,
         spec=configuration,
         status=models.EndpointStatus(
@@ -136,9 +136,9 @@ def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
     )
 
 
-def identity_model(endpoint: Endpoint) -> models.Identity:
+def identity_model(endpoint: Endpoint) -> models.IdentityModel:
     """The endpoint's security identity."""
-    return models.Identity(
+    return models.IdentityModel(
         id=endpoint.identity,
         labels=sorted(endpoint.labels),
         labels_sha256=labels_sha256(endpoint.labels),
@@ -292,7 +292,7 @@ def requested_cookie(text: str) -> int:
     return int(text) if readable and int(text) < 1 << 64 else 0
 
 
-def requested_datapath(wanted: models.DatapathConfiguration | None) -> DatapathConfiguration:
+def requested_datapath(wanted: models.EndpointDatapathConfiguration | None) -> DatapathConfiguration:
     """The datapath configuration of a request; raises EndpointError 400 for what this datapath cannot do.
 
     Packets of the pod that took another way than asked for would be lost, and all would look well.
@@ -316,7 +316,7 @@ NEVER = "0001-01-01T00:00:00.000Z"
 """The time of what has not happened: Go's zero time."""
 
 
-def controller(status: ControllerStatus) -> models.ControllerStatus:
+def controller(status: ControllerState) -> models.ControllerStatus:
     """One controller."""
     return models.ControllerStatus(
         name=status.name,

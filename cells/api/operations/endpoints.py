@@ -29,7 +29,7 @@ from cells.endpoint import (
 )
 from cells.endpoint.host import HostEndpoint
 from cells.maps.policy_maps import PoolEmpty
-from cells.observe.controllers import Controllers, ControllerStatus
+from cells.observe.controllers import Controllers, ControllerState
 from cells.policy.maps import EndpointPolicy, RealizedPolicy
 from lifecycle import HiveError, Member
 from lifecycle.http import Request, Response
@@ -46,7 +46,7 @@ class _Encoded(NamedTuple):
     policy: EndpointPolicy | None
     realized: RealizedPolicy
     proxied: list[ProxyStatistics]
-    controllers: tuple[ControllerStatus, ...]
+    controllers: tuple[ControllerState, ...]
     text: msgspec.Raw
 
 
@@ -280,7 +280,7 @@ class EndpointOperations:
             return configuration
         return replace(configuration, options=endpoint_mapping.audit_option(self._host.audited))
 
-    def _model(self, endpoint: Endpoint) -> models.Endpoint:
+    def _model(self, endpoint: Endpoint) -> models.EndpointModel:
         addressing = config_mapping.host_addressing(self._facts.node())
         shown, log = self._shown(endpoint)
         controllers = map(controller, self._controllers.of(controllers_of(endpoint.id)))

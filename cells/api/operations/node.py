@@ -415,9 +415,9 @@ def _tunnel(row: IpcacheEntry) -> str:
     return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
 
 
-def _identity(identity: Identity) -> models.Identity:
+def _identity(identity: Identity) -> models.IdentityModel:
     labels = sorted(identity.labels)
-    return models.Identity(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
+    return models.IdentityModel(id=identity.id, labels=labels, labels_sha256=identity.labels_sha256)
 
 
 def _event(name: str, change: MapChange) -> wire.MapEvent:

@@ -32,7 +32,7 @@ from cells.policy.maps import (
     RealizedPolicy,
     enforced_directions,
 )
-from cells.proxy import EndpointRedirect, Messages, ProxyStatistics, Statistics
+from cells.proxy import EndpointRedirect, Messages, RedirectCounters, Statistics
 from cells.proxy.dns import NameStore
 from lifecycle import Member
 from lifecycle.http import Refusal, Request, Response
@@ -53,7 +53,7 @@ class EndpointPolicyModels:
         policies: EndpointPolicies,
         view: PolicyView | None,
         facts: NodeSummary,
-        statistics: ProxyStatistics | None,
+        statistics: RedirectCounters | None,
     ) -> None:
         self._facts = facts
         self._policies = policies
@@ -76,8 +76,8 @@ class EndpointPolicyModels:
         wanted, realized = self.wanted(endpoint.id), self.realized(endpoint.id)
         written = self._policies.written(endpoint.id)
         l4 = self._l4(endpoint.id)
-        spec = self._model(endpoint, wanted, l4) if wanted is not None else models.EndpointPolicy()
-        real = models.EndpointPolicy(
+        spec = self._model(endpoint, wanted, l4) if wanted is not None else models.EndpointPolicyModel()
+        real = models.EndpointPolicyModel(
             id=endpoint.identity,
             policy_revision=realized.revision,
             policy_enabled=self._enforced(realized),
@@ -102,9 +102,9 @@ class EndpointPolicyModels:
 
     def _model(
         self, endpoint: Endpoint, policy: EndpointPolicy, l4: models.L4Policy
-    ) -> models.EndpointPolicy:
+    ) -> models.EndpointPolicyModel:
         identities = _identities(policy.entries)
-        return models.EndpointPolicy(
+        return models.EndpointPolicyModel(
             id=endpoint.identity,
             policy_revision=policy.revision,
             policy_enabled=self._enforced(policy),

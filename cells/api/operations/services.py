@@ -12,11 +12,11 @@ from cells.api.models.node import (
     FrontendMapping,
     LRPBackend,
     LRPSpec,
-    Service,
     ServiceFlags,
+    ServiceModel,
     ServiceRequest,
-    ServiceSpec,
-    ServiceStatus,
+    ServiceSpecModel,
+    ServiceStatusModel,
 )
 from cells.api.operations import ApiPart, Route
 from cells.api.wire import FrameworkError, answer, empty, read_body
@@ -186,10 +186,10 @@ def _number(request: Request) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def service_model(served: ServedFrontend) -> Service:
+def service_model(served: ServedFrontend) -> ServiceModel:
     """A frontend in Cilium's words."""
     frontend = served.shown
-    spec = ServiceSpec(
+    spec = ServiceSpecModel(
         id=served.id,
         frontend_address=FrontendAddress(
             ip=str(frontend.key.address.ip),
@@ -208,7 +208,7 @@ def service_model(served: ServedFrontend) -> Service:
             type=frontend.type.text,
         ),
     )
-    return Service(spec=spec, status=ServiceStatus(realized=spec))
+    return ServiceModel(spec=spec, status=ServiceStatusModel(realized=spec))
 
 
 def redirect_model(redirect_row: LocalRedirect) -> LRPSpec:

@@ -26,7 +26,7 @@ from cells.base.labels import (
     parse,
     texts,
 )
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import (
     ClusterAllocator,
     Identities,
@@ -139,7 +139,7 @@ class Checkpoint:
 # Source: Cilium 1.17, cilium_identity*.
 
 
-def families(identities: Identities) -> Iterator[Family]:
+def families(identities: Identities) -> Iterator[MetricFamily]:
     """How many there are, and where their labels come from."""
     known = identities.all()
     counted = Counter(scope_of(identity.id).value for identity in known)
@@ -189,7 +189,7 @@ def allocator(cluster: ClusterAllocator | None) -> IdentityAllocator:
 def identity_metrics(identities: Identities) -> Member[Collector]:
     """Identities as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         return families(identities)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from cells.base.addresses import IPAddress
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.cluster.encryption import ClusterEncryption
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache.rows import (
@@ -215,7 +215,7 @@ def ipcache(
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
     """Claims that were refused, as Cilium's metric."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         text = "Number of errors interacting with the IP to Identity cache"
         return [counter("cilium_ipcache_errors_total", text, ipcache.errors, "type error")]
 

@@ -15,8 +15,7 @@ from typing import Annotated, cast
 import msgspec
 
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, counter, gauge
-from cells.base.metrics import Family as MetricFamily
+from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations

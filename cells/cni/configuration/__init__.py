@@ -15,7 +15,7 @@ import anyio
 from anyio import to_thread
 
 from cells.base.barriers import ApiServed
-from cells.base.metrics import Collector, Family, one_of
+from cells.base.metrics import Collector, MetricFamily, one_of
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration.contents import CniConfigSettings, ConfigurationContents, NoTargetError
 from cells.config import AgentConfig, ChainingMode
@@ -196,7 +196,7 @@ _CHAINING = ("none", "aws-cni", "aws-vpc-cni", "calico", "flannel", "generic-vet
 def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:
     """How our plugin works with others, as a metric."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         name, text = "cilium_feature_datapath_chaining_enabled", "Chaining mode enabled on the agent"
         return [one_of(name, text, "mode", _CHAINING, settings.chaining_mode)]
 

@@ -25,8 +25,7 @@ from anyio import to_thread
 
 from cells.api import EncryptionStatus, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.base.metrics import Collector, gauge
-from cells.base.metrics import Family as MetricFamily
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.encryption import EncryptionKey, PublishedKey
 from cells.cluster.node_ids import NodeAddressID
 from cells.cluster.nodes.local import read_boot_id

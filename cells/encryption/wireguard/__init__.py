@@ -32,8 +32,7 @@ from cells.api import (
     rfc3339,
 )
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, counter, gauge
-from cells.base.metrics import Family as MetricFamily
+from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.base.processes import exit_text, process_ended
 from cells.cluster.encryption import (
     UNANNOUNCED_KEY,

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cells.base.metrics import Family
+from cells.base.metrics import MetricFamily
 from cells.hubble.codec import from_json
 from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, L7FlowType, TrafficDirection
 from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
@@ -454,7 +454,7 @@ class FlowMetrics:
         for one in self._counting.values():
             yield from one.metric.metrics
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[MetricFamily]:
         """Everything that has been counted."""
         return [metric.family() for metric in self.all()]
 

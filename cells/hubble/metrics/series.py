@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from cells.base.metrics import Family, Histogram, counter, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 from cells.hubble.enums import TrafficDirection
 from cells.hubble.flow import Flow, FlowEndpoint
 
@@ -203,13 +203,13 @@ class FlowSeries:
             del self.series[key]
             self.exemplars.pop(key, None)
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         """All series as they are now."""
         make = histogram if self._buckets else counter
         return make(self.name, self.text, dict(self.series), " ".join(self.labels))
 
 
-def openmetrics(metrics: Sequence[FlowSeries], others: Sequence[Family] = ()) -> str:
+def openmetrics(metrics: Sequence[FlowSeries], others: Sequence[MetricFamily] = ()) -> str:
     """Metrics in OpenMetrics's text form, with exemplars; other families without."""
     exemplars = {metric.name: metric.exemplars for metric in metrics}
     families = [*(metric.family() for metric in metrics), *others]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from cells.base.metrics import Family, Histogram, counter, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 from cells.endpoint import Endpoint
 from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
@@ -287,7 +287,7 @@ class HubbleMetricsServer:
         self._durations.setdefault("200", Histogram()).observe(anyio.current_time() - began)
         return Response(200, text.encode(), kind)
 
-    def _others(self) -> Iterator[Family]:
+    def _others(self) -> Iterator[MetricFamily]:
         """What is counted whichever metrics are asked for."""
         lost = self._metrics.lost or {}
         yield counter("hubble_lost_events_total", "Number of lost events", lost, "source")

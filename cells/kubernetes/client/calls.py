@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from cells.base.metrics import Family, Histogram, counter, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 
 __all__ = ["Bucket"]
 
@@ -108,7 +108,7 @@ def normalised(target: str) -> str:
     return "/" + "/".join([head, *shown])
 
 
-def families(calls: Calls) -> Iterator[Family]:
+def families(calls: Calls) -> Iterator[MetricFamily]:
     """Requests as metrics."""
     yield counter(
         "cilium_k8s_client_api_calls_total",

@@ -15,7 +15,7 @@ from msgspec import Meta as Limits
 from msgspec import field
 
 from cells.kubernetes.objects.cilium_pools import PolicyMeta
-from cells.kubernetes.objects.kind import AGE, Condition, Kind, Object, Selector, Wire
+from cells.kubernetes.objects.kind import AGE, Condition, Kind, LabelSelector, Object, ObjectPart
 
 __all__ = [
     "CILIUM_BGP_ADVERTISEMENTS",
@@ -155,7 +155,7 @@ _ServiceAddress = Literal["LoadBalancerIP", "ClusterIP", "ExternalIP"]
 # CiliumBGPClusterConfig: which nodes have which instances, and their peers.
 
 
-class BGPPeerConfigRef(Wire, frozen=True, gc=False):
+class BGPPeerConfigRef(ObjectPart, frozen=True, gc=False):
     """A CiliumBGPPeerConfig by name; its group and kind are written, and never read."""
 
     name: str
@@ -163,7 +163,7 @@ class BGPPeerConfigRef(Wire, frozen=True, gc=False):
     kind: Annotated[str, _schema(default="CiliumBGPPeerConfig")] = ""
 
 
-class BGPClusterPeer(Wire, frozen=True, gc=False):
+class BGPClusterPeer(ObjectPart, frozen=True, gc=False):
     """A peer of an instance; 0 and an empty text stand for what is not given."""
 
     name: _Name
@@ -172,7 +172,7 @@ class BGPClusterPeer(Wire, frozen=True, gc=False):
     peer_config_ref: BGPPeerConfigRef | None = None
 
 
-class BGPClusterInstance(Wire, frozen=True, gc=False):
+class BGPClusterInstance(ObjectPart, frozen=True, gc=False):
     """A BGP router that each selected node has."""
 
     name: _Name
@@ -180,14 +180,14 @@ class BGPClusterInstance(Wire, frozen=True, gc=False):
     peers: Annotated[tuple[BGPClusterPeer, ...] | None, _BY_NAME] = None
 
 
-class BGPClusterConfigSpec(Wire, frozen=True, gc=False):
+class BGPClusterConfigSpec(ObjectPart, frozen=True, gc=False):
     """Instances, and the nodes that have them: all without a selector."""
 
     bgp_instances: Annotated[tuple[BGPClusterInstance, ...], _BY_NAME_FEW]
-    node_selector: Selector | None = None
+    node_selector: LabelSelector | None = None
 
 
-class BGPConditions(Wire, frozen=True, gc=False):
+class BGPConditions(ObjectPart, frozen=True, gc=False):
     """The status of a ClusterConfig or a PeerConfig."""
 
     conditions: tuple[Condition, ...] | None = None
@@ -204,14 +204,14 @@ class CiliumBGPClusterConfig(Object, frozen=True, gc=False):
 # CiliumBGPPeerConfig: how a session is, and which advertisements go by it.
 
 
-class BGPTransport(Wire, frozen=True, gc=False):
+class BGPTransport(ObjectPart, frozen=True, gc=False):
     """TCP ports of a session; a local port of 0 is any."""
 
     local_port: _Port = 0
     peer_port: _PeerPort = 179
 
 
-class BGPTimers(Wire, frozen=True, gc=False):
+class BGPTimers(ObjectPart, frozen=True, gc=False):
     """Timers of a session, in seconds (RFC 4271, section 10)."""
 
     connect_retry_time_seconds: _ConnectRetry = 120
@@ -219,22 +219,22 @@ class BGPTimers(Wire, frozen=True, gc=False):
     keep_alive_time_seconds: _KeepAlive = 30
 
 
-class BGPGracefulRestart(Wire, frozen=True, gc=False):
+class BGPGracefulRestart(ObjectPart, frozen=True, gc=False):
     """How long a peer keeps the routes of a speaker that restarts, in seconds (RFC 4724)."""
 
     enabled: bool
     restart_time_seconds: Annotated[int, _int32(1, 4095, default=120)] = 120
 
 
-class BGPFamily(Wire, frozen=True, gc=False):
+class BGPFamily(ObjectPart, frozen=True, gc=False):
     """A family of a session, and the CiliumBGPAdvertisements that go by it: none without a selector."""
 
     afi: _AFI
     safi: _SAFI
-    advertisements: Selector | None = None
+    advertisements: LabelSelector | None = None
 
 
-class BGPPeerConfigSpec(Wire, frozen=True, gc=False):
+class BGPPeerConfigSpec(ObjectPart, frozen=True, gc=False):
     """How a session is; without families it has both of unicast, and announces nothing."""
 
     transport: BGPTransport | None = None
@@ -256,7 +256,7 @@ class CiliumBGPPeerConfig(Object, frozen=True, gc=False):
 # CiliumBGPAdvertisement: what is announced, and with which attributes.
 
 
-class BGPCommunities(Wire, frozen=True, gc=False):
+class BGPCommunities(ObjectPart, frozen=True, gc=False):
     """Communities that are added to routes (RFC 1997, RFC 8092)."""
 
     standard: tuple[_Standard, ...] | None = None
@@ -264,29 +264,29 @@ class BGPCommunities(Wire, frozen=True, gc=False):
     large: tuple[_Large, ...] | None = None
 
 
-class BGPAttributes(Wire, frozen=True, gc=False):
+class BGPAttributes(ObjectPart, frozen=True, gc=False):
     """Attributes of routes; the local preference goes to peers of the same AS alone."""
 
     communities: BGPCommunities | None = None
     local_preference: _Int64 | None = None
 
 
-class BGPServiceAddresses(Wire, frozen=True, gc=False):
+class BGPServiceAddresses(ObjectPart, frozen=True, gc=False):
     """Which addresses of services are announced."""
 
     addresses: Annotated[tuple[_ServiceAddress, ...], Limits(min_length=1)] | None = None
 
 
-class BGPAdvertisement(Wire, frozen=True, gc=False):
+class BGPAdvertisement(ObjectPart, frozen=True, gc=False):
     """One sort of routes; the selector chooses pools or services, and without one there are none."""
 
     advertisement_type: Literal["PodCIDR", "CiliumPodIPPool", "Service"]
     service: BGPServiceAddresses | None = None
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
     attributes: BGPAttributes | None = None
 
 
-class BGPAdvertisementSpec(Wire, frozen=True, gc=False):
+class BGPAdvertisementSpec(ObjectPart, frozen=True, gc=False):
     """What is announced."""
 
     advertisements: tuple[BGPAdvertisement, ...]
@@ -301,7 +301,7 @@ class CiliumBGPAdvertisement(Object, frozen=True, gc=False):
 # CiliumBGPNodeConfigOverride and CiliumBGPNodeConfig: both have the name of a node.
 
 
-class BGPOverridePeer(Wire, frozen=True, gc=False):
+class BGPOverridePeer(ObjectPart, frozen=True, gc=False):
     """What one node has otherwise with a peer. Cilium 1.17 reads no local port here either."""
 
     name: _Name
@@ -309,7 +309,7 @@ class BGPOverridePeer(Wire, frozen=True, gc=False):
     local_port: _Int32 = 0
 
 
-class BGPOverrideInstance(Wire, frozen=True, gc=False):
+class BGPOverrideInstance(ObjectPart, frozen=True, gc=False):
     """What one node has otherwise in an instance."""
 
     name: _Name
@@ -318,7 +318,7 @@ class BGPOverrideInstance(Wire, frozen=True, gc=False):
     peers: Annotated[tuple[BGPOverridePeer, ...] | None, _BY_NAME] = None
 
 
-class BGPNodeConfigOverrideSpec(Wire, frozen=True, gc=False):
+class BGPNodeConfigOverrideSpec(ObjectPart, frozen=True, gc=False):
     """What one node has otherwise."""
 
     bgp_instances: Annotated[tuple[BGPOverrideInstance, ...], _BY_NAME_SOME]
@@ -330,7 +330,7 @@ class CiliumBGPNodeConfigOverride(Object, frozen=True, gc=False):
     spec: BGPNodeConfigOverrideSpec
 
 
-class BGPNodePeer(Wire, frozen=True, gc=False):
+class BGPNodePeer(ObjectPart, frozen=True, gc=False):
     """A peer of a node's instance."""
 
     name: str
@@ -340,7 +340,7 @@ class BGPNodePeer(Wire, frozen=True, gc=False):
     peer_config_ref: BGPPeerConfigRef | None = None
 
 
-class BGPNodeInstance(Wire, frozen=True, gc=False):
+class BGPNodeInstance(ObjectPart, frozen=True, gc=False):
     """A BGP router of a node; it listens where it has a local port, and finds its router ID without one."""
 
     name: _Name
@@ -350,13 +350,13 @@ class BGPNodeInstance(Wire, frozen=True, gc=False):
     peers: Annotated[tuple[BGPNodePeer, ...] | None, _BY_NAME] = None
 
 
-class BGPNodeConfigSpec(Wire, frozen=True, gc=False):
+class BGPNodeConfigSpec(ObjectPart, frozen=True, gc=False):
     """The instances of a node."""
 
     bgp_instances: Annotated[tuple[BGPNodeInstance, ...], _BY_NAME_FEW]
 
 
-class BGPRouteCount(Wire, frozen=True, gc=False):
+class BGPRouteCount(ObjectPart, frozen=True, gc=False):
     """How many routes of a family a session has."""
 
     afi: _AFI
@@ -365,14 +365,14 @@ class BGPRouteCount(Wire, frozen=True, gc=False):
     advertised: _Int32 | None = None
 
 
-class BGPNegotiatedTimers(Wire, frozen=True, gc=False):
+class BGPNegotiatedTimers(ObjectPart, frozen=True, gc=False):
     """What both sides agreed on, in seconds; 0 before the session is up."""
 
     applied_hold_time_seconds: _Int32 | None = None
     applied_keepalive_seconds: _Int32 | None = None
 
 
-class BGPPeerStatus(Wire, frozen=True, gc=False):
+class BGPPeerStatus(ObjectPart, frozen=True, gc=False):
     """How a session is."""
 
     name: str
@@ -384,7 +384,7 @@ class BGPPeerStatus(Wire, frozen=True, gc=False):
     route_count: tuple[BGPRouteCount, ...] | None = None
 
 
-class BGPInstanceStatus(Wire, frozen=True, gc=False):
+class BGPInstanceStatus(ObjectPart, frozen=True, gc=False):
     """How an instance is."""
 
     name: str
@@ -392,7 +392,7 @@ class BGPInstanceStatus(Wire, frozen=True, gc=False):
     peers: Annotated[tuple[BGPPeerStatus, ...] | None, _BY_NAME] = None
 
 
-class BGPNodeConfigStatus(Wire, frozen=True, gc=False):
+class BGPNodeConfigStatus(ObjectPart, frozen=True, gc=False):
     """How the instances of a node are, as its agent reports it."""
 
     bgp_instances: Annotated[tuple[BGPInstanceStatus, ...] | None, _BY_NAME] = None
@@ -408,23 +408,23 @@ class CiliumBGPNodeConfig(Object, frozen=True, gc=False):
 # CiliumBGPPeeringPolicy: the first version of all this.
 
 
-class BGPPathAttributes(Wire, frozen=True, gc=False):
+class BGPPathAttributes(ObjectPart, frozen=True, gc=False):
     """Attributes of some routes to a neighbor."""
 
     selector_type: Literal["PodCIDR", "CiliumLoadBalancerIPPool", "CiliumPodIPPool"]
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
     communities: BGPCommunities | None = None
     local_preference: Annotated[int, _schema(format="int64", minimum=0, maximum=4294967295)] | None = None
 
 
-class BGPNeighborFamily(Wire, frozen=True, gc=False):
+class BGPNeighborFamily(ObjectPart, frozen=True, gc=False):
     """A family of a session with a neighbor."""
 
     afi: _AFI
     safi: _SAFI
 
 
-class BGPNeighbor(Wire, frozen=True, gc=False):
+class BGPNeighbor(ObjectPart, frozen=True, gc=False):
     """A peer, its address as a prefix."""
 
     peer_address: Annotated[str, _schema(format="cidr")]
@@ -440,24 +440,24 @@ class BGPNeighbor(Wire, frozen=True, gc=False):
     advertised_path_attributes: tuple[BGPPathAttributes, ...] | None = None
 
 
-class BGPVirtualRouter(Wire, frozen=True, gc=False):
+class BGPVirtualRouter(ObjectPart, frozen=True, gc=False):
     """A router with its neighbors."""
 
     local_asn: _PeerASN = field(name="localASN")
     neighbors: Annotated[tuple[BGPNeighbor, ...], Limits(min_length=1)]
     export_pod_cidr: Annotated[bool, _schema(default=False)] = field(name="exportPodCIDR", default=False)
-    pod_ip_pool_selector: Selector | None = field(name="podIPPoolSelector", default=None)
-    service_selector: Selector | None = None
+    pod_ip_pool_selector: LabelSelector | None = field(name="podIPPoolSelector", default=None)
+    service_selector: LabelSelector | None = None
     service_advertisements: Annotated[
         tuple[_ServiceAddress, ...] | None, _schema(default=["LoadBalancerIP"])
     ] = None
 
 
-class BGPPeeringPolicySpec(Wire, frozen=True, gc=False):
+class BGPPeeringPolicySpec(ObjectPart, frozen=True, gc=False):
     """Routers of some nodes; of all without a selector."""
 
     virtual_routers: Annotated[tuple[BGPVirtualRouter, ...], Limits(min_length=1)]
-    node_selector: Selector | None = None
+    node_selector: LabelSelector | None = None
 
 
 class CiliumBGPPeeringPolicy(Object, frozen=True, gc=False):

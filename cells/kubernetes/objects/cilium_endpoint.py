@@ -16,7 +16,7 @@ import msgspec
 from msgspec import field
 
 from cells.kubernetes.objects.cilium_node import Encryption, Pair
-from cells.kubernetes.objects.kind import AGE, Column, Key, Kind, Object, Wire
+from cells.kubernetes.objects.kind import AGE, Column, Key, Kind, Object, ObjectPart
 
 __all__ = [
     "CILIUM_ENDPOINTS",
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 
-class Networking(Wire, frozen=True, gc=False):
+class Networking(ObjectPart, frozen=True, gc=False):
     """The addresses of an endpoint, and its node's."""
 
     addressing: tuple[Pair, ...] | None = None
     node: str = ""
 
 
-class NamedPort(Wire, frozen=True, gc=False):
+class NamedPort(ObjectPart, frozen=True, gc=False):
     """A port with a name."""
 
     name: str = ""
@@ -53,14 +53,14 @@ class NamedPort(Wire, frozen=True, gc=False):
     protocol: str = ""
 
 
-class EndpointIdentity(Wire, frozen=True, gc=False):
+class EndpointIdentity(ObjectPart, frozen=True, gc=False):
     """The identity of an endpoint."""
 
     id: int = 0
     labels: tuple[str, ...] | None = None
 
 
-class ExternalIdentifiers(Wire, frozen=True, gc=False):
+class ExternalIdentifiers(ObjectPart, frozen=True, gc=False):
     """What others call an endpoint."""
 
     cni_attachment_id: str = field(name="cni-attachment-id", default="")
@@ -70,21 +70,21 @@ class ExternalIdentifiers(Wire, frozen=True, gc=False):
     pod_name: str = field(name="pod-name", default="")
 
 
-class Enforcement(Wire, frozen=True, gc=False):
+class EndpointPolicyDirection(ObjectPart, frozen=True, gc=False):
     """Of one direction."""
 
     enforcing: bool = False
     state: str = ""
 
 
-class EndpointPolicy(Wire, frozen=True, gc=False):
+class CiliumEndpointPolicy(ObjectPart, frozen=True, gc=False):
     """Whether policy is enforced."""
 
-    ingress: Enforcement | None = None
-    egress: Enforcement | None = None
+    ingress: EndpointPolicyDirection | None = None
+    egress: EndpointPolicyDirection | None = None
 
 
-class CiliumEndpointStatus(Wire, frozen=True, gc=False):
+class CiliumEndpointStatus(ObjectPart, frozen=True, gc=False):
     """Of a CiliumEndpoint."""
 
     id: int = 0
@@ -94,7 +94,7 @@ class CiliumEndpointStatus(Wire, frozen=True, gc=False):
     encryption: Encryption = Encryption()
     external_identifiers: ExternalIdentifiers | None = field(name="external-identifiers", default=None)
     named_ports: tuple[NamedPort, ...] | None = field(name="named-ports", default=None)
-    policy: EndpointPolicy | None = None
+    policy: CiliumEndpointPolicy | None = None
 
 
 class CiliumEndpoint(Object, frozen=True, gc=False):
@@ -103,7 +103,7 @@ class CiliumEndpoint(Object, frozen=True, gc=False):
     status: CiliumEndpointStatus = CiliumEndpointStatus()
 
 
-class CoreEndpoint(Wire, frozen=True, gc=False):
+class CoreEndpoint(ObjectPart, frozen=True, gc=False):
     """One endpoint in a slice."""
 
     name: str = ""

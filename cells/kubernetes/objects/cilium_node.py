@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta as Limits
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, DatedMeta, Kind, Object, Wire
+from cells.kubernetes.objects.kind import AGE, Column, DatedMeta, Kind, Object, ObjectPart
 
 __all__ = ["CILIUM_NODES", "AllocatedPool", "CiliumNode", "Needed", "RequestedPool"]
 
@@ -19,62 +19,62 @@ Count = Annotated[int, Limits(ge=0)]
 PoolName = Annotated[str, Limits(min_length=1)]
 
 
-class Address(Wire, frozen=True, gc=False):
+class Address(ObjectPart, frozen=True, gc=False):
     """One address of a node: InternalIP, ExternalIP, CiliumInternalIP."""
 
     type: str = ""
     ip: str = ""
 
 
-class Pair(Wire, frozen=True, gc=False):
+class Pair(ObjectPart, frozen=True, gc=False):
     """One address of each family."""
 
     ipv4: str = ""
     ipv6: str = ""
 
 
-class Encryption(Wire, frozen=True, gc=False):
+class Encryption(ObjectPart, frozen=True, gc=False):
     """The key a node encrypts with; 0 for none."""
 
     key: int = 0
 
 
-class Usage(Wire, frozen=True, gc=False):
+class Usage(ObjectPart, frozen=True, gc=False):
     """Who uses an address of a pool."""
 
     owner: str = ""
     resource: str = ""
 
 
-class Needed(Wire, frozen=True, gc=False):
+class Needed(ObjectPart, frozen=True, gc=False):
     """How many addresses a node asks for."""
 
     ipv4: int = field(name="ipv4-addrs", default=0)
     ipv6: int = field(name="ipv6-addrs", default=0)
 
 
-class RequestedPool(Wire, frozen=True, gc=False):
+class RequestedPool(ObjectPart, frozen=True, gc=False):
     """A node's request to a pool."""
 
     pool: PoolName
     needed: Needed = Needed()
 
 
-class AllocatedPool(Wire, frozen=True, gc=False):
+class AllocatedPool(ObjectPart, frozen=True, gc=False):
     """What a node was given of a pool."""
 
     pool: PoolName
     cidrs: tuple[str, ...] | None = None
 
 
-class Pools(Wire, frozen=True, gc=False):
+class Pools(ObjectPart, frozen=True, gc=False):
     """Of IPAM mode multi-pool."""
 
     requested: tuple[RequestedPool, ...] | None = None
     allocated: tuple[AllocatedPool, ...] | None = None
 
 
-class IPAMSpec(Wire, frozen=True, gc=False):
+class IPAMSpec(ObjectPart, frozen=True, gc=False):
     """What is decided about a node's addresses."""
 
     pod_cidrs: tuple[str, ...] | None = field(name="podCIDRs", default=None)
@@ -86,7 +86,7 @@ class IPAMSpec(Wire, frozen=True, gc=False):
     max_above_watermark: Count = field(name="max-above-watermark", default=0)
 
 
-class CiliumNodeSpec(Wire, frozen=True, gc=False):
+class CiliumNodeSpec(ObjectPart, frozen=True, gc=False):
     """Of a CiliumNode."""
 
     addresses: tuple[Address, ...] | None = None
@@ -99,19 +99,19 @@ class CiliumNodeSpec(Wire, frozen=True, gc=False):
     ipam: IPAMSpec = IPAMSpec()
 
 
-class PodCIDRStatus(Wire, frozen=True, gc=False):
+class PodCIDRStatus(ObjectPart, frozen=True, gc=False):
     """How a node's use of a range is: released, depleted, in-use."""
 
     status: str = ""
 
 
-class OperatorStatus(Wire, frozen=True, gc=False):
+class OperatorStatus(ObjectPart, frozen=True, gc=False):
     """What the operator could not do."""
 
     error: str = ""
 
 
-class IPAMStatus(Wire, frozen=True, gc=False):
+class NodeIPAMStatus(ObjectPart, frozen=True, gc=False):
     """How a node's addresses are used."""
 
     used: dict[str, Usage] | None = None
@@ -120,10 +120,10 @@ class IPAMStatus(Wire, frozen=True, gc=False):
     release_ips: dict[str, str] | None = field(name="release-ips", default=None)
 
 
-class CiliumNodeStatus(Wire, frozen=True, gc=False):
+class CiliumNodeStatus(ObjectPart, frozen=True, gc=False):
     """Of a CiliumNode."""
 
-    ipam: IPAMStatus = IPAMStatus()
+    ipam: NodeIPAMStatus = NodeIPAMStatus()
 
 
 class CiliumNode(Object, frozen=True, gc=False):

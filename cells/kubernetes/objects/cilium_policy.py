@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, Condition, Kind, Object, Selector, Wire
+from cells.kubernetes.objects.kind import AGE, Column, Condition, Kind, LabelSelector, Object, ObjectPart
 
 __all__ = [
     "CILIUM_CIDR_GROUPS",
@@ -30,7 +30,7 @@ __all__ = [
 _VALID = Column("Valid", ".status.conditions[?(@.type=='Valid')].status")
 
 
-class PolicyStatus(Wire, frozen=True, gc=False):
+class PolicyStatus(ObjectPart, frozen=True, gc=False):
     """Whether a policy is valid."""
 
     conditions: tuple[Condition, ...] | None = None
@@ -53,7 +53,7 @@ class CiliumClusterwideNetworkPolicy(CiliumNetworkPolicy, frozen=True, gc=False)
     """A policy of the whole cluster, which may select nodes."""
 
 
-class CIDRGroupSpec(Wire, frozen=True, gc=False):
+class CIDRGroupSpec(ObjectPart, frozen=True, gc=False):
     """Of a group."""
 
     external_cidrs: tuple[str, ...] | None = field(name="externalCIDRs", default=None)
@@ -65,7 +65,7 @@ class CiliumCIDRGroup(Object, frozen=True, gc=False):
     spec: CIDRGroupSpec
 
 
-class RedirectPort(Wire, frozen=True, gc=False):
+class RedirectPort(ObjectPart, frozen=True, gc=False):
     """A port that is redirected."""
 
     port: str
@@ -73,14 +73,14 @@ class RedirectPort(Wire, frozen=True, gc=False):
     name: str = ""
 
 
-class AddressMatcher(Wire, frozen=True, gc=False):
+class AddressMatcher(ObjectPart, frozen=True, gc=False):
     """A frontend by its address."""
 
     ip: str
     to_ports: tuple[RedirectPort, ...]
 
 
-class ServiceMatcher(Wire, frozen=True, gc=False):
+class ServiceMatcher(ObjectPart, frozen=True, gc=False):
     """A frontend by its service."""
 
     namespace: str
@@ -88,21 +88,21 @@ class ServiceMatcher(Wire, frozen=True, gc=False):
     to_ports: tuple[RedirectPort, ...] | None = None
 
 
-class RedirectFrontend(Wire, frozen=True, gc=False):
+class RedirectFrontend(ObjectPart, frozen=True, gc=False):
     """What is redirected."""
 
     address_matcher: AddressMatcher | None = None
     service_matcher: ServiceMatcher | None = None
 
 
-class RedirectBackend(Wire, frozen=True, gc=False):
+class RedirectBackend(ObjectPart, frozen=True, gc=False):
     """Where to: pods of the node."""
 
-    local_endpoint_selector: Selector
+    local_endpoint_selector: LabelSelector
     to_ports: tuple[RedirectPort, ...]
 
 
-class LocalRedirectSpec(Wire, frozen=True, gc=False):
+class LocalRedirectSpec(ObjectPart, frozen=True, gc=False):
     """Of a redirection."""
 
     redirect_frontend: RedirectFrontend
@@ -117,23 +117,23 @@ class CiliumLocalRedirectPolicy(Object, frozen=True, gc=False):
     spec: LocalRedirectSpec | None = None
 
 
-class EgressGateway(Wire, frozen=True, gc=False):
+class EgressGateway(ObjectPart, frozen=True, gc=False):
     """The node traffic leaves by, and its address."""
 
-    node_selector: Selector
+    node_selector: LabelSelector
     interface: str = ""
     egress_ip: str = field(name="egressIP", default="")
 
 
-class EgressSelector(Wire, frozen=True, gc=False):
+class EgressSelector(ObjectPart, frozen=True, gc=False):
     """The endpoints that it applies to."""
 
-    pod_selector: Selector | None = None
-    namespace_selector: Selector | None = None
-    node_selector: Selector | None = None
+    pod_selector: LabelSelector | None = None
+    namespace_selector: LabelSelector | None = None
+    node_selector: LabelSelector | None = None
 
 
-class EgressGatewaySpec(Wire, frozen=True, gc=False):
+class EgressGatewaySpec(ObjectPart, frozen=True, gc=False):
     """Of an egress gateway."""
 
     destination_cidrs: tuple[str, ...] = field(name="destinationCIDRs")

@@ -10,7 +10,16 @@ from typing import Annotated, Literal
 from msgspec import Meta as Limits
 from msgspec import field
 
-from cells.kubernetes.objects.kind import AGE, Column, Condition, Kind, Meta, Object, Selector, Wire
+from cells.kubernetes.objects.kind import (
+    AGE,
+    Column,
+    Condition,
+    Kind,
+    LabelSelector,
+    Meta,
+    Object,
+    ObjectPart,
+)
 
 __all__ = [
     "CILIUM_L2_ANNOUNCEMENTS",
@@ -24,21 +33,21 @@ __all__ = [
 ]
 
 
-class PoolIPv4(Wire, frozen=True, gc=False):
+class PoolIPv4(ObjectPart, frozen=True, gc=False):
     """The IPv4 ranges of a pool."""
 
     cidrs: Annotated[tuple[str, ...], Limits(min_length=1)]
     mask_size: Annotated[int, Limits(ge=1, le=32)]
 
 
-class PoolIPv6(Wire, frozen=True, gc=False):
+class PoolIPv6(ObjectPart, frozen=True, gc=False):
     """The IPv6 ranges of a pool."""
 
     cidrs: Annotated[tuple[str, ...], Limits(min_length=1)]
     mask_size: Annotated[int, Limits(ge=1, le=128)]
 
 
-class PodIPPoolSpec(Wire, frozen=True, gc=False):
+class PodIPPoolSpec(ObjectPart, frozen=True, gc=False):
     """Of a pool."""
 
     ipv4: PoolIPv4 | None = None
@@ -51,7 +60,7 @@ class CiliumPodIPPool(Object, frozen=True, gc=False):
     spec: PodIPPoolSpec
 
 
-class Block(Wire, frozen=True, gc=False):
+class Block(ObjectPart, frozen=True, gc=False):
     """A network, or a range from ``start`` to ``stop``."""
 
     cidr: str = ""
@@ -59,16 +68,16 @@ class Block(Wire, frozen=True, gc=False):
     stop: str = ""
 
 
-class LoadBalancerIPPoolSpec(Wire, frozen=True, gc=False):
+class LoadBalancerIPPoolSpec(ObjectPart, frozen=True, gc=False):
     """Of a pool."""
 
     blocks: tuple[Block, ...] | None = None
-    service_selector: Selector | None = None
+    service_selector: LabelSelector | None = None
     disabled: bool = False
     allow_first_last_ips: Literal["Yes", "No"] | None = field(name="allowFirstLastIPs", default=None)
 
 
-class LoadBalancerIPPoolStatus(Wire, frozen=True, gc=False):
+class LoadBalancerIPPoolStatus(ObjectPart, frozen=True, gc=False):
     """Of a pool."""
 
     conditions: tuple[Condition, ...] | None = None
@@ -81,12 +90,12 @@ class CiliumLoadBalancerIPPool(Object, frozen=True, gc=False):
     status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
 
 
-class L2AnnouncementSpec(Wire, frozen=True, gc=False):
+class L2AnnouncementSpec(ObjectPart, frozen=True, gc=False):
     """What is announced, where, by which nodes; interfaces are regular expressions."""
 
     interfaces: tuple[str, ...] | None = None
-    node_selector: Selector | None = None
-    service_selector: Selector | None = None
+    node_selector: LabelSelector | None = None
+    service_selector: LabelSelector | None = None
     external_ips: bool = field(name="externalIPs", default=False)
     load_balancer_ips: bool = field(name="loadBalancerIPs", default=False)
 
@@ -105,11 +114,11 @@ class CiliumL2AnnouncementPolicy(Object, frozen=True, gc=False):
     status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
 
 
-class NodeConfigSpec(Wire, frozen=True, gc=False):
+class NodeConfigSpec(ObjectPart, frozen=True, gc=False):
     """Settings, and the nodes they are for."""
 
     defaults: dict[str, str]
-    node_selector: Selector | None = None
+    node_selector: LabelSelector | None = None
 
 
 class CiliumNodeConfig(Object, frozen=True, gc=False):

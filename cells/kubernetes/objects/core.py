@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import field
 
-from cells.kubernetes.objects.kind import Condition, DatedMeta, Kind, Object, Wire
+from cells.kubernetes.objects.kind import Condition, DatedMeta, Kind, Object, ObjectPart
 
 __all__ = [
     "ENDPOINT_SLICES",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class Taint(Wire, frozen=True, gc=False):
+class Taint(ObjectPart, frozen=True, gc=False):
     """What keeps pods off a node."""
 
     key: str
@@ -42,7 +42,7 @@ class Taint(Wire, frozen=True, gc=False):
     value: str = ""
 
 
-class NodeSpec(Wire, frozen=True, gc=False):
+class NodeSpec(ObjectPart, frozen=True, gc=False):
     """Of a node."""
 
     pod_cidr: str = field(name="podCIDR", default="")
@@ -52,23 +52,23 @@ class NodeSpec(Wire, frozen=True, gc=False):
     taints: tuple[Taint, ...] | None = None
 
 
-class NodeAddress(Wire, frozen=True, gc=False):
+class NodeStatusAddress(ObjectPart, frozen=True, gc=False):
     """One address of a node: InternalIP, ExternalIP, Hostname."""
 
     type: str
     address: str
 
 
-class NodeInfo(Wire, frozen=True, gc=False):
+class NodeInfo(ObjectPart, frozen=True, gc=False):
     """What the kubelet reports about its machine."""
 
     boot_id: str = field(name="bootID", default="")
 
 
-class NodeStatus(Wire, frozen=True, gc=False):
+class NodeStatus(ObjectPart, frozen=True, gc=False):
     """Of a node."""
 
-    addresses: tuple[NodeAddress, ...] | None = None
+    addresses: tuple[NodeStatusAddress, ...] | None = None
     conditions: tuple[Condition, ...] | None = None
     node_info: NodeInfo = NodeInfo()
 
@@ -85,7 +85,7 @@ class Namespace(Object, frozen=True, gc=False):
     """A namespace; its labels count."""
 
 
-class ContainerPort(Wire, frozen=True, gc=False):
+class ContainerPort(ObjectPart, frozen=True, gc=False):
     """A port a container names."""
 
     container_port: int
@@ -95,14 +95,14 @@ class ContainerPort(Wire, frozen=True, gc=False):
     host_ip: str = field(name="hostIP", default="")
 
 
-class Container(Wire, frozen=True, gc=False):
+class Container(ObjectPart, frozen=True, gc=False):
     """What is read of a container."""
 
     name: str
     ports: tuple[ContainerPort, ...] | None = None
 
 
-class PodSpec(Wire, frozen=True, gc=False):
+class PodSpec(ObjectPart, frozen=True, gc=False):
     """Of a pod."""
 
     node_name: str = ""
@@ -112,20 +112,20 @@ class PodSpec(Wire, frozen=True, gc=False):
     init_containers: tuple[Container, ...] | None = None
 
 
-class PodIP(Wire, frozen=True, gc=False):
+class PodIP(ObjectPart, frozen=True, gc=False):
     """One address of a pod."""
 
     ip: str = ""
 
 
-class PodCondition(Wire, frozen=True, gc=False):
+class PodCondition(ObjectPart, frozen=True, gc=False):
     """What holds for a pod: of ``Ready``, whether services may send to it."""
 
     type: str = ""
     status: str = ""
 
 
-class PodStatus(Wire, frozen=True, gc=False):
+class PodStatus(ObjectPart, frozen=True, gc=False):
     """Of a pod."""
 
     phase: str = ""
@@ -191,7 +191,7 @@ def served_by(labels: Mapping[str, str], proxy: str) -> bool:
     return HEADLESS not in labels and labels.get(PROXY_NAME) == (proxy or None)
 
 
-class ServicePort(Wire, frozen=True, gc=False):
+class ServicePort(ObjectPart, frozen=True, gc=False):
     """A port of a service."""
 
     port: int
@@ -202,19 +202,19 @@ class ServicePort(Wire, frozen=True, gc=False):
     node_port: int = 0
 
 
-class ClientIPConfig(Wire, frozen=True, gc=False):
+class ClientIPConfig(ObjectPart, frozen=True, gc=False):
     """How long a client stays with its backend."""
 
     timeout_seconds: int = 10800
 
 
-class SessionAffinityConfig(Wire, frozen=True, gc=False):
+class SessionAffinityConfig(ObjectPart, frozen=True, gc=False):
     """Of session affinity."""
 
     client_ip: ClientIPConfig | None = field(name="clientIP", default=None)
 
 
-class ServiceSpec(Wire, frozen=True, gc=False):
+class ServiceSpec(ObjectPart, frozen=True, gc=False):
     """Of a service."""
 
     type: str = "ClusterIP"
@@ -239,7 +239,7 @@ class ServiceSpec(Wire, frozen=True, gc=False):
     traffic_distribution: str | None = None
 
 
-class Ingress(Wire, frozen=True, gc=False):
+class Ingress(ObjectPart, frozen=True, gc=False):
     """An address a load balancer has."""
 
     ip: str = ""
@@ -252,13 +252,13 @@ class Ingress(Wire, frozen=True, gc=False):
         return bool(self.ip) and self.ip_mode in {None, "", "VIP"}
 
 
-class LoadBalancerStatus(Wire, frozen=True, gc=False):
+class LoadBalancerStatus(ObjectPart, frozen=True, gc=False):
     """The addresses of a load balancer."""
 
     ingress: tuple[Ingress, ...] | None = None
 
 
-class ServiceStatus(Wire, frozen=True, gc=False):
+class ServiceStatus(ObjectPart, frozen=True, gc=False):
     """Of a service."""
 
     load_balancer: LoadBalancerStatus = LoadBalancerStatus()
@@ -271,7 +271,7 @@ class Service(Object, frozen=True, gc=False):
     status: ServiceStatus = ServiceStatus()
 
 
-class EndpointConditions(Wire, frozen=True, gc=False):
+class EndpointConditions(ObjectPart, frozen=True, gc=False):
     """How a backend is; absent conditions count as ready and serving."""
 
     ready: bool | None = None
@@ -279,19 +279,19 @@ class EndpointConditions(Wire, frozen=True, gc=False):
     terminating: bool | None = None
 
 
-class ZoneHint(Wire, frozen=True, gc=False):
+class ZoneHint(ObjectPart, frozen=True, gc=False):
     """A zone with clients that should use a backend."""
 
     name: str
 
 
-class EndpointHints(Wire, frozen=True, gc=False):
+class EndpointHints(ObjectPart, frozen=True, gc=False):
     """Who should use a backend."""
 
     for_zones: tuple[ZoneHint, ...] | None = None
 
 
-class TargetReference(Wire, frozen=True, gc=False):
+class TargetReference(ObjectPart, frozen=True, gc=False):
     """The pod behind a backend."""
 
     kind: str = ""
@@ -299,7 +299,7 @@ class TargetReference(Wire, frozen=True, gc=False):
     name: str = ""
 
 
-class Endpoint(Wire, frozen=True, gc=False):
+class SliceEndpoint(ObjectPart, frozen=True, gc=False):
     """A backend: all its addresses are one."""
 
     addresses: tuple[str, ...] | None = None
@@ -311,7 +311,7 @@ class Endpoint(Wire, frozen=True, gc=False):
     target_ref: TargetReference | None = None
 
 
-class EndpointPort(Wire, frozen=True, gc=False):
+class EndpointPort(ObjectPart, frozen=True, gc=False):
     """A port of all backends of a slice; none at all means every port."""
 
     name: str | None = None
@@ -324,7 +324,7 @@ class EndpointSlice(Object, frozen=True, gc=False):
     """Backends of a service, of one family."""
 
     address_type: str = ""
-    endpoints: tuple[Endpoint, ...] | None = None
+    endpoints: tuple[SliceEndpoint, ...] | None = None
     ports: tuple[EndpointPort, ...] | None = None
 
     @property

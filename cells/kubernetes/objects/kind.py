@@ -17,11 +17,11 @@ __all__ = [
     "DatedMeta",
     "Key",
     "Kind",
+    "LabelSelector",
+    "LabelSelectorRequirement",
     "Meta",
     "Object",
     "OwnerReference",
-    "Requirement",
-    "Selector",
 ]
 
 
@@ -36,11 +36,11 @@ Key = tuple[str, str]
 """Namespace, empty for objects of the cluster, and name."""
 
 
-class Wire(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+class ObjectPart(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """A part of an object: names in camel case, defaults not written."""
 
 
-class OwnerReference(Wire, frozen=True, gc=False):
+class OwnerReference(ObjectPart, frozen=True, gc=False):
     """The object that an object belongs to."""
 
     api_version: str = ""
@@ -50,7 +50,7 @@ class OwnerReference(Wire, frozen=True, gc=False):
     controller: bool = False
 
 
-class Meta(Wire, frozen=True, gc=False):
+class Meta(ObjectPart, frozen=True, gc=False):
     """What is read of ``metadata``."""
 
     name: str = ""
@@ -68,7 +68,7 @@ class DatedMeta(Meta, frozen=True, gc=False):
     creation_timestamp: str = ""
 
 
-class Object(Wire, frozen=True, gc=False):
+class Object(ObjectPart, frozen=True, gc=False):
     """An object, with its key and labels at hand."""
 
     metadata: Meta
@@ -104,7 +104,7 @@ class Object(Wire, frozen=True, gc=False):
         return self.metadata.deletion_timestamp is not None
 
 
-class Requirement(Wire, frozen=True, gc=False):
+class LabelSelectorRequirement(ObjectPart, frozen=True, gc=False):
     """One expression of a label selector."""
 
     key: str
@@ -112,11 +112,11 @@ class Requirement(Wire, frozen=True, gc=False):
     values: tuple[str, ...] | None = None
 
 
-class Selector(Wire, frozen=True, gc=False):
+class LabelSelector(ObjectPart, frozen=True, gc=False):
     """A label selector; an empty one selects everything, none at all nothing."""
 
     match_labels: dict[str, str] | None = None
-    match_expressions: tuple[Requirement, ...] | None = None
+    match_expressions: tuple[LabelSelectorRequirement, ...] | None = None
 
     def matches(self, labels: dict[str, str]) -> bool:
         """Whether labels fulfil it. Operators that Kubernetes does not have match nothing."""
@@ -126,7 +126,7 @@ class Selector(Wire, frozen=True, gc=False):
         return all(_fulfils(labels, one) for one in self.match_expressions or ())
 
 
-def _fulfils(labels: dict[str, str], requirement: Requirement) -> bool:
+def _fulfils(labels: dict[str, str], requirement: LabelSelectorRequirement) -> bool:
     value, values = labels.get(requirement.key), requirement.values or ()
     if requirement.operator == "In":
         return value is not None and value in values
@@ -137,7 +137,7 @@ def _fulfils(labels: dict[str, str], requirement: Requirement) -> bool:
     return requirement.operator == "DoesNotExist" and value is None
 
 
-class Condition(Wire, frozen=True, gc=False):
+class Condition(ObjectPart, frozen=True, gc=False):
     """One condition of a status."""
 
     type: str

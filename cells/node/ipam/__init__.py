@@ -20,8 +20,7 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.base.metrics import Collector, counter, gauge
-from cells.base.metrics import Family as MetricFamily
+from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam.allocator import Allocator, Clock

@@ -20,7 +20,7 @@ from typing import Final, Self
 import anyio
 from anyio import to_thread
 
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVICE, MetricsKey, MetricsValue
@@ -256,7 +256,7 @@ Counts = Iterable[tuple[MetricsKey, MetricsValue]]
 def packet_metrics(maps: Maps) -> Member[Collector]:
     """Packets dropped and forwarded as metrics; the map is read in a thread."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return list(counted(await to_thread.run_sync(_read, maps.metrics.id)))
 
     return Collector("packets", collect)
@@ -267,7 +267,7 @@ def _read(map_id: int) -> list[tuple[MetricsKey, MetricsValue]]:
         return [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in table.items()]
 
 
-def counted(counts: Counts) -> Iterator[Family]:
+def counted(counts: Counts) -> Iterator[MetricFamily]:
     """Sums over the places in the datapath's source, and over all reasons to forward."""
     dropped: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     forwarded: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import anyio
 import msgspec
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.config import AgentConfig
 from lifecycle import (
     HealthTree,
@@ -145,12 +145,12 @@ class Metrics:
         self._log = log
         self._words = settings.metrics
 
-        async def process() -> Iterable[Family]:
+        async def process() -> Iterable[MetricFamily]:
             from cells.observe.metrics.own import process_families
 
             return process_families((program or MetricsProgram()).prefix)
 
-        async def framework() -> Iterable[Family]:
+        async def framework() -> Iterable[MetricFamily]:
             from cells.observe.metrics.own import hive_families
 
             return hive_families(health, jobs, profile, tables)
@@ -179,16 +179,16 @@ class Metrics:
         for collector in collectors:
             self._collectors.remove(collector)
 
-    async def families(self) -> list[Family]:
+    async def families(self) -> list[MetricFamily]:
         """The current values of every family that is served."""
         return [family for family in await self.every() if self._choice.serves(family)]
 
-    async def every(self) -> list[Family]:
+    async def every(self) -> list[MetricFamily]:
         """Every family there is, served or not. Of a collector that fails none; the log has the error."""
-        found: list[Family] = []
+        found: list[MetricFamily] = []
         for collector in list(self._collectors):
             try:
-                found += map(Family.of, await collector.collect())
+                found += map(MetricFamily.of, await collector.collect())
             except Exception as error:  # noqa: BLE001  # one cell's failure must not hide the others' metrics
                 if collector in self._collectors:  # else it has stopped
                     self._log.error("metrics could not be collected", of=collector.name, exc_info=error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from cells.base.metrics import Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
 from lifecycle.process import BOUNDS, LoopLag, process_age, trouble_logged
 
@@ -19,7 +19,9 @@ COARSE = 4
 """So many classes of stretches of the loop make one bucket: each is twice as long as the one before."""
 
 
-def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables) -> Iterator[Family]:
+def hive_families(
+    health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables
+) -> Iterator[MetricFamily]:
     """Everything the framework knows."""
     yield from _health(health)
     yield from _hooks(profile)
@@ -29,7 +31,7 @@ def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables
     yield from _loop()
 
 
-def _health(health: HealthTree) -> Iterator[Family]:
+def _health(health: HealthTree) -> Iterator[MetricFamily]:
     statuses = health.snapshot()
     levels = Counter(status.level for status in statuses)
     yield gauge(
@@ -44,7 +46,7 @@ def _health(health: HealthTree) -> Iterator[Family]:
     yield gauge("cilium_hive_degraded_status", "Whether it is degraded.", degraded, "module", on=False)
 
 
-def _hooks(profile: Profile) -> Iterator[Family]:
+def _hooks(profile: Profile) -> Iterator[MetricFamily]:
     for kind, when in (("start", "started"), ("stop", "stopped")):
         took: dict[tuple[str, ...], float] = {}
         for timing in profile.timings:
@@ -55,7 +57,7 @@ def _hooks(profile: Profile) -> Iterator[Family]:
         )
 
 
-def _jobs(jobs: JobMetrics) -> Iterator[Family]:
+def _jobs(jobs: JobMetrics) -> Iterator[MetricFamily]:
     totals = jobs.totals()
     labels = "module job kind"
     yield counter(
@@ -84,7 +86,7 @@ def _jobs(jobs: JobMetrics) -> Iterator[Family]:
     )
 
 
-def _reconcilers(jobs: JobMetrics) -> Iterator[Family]:
+def _reconcilers(jobs: JobMetrics) -> Iterator[MetricFamily]:
     found = {module: one.statistics for module, _, one in jobs.observers() if isinstance(one, Reconciler)}
     failing = {module: one.failing for module, _, one in jobs.observers() if isinstance(one, Reconciler)}
     for name, text, values in (
@@ -113,7 +115,7 @@ def _reconcilers(jobs: JobMetrics) -> Iterator[Family]:
     )
 
 
-def _tables(tables: Tables) -> Iterator[Family]:
+def _tables(tables: Tables) -> Iterator[MetricFamily]:
     known: list[ReadTable[Any, object]] = tables.all()
     names = Counter(table.name for table in known)
     alone = [table for table in known if names[table.name] == 1]
@@ -133,7 +135,7 @@ def _tables(tables: Tables) -> Iterator[Family]:
     )
 
 
-def _loop() -> Iterator[Family]:
+def _loop() -> Iterator[MetricFamily]:
     lag = LoopLag.of(asyncio.get_running_loop())
     if lag is None:  # not our event loop
         return
@@ -160,7 +162,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _USER, _SYSTEM, _VIRTUAL, _RESIDENT = 11, 12, 20, 21
 
 
-def process_families(prefix: str) -> Iterator[Family]:
+def process_families(prefix: str) -> Iterator[MetricFamily]:
     """Time, memory, descriptors; and what was logged as warning or error. `prefix` begins every name."""
     fields = _stat()
     cpu = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
@@ -243,7 +245,7 @@ class Choice:
                 continue
             self._chosen[_ALSO_CALLED.get(name, name)] = sign == "+"
 
-    def serves(self, family: Family) -> bool:
+    def serves(self, family: MetricFamily) -> bool:
         """Whether this family is served."""
         if family.fixed and family.name not in _CAN_BE_LEFT_OUT:
             return True

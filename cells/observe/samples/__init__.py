@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
-from cells.base.metrics import Family, Histogram
+from cells.base.metrics import Histogram, MetricFamily
 from cells.observe.metrics import Metrics
 from lifecycle import Jobs, Logger, Member, module, provide, provide_private
 from lifecycle.admin import Arguments, Command, CommandError, Commands, Flag, State
@@ -143,7 +143,7 @@ class Samples:
         """By name and labels."""
         return iter(sorted(self._series.values(), key=lambda one: (one.name, one.labels)))
 
-    def take(self, families: Iterable[Family]) -> None:
+    def take(self, families: Iterable[MetricFamily]) -> None:
         """A sample of each series, of now."""
         self._latest = (self._latest + 1) % RETAINED
         for series in self._series.values():
@@ -153,7 +153,7 @@ class Samples:
                 self._take(family)
         self._series = {key: series for key, series in self._series.items() if series.age < RETAINED}
 
-    def _take(self, family: Family) -> None:
+    def _take(self, family: MetricFamily) -> None:
         for values, value in family.series.items():
             key = family.name, labels_text(family, values)
             if (series := self._series.get(key)) is None:
@@ -168,12 +168,12 @@ class Samples:
         return [ring[(self._latest - back) % RETAINED] for back in range(RETAINED)]
 
 
-def labels_text(family: Family, values: Sequence[str]) -> str:
+def labels_text(family: MetricFamily, values: Sequence[str]) -> str:
     """The labels of a series as the shell shows them, and as patterns match them, sorted by name."""
     return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
 
 
-def labels_of(family: Family, values: Sequence[str]) -> dict[str, str]:
+def labels_of(family: MetricFamily, values: Sequence[str]) -> dict[str, str]:
     """The labels of a series, sorted by name."""
     return dict(sorted(zip(family.labels, values, strict=True)))
 
@@ -272,7 +272,7 @@ async def _print(state: State, given: Arguments, text: str) -> None:
         await state.print(text)
 
 
-def _current(families: Sequence[Family], matches: re.Pattern[str], form: str) -> str:
+def _current(families: Sequence[MetricFamily], matches: re.Pattern[str], form: str) -> str:
     found = [
         (family, values, value)
         for family in families

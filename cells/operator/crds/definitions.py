@@ -28,7 +28,7 @@ from cells.kubernetes.objects.cilium_pools import (
     CILIUM_NODE_CONFIGS,
     CILIUM_POD_IP_POOLS,
 )
-from cells.kubernetes.objects.kind import Kind, Selector
+from cells.kubernetes.objects.kind import Kind, LabelSelector
 from cells.operator.crds.policies import POLICY
 from cells.operator.crds.schema import (
     CIDR4,
@@ -104,7 +104,7 @@ def schema_of(kind: Kind[Any]) -> Schema:
     """The schema of a kind: of its struct, unless its rules have none."""
     if kind in {CILIUM_NETWORK_POLICIES, CILIUM_CLUSTERWIDE_NETWORK_POLICIES}:
         return _complete(POLICY)
-    special = {Selector: PLAIN_SELECTOR} if kind is CILIUM_NODE_CONFIGS else {}
+    special = {LabelSelector: PLAIN_SELECTOR} if kind is CILIUM_NODE_CONFIGS else {}
     found = refine(kind.plural, Shapes(OPEN, special).of(kind.struct))
     if kind is CILIUM_LOCAL_REDIRECT_POLICIES:
         properties = found["properties"]["spec"]["properties"]

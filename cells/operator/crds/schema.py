@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from cells.kubernetes.objects.kind import Condition, Meta, Selector
+from cells.kubernetes.objects.kind import Condition, LabelSelector, Meta
 
 Schema = dict[str, Any]
 
@@ -126,7 +126,7 @@ class Shapes:
     ) -> None:
         self._open = open_
         self._special: dict[type[Any], Schema] = {
-            Selector: SELECTOR,
+            LabelSelector: SELECTOR,
             **(special or {}),
         }
 

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from cells.base.metrics import Collector, Family, Histogram, counter, histogram
+from cells.base.metrics import Collector, Histogram, MetricFamily, counter, histogram
 from cells.kubernetes.client.calls import Bucket
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINT_SLICES
@@ -70,7 +70,7 @@ class SliceCounts:
         self.changes["cepremoved"].observe(len(before - after))
 
 
-def families(counts: SliceCounts) -> list[Family]:
+def families(counts: SliceCounts) -> list[MetricFamily]:
     """All of it."""
     return [
         histogram(f"{PREFIX}_number_of_ceps_per_ces", "The number of CEPs batched in a CES", counts.sizes),
@@ -98,7 +98,7 @@ def families(counts: SliceCounts) -> list[Family]:
 def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
     """Report it while this operator leads."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return families(counts)
 
     collector = Collector("endpoint-slices", collect)

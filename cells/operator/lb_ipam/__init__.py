@@ -19,7 +19,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node, served_by
 from cells.kubernetes.objects.kind import Key
 from cells.observe.metrics import Metrics
@@ -437,7 +437,7 @@ PREFIX = "cilium_operator_lbipam"
 def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
     """Report it while this operator leads."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         return families(ipam)
 
     collector = Collector("lb-ipam", collect)
@@ -452,7 +452,7 @@ def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> Non
         lifecycle.append(Hook("report metrics", start, stop))
 
 
-def families(ipam: LBIPAM) -> list[Family]:
+def families(ipam: LBIPAM) -> list[MetricFamily]:
     """All of it."""
     pools, found = ipam.pools, ipam.plan
     used = {one.name: float(found.used.get(one.name, 0)) for one in pools}

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from cells.kubernetes.objects.cilium_pools import CILIUM_LOAD_BALANCER_IP_POOLS
-from cells.kubernetes.objects.kind import Condition, DatedMeta, Key, Kind, Object, Selector
+from cells.kubernetes.objects.kind import Condition, DatedMeta, Key, Kind, LabelSelector, Object
 from cells.operator.objects import ClusterService
 
 
@@ -40,7 +40,7 @@ class PoolSpec(_PoolPart, frozen=True, gc=False):
     """The addresses of a pool, and their owners."""
 
     blocks: tuple[PoolBlock, ...] | None = None
-    service_selector: Selector | None = None
+    service_selector: LabelSelector | None = None
     disabled: bool = False
     allow_first_last_ips: str = msgspec.field(name="allowFirstLastIPs", default="")
 
@@ -114,7 +114,7 @@ class AddressPool(msgspec.Struct, frozen=True):
 
     name: str
     ranges: tuple[PoolRange, ...]
-    selector: Selector | None
+    selector: LabelSelector | None
     disabled: bool
     conflict: str = ""
     """Why it gives nothing out: the text of its condition."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
@@ -172,7 +172,7 @@ def known_rules(sources: RuleSources) -> KnownRules:
 def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
     """Rules as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.policy.control.view import families
 
         return families(policy, counts)

@@ -10,7 +10,7 @@ import msgspec
 
 from cells.base.addresses import IPAddress
 from cells.base.labels import Label, parse
-from cells.base.metrics import Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.cluster.identity.numbers import is_endpoint
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
@@ -52,7 +52,7 @@ class PolicyCounts:
         self.delays[SOURCES.get(kind, "custom-resource")].observe(seconds)
 
 
-def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[Family]:
+def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]:
     """How many rules there are, what became of changes, and the largest selectors."""
     yield gauge(
         "cilium_policy", "Number of policies currently loaded", sum(1 for _ in policy.repository.rules)

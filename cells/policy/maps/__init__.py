@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import IdentityFollower
 from cells.datapath.datapath import Datapath
@@ -189,7 +189,7 @@ class NodePolicy:
 _ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "audit-egress", "audit-both")
 
 
-def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[Family]:
+def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[MetricFamily]:
     """What is enforced for how many endpoints, and by which rules."""
     counted = Counter(enforced_directions(policy, audited=audited) for policy in policies.realized.all())
     yield gauge(
@@ -262,7 +262,7 @@ def outdated_table(policies: EndpointPolicies) -> Table[int, OutdatedPolicy]:
 def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[Collector]:
     """Policies as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
 
         flags = datapath.notifications.flags if datapath is not None else 0
         return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))

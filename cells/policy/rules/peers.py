@@ -12,7 +12,7 @@ from cells.base.labels import CIDR, Label, cidr_label
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix, except_prefixes
 from cells.policy.rules import PolicyError, PolicyOptions, UnsupportedError
 from cells.policy.rules.sanitise import check_exceptions
-from cells.policy.rules.schema import CIDRRule, LabelSelector, ServiceReference
+from cells.policy.rules.schema import CIDRRule, EndpointSelector, ServiceReference
 from cells.policy.selectors import ALL, EXISTS, NONE, PeerSelector, Requirement, Selector
 
 __all__ = ["CLUSTER", "Services", "World", "means_service"]
@@ -54,7 +54,7 @@ def means_service(reference: ServiceReference, namespace: str, name: str, labels
     return label_selector(by_labels.selector).matches(own)
 
 
-def label_selector(selector: LabelSelector, *, source: str = "", prefix: str = "") -> Selector:
+def label_selector(selector: EndpointSelector, *, source: str = "", prefix: str = "") -> Selector:
     """A selector from an object; ``source`` goes before keys without one, ``prefix`` before every key."""
     head = f"{source}:" if source else ""
 

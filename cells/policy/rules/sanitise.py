@@ -24,12 +24,12 @@ from cells.policy.rules import (
 from cells.policy.rules.schema import (
     CIDRRule,
     EgressRule,
+    EndpointSelector,
     HTTPRule,
     ICMPRule,
     IngressRule,
     KafkaRule,
     L7Rules,
-    LabelSelector,
     PortProtocol,
     PortRule,
     RuleSpec,
@@ -210,7 +210,7 @@ def _only_refuses(request: HTTPRule) -> None:
                 raise UnsupportedError("secret: the proxy of this agent reads no secrets: give a value")
 
 
-def check_selector(selector: LabelSelector) -> None:
+def check_selector(selector: EndpointSelector) -> None:
     """Keys are names of labels; values go with In and NotIn, and with them only. Raises PolicyError."""
     for key in selector.match_labels or ():
         _check_key(key, "matchLabels")
@@ -432,14 +432,14 @@ def check_regex(text: str) -> None:
         raise PolicyError(f"error parsing regexp: {message}: `{text}`") from None
 
 
-def _selectors(**lists: Sequence[LabelSelector] | None) -> None:
+def _selectors(**lists: Sequence[EndpointSelector] | None) -> None:
     for name, selectors in lists.items():
         for index, selector in enumerate(selectors or ()):
             with at(f"{name}[{index}]"):
                 check_selector(selector)
 
 
-def _nodes(name: str, selectors: Sequence[LabelSelector] | None, options: PolicyOptions) -> None:
+def _nodes(name: str, selectors: Sequence[EndpointSelector] | None, options: PolicyOptions) -> None:
     if selectors and not options.enable_node_selector_labels:
         raise PolicyError(f"{name} is allowed {NODES_OFF}")
 

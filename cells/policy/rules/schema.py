@@ -75,7 +75,7 @@ class Expression(PolicyPart, frozen=True, gc=False):
     values: tuple[str, ...] | None = None
 
 
-class LabelSelector(PolicyPart, frozen=True):
+class EndpointSelector(PolicyPart, frozen=True):
     """A Kubernetes LabelSelector; a key's prefix names the label's source."""
 
     match_labels: Mapping[str, LabelValue] | None = None
@@ -251,7 +251,7 @@ class K8sService(PolicyPart, frozen=True, gc=False):
 class K8sServiceSelector(PolicyPart, frozen=True, gc=False):
     """Services by their labels."""
 
-    selector: LabelSelector
+    selector: EndpointSelector
     namespace: str = ""
 
 
@@ -284,13 +284,13 @@ class Common(PolicyPart, frozen=True, gc=False):
 class IngressRule(Common, frozen=True, gc=False):
     """Who may (or, as ingressDeny, may not) reach the subject."""
 
-    from_endpoints: tuple[LabelSelector, ...] | None = None
-    from_requires: tuple[LabelSelector, ...] | None = None
+    from_endpoints: tuple[EndpointSelector, ...] | None = None
+    from_requires: tuple[EndpointSelector, ...] | None = None
     from_cidr: tuple[str, ...] | None = field(default=None, name="fromCIDR")
     from_cidr_set: tuple[CIDRRule, ...] | None = field(default=None, name="fromCIDRSet")
     from_entities: tuple[Entity, ...] | None = None
     from_groups: tuple[Group, ...] | None = None
-    from_nodes: tuple[LabelSelector, ...] | None = None
+    from_nodes: tuple[EndpointSelector, ...] | None = None
 
     def __post_init__(self) -> None:
         for text in self.from_cidr or ():
@@ -300,13 +300,13 @@ class IngressRule(Common, frozen=True, gc=False):
 class EgressRule(Common, frozen=True, gc=False):
     """The peers that the subject may (or, as egressDeny, may not) reach."""
 
-    to_endpoints: tuple[LabelSelector, ...] | None = None
-    to_requires: tuple[LabelSelector, ...] | None = None
+    to_endpoints: tuple[EndpointSelector, ...] | None = None
+    to_requires: tuple[EndpointSelector, ...] | None = None
     to_cidr: tuple[str, ...] | None = field(default=None, name="toCIDR")
     to_cidr_set: tuple[CIDRRule, ...] | None = field(default=None, name="toCIDRSet")
     to_entities: tuple[Entity, ...] | None = None
     to_groups: tuple[Group, ...] | None = None
-    to_nodes: tuple[LabelSelector, ...] | None = None
+    to_nodes: tuple[EndpointSelector, ...] | None = None
     to_services: tuple[ServiceReference, ...] | None = None
     to_fqdns: tuple[FQDN, ...] | None = field(default=None, name="toFQDNs")
 
@@ -333,8 +333,8 @@ class RuleLabel(PolicyPart, frozen=True, gc=False):
 class RuleSpec(PolicyPart, frozen=True, gc=False):
     """One rule: its subject, and what the subject may do."""
 
-    endpoint_selector: LabelSelector | None = None
-    node_selector: LabelSelector | None = None
+    endpoint_selector: EndpointSelector | None = None
+    node_selector: EndpointSelector | None = None
     ingress: tuple[IngressRule, ...] | None = None
     ingress_deny: tuple[IngressRule, ...] | None = None
     egress: tuple[EgressRule, ...] | None = None

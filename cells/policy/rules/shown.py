@@ -22,7 +22,7 @@ from cells.policy.rules.network_policy import (
     peer_selector,
 )
 from cells.policy.rules.peers import label_selector, scoped
-from cells.policy.rules.schema import EgressRule, IngressRule, LabelSelector
+from cells.policy.rules.schema import EgressRule, EndpointSelector, IngressRule
 from cells.policy.rules.translate import NETWORK_POLICY, decode_specs
 from cells.policy.selectors import Selector
 
@@ -74,7 +74,7 @@ def _part(part: IngressRule | EgressRule, rule: Rule) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(part))
     is_init = rule.subject.has_key("init", "reserved")
     for name, attribute in _SELECTORS.items():
-        selectors: Sequence[LabelSelector] | None = getattr(part, attribute, None)
+        selectors: Sequence[EndpointSelector] | None = getattr(part, attribute, None)
         if selectors is not None:
             shown[name] = [
                 _selector(scoped(label_selector(one), rule.source.namespace, subject_is_init=is_init))

@@ -45,8 +45,8 @@ from cells.policy.rules.schema import (
     Common,
     DefaultDeny,
     EgressRule,
+    EndpointSelector,
     IngressRule,
-    LabelSelector,
     PortRule,
     RuleLabel,
     RuleSpec,
@@ -205,7 +205,7 @@ def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
     """The subject of the rule, and whether that is endpoints in ``init``, which have no namespace."""
     if spec.node_selector is not None:
         return label_selector(spec.node_selector), False
-    selector = label_selector(cast("LabelSelector", spec.endpoint_selector))
+    selector = label_selector(cast("EndpointSelector", spec.endpoint_selector))
     is_init = selector.has_key("init", "reserved")
     if source.namespace and not is_init:
         others = (
@@ -268,7 +268,7 @@ class _Build:
             return self._ingress(rule, deny=deny)
         return self._egress(rule, deny=deny)
 
-    def _selectors(self, selectors: Sequence[LabelSelector] | None) -> tuple[Selector, ...]:
+    def _selectors(self, selectors: Sequence[EndpointSelector] | None) -> tuple[Selector, ...]:
         return tuple(
             scoped(label_selector(one), self._namespace, subject_is_init=self._is_init)
             for one in selectors or ()

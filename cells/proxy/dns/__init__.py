@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from anyio import to_thread
 
 from cells.base.addresses import IPAddress
-from cells.base.metrics import Collector, Family
+from cells.base.metrics import Collector, MetricFamily
 from cells.config import AgentConfig
 from cells.maps.map import map_by_id
 from cells.maps.node_maps import Maps
@@ -84,7 +84,7 @@ def dns_metrics(
 ) -> Member[Collector]:
     """Names and queries as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         from cells.proxy.dns.metrics import families
 
         return families(counts, store, names, policy, limited=settings.dnsproxy_concurrency_limit > 0)

@@ -22,7 +22,7 @@ from cells.endpoint import Endpoint
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
 from cells.policy.control import NamedAddresses, NameRules, RulePolicy
 from cells.policy.maps import KnownRules
-from cells.proxy import EndpointRedirect, ProxyStatistics
+from cells.proxy import EndpointRedirect, RedirectCounters
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import Address
@@ -196,7 +196,7 @@ class DNSAccessLog:
         ipcache: Ipcache,
         events: Events,
         port: ProxyPort,
-        statistics: ProxyStatistics,
+        statistics: RedirectCounters,
         log: Logger,
     ) -> None:
         self._by_name = endpoints.by("name")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from cells.base.metrics import Family, counter, gauge, histogram
+from cells.base.metrics import MetricFamily, counter, gauge, histogram
 from cells.policy.control import NamedAddresses, RulePolicy
 from cells.proxy.dns.exchange import Counts
 from cells.proxy.dns.store import NameStore
@@ -18,7 +18,7 @@ RULES = ("received", "forwarded", "denied", "parse_errors")
 
 def families(
     counts: Counts, store: NameStore, names: NamedAddresses, policy: RulePolicy, *, limited: bool
-) -> Iterator[Family]:
+) -> Iterator[MetricFamily]:
     """What passed the proxy, and what is known of names. ``limited``: there may be too many queries."""
     seen = {(rule, "fqdn"): counts.l7[rule] for rule in RULES}
     yield counter(

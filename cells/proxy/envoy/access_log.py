@@ -23,7 +23,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.observe.events import Events, Party, RequestRecord, request_sample
 from cells.policy.control import HTTPRedirect
-from cells.proxy import EndpointRedirect, ProxyStatistics
+from cells.proxy import EndpointRedirect, RedirectCounters
 from cells.proxy.dns import Counts
 from cells.proxy.envoy.ports import RedirectPorts
 from cells.proxy.envoy.resources import AccessLogEntry, EnvoyFiles
@@ -76,7 +76,7 @@ class AccessLog:
         parties: RequestParties,
         events: Events,
         counts: Counts,
-        statistics: ProxyStatistics,
+        statistics: RedirectCounters,
         *,
         jobs: Jobs,
         log: Logger,

@@ -18,7 +18,7 @@ from cells.config.shared import AnnouncementSettings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
 from cells.kubernetes.objects.core import Service, served_by
-from cells.kubernetes.objects.kind import Condition, Key, Selector
+from cells.kubernetes.objects.kind import Condition, Key, LabelSelector
 from cells.kubernetes.resources import Resources
 from cells.netlink.rows import mac_text
 from cells.node.devices import Device
@@ -42,8 +42,8 @@ class L2Policy(NamedTuple):
     """A policy in force."""
 
     name: str
-    nodes: Selector | None
-    services: Selector | None
+    nodes: LabelSelector | None
+    services: LabelSelector | None
     interfaces: tuple[re.Pattern[str], ...]
     external: bool
     balancers: bool
@@ -90,7 +90,7 @@ def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Ma
     return found, {}
 
 
-def _wrong(selector: Selector | None) -> Iterator[str]:
+def _wrong(selector: LabelSelector | None) -> Iterator[str]:
     if selector is None:
         return
     for key, value in (selector.match_labels or {}).items():

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.config.shared import Seed, ServiceSettings
@@ -213,7 +213,7 @@ def watch(
 def watch_metrics(found: ServiceWatch) -> Member[Collector]:
     """What has become of services."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         text = "Number of services events labeled by action type"
         return [counter("cilium_services_events_total", text, dict(found.events), "action")]
 

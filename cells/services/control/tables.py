@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cells.base.metrics import Collector, Family, gauge
+from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Service, served_by
@@ -224,7 +224,7 @@ def dependency(shortage: Shortage) -> Member[Dependency]:
 def metrics(shortage: Shortage) -> Member[Collector]:
     """How much is missing."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         text = "Frontends that are not served as they should be, as a map is full."
         return [gauge("hive_services_without_room", text, len(shortage))]
 

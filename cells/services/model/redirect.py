@@ -14,7 +14,7 @@ import msgspec
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.cilium_policy import RedirectPort as ObjectPort
 from cells.kubernetes.objects.core import ContainerPort, Pod, Service
-from cells.kubernetes.objects.kind import Selector
+from cells.kubernetes.objects.kind import LabelSelector
 from cells.services import (
     ANY_PROTOCOL,
     PROTOCOLS,
@@ -122,7 +122,7 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
     ports: tuple[LocalRedirectPort, ...]
     """None: every port of the service."""
     backend_ports: tuple[LocalRedirectPort, ...]
-    selector: Selector
+    selector: LabelSelector
     skip: bool
     """Pods that are redirected to reach the address itself."""
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from anyio import CapacityLimiter, to_thread
 
-from cells.base.metrics import Collector, Family, counter
+from cells.base.metrics import Collector, MetricFamily, counter
 from cells.config import version_of
 from cells.config.shared import ServiceReach
 from cells.datapath.libbpf import LoadError
@@ -284,7 +284,7 @@ def still_serves(frontends: Mapping[int, ServedFrontend], sent: ReverseSkKey, as
 def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[Collector]:
     """Programs repaired and sockets ended, as metrics."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         text = "Programs at sockets that someone else took off or replaced."
         ended = "Sockets ended because the backend they were connected to was removed."
         return [

@@ -11,7 +11,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from cells.agent import agent
-from cells.base.metrics import Family
+from cells.base.metrics import MetricFamily
 from cells.observe.metrics import Metrics
 from lifecycle import Hive
 from lifecycle.process.loop_lag import measured_loop
@@ -32,7 +32,7 @@ SETTINGS = {
 COUNTERS_WITHOUT_TOTAL = {"cilium_reconciler_count", "cilium_reconciler_prune_count"}
 
 
-async def every_family() -> list[Family]:
+async def every_family() -> list[MetricFamily]:
     """All metrics of an agent that has just started, told or not."""
     async with Hive(agent, settings=SETTINGS).started() as hive:
         with structlog.testing.capture_logs() as logged:

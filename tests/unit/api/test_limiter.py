@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from cells.api.limiter import Limiter, LimitExceeded, Parameters, RateBucket, Turn
 from cells.api.metrics import limiter_families
 from cells.api.rate_limits import LimitSettings
-from cells.base.metrics import Family, Histogram
+from cells.base.metrics import Histogram, MetricFamily
 from lifecycle.testing import VirtualClock
 
 pytestmark = pytest.mark.anyio
@@ -319,7 +319,7 @@ async def test_requests_are_logged_if_wanted() -> None:
 
 def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
     """What is told of it, without what all names begin with."""
-    told: list[Family] = list(limiter_families([limiter]))
+    told: list[MetricFamily] = list(limiter_families([limiter]))
     assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in told)
     return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in told}
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from cells.api.operations.endpoint_models import controller
 from cells.api.operations.status import trouble, uncontrolled
-from cells.observe.controllers import ControllerStatus
+from cells.observe.controllers import ControllerState
 from lifecycle import HealthStatus
 
 
@@ -38,7 +38,7 @@ def test_a_module_in_trouble_is_a_failing_controller() -> None:
 
 
 def test_a_controller_has_its_rules_and_counters() -> None:
-    known = ControllerStatus("sync", "1-2", "", retries=True, retry_base=2.0, interval=90.0, successes=3)
+    known = ControllerState("sync", "1-2", "", retries=True, retry_base=2.0, interval=90.0, successes=3)
     shown = controller(replace(known, last_success=1_700_000_000.5))
     assert json.loads(msgspec.json.encode(shown)) == {
         "name": "sync",

@@ -16,7 +16,7 @@ from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.prefix_labels import PrefixLabels, PrefixMetadata
 from cells.config import AgentConfig, AgentSettings
-from cells.kubernetes.objects.core import Endpoint, EndpointConditions, EndpointSlice
+from cells.kubernetes.objects.core import EndpointConditions, EndpointSlice, SliceEndpoint
 from cells.kubernetes.objects.kind import Meta
 from lifecycle import Hive, Lifecycle, Table, supply
 from lifecycle.testing import eventually
@@ -47,7 +47,7 @@ class World:
             name="kubernetes", namespace="default", labels={"kubernetes.io/service-name": "kubernetes"}
         )
         endpoints = tuple(
-            Endpoint(addresses=(one,), conditions=EndpointConditions(ready=ready)) for one in addresses
+            SliceEndpoint(addresses=(one,), conditions=EndpointConditions(ready=ready)) for one in addresses
         )
         with self.slices.txn() as txn:
             txn.put(EndpointSlice(metadata=meta, endpoints=endpoints))

@@ -28,7 +28,7 @@ from cells.health.prober import ProbeTransport
 from cells.health.settings import NodeHealthSettings
 from cells.maps.policy_maps import PolicyMaps
 from cells.observe import controllers
-from cells.observe.controllers import Controllers, ControllerStatus
+from cells.observe.controllers import Controllers, ControllerState
 from lifecycle import Hive, config, invoke, module, provide
 from lifecycle.testing import VirtualClock, fake
 from tests.unit.endpoint.fakes import Node
@@ -121,7 +121,7 @@ class Place:
         return self.node.endpoints.all()
 
     @property
-    def controller(self) -> ControllerStatus:
+    def controller(self) -> ControllerState:
         assert self.controllers is not None
         (found,) = (one for one in self.controllers.all() if one.name == CONTROLLER)
         return found

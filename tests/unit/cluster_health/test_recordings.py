@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cells.api.health import connectivity
-from cells.base.metrics import Family, Histogram
+from cells.base.metrics import Histogram, MetricFamily
 from cells.health.paths import ConnectivityMetrics, Outcome, ProbedNode, ProbeResults
 from tests.support.recordings import recordings
 
@@ -60,7 +60,7 @@ def apply(results: ProbeResults, step: Json) -> None:
         results.record(ip, outcome(icmp), outcome(http))
 
 
-def lines(families: list[Family]) -> set[str]:
+def lines(families: list[MetricFamily]) -> set[str]:
     found = set()
     for family in families:
         for values, value in family.series.items():

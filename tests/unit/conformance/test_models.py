@@ -21,17 +21,17 @@ from tests.unit.conformance.shape import same_json
 RESPONSES: list[tuple[str, str, int, Any]] = [
     ("GET", r"/v1/config", 200, models.DaemonConfiguration),
     ("GET", r"/v1/healthz", 200, status_models.StatusResponse),
-    ("GET", r"/v1/endpoint", 200, list[models.Endpoint]),
-    ("GET", r"/v1/endpoint/[^/]+", 200, models.Endpoint),
-    ("PUT", r"/v1/endpoint/[^/]+", 201, models.Endpoint),
+    ("GET", r"/v1/endpoint", 200, list[models.EndpointModel]),
+    ("GET", r"/v1/endpoint/[^/]+", 200, models.EndpointModel),
+    ("PUT", r"/v1/endpoint/[^/]+", 201, models.EndpointModel),
     ("GET", r"/v1/endpoint/[^/]+/healthz", 200, models.EndpointHealth),
     ("GET", r"/v1/endpoint/[^/]+/log", 200, list[models.EndpointStatusChange]),
     ("GET", r"/v1/endpoint/[^/]+/labels", 200, models.LabelConfiguration),
     ("GET", r"/v1/endpoint/[^/]+/config", 200, models.EndpointConfigurationStatus),
     ("POST", r"/v1/ipam", 201, models.IPAMResponse),
     ("GET", r"/v1/metrics/", 200, list[models.Metric]),
-    ("GET", r"/v1/service", 200, list[node.Service]),
-    ("GET", r"/v1/service/[^/]+", 200, node.Service),
+    ("GET", r"/v1/service", 200, list[node.ServiceModel]),
+    ("GET", r"/v1/service/[^/]+", 200, node.ServiceModel),
 ]
 REQUESTS: list[tuple[str, str, Any]] = [
     ("PUT", r"/v1/endpoint/[^/]+", models.EndpointChangeRequest),

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cells.observe.controllers import Controllers, ControllerStatus, Rules
+from cells.observe.controllers import Controllers, ControllerState, Rules
 from lifecycle import HealthTree, Hive, Jobs, invoke, module, provide
 from lifecycle.testing import VirtualClock
 
@@ -42,7 +42,7 @@ async def running() -> AsyncIterator[Controllers]:
         yield hive.get(Controllers)
 
 
-def status(controllers: Controllers, name: str) -> ControllerStatus:
+def status(controllers: Controllers, name: str) -> ControllerState:
     return next(each for each in controllers.all() if each.name == name)
 
 

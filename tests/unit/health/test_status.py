@@ -1,6 +1,6 @@
 """The verdict over the agent, from what its modules say."""
 
-from cells.observe.controllers import ControllerStatus
+from cells.observe.controllers import ControllerState
 from cells.observe.health import Dependency, agent_status, agent_version
 from lifecycle import HealthTree
 
@@ -71,8 +71,8 @@ def test_a_store_that_is_well_or_not_wanted_changes_nothing() -> None:
 
 
 def test_trouble_that_a_controller_tells_of_is_told_once() -> None:
-    def known(name: str) -> ControllerStatus:
-        return ControllerStatus(name, "", "", retries=True, retry_base=1, interval=0)
+    def known(name: str) -> ControllerState:
+        return ControllerState(name, "", "", retries=True, retry_base=1, interval=0)
 
     modules = tree(ipam="degraded", controllers__sync="degraded", datapath="degraded").snapshot()
     status = agent_status(modules, (known("agent.ipam"), known("sync")))

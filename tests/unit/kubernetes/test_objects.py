@@ -13,7 +13,7 @@ import msgspec
 from cells.kubernetes.objects import KINDS
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.core import PODS, Pod
-from cells.kubernetes.objects.kind import Requirement, Selector
+from cells.kubernetes.objects.kind import LabelSelector, LabelSelectorRequirement
 from tests.support.recordings import recordings
 
 RECORDINGS = recordings("kubernetes")
@@ -76,9 +76,9 @@ def test_a_kind_knows_its_paths() -> None:
 
 def test_a_selector_selects_as_kubernetes_does() -> None:
     web = {"app": "web", "tier": "1"}
-    assert Selector().matches({})
-    assert Selector(match_labels={"app": "web"}).matches(web)
-    assert not Selector(match_labels={"app": "db"}).matches(web)
+    assert LabelSelector().matches({})
+    assert LabelSelector(match_labels={"app": "web"}).matches(web)
+    assert not LabelSelector(match_labels={"app": "db"}).matches(web)
     for operator, values, wanted in (
         ("In", ("web", "db"), True),
         ("NotIn", ("web",), False),
@@ -86,7 +86,7 @@ def test_a_selector_selects_as_kubernetes_does() -> None:
         ("DoesNotExist", None, False),
         ("Bogus", None, False),
     ):
-        selector = Selector(match_expressions=(Requirement("app", operator, values),))
+        selector = LabelSelector(match_expressions=(LabelSelectorRequirement("app", operator, values),))
         assert selector.matches(web) is wanted, operator
 
 

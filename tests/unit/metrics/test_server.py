@@ -11,7 +11,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.base.metrics import Collector, Family, counter, gauge
+from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.config import AgentConfig
 from cells.observe import metrics
 from lifecycle import Hive, Hook, Lifecycle, Member, StartError, provide, supply
@@ -38,7 +38,7 @@ class Bees:
 def bees_metrics(bees: Bees) -> Member[Collector]:
     """What it tells."""
 
-    async def collect() -> Iterable[Family]:
+    async def collect() -> Iterable[MetricFamily]:
         if bees.gone:
             raise OSError("flown away")
         return [gauge("bees", "Bees.", bees.count), counter("rare", "R.", 1, on=False)]
@@ -118,7 +118,7 @@ async def test_families_that_contradict_each_other_fail_the_scrape(port: int) ->
         assert (status, text) == (500, "bees occurs twice for {}\n")
 
 
-async def hive_again() -> Iterable[Family]:
+async def hive_again() -> Iterable[MetricFamily]:
     return [gauge("bees", "Bees.", 1)]
 
 

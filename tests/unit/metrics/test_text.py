@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.base.metrics import Family, Histogram, counter, gauge, histogram, one_of
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram, one_of
 from cells.observe.metrics import MetricsSettings
 from cells.observe.metrics.own import Choice
 from lifecycle.process import InconsistentError, exposition
@@ -80,7 +80,7 @@ def test_a_family_without_series_is_not_told() -> None:
         ([gauge("a", "A.", {("x", "y"): 1}, "one")], "a has series with other labels than ['one']"),
     ],
 )
-def test_what_contradicts_itself_is_refused(families: list[Family], told: str) -> None:
+def test_what_contradicts_itself_is_refused(families: list[MetricFamily], told: str) -> None:
     with pytest.raises(InconsistentError) as refused:
         exposition(families)
     assert str(refused.value) == told

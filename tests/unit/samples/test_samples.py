@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.base.metrics import Collector, Family, Histogram, counter, gauge, histogram
+from cells.base.metrics import Collector, Histogram, MetricFamily, counter, gauge, histogram
 from cells.observe import samples
 from cells.observe.metrics import Metrics, MetricsSettings
 from cells.observe.samples import MOST, RETAINED, Samples, pretty, quantile
@@ -33,7 +33,7 @@ class Mill:
         self.took = Histogram((0.1, 0.2, 0.4))
         metrics.add([Collector("mill", self.families)])
 
-    async def families(self) -> Iterable[Family]:
+    async def families(self) -> Iterable[MetricFamily]:
         return [
             counter("mill_sacks_total", "Sacks.", {"rye": self.sacks, "oat": 2 * self.sacks}, "grain"),
             gauge("mill_hidden", "Not told to Prometheus.", self.sacks, on=False),
@@ -105,7 +105,7 @@ async def test_documents_and_the_page_are_well_formed(tmp_path: Path) -> None:
     assert "://" not in found["page"]
 
 
-def family(number: int) -> Family:
+def family(number: int) -> MetricFamily:
     return gauge("g", "G.", {str(one): float(one) for one in range(number)}, "of")
 
 
