@@ -113,6 +113,9 @@ class Reflector(Generic[T]):
         self._doubted = False
         """Whether the server may be another one than the version is of: it was away, or stopped."""
         self._failures = 0
+        """Requests in a row that a server refused."""
+        self._unanswered = 0
+        """Requests in a row, since a server sent something, that none answered."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -160,17 +163,23 @@ class Reflector(Generic[T]):
         if isinstance(error, NotFoundError):
             self._version = ""
             self._sink.absent()
-            self._failures = 0
+            self._failures = self._unanswered = 0
             await anyio.sleep(ABSENT_PAUSE * (0.5 + random.random()))  # noqa: S311
             return
         if isinstance(error, MalformedError) or (isinstance(error, ApiError) and error.code == 400):
             self._version = ""  # who knows what was missed
         if isinstance(error, ApiError) and error.code == 500 and self._failures >= REFUSALS:
             self._version = ""  # a version that cannot be read is 500 on a watch
-        self._doubted |= isinstance(error, UnreachableError)
-        self._failures += 1
         self._sink.failed(error)
-        pause = min(self._longest_pause, self._first_pause * 2 ** min(self._failures - 1, 16))
+        if isinstance(error, UnreachableError):
+            self._doubted = True
+            self._unanswered += 1
+            in_a_row = self._unanswered
+        else:  # a server is back: what it refuses is asked again soon, however long there was none
+            self._unanswered = 0
+            self._failures += 1
+            in_a_row = self._failures
+        pause = min(self._longest_pause, self._first_pause * 2 ** min(in_a_row - 1, 16))
         pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
         if isinstance(error, ApiError) and error.retry_after is not None:
             pause = max(pause if self._failures > 1 else 0.0, error.retry_after * (1 + random.random() / 4))  # noqa: S311
@@ -208,7 +217,7 @@ class Reflector(Generic[T]):
             await anyio.lowlevel.checkpoint()
         await self._sink.listed(found, broken)
         self._version = version
-        self._failures = 0
+        self._failures = self._unanswered = 0
 
     def _decoded(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
         """The rows of a page, its version, and where it goes on."""
@@ -279,7 +288,8 @@ class Reflector(Generic[T]):
                     metadata = _bookmark(event).metadata
                     if (metadata.annotations or {}).get(INITIAL_END) == "true":
                         await self._sink.listed(found, broken)
-                        self._version, self._failures = metadata.resource_version, 0
+                        self._version = metadata.resource_version
+                        self._failures = self._unanswered = 0
                         return True  # the rest is the ordinary watch's
                 await stretch.pause()
         return False
@@ -347,7 +357,7 @@ class Reflector(Generic[T]):
                     self._version = version or self._version
                 else:
                     self._take(events(block))
-                self._failures = 0
+                self._failures = self._unanswered = 0
                 await stretch.pause()
             self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
 

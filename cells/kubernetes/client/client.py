@@ -152,6 +152,7 @@ class Client:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """An open watch: whole lines as they come, an event each. A silence (seconds) breaks it off.
 
+        Servers send an answer's head before there is an event: that is waited for as for other answers.
         Raises ApiError, UnreachableError, and while it runs MalformedError.
         """
         target = _target(kind.path(namespace), {"watch": "1", **query})
@@ -315,7 +316,10 @@ class Client:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
             try:
-                async with self._transport.send(method, target, headers, body, quiet=quiet) as answer:
+                sending = self._transport.send(
+                    method, target, headers, body, head=self._timeout, quiet=quiet
+                )
+                async with sending as answer:
                     call.answered(answer.status)
                     if answer.status in {502, 503, 504}:
                         self._transport.failed(self._transport.server)

@@ -388,13 +388,15 @@ class HttpConnection:
         """Whether the server has let go of it while it was idle."""
         return self._stream.readable
 
-    async def ask(self, message: bytes, *, within: float, quiet: float | None) -> Incoming:
-        """Send a request within so many seconds, and read the head of its answer.
+    async def ask(
+        self, message: bytes, *, within: float, head: float | None, quiet: float | None
+    ) -> Incoming:
+        """Send a request within so many seconds, and read the head of its answer, which may take ``head``.
 
-        Parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
+        Later parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
         """
         self._answer = answer = Incoming()
-        self._quiet = quiet
+        self._quiet = head
         try:
             with anyio.fail_after(within):
                 await self._stream.send(message)
@@ -404,6 +406,7 @@ class HttpConnection:
             pass  # a server may refuse before it has read all: then its answer has the reason
         while not answer.started:
             await self._more()
+        self._quiet = quiet
         return answer
 
     async def part(self) -> bytes:

@@ -143,9 +143,16 @@ class Transport:
 
     @asynccontextmanager
     async def send(
-        self, method: str, target: str, headers: Headers, body: bytes | None, *, quiet: float | None
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes | None,
+        *,
+        head: float | None,
+        quiet: float | None,
     ) -> AsyncIterator[StreamedResponse]:
-        """One request, and the head of its answer, with parts at most ``quiet`` seconds apart.
+        """One request, and the head of its answer, within so many seconds; parts are ``quiet`` seconds apart.
 
         Raises UnreachableError, CredentialsError.
         """
@@ -159,7 +166,7 @@ class Transport:
             raise
         try:
             try:
-                await connection.ask(message, within=self._connect, quiet=quiet)
+                await connection.ask(message, within=self._connect, head=head, quiet=quiet)
             except UnreachableError:
                 self.failed(server)
                 raise

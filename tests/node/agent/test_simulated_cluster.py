@@ -1,7 +1,4 @@
-"""An agent in a cluster that changes all the time: its maps follow a plain model after every event.
-
-An API server that is away for a while is in tests/soak/test_simulated_cluster.py.
-"""
+"""An agent in a cluster that changes all the time: its maps follow a plain model after every event."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SMALL = Size(nodes=20, pods=300, services=40, policies=30, workloads=30)
 EVENTS = 30
 
 
-def test_maps_follow_the_cluster_through_lost_connections_and_a_killed_agent(
+def test_maps_follow_the_cluster_through_failures_of_the_api_server_and_of_the_agent(
     node: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "node1")
@@ -33,6 +30,10 @@ def test_maps_follow_the_cluster_through_lost_connections_and_a_killed_agent(
         cluster.settled(60, "; ".join(cluster.ask("step", 5)))
         cluster.ask("compact")
         cluster.settled(60, "; ".join(cluster.ask("step", 5)))
+        cluster.ask("away")
+        happened = cluster.ask("step", 10)
+        cluster.ask("back")
+        cluster.settled(90, "; ".join(happened))
         cluster.kill()
         happened = cluster.ask("step", 10)
         cluster.start()

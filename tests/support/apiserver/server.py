@@ -102,11 +102,28 @@ class ApiServer:
         self, *, port: int = 0, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[str]:
         """Serve until the block ends; the address to ask."""
-        server = await asyncio.start_server(self._serve, host, port, ssl=tls, limit=2 * 1024 * 1024 + 8192)
+        over = False
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if over:  # accepted in the moment before the end
+                writer.transport.abort()
+                return
+            task = asyncio.get_running_loop().create_task(Connection(self, reader, writer).run())
+            self._connections.add(task)
+
+            def ended(task: asyncio.Task[None]) -> None:
+                self._connections.discard(task)
+                if task.cancelled():  # before its first step
+                    writer.transport.abort()
+
+            task.add_done_callback(ended)
+
+        server = await asyncio.start_server(accept, host, port, ssl=tls, limit=2 * 1024 * 1024 + 8192)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield f"{'https' if tls else 'http'}://{host}:{self.port}"
         finally:
+            over = True
             server.close()
             await self.hang_up()
             await server.wait_closed()
@@ -124,15 +141,6 @@ class ApiServer:
         self.store.bump()
         self.store.forget()
         self.definitions.restarted()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            await Connection(self, reader, writer).run()
-        finally:
-            self._connections.discard(task)
 
     # ---- objects
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -56,6 +57,20 @@ async def test_a_watch_from_before_a_restart_is_told_that_its_version_is_too_old
     assert stream.events[0]["object"]["code"] == 410
     assert stream.events[0]["object"]["reason"] == "Expired"
     assert stream.ended == "last chunk"
+
+
+async def test_a_bookmark_comes_after_all_that_happened_before_it() -> None:
+    server = ApiServer(bookmark_every=0.1)
+    async with server.serving():
+        stream = watch(server, CONFIGMAPS, resourceVersion=server.store.revision, allowWatchBookmarks="true")
+        assert await stream.until(1)
+        seen = len(stream.events)
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.12, server.add, configmap("a"))
+        loop.call_soon(time.sleep, 0.2)  # a bookmark, and then the event, fall due in one turn of the loop
+        assert await stream.until(seen + 2)
+        await stream.close()
+    assert [one["type"] for one in stream.events[seen : seen + 2]] == ["ADDED", "BOOKMARK"]
 
 
 async def test_a_list_goes_on_from_the_cache_after_a_compaction_but_not_after_a_restart(

@@ -86,6 +86,8 @@ async def following(
     *,
     others: tuple[str, ...] = (),
     patience: float = 30,
+    first_pause: float = 0.01,
+    longest_pause: float = 0.1,
 ) -> AsyncIterator[World]:
     world = World(server)
     reporter, log = world.health.reporter("k8s"), structlog.get_logger()
@@ -93,7 +95,7 @@ async def following(
     sink.begin()
     client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=patience)
     world.client = client
-    reflector = Reflector(client, kind, sink, first_pause=0.01, longest_pause=0.1)
+    reflector = Reflector(client, kind, sink, first_pause=first_pause, longest_pause=longest_pause)
     task = asyncio.create_task(reflector.run())
     watcher = asyncio.create_task(_watch_for_gaps(world))
     try:
@@ -277,6 +279,40 @@ async def test_what_is_known_stays_in_force_while_there_is_no_server(server: Api
 
 def watches(server: ApiServer) -> int:
     return sum("watch=1&resourceVersion=" in target for _, target in server.requests)
+
+
+async def test_a_watch_that_is_never_answered_is_asked_for_again(server: ApiServer) -> None:
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url, patience=0.5) as world:
+        await reach(lambda: watches(server) == 1)
+        stalled = server.faults.add(Fault(on(PODS_PATH, watch=True), times=1, stall=True))
+        await server.hang_up()
+        await reach(lambda: stalled.hits == 1)
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"})
+
+
+async def test_a_server_that_was_long_away_and_has_to_start_is_asked_again_soon(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = 12
+    server.add(pod("a"))
+    async with server.serving() as url, following(server, url, first_pause=0.2, longest_pause=30) as world:
+        pauses: list[float] = []
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == away:  # its caches are not filled yet, and then of another history
+                server.faults.add(Fault(on(PODS_PATH), times=1, status=429, headers={"Retry-After": "1"}))
+                server.faults.add(Fault(on(PODS_PATH), times=1, status=410))
+
+        monkeypatch.setattr(world.client.reach, "pause", pause)
+        server.faults.add(Fault(on(PODS_PATH), times=away, close=True))
+        await reach(lambda: world.names() == {"a"})
+    before, after = pauses[:away], pauses[away:]
+    assert max(before) >= 15
+    assert after
+    assert max(after) <= 1.25
 
 
 async def test_a_heartbeat_that_nobody_answers_replaces_the_connections_of_watches(server: ApiServer) -> None:
