@@ -107,7 +107,7 @@ def test_enter_goes_to_the_best_result(text: str, kind: str, cell: str, says: st
     assert page.named("match") == set()
 
 
-def test_a_search_for_nothing_known_says_so(page: Page) -> None:
+def test_a_search_without_matches_shows_a_message(page: Page) -> None:
     assert page.search("no such thing") == []
     assert page.found.startswith("0 of ")
     page.press(Keys.ESCAPE)
@@ -163,7 +163,7 @@ def overlaps(boxes: dict[str, tuple[float, float, float, float]]) -> list[tuple[
     ]
 
 
-def test_the_start_is_a_chart_whose_rows_lead_to_cells(browser: Chrome, tmp_path: Path, graph: Graph) -> None:
+def test_rows_of_the_start_chart_link_to_their_cells(browser: Chrome, tmp_path: Path, graph: Graph) -> None:
     page = shown(browser, tmp_path, graph, ran(graph))
     page.open_view("show-start")
     rows = browser.find_elements(By.CSS_SELECTOR, "#start .row[data-hook]")
@@ -218,7 +218,7 @@ def test_titles_and_names_are_never_cut(page: Page) -> None:
         assert page.cut_off() == []
 
 
-def test_a_cell_says_what_it_is_for(page: Page) -> None:
+def test_a_selected_cell_shows_its_purpose(page: Page) -> None:
     page.approach("agent.router")
     assert "Gateway of this node's pods" in page.cell("agent.router").text
 
@@ -362,7 +362,7 @@ def test_a_graph_with_faults_is_drawn_with_them_in_red(browser: Chrome, tmp_path
     assert page.complaints == []
 
 
-def test_a_sound_graph_tells_of_no_faults(page: Page) -> None:
+def test_a_graph_without_faults_shows_none(page: Page) -> None:
     assert page.named("fault") == set()
     assert not page.browser.find_element(By.ID, "faults").is_displayed()
 

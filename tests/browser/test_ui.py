@@ -83,7 +83,7 @@ def text(page: Chrome, selector: str, part: str) -> None:
     WebDriverWait(page, 20).until(lambda _: part in until(page, selector)[0].text)
 
 
-def test_a_workload_shows_whom_it_talks_to_and_which_policy_denies_it(page: Chrome) -> None:
+def test_a_workload_shows_its_peers_and_the_policy_that_denies_one(page: Chrome) -> None:
     names = {one.get_attribute("data-party") for one in until(page, ".party", 4)}
     assert names == {"shop/web", "shop/cart", "shop/db", "default/client"}
     until(page, "#lines path.denied")

@@ -109,7 +109,7 @@ def test_pods_talk_on_while_agents_die_and_another_build_comes(lab: Lab, runtime
         runtime.remove(first, second)
 
 
-def test_what_was_removed_while_no_agent_ran_is_gone_once_one_serves(lab: Lab, runtime: Containerd) -> None:
+def test_pods_deleted_without_an_agent_are_removed_when_one_serves(lab: Lab, runtime: Containerd) -> None:
     with nothing_left(lab), lab.open() as node:
         sandboxes = runtime.run(*MANY)
         agent_process.crash(lab)

@@ -198,7 +198,7 @@ def host_reaches(lab: Lab, target: str) -> bool:
     return bool(in_node(lab, partial(ping, target, 1)))
 
 
-def test_a_route_removed_by_hand_is_felt_by_no_pod(cluster: Cluster) -> None:
+def test_a_manually_removed_route_is_restored_without_loss(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     with traffic(cluster) as counted:
         in_node(first, partial(removed, "route"))
@@ -206,7 +206,7 @@ def test_a_route_removed_by_hand_is_felt_by_no_pod(cluster: Cluster) -> None:
     assert counted.lost == [0, 0]
 
 
-def test_a_device_removed_by_hand_is_there_again(cluster: Cluster) -> None:
+def test_a_manually_removed_device_is_created_again(cluster: Cluster) -> None:
     """What passes meanwhile is lost: there is no device. Nothing is once it is back."""
     first, _ = cluster.nodes()
     with traffic(cluster) as counted:
@@ -245,7 +245,7 @@ def knows(lab: Lab, other: Lab) -> bool:
     return f"default/{other.name}" in json.dumps(asked(lab, "/v1/cluster/nodes"))
 
 
-def test_a_node_that_was_gone_for_ten_minutes_is_told_of_again(cluster: Cluster) -> None:
+def test_a_node_is_published_again_after_ten_minutes_offline(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     for lab in (first, second):
         restarted(cluster, lab, "--kvstore-lease-ttl=60s")
@@ -301,7 +301,7 @@ def moved(old: str, new: str) -> None:
         ip.route("replace", dst="default", gateway="192.168.50.1")
 
 
-def test_a_node_whose_address_moves_is_followed(cluster: Cluster) -> None:
+def test_a_changed_node_address_is_followed(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     old, new = cluster.place(second).ipv4, "192.168.50.77"
     file = second.manifests / "nodes.yaml"

@@ -384,7 +384,7 @@ def annotated(thing: object) -> set[str]:
     return {word for hint in hints if hint for word in re.findall(r"\w+", ast.unparse(hint))}
 
 
-def test_what_the_framework_exports_is_for_somebody() -> None:
+def test_every_export_of_the_framework_has_a_user() -> None:
     """A cell, a command or a page of the documentation names it, or what they name takes or gives it."""
     named = (pair for room, path in MODULES if room != "lifecycle" for pair in facts(path).names)
     words = {name for module, name in named if module.partition(".")[0] == "lifecycle"}
@@ -481,7 +481,7 @@ def test_a_header_lists_no_needs_and_gives() -> None:
     assert against(lambda _, path: re.findall(r"\b(?:Needs|Gives):", facts(path).header)) == {}
 
 
-def test_a_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     assert against(lambda _, path: not facts(path).header) == {}
 
 
@@ -496,7 +496,7 @@ KEPT_UNREAD = {
 }
 
 
-def test_nothing_is_kept_that_nobody_reads() -> None:
+def test_private_attributes_are_read_somewhere() -> None:
     def unread(_: str, path: Path) -> set[str]:
         place = str(path.relative_to(ROOT))
         return {name for name in facts(path).unread if (place, name) not in KEPT_UNREAD}
@@ -575,6 +575,20 @@ def test_texts_for_users_are_plain() -> None:
         if PRIVATE_PHRASES.search(text)
     ]
     assert len(private) <= PRIVATE_TEXTS_LEFT, "\n".join(private)
+
+
+NAME_OF_TEST = re.compile(r"^ *(?:async )?def test_(\w+)|\bid=\"([^\"]*)\"|\bids=\[([^\]]*)\]", re.MULTILINE)
+
+
+def test_tests_are_named_by_condition_and_result_without_private_words() -> None:
+    """Functions, and ids of parameters."""
+    private = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in texts_of_tests().items()
+        for name in ("".join(found).replace("_", " ") for found in NAME_OF_TEST.findall(text))
+        if PRIVATE_PHRASES.search(name)
+    ]
+    assert private == []
 
 
 PRIVATE_PROSE_LEFT = 0
@@ -733,7 +747,7 @@ def test_each_map_has_one_writer() -> None:
     assert not found.keys() & WRITTEN_BY_TARGETS, "by their MapTarget alone"
 
 
-def test_nobody_sets_a_callback_of_another_object() -> None:
+def test_no_callback_of_another_object_is_set() -> None:
     """A dependency comes with the constructor, news by a table: the graph shows both."""
     found = [
         f"{path.relative_to(ROOT)}:{each}" for path in CELL_FILES.values() for each in facts(path).callbacks

@@ -316,9 +316,7 @@ class Client:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
             try:
-                sending = self._transport.send(
-                    method, target, headers, body, head=self._timeout, quiet=quiet
-                )
+                sending = self._transport.send(method, target, headers, body, head=self._timeout, quiet=quiet)
                 async with sending as answer:
                     call.answered(answer.status)
                     if answer.status in {502, 503, 504}:

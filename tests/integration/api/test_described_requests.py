@@ -68,7 +68,7 @@ def test_every_answer_is_described(one: Described, ask: Socket) -> None:
 
 
 @pytest.mark.parametrize("one", [one for one in DESCRIBED if not one.alias], ids=lambda one: one.id)
-def test_the_example_of_an_operation_is_answered_as_it_says_first(one: Described, ask: Socket) -> None:
+def test_the_example_of_an_operation_gets_its_first_described_answer(one: Described, ask: Socket) -> None:
     if one.id in {"PutEndpointID", "PostIPAMIP"}:
         ask(example("DeleteEndpointID"))
         ask(example("DeleteIPAMIP"))

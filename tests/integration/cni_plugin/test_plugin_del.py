@@ -179,7 +179,7 @@ def test_something_else_behind_the_socket_is_an_error(sock: Path, packet: bytes)
 
 
 @pytest.mark.parametrize("netns", ["", "/var/run/netns/gone", str(ROOT / "pyproject.toml"), "/etc/passwd/x"])
-def test_a_namespace_that_is_gone_is_no_reason_to_fail(sock: Path, netns: str) -> None:
+def test_del_without_the_network_namespace_succeeds(sock: Path, netns: str) -> None:
     sock.parent.mkdir()
     with StubAgent(sock).answering(answer(reply(0, b""))) as agent:
         ended = run_plugin(environment("DEL", CNI_NETNS=netns), conf(sock))
@@ -198,7 +198,7 @@ def test_an_unknown_chaining_mode_is_refused(sock: Path) -> None:
     assert (ended.code, ended.json["msg"]) == (1, "invalid chaining-mode none")
 
 
-def test_notes_go_to_the_log_file_and_debug_tells_of_every_call(sock: Path, tmp_path: Path) -> None:
+def test_errors_go_to_the_log_file_and_debug_logs_every_call(sock: Path, tmp_path: Path) -> None:
     log = tmp_path / "cni.log"
     run_plugin(environment("DEL"), conf(sock, **{"log-file": str(log), "enable-debug": True}))
     lines = log.read_text().splitlines()

@@ -76,7 +76,7 @@ def needs_root() -> None:
         pytest.skip("an ADD enters a network namespace: it needs root")
 
 
-def test_the_agent_gets_the_addresses_it_wishes_for(sock: Path, tmp_path: Path) -> None:
+def test_the_agent_gets_the_addresses_it_requests_from_delegated_ipam(sock: Path, tmp_path: Path) -> None:
     needs_root()
     delegate, agent = Delegate(tmp_path / "bin"), StubAgent(sock)
     with agent.answering(answer(WISH), answer(reply(0, b'{"done":true}'))):
@@ -101,7 +101,7 @@ def test_addresses_are_given_back_when_the_agent_refuses_the_pod(sock: Path, tmp
     assert delegate.commands == ["ADD cid1", "DEL cid1"]
 
 
-def test_addresses_stay_while_nobody_knows_what_became_of_the_pod(sock: Path, tmp_path: Path) -> None:
+def test_addresses_stay_allocated_while_the_state_of_the_pod_is_unknown(sock: Path, tmp_path: Path) -> None:
     needs_root()
     delegate, agent = Delegate(tmp_path / "bin"), StubAgent(sock)
     with agent.answering(answer(WISH), hang_up):
@@ -110,7 +110,7 @@ def test_addresses_stay_while_nobody_knows_what_became_of_the_pod(sock: Path, tm
     assert delegate.commands == ["ADD cid1"]  # the runtime's DEL gives them back
 
 
-def test_the_error_of_the_delegated_plugin_is_told(sock: Path, tmp_path: Path) -> None:
+def test_an_error_of_the_delegated_plugin_is_reported(sock: Path, tmp_path: Path) -> None:
     needs_root()
     error = {"cniVersion": "1.1.0", "code": 7, "msg": "no more addresses", "details": "in 10.77.0.0/16"}
     delegate, agent = Delegate(tmp_path / "bin", code=1, says=error), StubAgent(sock)
@@ -138,7 +138,9 @@ def test_a_plugin_that_is_not_there_is_named(sock: Path, tmp_path: Path, ipam: o
     assert done.json["msg"].startswith(f"failed to invoke delegated plugin ADD for IPAM: {said}")
 
 
-def test_a_silent_failure_has_its_exit_status_told(sock: Path, tmp_path: Path) -> None:
+def test_a_delegated_plugin_that_fails_silently_is_reported_with_its_exit_status(
+    sock: Path, tmp_path: Path
+) -> None:
     needs_root()
     with StubAgent(sock).answering(answer(WISH)):
         done = call(sock, "ADD", Delegate(tmp_path / "bin", code=3, says=None))

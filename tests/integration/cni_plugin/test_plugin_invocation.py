@@ -34,7 +34,7 @@ def test_version_is_answered_without_agent_stdin_or_other_variables() -> None:
     assert ended.json == {"cniVersion": "1.1.0", "supportedVersions": VERSIONS}
 
 
-def test_without_a_command_it_says_what_it_is() -> None:
+def test_the_plugin_run_without_a_command_prints_what_it_is() -> None:
     ended = run_plugin({}, b"")
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (ended.code, ended.stdout) == (0, "")

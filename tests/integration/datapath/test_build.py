@@ -112,9 +112,7 @@ def test_without_a_header_the_package_to_install_is_named(header: str, package: 
     assert explain(complaint, Path("dispatch.c")) == f"dispatch.c needs <{header}>: apt-get install {package}"
 
 
-def test_what_does_not_compile_leaves_the_former_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_error_leaves_the_previous_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "PROGRAMS", SMALL)
     out = tmp_path / "out"
     before = [digest(path) for path in compile_objects(out)]

@@ -180,7 +180,7 @@ def test_what_is_generated_is_up_to_date() -> None:
         assert path.read_text() == text, f"{path.name}: run python -m tests.support.chart"
 
 
-def test_the_schema_says_of_every_value_what_it_is_for() -> None:
+def test_every_value_of_the_schema_has_a_description() -> None:
     def bare(of: dict[str, Any], at: str = "") -> Iterator[str]:
         for name, one in of["properties"].items():
             if "properties" in one:
@@ -261,7 +261,7 @@ def test_the_networks_of_nodes_are_a_list_or_a_text() -> None:
         ranges(10)
 
 
-def test_what_is_so_anyway_may_be_said() -> None:
+def test_values_that_equal_fixed_behaviour_are_accepted_without_effect() -> None:
     given = {
         "fragmentTracking": True,
         "bpf": {"datapathMode": "veth", "enableTCX": True},

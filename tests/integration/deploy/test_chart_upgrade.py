@@ -49,7 +49,7 @@ def test_no_object_is_renamed_and_nothing_that_cannot_change_does() -> None:
             assert now[name]["spec"]["selector"] == was["selector"], name
 
 
-def test_agents_go_on_where_they_kept_their_state() -> None:
+def test_upgraded_agents_use_the_state_of_the_previous_release() -> None:
     """Maps, endpoints and the plugin's configuration are found again by the next agent."""
     before, now = OLDER["objects"][CONFIG]["data"], newer()[CONFIG]["data"]
     for key in ("bpf-root", "ipam", "identity-allocation-mode", "cluster-name", "write-cni-conf-when-ready"):

@@ -107,7 +107,7 @@ def sysctlfix(directory: Path, *arguments: str) -> list[str]:
     return result.output.splitlines()
 
 
-def test_the_file_is_written_once_and_systemd_told_once(bus: None, tmp_path: Path) -> None:
+def test_the_sysctl_file_is_written_once_and_systemd_restarted_once(bus: None, tmp_path: Path) -> None:
     path = tmp_path / "99-zzz-override_cilium.conf"
     with systemd_on_a_bus() as fake:
         assert sysctlfix(tmp_path) == [f"sysctl config created: {path}", f"systemd unit '{UNIT}' restarted"]
@@ -136,7 +136,7 @@ def test_a_node_without_the_unit(bus: None, tmp_path: Path) -> None:
         assert not any(call.startswith("RestartUnit") for call in fake.calls)
 
 
-def test_a_restart_that_fails_is_told(bus: None, tmp_path: Path) -> None:
+def test_a_failed_restart_of_systemd_sysctl_is_reported(bus: None, tmp_path: Path) -> None:
     with systemd_on_a_bus("failed"):
         told = sysctlfix(tmp_path)[-1]
     assert told == f"systemd unit '{UNIT}' not restarted: restarting {UNIT} ended with: failed"

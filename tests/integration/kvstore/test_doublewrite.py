@@ -139,7 +139,7 @@ async def test_pods_do_not_wait_for_the_store_that_is_not_read(
         await until(lambda: set(keys(etcd, "id")) == {str(web.id)})
 
 
-async def test_a_number_that_says_something_else_there_is_told(
+async def test_an_identity_number_with_other_labels_in_the_kvstore_degrades_health(
     etcd: Etcd, server: Cluster, tmp_path: Path
 ) -> None:
     async with agent(etcd, tmp_path, server, READ_OBJECTS) as one:

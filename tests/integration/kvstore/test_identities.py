@@ -138,7 +138,7 @@ async def test_a_restart_keeps_its_numbers_while_the_store_is_away(etcd: Etcd) -
         await until(lambda: len(keys(etcd, "value")) == 2)
 
 
-async def test_a_lock_of_somebody_who_died_is_waited_for(etcd: Etcd) -> None:
+async def test_a_lock_of_a_dead_client_is_waited_for_until_it_expires(etcd: Etcd) -> None:
     lock = f"{STATE}locks/{WEB_TEXT}.lock/1"
     etcd.put(lock, "")
     async with agent(etcd) as identities, anyio.create_task_group() as tasks:
@@ -149,7 +149,7 @@ async def test_a_lock_of_somebody_who_died_is_waited_for(etcd: Etcd) -> None:
         await until(lambda: keys(etcd, "id"))
 
 
-async def test_objects_that_nobody_has_cannot_be_asked_for(etcd: Etcd) -> None:
+async def test_objects_outside_the_schema_cannot_be_requested(etcd: Etcd) -> None:
     with pytest.raises(StartError, match="identity-allocation-mode=crd: there is no API server"):
         async with agent(etcd, 1, **{"identity-allocation-mode": "crd"}):
             pass

@@ -51,7 +51,7 @@ async def test_the_heart_beats(etcd: Etcd) -> None:
         assert etcd.all("cilium/.heartbeat")["cilium/.heartbeat"].endswith("Z")
 
 
-async def test_the_store_says_whose_it_is(etcd: Etcd) -> None:
+async def test_the_cluster_config_key_is_written_and_restored(etcd: Etcd) -> None:
     key = "cilium/cluster-config/mesh-5"
     told = {"id": 5, "capabilities": {"maxConnectedClusters": 255, "serviceExportsEnabled": False}}
     more = {"cluster-name": "mesh-5", "cluster-id": "5", "kvstore-periodic-sync": "100ms"}

@@ -115,7 +115,7 @@ async def test_what_a_store_that_began_anew_misses_stays_for_a_while(etcd: Etcd)
         await until(lambda: found.told() == {"b": "2"})
 
 
-async def test_keys_are_told_kept_and_taken_back(etcd: Etcd) -> None:
+async def test_own_keys_are_written_restored_after_changes_and_withdrawn(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
         found.tell(OwnKey("our/x", "1"), OwnKey("our/y", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
@@ -212,7 +212,7 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
         ("insecure-skip-tls-verify: true", "insecure-skip-tls-verify is not supported"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_told_in_a_line(
+def test_an_invalid_etcd_configuration_is_reported_in_one_line(
     tmp_path: Path, text: str | None, told: str
 ) -> None:
     config = tmp_path / "etcd.config"
@@ -253,7 +253,7 @@ async def test_who_connects_takes_a_turn_at_the_lock_of_all(etcd: Etcd) -> None:
         await until(lambda: "lock leases=0" in found.store.state().message)
 
 
-async def test_a_store_that_takes_no_writes_is_no_store(etcd: Etcd) -> None:
+async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     etcd.fill()
     async with following(etcd) as found:

@@ -324,7 +324,7 @@ def test_a_stop_stuck_in_a_thread_ends_with_the_budget_by_name() -> None:
     assert err.splitlines()[-1] == "daemon: leaving with hook 'listen' (server) running"
 
 
-def test_a_signal_while_starting_rolls_back_and_is_no_failure() -> None:
+def test_a_signal_while_starting_rolls_back_and_exits_0() -> None:
     with daemon(start="print('starting', flush=True); await anyio.sleep_forever()") as process:
         assert line(process) == "starting"
         process.terminate()
@@ -434,7 +434,7 @@ def test_logs_follow_standard_error_when_it_is_replaced(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("_logging")
-def test_a_line_nobody_takes_is_no_failure_of_who_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_line_that_cannot_be_written_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         def write(self, _text: str) -> int:
             raise OSError(errno.ENOSPC, "no space left on device")

@@ -36,7 +36,7 @@ def shell(daemon: Path, *words: str, lines: str | None = None) -> "subprocess.Co
     )
 
 
-def test_one_command_prints_its_output_and_tells_by_its_exit_code(daemon: Path) -> None:
+def test_one_command_prints_its_output_and_exits_with_its_code(daemon: Path) -> None:
     ran = shell(daemon, "db/show", "--columns=number", "orders")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "NUMBER\n", "")
     assert shell(daemon, "log/level").stdout == "info\n"
@@ -53,7 +53,7 @@ def test_lines_of_a_pipe_are_run_up_to_the_first_that_fails(daemon: Path) -> Non
     assert (ran.returncode, ran.stdout) == (1, "one\nech: no such command; did you mean echo?\n")
 
 
-def test_a_socket_that_nobody_serves_is_told_in_a_line(daemon: Path) -> None:
+def test_a_socket_without_a_server_is_reported_in_one_line(daemon: Path) -> None:
     ran = shell(daemon, "--socket=/nowhere.sock", "db")
     assert (ran.returncode, ran.stderr) == (
         1,

@@ -50,7 +50,7 @@ def test_sizes_and_offsets_are_those_of_the_c_structs() -> None:
     assert compiled("\n".join(line for layout in LAYOUTS for line in claims(layout))) == ""
 
 
-def test_a_wrong_offset_would_be_told() -> None:
+def test_a_wrong_offset_is_detected() -> None:
     wrong = Layout("address_key", ip="16s", key="B", family="B", cluster_id="H")
     LAYOUTS.remove(wrong)
     said = compiled("\n".join(claims(wrong)))

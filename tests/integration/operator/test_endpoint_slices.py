@@ -95,7 +95,7 @@ def test_the_limit_of_the_most_nodes_that_there_are_counts() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_slice_that_somebody_deletes_comes_back(server: ApiServer, operators: Operators) -> None:
+async def test_a_deleted_endpoint_slice_is_created_again(server: ApiServer, operators: Operators) -> None:
     values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
 
     def held() -> list[str]:

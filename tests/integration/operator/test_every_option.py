@@ -78,7 +78,7 @@ def test_no_option_of_cilium_is_unknown() -> None:
     assert set(CILIUM.split()) - known() == set()
 
 
-def test_no_option_stands_twice_and_each_says_why() -> None:
+def test_each_option_is_listed_once_with_a_reason() -> None:
     served = known() - set(names(UnservedOperator)) - set(names(OperatorWithoutEffect))
     assert len(served) + len(names(UnservedOperator)) + len(names(OperatorWithoutEffect)) == len(known())
     for one in Hive(options.cell, settings=Sources(argv=[])).settings():
@@ -124,6 +124,6 @@ def test_the_settings_of_a_chart_start_an_operator(whose: str, tmp_path: Path) -
     Hive(operator, settings=Sources(config_dir=tmp_path, unknown="ignore")).check()
 
 
-def test_it_tells_its_version_and_starts_nothing() -> None:
+def test_the_version_flag_prints_the_version_and_starts_nothing() -> None:
     found = CliRunner().invoke(command, ["--version"], standalone_mode=False)
     assert (found.return_value, found.output) == (0, f"hive {metadata.version('hive-agent')}\n")

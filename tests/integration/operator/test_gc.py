@@ -48,7 +48,9 @@ def names(server: ApiServer, resource: Resource) -> set[str]:
     return {name for _, name in server.store.of(resource).objects}
 
 
-async def test_identities_go_no_faster_than_their_limit_says(server: ApiServer, operators: Operators) -> None:
+async def test_identities_are_deleted_at_most_at_the_rate_limit(
+    server: ApiServer, operators: Operators
+) -> None:
     values = POOL | {
         "identity-gc-interval": "50ms",
         "identity-heartbeat-timeout": "100ms",

@@ -96,7 +96,7 @@ ASKS = st.lists(
 
 @settings(max_examples=scaled(80), deadline=None)
 @given(ASKS)
-def test_whoever_has_one_address_may_share_it_and_a_second_plan_changes_nothing(
+def test_services_share_an_address_by_sharing_key_and_a_second_plan_changes_nothing(
     asks: list[tuple[str, int, tuple[str, ...], tuple[str, ...]]],
 ) -> None:
     pools = [pool("p", "203.0.113.0", "203.0.113.2")]
@@ -170,7 +170,7 @@ async def test_addresses_outlive_restarts_and_another_s_services_are_left_alone(
 
 
 @pytest.mark.anyio
-async def test_agents_that_do_not_tell_protocols_apart_get_no_port_twice_at_an_address(
+async def test_without_protocol_differentiation_a_port_of_an_address_is_given_once(
     server: ApiServer, operators: Operators
 ) -> None:
     def seen(name: str) -> tuple[list[str], str]:

@@ -86,9 +86,7 @@ async def test_one_of_two_leads_until_it_stops(server: ApiServer, operators: Ope
         assert lease["holderIdentity"] == ""
 
 
-async def test_a_leader_whose_lease_is_taken_stops_its_work_and_ends(
-    server: ApiServer, operators: Operators
-) -> None:
+async def test_a_leader_that_loses_its_lease_stops_and_exits(server: ApiServer, operators: Operators) -> None:
     before = set(asyncio.all_tasks())
     with pytest.raises(HiveError, match="leader election lost: somebody-else"):  # noqa: PT012  # it ends it
         async with operators.running() as hive:
@@ -142,7 +140,7 @@ async def test_a_definition_is_replaced_by_a_newer_schema_only(
                 assert found["metadata"]["labels"] == {label: "1.30.1"}
 
 
-async def test_bad_input_is_told_in_one_line_each() -> None:
+async def test_each_invalid_input_is_reported_in_one_line() -> None:
     from hive.operator.command import build
 
     hive = build(

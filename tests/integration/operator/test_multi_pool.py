@@ -188,7 +188,7 @@ def test_the_ranges_of_a_pool_that_is_made_again_under_another_name_are_not_give
     assert (cluster.ranges("a"), cluster.ranges("b", "renamed")) == (["10.0.0.0/28"], ["10.0.0.16/28"])
 
 
-def test_a_pool_that_cannot_be_stays_as_it_was_and_is_told() -> None:
+def test_an_invalid_pool_change_is_rejected_and_reported() -> None:
     cluster = Cluster()
     cluster.define(pool("p", "10.0.0.0/24"), pool("over", "10.1.0.0/24", "10.1.0.128/25"))
     cluster.define(pool("p", "10.0.0.0/24", mask=26))

@@ -95,7 +95,7 @@ def test_what_is_held_is_adopted_before_anything_is_given_out() -> None:
     assert cluster.nodes["a"].spec.ipam.pod_cidrs == ("10.0.1.0/24", "fd00::100/120")
 
 
-def test_a_node_made_anew_under_its_name_has_what_its_new_object_says() -> None:
+def test_a_recreated_node_gets_the_ranges_of_its_new_object() -> None:
     cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/23"], 24), CidrPools(6, [], 112)))
     cluster.tell({"a": node("a"), "b": node("b"), "c": node("c")})
     assert cluster.errors == {"c": "allocator full"}
@@ -104,7 +104,7 @@ def test_a_node_made_anew_under_its_name_has_what_its_new_object_says() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_an_agent_writes_at_the_same_moment_is_kept_and_refused_writes_are_repeated(
+async def test_concurrent_writes_of_an_agent_survive_and_refused_writes_are_repeated(
     server: ApiServer, operators: Operators
 ) -> None:
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):

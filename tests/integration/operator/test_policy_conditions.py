@@ -43,7 +43,9 @@ def told(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[str, 
     return next(((one["status"], one["message"]) for one in conditions if one["type"] == "Valid"), None)
 
 
-async def test_what_got_past_an_older_schema_is_told_too(server: ApiServer, operators: Operators) -> None:
+async def test_rules_that_passed_an_older_schema_get_an_invalid_condition(
+    server: ApiServer, operators: Operators
+) -> None:
     ports = {"ingress": [{"toPorts": [{"ports": [{"port": "70000"}]}]}]}
     wrong = 'Unable to parse port: strconv.ParseUint: parsing "70000": value out of range'
     async with operators.running():
@@ -61,7 +63,7 @@ async def test_what_got_past_an_older_schema_is_told_too(server: ApiServer, oper
         ("example.com/", "name part must be non-empty"),
     ],
 )
-async def test_a_label_that_cannot_be_is_told_with_its_name(
+async def test_an_invalid_label_is_reported_by_name(
     server: ApiServer, operators: Operators, key: str, wrong: str
 ) -> None:
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
@@ -73,7 +75,7 @@ async def test_a_label_that_cannot_be_is_told_with_its_name(
         assert wrong in message
 
 
-async def test_what_agents_serve_only_when_asked_to_is_judged_by_their_settings(
+async def test_rules_with_node_selectors_are_valid_only_with_enable_node_selector_labels(
     server: ApiServer, operators: Operators
 ) -> None:
     pool = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}

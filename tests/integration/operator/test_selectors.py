@@ -34,7 +34,7 @@ LABELS = {"app": "dns", "tier": "", "example.com/role": "edge"}
         ("in=x", False),
     ],
 )
-def test_a_selector_selects_what_it_says(text: str, selects: bool) -> None:
+def test_a_label_selector_selects_matching_objects(text: str, selects: bool) -> None:
     assert selector_of(text).matches(LABELS) is selects
 
 
@@ -53,6 +53,6 @@ def test_a_selector_selects_what_it_says(text: str, selects: bool) -> None:
         "-a",
     ],
 )
-def test_what_is_no_selector_is_refused(text: str) -> None:
+def test_an_invalid_selector_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         selector_of(text)

@@ -92,7 +92,7 @@ async def test_operations_that_are_switched_off_are_refused(operators: Operators
         assert found["/v1/cluster"][1].startswith("This API is administratively disabled.")
 
 
-async def test_an_operation_that_nobody_knows_is_refused(operators: Operators) -> None:
+async def test_an_unknown_operation_is_refused(operators: Operators) -> None:
     with pytest.raises(GraphError, match=r"'GetNothing': expected . or some of GetCluster"):
         async with operators.running({**POOL, "enable-cilium-operator-server-access": "GetNothing"}):
             pass

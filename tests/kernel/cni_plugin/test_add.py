@@ -92,7 +92,9 @@ def test_a_namespace_under_a_file_is_opened_as_well(pod: Namespaces, sock: Path,
     close_all(agent.requests[0])
 
 
-def test_a_file_that_is_no_namespace_fails_the_add(pod: Namespaces, sock: Path, tmp_path: Path) -> None:
+def test_an_add_with_a_file_that_is_not_a_namespace_fails(
+    pod: Namespaces, sock: Path, tmp_path: Path
+) -> None:
     conf = {"cniVersion": "1.0.0", "name": "cilium", "agent-socket": str(sock)}
     path = tmp_path / "plain"
     path.touch()
@@ -100,7 +102,7 @@ def test_a_file_that_is_no_namespace_fails_the_add(pod: Namespaces, sock: Path, 
     assert ended.json["msg"] == f"opening netns pinned at {path}: open {path}: invalid argument"
 
 
-def test_without_an_agent_the_add_waits_and_then_says_so(pod: Namespaces, sock: Path) -> None:
+def test_without_an_agent_the_add_waits_and_then_fails_with_a_reason(pod: Namespaces, sock: Path) -> None:
     ended = call("ADD", pod, sock)
     assert (ended.code, ended.json["code"]) == (1, 999)
     assert ended.json["msg"] == (
@@ -130,9 +132,7 @@ def test_an_add_the_dying_agent_never_read_goes_to_the_next_one(pod: Namespaces,
     close_all(agent.requests[0])
 
 
-def test_an_add_whose_agent_dies_over_it_goes_to_the_next_one_as_a_repetition(
-    pod: Namespaces, sock: Path
-) -> None:
+def test_an_add_with_a_dying_agent_is_repeated_at_the_next_agent(pod: Namespaces, sock: Path) -> None:
     with StubAgent(sock).answering(hang_up, hang_up, answer(reply(0, RESULT))) as agent:
         ended = call("ADD", pod, sock, Patience.ENDLESS)
     assert (ended.code, ended.stdout) == (0, RESULT.decode())
@@ -141,7 +141,7 @@ def test_an_add_whose_agent_dies_over_it_goes_to_the_next_one_as_a_repetition(
         close_all(seen)
 
 
-def test_an_add_whose_agent_dies_over_it_fails_when_no_other_comes(pod: Namespaces, sock: Path) -> None:
+def test_an_add_with_a_dying_agent_fails_without_another(pod: Namespaces, sock: Path) -> None:
     with StubAgent(sock).answering(hang_up) as agent:
         ended = call("ADD", pod, sock)
     assert (ended.code, ended.json["code"]) == (1, 11)
@@ -152,7 +152,7 @@ def test_an_add_whose_agent_dies_over_it_fails_when_no_other_comes(pod: Namespac
     close_all(agent.requests[0])
 
 
-def test_the_agents_wish_for_ipv6_is_met_once(pod: Namespaces, sock: Path) -> None:
+def test_disable_ipv6_is_cleared_once_when_the_agent_requests_it(pod: Namespaces, sock: Path) -> None:
     switch = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
     with inside(pod):
         switch.write_text("1")
@@ -167,7 +167,7 @@ def test_the_agents_wish_for_ipv6_is_met_once(pod: Namespaces, sock: Path) -> No
         close_all(seen)
 
 
-def test_a_check_waits_for_an_agent_and_tells_the_runtime_to_try_again(pod: Namespaces, sock: Path) -> None:
+def test_a_check_without_an_agent_waits_and_returns_try_again_later(pod: Namespaces, sock: Path) -> None:
     ended = call("CHECK", pod, sock)
     assert (ended.code, ended.json["code"], ended.json["msg"]) == (1, 11, "DaemonDown")
     thread, late = start("CHECK", pod, sock)

@@ -81,7 +81,7 @@ async def test_ipv6_that_is_off_in_the_pod_is_switched_on(in_node: None) -> None
             await until(node.fakes.clean)
 
 
-async def test_without_an_ipv6_address_nobody_touches_the_switch(in_node: None) -> None:
+async def test_without_an_ipv6_address_disable_ipv6_is_unchanged(in_node: None) -> None:
     with new_netns() as pod:
         assert switched_off(pod, value="1")
         async with serving() as node:

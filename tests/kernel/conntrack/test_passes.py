@@ -108,7 +108,7 @@ async def test_any_number_of_addresses_is_forgotten(in_node: None) -> None:
         assert node.ct6_tcp.first_key() is None
 
 
-async def test_what_the_kernel_refuses_to_load_is_told(
+async def test_a_gc_program_that_the_kernel_refuses_is_reported(
     in_node: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running() as (_, collector):

@@ -39,7 +39,9 @@ def mark_of(world: World, packet: Packet) -> int:
 
 
 @pytest.mark.parametrize(("source", "outside"), [(A.ip, OUTSIDE), (A.ip6, OUTSIDE6)])
-def test_what_goes_to_the_stack_says_who_sent_it(world: World, source: str, outside: str) -> None:
+def test_packets_to_the_stack_carry_the_identity_of_their_sender_in_the_mark(
+    world: World, source: str, outside: str
+) -> None:
     for _ in range(3):  # evaluated, then from the cache
         assert mark_of(world, from_pod(A) / udp(source, outside)) == SENT_BY_A
 
@@ -92,6 +94,6 @@ def test_cached_replies_end_with_policy_and_identity(world: World, one: str, oth
     assert world.pod_sends(B, from_pod(B) / reply).dropped == (133, INGRESS)
 
 
-def test_entries_that_ask_for_authentication_let_nobody_in(world: World) -> None:
+def test_policy_entries_with_an_auth_type_drop_packets(world: World) -> None:
     world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry(auth_type=1))])
     assert world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S")).dropped == (189, INGRESS)

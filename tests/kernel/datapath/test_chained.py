@@ -58,7 +58,7 @@ def test_what_it_sends_to_a_neighbour_is_left_to_the_bridge(world: World) -> Non
         assert len(world.connections(version=6 if ":" in source else 4)) == 1
 
 
-def test_what_it_sends_is_judged_by_whom_it_is_for(world: World) -> None:
+def test_egress_policy_of_a_chained_pod_uses_the_identity_of_the_destination(world: World) -> None:
     world.allow(A, [(PolicyKey(B.identity, egress=True), PolicyEntry())])
     assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip, B.ip)).action == OK
     assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip, OUTSIDE)).dropped == (133, EGRESS)
@@ -66,7 +66,7 @@ def test_what_it_sends_is_judged_by_whom_it_is_for(world: World) -> None:
     assert world.pod_sends(chained(A), from_pod(A) / udp(A.ip6, OUTSIDE6)).dropped == (133, EGRESS)
 
 
-def test_what_comes_to_it_is_judged_by_whom_it_is_from(world: World) -> None:
+def test_ingress_policy_of_a_chained_pod_uses_the_identity_of_the_source(world: World) -> None:
     world.allow(A, [(PolicyKey(B.identity, egress=False), PolicyEntry())])
     for near, far, own in ((B.ip, OUTSIDE, A.ip), (B.ip6, OUTSIDE6, A.ip6)):
         packet = to_pod(A) / udp(near, own)
@@ -76,7 +76,7 @@ def test_what_comes_to_it_is_judged_by_whom_it_is_from(world: World) -> None:
         assert world.pod_gets(chained(A), to_pod(A) / udp(far, own)).dropped == (133, INGRESS)
 
 
-def test_the_node_and_the_world_are_told_apart(world: World) -> None:
+def test_a_chained_pod_distinguishes_host_and_world(world: World) -> None:
     world.allow(A, [(PolicyKey(HOST, egress=False), PolicyEntry())])
     assert world.pod_gets(chained(A), to_pod(A) / tcp(ROUTER, A.ip, "S")).action == OK
     assert world.pod_gets(chained(A), to_pod(A) / tcp(ROUTER6, A.ip6, "S")).action == OK
@@ -105,7 +105,7 @@ def test_a_policy_that_changes_cuts_what_flows_already(world: World) -> None:
 
 
 @pytest.mark.parametrize("destination", [B.ip, B.ip6, "10.1.0.255", "ff02::fb"])
-def test_what_a_bridge_brings_for_others_is_no_connection_of_its_own(world: World, destination: str) -> None:
+def test_packets_that_a_bridge_floods_create_no_conntrack_entry(world: World, destination: str) -> None:
     source = OUTSIDE6 if ":" in destination else OUTSIDE
     assert world.pod_gets(chained(A), to_pod(A) / udp(source, destination)).action == OK
     assert not world.connections(tcp=False, version=6 if ":" in destination else 4)
@@ -123,7 +123,7 @@ NEIGHBOURLY = (
 
 
 @pytest.mark.parametrize("packet", NEIGHBOURLY, ids=lambda packet: packet.lastlayer().name)
-def test_neighbours_find_each_other_whatever_policy_says(world: World, packet: Packet) -> None:
+def test_neighbour_discovery_passes_under_every_policy(world: World, packet: Packet) -> None:
     world.allow(A, ())
     assert world.pod_sends(chained(A), from_pod(A) / packet).action == OK
     assert world.pod_gets(chained(A), to_pod(A) / packet).action == OK
@@ -144,7 +144,7 @@ def test_what_is_for_neighbours_goes_no_further(world: World, hops: int, message
     assert world.pod_gets(chained(A), to_pod(A) / come).dropped == (133, INGRESS)
 
 
-def test_a_pod_is_no_router_but_hears_one(world: World) -> None:
+def test_router_advertisements_are_dropped_from_a_pod_and_pass_to_it(world: World) -> None:
     world.allow(A, ())
     told = IPv6(src="fe80::1", dst="ff02::1", hlim=255) / ICMPv6ND_RA()
     assert world.pod_sends(chained(A), from_pod(A) / told).dropped == (132, EGRESS)
@@ -162,7 +162,7 @@ def test_a_pod_without_ipv6_gets_none(world: World) -> None:
     assert world.pod_gets(single, to_pod(A) / udp(OUTSIDE6, A.ip6)).dropped == (139, INGRESS)
 
 
-def test_what_is_no_ip_does_not_come_in(world: World) -> None:
+def test_frames_that_are_not_ip_are_dropped_at_ingress(world: World) -> None:
     assert world.pod_gets(chained(A), Ether(src=B.mac, dst=A.mac, type=0x88CC) / bytes(46)).dropped == (
         139,
         INGRESS,
@@ -173,5 +173,5 @@ def test_what_is_no_ip_does_not_come_in(world: World) -> None:
     )
 
 
-def test_a_link_nobody_has_brings_nothing(world: World) -> None:
+def test_a_link_without_an_endpoint_delivers_nothing(world: World) -> None:
     assert world.pod_gets(None, to_pod(A) / udp(OUTSIDE, A.ip)).dropped == (165, INGRESS)

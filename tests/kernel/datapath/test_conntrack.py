@@ -211,7 +211,7 @@ def test_a_router_may_say_what_is_too_big_of_a_flow_and_of_nothing_else(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_pod_says_what_is_too_big_to_whom_it_talks_with(world: World, version: int) -> None:
+def test_packet_too_big_of_a_pod_passes_to_peers_of_its_connections(world: World, version: int) -> None:
     pod, peer = (A.ip, OUTSIDE) if version == 4 else (A.ip6, OUTSIDE6)
     assert world.host_sends(from_host() / tcp(peer, pod, "S")).action == REDIRECT
     said = from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))

@@ -44,7 +44,9 @@ def told(world: World) -> Iterator[Listen]:
 
 
 @pytest.mark.parametrize(("source", "destination"), [(A.ip, B.ip), (A.ip6, B.ip6)])
-def test_a_drop_is_told_with_who_and_why(world: World, told: Listen, source: str, destination: str) -> None:
+def test_a_drop_notification_has_source_and_reason(
+    world: World, told: Listen, source: str, destination: str
+) -> None:
     world.tell(NODE_NOTIFY_DROP)
     world.allow(B, [])
     packet = from_pod(A) / tcp(source, destination, "S")
@@ -68,7 +70,7 @@ def test_of_a_long_packet_the_first_bytes_are_shown(world: World, told: Listen) 
     assert event.packet == bytes(packet)[:128]
 
 
-def test_a_new_flow_is_told_with_both_verdicts_and_its_delivery(world: World, told: Listen) -> None:
+def test_a_new_flow_emits_both_policy_verdicts_and_its_trace(world: World, told: Listen) -> None:
     world.tell(ALL, MEDIUM)
     world.allow(A, [(PolicyKey(B.identity, True, 6, 80, 16), PolicyEntry())])
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
@@ -83,7 +85,7 @@ def test_a_new_flow_is_told_with_both_verdicts_and_its_delivery(world: World, to
     assert (delivered.source_identity, delivered.destination_identity) == (A.identity, B.identity)
 
 
-def test_an_established_flow_is_told_of_now_and_then(world: World, told: Listen) -> None:
+def test_an_established_flow_emits_a_trace_per_aggregation_interval(world: World, told: Listen) -> None:
     world.tell(ALL, MEDIUM)
     packet = from_pod(A) / tcp(A.ip, B.ip, "A")
     for _ in range(20):
@@ -104,7 +106,7 @@ def test_a_refusal_is_a_verdict_for_every_packet(world: World, told: Listen) -> 
         assert (event.verdict, event.match, event.remote_identity) == (-181, 1, WORLD)
 
 
-def test_what_policy_refuses_passes_where_it_is_audited_and_is_told(world: World, told: Listen) -> None:
+def test_in_audit_mode_denied_packets_pass_and_emit_a_verdict(world: World, told: Listen) -> None:
     world.tell(NODE_NOTIFY_POLICY_VERDICT | NODE_AUDITS_POLICY)
     world.allow(A, [(PolicyKey(WORLD, True), PolicyEntry(deny=True))])
     packet = from_pod(A) / udp(A.ip, OUTSIDE)
@@ -117,14 +119,14 @@ def test_what_policy_refuses_passes_where_it_is_audited_and_is_told(world: World
     assert world.pod_sends(A, packet).dropped is not None
 
 
-def test_what_nobody_wants_told_is_not(world: World, told: Listen) -> None:
+def test_notifications_that_are_off_are_not_emitted(world: World, told: Listen) -> None:
     world.tell(0)
     world.allow(A, [])
     world.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
     assert told() == []
 
 
-def test_without_aggregation_every_delivery_is_told(world: World, told: Listen) -> None:
+def test_without_aggregation_every_delivery_emits_a_trace(world: World, told: Listen) -> None:
     world.tell(NODE_NOTIFY_TRACE, NONE)
     for _ in range(3):
         world.pod_sends(A, from_pod(A) / udp(A.ip, B.ip))
@@ -133,7 +135,7 @@ def test_without_aggregation_every_delivery_is_told(world: World, told: Listen) 
     assert points == [5, 0, 5, 3] * 3
 
 
-def test_what_comes_by_a_link_of_anothers_is_told_like_a_delivery(world: World, told: Listen) -> None:
+def test_packets_to_a_chained_pod_emit_verdict_and_trace_like_a_delivery(world: World, told: Listen) -> None:
     world.tell(ALL, MEDIUM)
     packet = Ether(dst=A.mac) / tcp(OUTSIDE, A.ip, "S")
     assert world.pod_gets(A, packet).action == 0

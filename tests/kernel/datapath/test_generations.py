@@ -146,7 +146,7 @@ async def test_a_missing_entry_is_made_good(in_node: None) -> None:
         assert entries().keys() == set(ENTRIES.values())
 
 
-async def test_entries_and_pins_that_somebody_removes_come_back(in_node: None) -> None:
+async def test_removed_entries_and_pins_are_restored(in_node: None) -> None:
     async with running() as node:
         node.add_host()
         before, on_host = entries(), attached("cilium_host")
@@ -236,7 +236,7 @@ def of_drivers(_: Path) -> Path:
     ],
     ids=["verifier", "self-check", "missing program"],
 )
-async def test_a_build_that_fails_leaves_the_former_in_force(
+async def test_a_failed_build_leaves_the_previous_programs_attached(
     in_node: None, tmp_path: Path, build: Callable[[Path], Path], complaint: str
 ) -> None:
     async with running():
@@ -292,7 +292,7 @@ async def test_maps_that_are_in_use_are_not_tried_on(in_node: None, tmp_path: Pa
         assert entries() == {slot: node.datapath.programs[name] for name, slot in ENTRIES.items()}
 
 
-async def test_a_file_that_is_no_object_is_refused(in_node: None, tmp_path: Path) -> None:
+async def test_a_file_that_is_not_an_object_is_refused(in_node: None, tmp_path: Path) -> None:
     file = tmp_path / "text.o"
     file.write_text("not an object")
     with pytest.raises(StartError) as caught:

@@ -28,7 +28,7 @@ def test_the_pods_answer_reaches_the_host(world: World) -> None:
 
 
 @pytest.mark.parametrize("destination", ["10.1.0.99", OUTSIDE])
-def test_an_address_nobody_has_is_unroutable(world: World, destination: str) -> None:
+def test_an_address_without_an_endpoint_is_unroutable(world: World, destination: str) -> None:
     assert world.host_sends(from_host() / udp(ROUTER, destination)).dropped == (151, INGRESS)
 
 

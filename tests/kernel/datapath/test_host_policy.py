@@ -122,7 +122,7 @@ def test_a_node_without_a_policy_may_do_everything(world: World) -> None:
 @pytest.mark.parametrize(
     ("client", "node", "identity"), [(OUTSIDE, NODE, WORLD4), (OUTSIDE6, NODE6, WORLD6)], ids=["v4", "v6"]
 )
-def test_the_node_is_reached_as_its_policy_says_and_answers(
+def test_ingress_host_policy_filters_connections_and_replies_pass(
     host: Host, client: str, node: str, identity: int
 ) -> None:
     knock = FRAME / tcp(client, node, "S", dport=22)
@@ -134,7 +134,7 @@ def test_the_node_is_reached_as_its_policy_says_and_answers(
     assert host.world.device_gets(FRAME / tcp(client, node, "S", dport=23)).dropped == (133, INGRESS)
 
 
-def test_the_node_reaches_whom_its_policy_says_and_gets_the_answers(host: Host) -> None:
+def test_egress_host_policy_filters_connections_and_replies_pass(host: Host) -> None:
     assert host.world.device_sends(FETCH).dropped == (133, EGRESS)
     host.allow(sends(WORLD4, TCP, 443))
     assert host.world.device_sends(FETCH).action == OK
@@ -150,7 +150,7 @@ def test_a_flow_of_the_node_is_cut_when_its_allowance_goes(host: Host) -> None:
     assert host.world.device_gets(FRAME / tcp(OUTSIDE, NODE, "A", dport=22)).dropped == (133, INGRESS)
 
 
-def test_a_pod_reaches_the_node_by_its_identity_and_every_packet_is_judged(host: Host) -> None:
+def test_host_policy_filters_each_packet_of_a_pod_by_its_identity(host: Host) -> None:
     begin, go_on = (from_pod(A) / tcp(A.ip, NODE, flags) for flags in "SA")
     assert host.world.pod_sends(A, begin).dropped == (133, INGRESS)
     host.allow(gets(A.identity, TCP, 80))
@@ -176,13 +176,13 @@ def test_what_only_passes_through_the_node_is_not_its_own(host: Host) -> None:
     assert host.world.device_sends(FRAME / tcp("203.0.113.9", OUTSIDE, "S")).action == OK
 
 
-def test_neighbours_are_found_whatever_the_policy_says(host: Host) -> None:
+def test_neighbour_discovery_passes_under_every_host_policy(host: Host) -> None:
     ask = FRAME / IPv6(src=OUTSIDE6, dst=NODE6, hlim=255) / ICMPv6ND_NS(tgt=NODE6)
     assert host.world.device_gets(ask).action == OK
     assert host.world.device_gets(FRAME / echo(OUTSIDE6, NODE6)).dropped == (133, INGRESS)
 
 
-def test_protocols_without_conntrack_are_judged_packet_by_packet(host: Host) -> None:
+def test_protocols_without_conntrack_are_filtered_packet_by_packet(host: Host) -> None:
     tunnel: Packet = FRAME / IP(src=OUTSIDE, dst=NODE, proto=GRE) / b"inside"
     assert host.world.device_gets(tunnel).dropped == (133, INGRESS)
     host.allow(gets(WORLD4))
@@ -197,7 +197,7 @@ def test_an_audited_node_lets_through_what_its_policy_refuses_and_pods_do_not(ho
     assert host.world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "S")).dropped == (133, EGRESS)
 
 
-def test_a_node_whose_policy_map_is_gone_is_not_locked_up(host: Host) -> None:
+def test_without_its_policy_map_the_node_stays_reachable(host: Host) -> None:
     host.world.maps["hive_policies"].delete(struct.pack("<I", NUMBER))
     assert host.world.device_gets(SSH).action == OK
     assert host.world.device_sends(FETCH).action == OK
@@ -236,7 +236,7 @@ def test_what_routes_lead_nowhere_else_is_the_nodes(
     assert host.world.device_gets(FRAME / udp(source, pod)).action == OK, "it is a pod's"
 
 
-def test_the_node_talks_with_neighbours_by_link_local_addresses_as_its_policy_says(host: Host) -> None:
+def test_host_policy_filters_link_local_addresses_of_neighbours(host: Host) -> None:
     ask, answer = (
         tcp(LINK_LOCAL, NEIGHBOUR, "S", sport=5, dport=179),
         tcp(NEIGHBOUR, LINK_LOCAL, "SA", sport=179, dport=5),
@@ -256,7 +256,7 @@ def listener_report(source: str) -> Packet:
     )
 
 
-def test_listeners_of_groups_and_servers_of_addresses_are_heard_whatever_the_policy_says(host: Host) -> None:
+def test_multicast_listener_reports_and_dhcp_pass_under_every_host_policy(host: Host) -> None:
     query: Packet = IP(src=OUTSIDE, dst="224.0.0.1", proto=2, ttl=1) / Raw(bytes(8))
     offer = udp(OUTSIDE, "255.255.255.255", sport=67, dport=68)
     offer6 = udp(NEIGHBOUR, LINK_LOCAL, sport=547, dport=546)

@@ -84,7 +84,7 @@ def test_a_node_without_ipv6_takes_none_of_it(world: World) -> None:
     assert world.pod_sends(single, solicit(B.ip6)).dropped == (139, EGRESS)
 
 
-def test_nobody_has_other_addresses(world: World) -> None:
+def test_neighbour_solicitations_for_unknown_addresses_are_dropped(world: World) -> None:
     assert world.pod_sends(A, solicit("fd00:10:1::99")).dropped == (150, EGRESS)
 
 
@@ -127,7 +127,7 @@ def test_a_packet_between_pods_is_a_hop_older_and_readdressed(world: World) -> N
     assert outcome.packet[IPv6].hlim == 63
 
 
-def test_used_up_hops_are_told_to_the_sender(world: World) -> None:
+def test_an_expired_hop_limit_returns_time_exceeded_to_the_sender(world: World) -> None:
     packet = from_pod(A) / IPv6(src=A.ip6, dst=B.ip6, hlim=1) / UDP(sport=1000, dport=2000) / Raw(bytes(100))
     outcome = world.pod_sends(A, packet)
     assert outcome.action == REDIRECT
@@ -197,7 +197,7 @@ def test_errors_about_a_flow_reach_its_sender(world: World, error: Packet) -> No
     assert world.host_sends(told).action == REDIRECT
 
 
-def test_the_host_reaches_a_pod_and_nobody_else(world: World) -> None:
+def test_packets_of_the_host_reach_a_pod_and_no_unknown_address(world: World) -> None:
     assert world.host_sends(from_host() / tcp(ROUTER6, A.ip6, "S")).action == REDIRECT
     assert world.host_sends(from_host() / tcp(ROUTER6, "fd00:10:1::99", "S")).dropped == (151, INGRESS)
     assert world.host_sends(from_host() / IPv6(src="fe80::1", dst="ff02::2") / ICMPv6ND_RS()).action == OK

@@ -94,7 +94,7 @@ async def test_pods_and_the_node_talk_to_each_other(in_node: None) -> None:
         assert node.drops() == {}
 
 
-async def test_a_tcp_packet_whose_hops_are_used_up_gets_its_answer(in_node: None) -> None:
+async def test_a_tcp_packet_with_an_expired_ttl_gets_time_exceeded(in_node: None) -> None:
     """The kernel leaves its checksum to the device: the message may not cut that off."""
     async with running() as node:
         node.add_host()

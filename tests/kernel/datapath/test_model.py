@@ -221,7 +221,7 @@ class Node(RuleBasedStateMachine):
         self.pair.compare_memory()
 
 
-def test_any_sequence_of_packets_is_treated_as_the_model_says(loaded_world: World) -> None:
+def test_any_sequence_of_packets_matches_the_model(loaded_world: World) -> None:
     bounded = settings(
         max_examples=scaled(100),
         stateful_step_count=40,
@@ -253,7 +253,7 @@ one_each = settings(
 
 @given(sent=any_frame(), rules=policies)
 @one_each
-def test_any_frame_of_a_pod_is_treated_as_the_model_says(
+def test_any_frame_of_a_pod_matches_the_model(
     loaded_world: World, sent: tuple[Pod, bytes], rules: dict[PolicyKey, bool]
 ) -> None:
     pair = Pair(loaded_world)
@@ -264,7 +264,7 @@ def test_any_frame_of_a_pod_is_treated_as_the_model_says(
 
 @given(frame=damaged(host_frames()), rules=policies)
 @one_each
-def test_any_frame_of_the_host_is_treated_as_the_model_says(
+def test_any_frame_of_the_host_matches_the_model(
     loaded_world: World, frame: bytes, rules: dict[PolicyKey, bool]
 ) -> None:
     pair = Pair(loaded_world)
@@ -290,9 +290,7 @@ close_rules = st.dictionaries(
 
 @given(rules=close_rules)
 @one_each
-def test_of_any_rules_those_decide_that_the_model_says(
-    loaded_world: World, rules: dict[PolicyKey, bool]
-) -> None:
+def test_any_policy_entries_decide_as_in_the_model(loaded_world: World, rules: dict[PolicyKey, bool]) -> None:
     pair = Pair(loaded_world)
     pair.allow(A, rules)
     pair.pod_sends(A, bytes(from_pod(A) / tcp(A.ip, B.ip, "S")))

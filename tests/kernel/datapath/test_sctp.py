@@ -26,7 +26,7 @@ def tracking() -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("one", "other"), ENDS)
-def test_unless_it_is_asked_for_nobody_speaks_it(world: World, one: str, other: str) -> None:
+def test_without_enable_sctp_sctp_packets_are_dropped(world: World, one: str, other: str) -> None:
     packet = from_pod(A) / ip(one, other) / SCTP(sport=40000, dport=80) / SCTPChunkInit()
     assert world.pod_sends(A, packet).dropped == (137, EGRESS)
 

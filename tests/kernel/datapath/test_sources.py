@@ -46,13 +46,13 @@ def asks(source: str, target: str) -> Packet:
 
 @pytest.mark.parametrize("target", [ROUTER6, B.ip6, NODE6, A.ip6, "fe80::1"])
 @pytest.mark.parametrize("flags", [0, CHAINED])
-def test_nobody_asks_for_neighbours_in_anothers_name(world: World, target: str, flags: int) -> None:
+def test_arp_requests_with_the_address_of_another_are_dropped(world: World, target: str, flags: int) -> None:
     for source in (B.ip6, "2001:db8::66"):
         assert world.pod_sends(replace(A, flags=flags), asks(source, target)).dropped == (132, EGRESS)
 
 
 @pytest.mark.parametrize("source", [A.ip6, OWN_LINK_LOCAL, "::"])
-def test_a_pod_asks_in_its_own_name_or_in_nobodys(world: World, source: str) -> None:
+def test_neighbour_solicitations_pass_from_own_and_unspecified_addresses(world: World, source: str) -> None:
     assert world.pod_sends(A, asks(source, ROUTER6)).action == REDIRECT
     assert world.pod_sends(A, asks(source, NODE6)).action == OK
     assert world.pod_sends(A, asks(source, "fe80::1")).action == OK
@@ -128,7 +128,7 @@ def test_a_bridge_that_pods_are_on_brings_their_packets(world: World, source: st
 @pytest.mark.parametrize(
     ("node", "target", "world_identity", "sender"), [(NODE, A.ip, 9, 1), (NODE6, A.ip6, 10, 10)]
 )
-def test_behind_another_runtimes_bridge_nobody_is_the_host_in_ipv6(
+def test_behind_the_bridge_of_another_runtime_ipv6_sources_are_not_the_host(
     world: World, node: str, target: str, world_identity: int, sender: int
 ) -> None:
     """In IPv4 the kernel refuses such sources, and what is left the stack has translated."""

@@ -87,7 +87,7 @@ def test_an_unrelated_endpoints_change_costs_others_nothing(world: World) -> Non
 
 
 @pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
-def test_a_change_made_by_hand_is_felt_within_a_second(world: World, packet: Packet) -> None:
+def test_a_manual_map_change_takes_effect_within_a_second(world: World, packet: Packet) -> None:
     establish(world, packet)
     world.allow(A, [], by_hand=True)
     eventually(lambda: world.pod_sends(A, packet).dropped == (133, EGRESS), within=2.5)

@@ -32,7 +32,7 @@ def age(world: World) -> None:
 
 
 @pytest.mark.parametrize(("one", "two", "outside"), [(A.ip, B.ip, OUTSIDE), (A.ip6, B.ip6, OUTSIDE6)])
-def test_what_conntrack_knows_is_kept(
+def test_nat_entries_of_live_connections_survive_gc(
     world: World, collector: ConntrackCollector, one: str, two: str, outside: str
 ) -> None:
     version = 6 if ":" in one else 4

@@ -175,7 +175,7 @@ def test_in_a_full_map_no_answer_reaches_another_flow(
         assert comes_back(port) == flow
 
 
-def test_a_port_is_kept_where_it_can_be(world: World) -> None:
+def test_masquerading_preserves_a_free_source_port(world: World) -> None:
     assert world.device_sends(udp(A.ip, OUTSIDE, FIRST_PORT)).packet[UDP].sport == FIRST_PORT
     assert world.device_sends(udp(B.ip, OUTSIDE, FIRST_PORT)).packet[UDP].sport != FIRST_PORT
 

@@ -49,7 +49,7 @@ def test_who_asks_for_an_announced_address_is_answered_with_the_device_s_mac(
     assert answered(world) == 1
 
 
-def test_of_an_address_that_is_being_probed_its_user_is_told(world: NodePortWorld) -> None:
+def test_an_arp_probe_for_an_announced_address_is_answered(world: NodePortWorld) -> None:
     """RFC 5227 section 2.1.1: a probe has no sender; whoever has the address answers."""
     announces(world)
     probe = ARP(op="who-has", hwsrc=CLIENT_MAC, psrc="0.0.0.0", pdst=VIP)
@@ -69,7 +69,7 @@ def test_of_an_address_that_is_being_probed_its_user_is_told(world: NodePortWorl
         "another address",
         "an answer",
         "another node's announcement",
-        "to somebody else",
+        "to another address",
         "half a question",
     ],
 )
@@ -82,7 +82,7 @@ def test_everything_else_is_left_to_the_stack(world: NodePortWorld, packet: Ethe
     assert answered(world) == 0
 
 
-def test_a_node_whose_agent_is_silent_for_longer_than_a_lease_lasts_answers_no_more(
+def test_a_node_with_an_agent_silent_past_its_lease_stops_answering_arp(
     world: NodePortWorld,
 ) -> None:
     question = Ether(src=CLIENT_MAC, dst=TO_ALL) / ASKED

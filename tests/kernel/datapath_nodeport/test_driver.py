@@ -104,7 +104,7 @@ def test_what_goes_into_the_tunnel_is_left(world: DriverWorld) -> None:
     assert asked(world, 4) == (XDP_PASS, FORWARD)
 
 
-def test_nobody_is_answered_from_the_driver(world: DriverWorld) -> None:
+def test_a_service_without_backends_is_left_by_xdp_to_the_tc_program(world: DriverWorld) -> None:
     """Who is told that nothing listens on is told by the tc program."""
     serve(world, 4)
     assert asked(world, 4) == (XDP_PASS, 0)

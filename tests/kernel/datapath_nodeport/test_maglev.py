@@ -80,7 +80,7 @@ def serve(world: NodePortWorld, version: int, table: bytes, flags: int = NODEPOR
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_client_goes_where_its_hash_says(world: NodePortWorld, version: int) -> None:
+def test_maglev_selects_the_backend_by_the_hash_of_the_client(world: NodePortWorld, version: int) -> None:
     table = fill([MaglevBackend(f"backend-{number}", number, 100) for number in (1, 2, 3)], SIZE, SEED.names)
     numbers = struct.unpack(f"<{SIZE}I", table)
     serve(world, version, table)

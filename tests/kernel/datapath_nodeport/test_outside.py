@@ -46,7 +46,7 @@ def asked(version: int, flags: str = "S", kind: str = "tcp") -> Packet:
     return segment(kind, CLIENT[version], SERVICE[version], SPORT, NODE_PORT, flags)
 
 
-def test_what_nobody_outside_may_ask_is_dropped(world: NodePortWorld) -> None:
+def test_packets_from_outside_to_a_cluster_ip_are_dropped(world: NodePortWorld) -> None:
     serve(world, 4, A.ip, ServiceFlag(0))
     outcome = world.client_sends(asked(4))
     assert (outcome.action, outcome.dropped) == (SHOT, (IS_CLUSTER_IP, INGRESS))
@@ -132,7 +132,7 @@ def test_in_hybrid_mode_datagrams_come_back_by_this_node(world: NodePortWorld) -
     assert world.client_sends(asked(4)).packet[IP].src == CLIENT[4]
 
 
-def test_packets_for_nobody_are_the_stacks(world: NodePortWorld) -> None:
+def test_packets_without_a_service_go_to_the_stack(world: NodePortWorld) -> None:
     for flags in 0, NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER:
         world.serve_outside(flags)
         outcome = world.client_sends(asked(4))
@@ -185,7 +185,7 @@ def test_a_client_hears_that_its_datagram_is_too_long(world: NodePortWorld, vers
     assert (quoted.dst, quoted.payload.dport) == (SERVICE[version], NODE_PORT)
 
 
-def test_what_may_be_fragmented_is_left_to_the_stack_with_the_service_told(world: NodePortWorld) -> None:
+def test_dsr_packets_above_the_mtu_go_to_the_stack_with_the_service_option(world: NodePortWorld) -> None:
     world.serve_outside(BOTH_DSR)
     backend = ELSEWHERE[4].format(9)
     serve(world, 4, backend)

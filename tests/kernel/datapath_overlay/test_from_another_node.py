@@ -43,7 +43,7 @@ def only_from(identity: int) -> list[tuple[PolicyKey, PolicyEntry]]:
 
 
 @FAMILIES
-def test_a_packet_is_delivered_as_from_whom_the_node_says(
+def test_an_overlay_packet_is_delivered_with_the_identity_of_its_vni(
     overlay: OverlayWorld, source: str, pod: str
 ) -> None:
     overlay.allow(A, only_from(REMOTE_IDENTITY))
@@ -64,12 +64,14 @@ def test_the_flow_is_known_to_come_from_the_tunnel(overlay: OverlayWorld) -> Non
 
 @FAMILIES
 @pytest.mark.parametrize("node", [STRANGER, NODE, A.ip, "0.0.0.0", "127.0.0.1"])
-def test_who_is_no_node_is_not_believed(overlay: OverlayWorld, source: str, pod: str, node: str) -> None:
+def test_an_overlay_packet_of_an_unknown_node_loses_its_identity(
+    overlay: OverlayWorld, source: str, pod: str, node: str
+) -> None:
     for destination in (pod, ROUTER if "." in pod else ROUTER6):
         assert overlay.tunnel_brings(FRAME / udp(source, destination), node=node).dropped == (172, INGRESS)
 
 
-def test_a_node_that_has_gone_is_not_believed_any_more(overlay: OverlayWorld) -> None:
+def test_an_overlay_packet_of_a_removed_node_loses_its_identity(overlay: OverlayWorld) -> None:
     packet = FRAME / udp(REMOTE, A.ip)
     assert overlay.tunnel_brings(packet).action == REDIRECT
     overlay.maps["cilium_node_map_v2"].clear()
@@ -99,7 +101,7 @@ def test_what_a_node_claims_of_another_nodes_pod_counts_for_its_own_packets_alon
     assert str(sent.remote) == OTHER_NODE
 
 
-def test_nobody_is_this_host_but_itself(overlay: OverlayWorld) -> None:
+def test_an_overlay_packet_with_identity_host_is_dropped(overlay: OverlayWorld) -> None:
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=1).dropped == (171, INGRESS)
 
 
@@ -124,7 +126,9 @@ def test_on_a_node_of_one_family_there_is_one_world(overlay: OverlayWorld) -> No
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=2).action == REDIRECT
 
 
-def test_where_nodes_have_not_agreed_on_numbers_this_one_says_who_it_is(overlay: OverlayWorld) -> None:
+def test_with_node_local_identities_the_ipcache_decides_the_source_of_overlay_packets(
+    overlay: OverlayWorld,
+) -> None:
     overlay.set_tunnel(on=True, flags=TUNNEL_OWN_IDENTITIES)
     overlay.allow(A, only_from(B.identity))  # whose number another node may have given to anybody
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=B.identity).dropped == (133, INGRESS)
@@ -165,7 +169,7 @@ def test_what_is_for_the_node_reaches_its_stack(overlay: OverlayWorld, source: s
 
 
 @pytest.mark.parametrize("destination", ["10.1.0.200", "198.51.100.7", REMOTE, "255.255.255.255", "ff02::1"])
-def test_what_is_for_nobody_here_goes_nowhere(overlay: OverlayWorld, destination: str) -> None:
+def test_overlay_packets_to_unknown_addresses_are_dropped(overlay: OverlayWorld, destination: str) -> None:
     source = REMOTE6 if ":" in destination else REMOTE
     assert overlay.tunnel_brings(FRAME / udp(source, destination)).dropped == (151, INGRESS)
 

@@ -145,7 +145,7 @@ def test_the_host_sends_as_what_others_know_it_by(overlay: OverlayWorld, identit
     assert overlay.recorder.tunnelled == tunnelled(vni)
 
 
-def test_the_host_reaches_nobody_behind_no_node(overlay: OverlayWorld) -> None:
+def test_packets_of_the_host_to_an_address_without_a_node_are_dropped(overlay: OverlayWorld) -> None:
     assert overlay.host_sends(from_host() / udp(ROUTER, "10.9.0.1")).dropped == (151, 1)
 
 
@@ -155,7 +155,7 @@ def big(source: str, destination: str, length: int) -> Ether:
     return packet / Raw(bytes(length - (len(packet) - 14)))
 
 
-def test_a_packet_that_does_not_fit_is_told_so_in_ipv4(overlay: OverlayWorld) -> None:
+def test_an_ipv4_packet_above_the_tunnel_mtu_gets_fragmentation_needed(overlay: OverlayWorld) -> None:
     packet = big(A.ip, REMOTE, MTU + 1)
     packet[IP].flags = "DF"
     answer = overlay.pod_sends(A, packet)
@@ -172,7 +172,7 @@ def test_a_packet_that_does_not_fit_is_told_so_in_ipv4(overlay: OverlayWorld) ->
     assert bytes(rebuilt) == bytes(told)
 
 
-def test_a_packet_that_does_not_fit_is_told_so_in_ipv6(overlay: OverlayWorld) -> None:
+def test_an_ipv6_packet_above_the_tunnel_mtu_gets_packet_too_big(overlay: OverlayWorld) -> None:
     answer = overlay.pod_sends(A, big(A.ip6, REMOTE6, MTU + 1))
     assert answer.action == REDIRECT
     told = answer.packet

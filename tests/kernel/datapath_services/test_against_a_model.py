@@ -105,7 +105,7 @@ packets = st.tuples(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_each_connection_is_served_as_the_model_says(
+def test_any_connections_to_services_match_the_model(
     loaded_world: World, version: int, steps: list[tuple[str, int, str] | dict[int, BackendState]]
 ) -> None:
     pair = Pair(loaded_world, version)

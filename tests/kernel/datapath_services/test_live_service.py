@@ -75,7 +75,7 @@ async def test_a_pod_sends_itself_megabytes_by_its_own_service(in_node: None) ->
 
 
 @pytest.mark.parametrize("version", [4, 6])
-async def test_a_client_hears_at_once_that_nobody_serves(in_node: None, version: int) -> None:
+async def test_a_connection_to_a_service_without_backends_fails_at_once(in_node: None, version: int) -> None:
     async with running() as node:
         node.add_host()
         pod = node.add_pod(10, ipv6=True)

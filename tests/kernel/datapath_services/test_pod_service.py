@@ -135,7 +135,7 @@ def test_a_backend_that_is_about_to_end_keeps_its_connections_only(
 
 
 @pytest.mark.parametrize(("vip", "a", "remotes"), [(VIP, A.ip, REMOTE), (VIP6, A.ip6, REMOTE6)])
-def test_a_connection_whose_backend_is_gone_goes_to_another(
+def test_a_connection_to_a_removed_backend_moves_to_another(
     world: World, services: Services, vip: str, a: str, remotes: list[str]
 ) -> None:
     one, other = Backend(1, remotes[0]), Backend(2, remotes[1])
@@ -206,7 +206,7 @@ def test_policy_is_asked_about_the_backend(
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 @pytest.mark.parametrize(("vip", "a"), [(VIP, A.ip), (VIP6, A.ip6)])
-def test_a_service_without_backends_says_so(
+def test_a_service_without_backends_answers_port_unreachable(
     world: World, services: Services, vip: str, a: str, kind: str
 ) -> None:
     services.serve(vip, [])
@@ -352,7 +352,9 @@ def test_the_same_ports_to_the_backend_itself_are_another_flow(
 
 
 @pytest.mark.parametrize(("vip", "a"), [(VIP, A.ip), (VIP6, A.ip6)])
-def test_what_is_no_service_is_left_alone(world: World, services: Services, vip: str, a: str) -> None:
+def test_connections_to_other_addresses_are_unchanged(
+    world: World, services: Services, vip: str, a: str
+) -> None:
     services.serve(vip, [Backend(11, A.ip6 if ":" in vip else A.ip)])
 
     def unchanged(packet: Packet) -> Outcome:

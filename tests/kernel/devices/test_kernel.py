@@ -73,7 +73,7 @@ async def test_devices_and_addresses_come_and_go(in_node: None) -> None:
         await told(table, "uplink0", None)
 
 
-async def test_pods_links_are_neither_listed_nor_told(in_node: None) -> None:
+async def test_links_of_pods_are_neither_listed_nor_reported(in_node: None) -> None:
     async with node() as (_, links):
         kernel = NetlinkKernel(links)
         async with kernel.subscribed() as changed:

@@ -115,7 +115,7 @@ async def test_routes_follow_nodes_that_come_change_and_go() -> None:
         await eventually(lambda: routes() == {"10.3.0.0/24": "192.0.2.3"})
 
 
-async def test_a_route_that_somebody_removes_comes_back_and_those_of_others_stay() -> None:
+async def test_a_removed_direct_route_is_restored_and_foreign_routes_stay() -> None:
     furnish()
     with netlink() as ip:
         ip("route", "add", dst="203.0.113.0/24", gateway="192.0.2.9", proto="static")

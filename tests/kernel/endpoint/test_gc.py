@@ -40,7 +40,7 @@ def left_of(hive: Hive, made: Endpoint) -> tuple[bool, bool, bool, bool]:
     )
 
 
-async def test_a_pod_whose_namespace_ended_goes_and_others_stay(in_node: None) -> None:
+async def test_an_endpoint_without_its_namespace_is_removed_and_others_stay(in_node: None) -> None:
     with pods(1) as [stays]:
         async with agent("1s") as hive:
             kept = add_pod(hive, 1, stays)
@@ -51,7 +51,7 @@ async def test_a_pod_whose_namespace_ended_goes_and_others_stay(in_node: None) -
             assert left_of(hive, kept) == (True, True, True, True)
 
 
-async def test_it_is_marked_first_and_removed_only_when_it_is_still_gone(in_node: None) -> None:
+async def test_a_missing_endpoint_is_marked_by_one_pass_and_removed_by_the_next(in_node: None) -> None:
     with pods(1) as [stays]:
         async with agent("0s") as hive:
             kept = add_pod(hive, 1, stays)

@@ -120,7 +120,7 @@ async def test_a_link_that_vanished_leaves_nothing_of_its_endpoint() -> None:
 
 
 @pytest.mark.usefixtures("in_node")
-async def test_the_last_endpoint_id_gone_is_said_so() -> None:
+async def test_without_free_endpoint_ids_creation_fails_with_a_reason() -> None:
     async with agent() as hive:
         endpoints = hive.get(Endpoints)
         with pods(1) as [pod]:

@@ -110,7 +110,7 @@ def filter_by_route(hive: Hive, made: Endpoint) -> None:
     ],
     ids=["row of the address", "another row", "row of the link", "another program", "reverse path filter"],
 )
-async def test_what_nobody_tells_of_is_back_with_the_next_look(
+async def test_damage_without_a_notification_is_mended_by_the_next_check(
     damage: Callable[[Hive, Endpoint], None], fault: EndpointFault, in_node: None
 ) -> None:
     with pods(1) as [pod]:
@@ -151,7 +151,7 @@ async def test_it_is_degraded_while_an_endpoint_cannot_be_made_right(in_node: No
             await eventually(lambda: level(hive) == "ok")
 
 
-async def test_a_link_that_went_is_no_fault_of_its_programs(in_node: None) -> None:
+async def test_a_deleted_link_is_not_reported_as_missing_programs(in_node: None) -> None:
     with pods(1) as [pod]:
         async with agent(**INTERVAL) as hive:
             made = add_pod(hive, 1, pod)

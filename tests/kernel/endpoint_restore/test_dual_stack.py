@@ -103,7 +103,7 @@ async def lose_the_link(before: Endpoint) -> None:
             assert list(configs.items()) == []
 
 
-def test_what_an_unreadable_endpoint_has_is_free_again_once_its_link_is_gone() -> None:
+def test_addresses_of_an_unreadable_endpoint_are_free_after_its_link_is_deleted() -> None:
     with node_namespace() as node, pods(1) as (pod,):
         made = node.run(partial(anyio.run, add, pod))
         node.run(spoil, made)

@@ -169,7 +169,7 @@ def epochs(endpoints: list[Endpoint]) -> list[int]:
     return [struct.unpack("<Q", value)[0] for value in found if value is not None]
 
 
-def test_the_datapath_forgets_what_it_remembers_of_pods_that_are_gone() -> None:
+def test_map_entries_of_deleted_pods_are_removed_at_restore() -> None:
     with node_with_pods(2) as (node, made):
         before = node.run(epochs, made)
         node.run(partial(anyio.run, delete_links, [each.ifindex for each in made]))

@@ -109,7 +109,7 @@ async def test_an_event_reaches_every_subscriber(emitter: bytes) -> None:
         assert event_text(heard).startswith("drop, Policy denied: from endpoint 11 ")
 
 
-async def test_nothing_is_attached_while_nobody_subscribes(emitter: bytes) -> None:
+async def test_no_reader_is_attached_without_a_subscriber(emitter: bytes) -> None:
     async with running(emitter) as (events_, _, emit):
         descriptors = open_descriptors()
         assert emit(DROPPED) == -errno.ENOENT
@@ -161,7 +161,7 @@ async def test_more_than_one_turns_worth_is_read_without_another_event(emitter: 
             assert subscription.lost == 0
 
 
-async def test_a_foreign_reader_works_after_ours_is_gone(emitter: bytes) -> None:
+async def test_a_foreign_reader_works_after_the_agent_detaches(emitter: bytes) -> None:
     async with running(emitter) as (events_, maps_, emit):
         with events_.subscribe():
             pass

@@ -26,7 +26,9 @@ def test_cgroup_is_mounted_once(in_node: None, tmp_path: Path) -> None:
     assert call(mount_cgroup.command, target) == (0, f"cgroup v2 is mounted on {target} already\n")
 
 
-def test_another_filesystem_there_is_told_and_not_fatal(in_node: None, tmp_path: Path) -> None:
+def test_another_filesystem_at_the_mount_point_is_reported_and_the_agent_starts(
+    in_node: None, tmp_path: Path
+) -> None:
     syscalls.mount("tmpfs", tmp_path, "tmpfs")
     code, output = call(mount_cgroup.command, str(tmp_path))
     assert code == 0

@@ -65,7 +65,7 @@ def test_a_key_of_the_wrong_size_is_refused_before_the_kernel_sees_it() -> None:
             table.update_batch([(b"abcd", b"1")])
 
 
-def test_a_full_map_says_so() -> None:
+def test_a_write_to_a_full_map_raises_map_full() -> None:
     with hash_map(1) as table:
         table.update(u32(1), bytes(8))
         with pytest.raises(BpfError, match=r"cannot update map hive_test of 1 entries: it is full \(E2BIG\)"):
@@ -91,7 +91,7 @@ def test_a_map_opened_by_its_id_is_read_unless_asked_otherwise() -> None:
             assert own.delete(u32(1))
 
 
-def test_a_closed_map_is_an_error_not_somebody_elses_descriptor() -> None:
+def test_use_of_a_closed_map_raises_an_error() -> None:
     table = hash_map()
     table.close()
     table.close()

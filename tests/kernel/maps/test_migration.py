@@ -106,7 +106,7 @@ async def test_a_start_cut_short_is_made_good_by_the_next(in_node: None) -> None
             assert former_pins() == set()
 
 
-async def test_a_start_that_only_kept_the_old_map_is_made_good(in_node: None) -> None:
+async def test_an_interrupted_map_migration_is_completed_by_the_next_start(in_node: None) -> None:
     async with agent() as node:
         number = node.maps.ct4_tcp.id
         node.maps.ct4_tcp.update(flow(0), entry())

@@ -257,7 +257,7 @@ async def test_a_map_the_kernel_refuses_is_one_clear_line(in_node: None) -> None
     assert "\n" not in text
 
 
-def test_reading_a_map_too_early_says_so() -> None:
+def test_reading_a_map_before_the_start_raises_an_error() -> None:
     made = Maps.__new__(Maps)
     with pytest.raises(NotStartedError, match=r"Maps\.lxc was read before the hook 'open the maps' ran"):
         _ = made.lxc

@@ -113,7 +113,7 @@ async def test_pods_that_come_and_go_leave_no_more_maps_than_were_once_in_use(in
     assert len(set(sizes[5:])) == 1, f"maps and descriptors grow: {sizes}"
 
 
-async def test_when_every_id_is_used_it_says_so(in_node: None) -> None:
+async def test_without_free_policy_map_ids_creation_raises_an_error(in_node: None) -> None:
     with mock.patch("cells.maps.policy_maps.ENDPOINT_IDS", 5):
         async with agent() as node:
             await _acquire(node.policies, 5)
@@ -164,7 +164,7 @@ async def test_spare_maps_are_taken_over_and_emptied(in_node: None) -> None:
         assert node.policies.acquire().dump() == {}
 
 
-async def test_an_endpoint_whose_map_is_lost_gets_a_fresh_one(in_node: None) -> None:
+async def test_an_endpoint_without_its_policy_map_gets_a_new_one(in_node: None) -> None:
     async with agent() as node:
         await node.policies.prepare([200, 201])
         lost = node.policies.adopt(200)
@@ -328,7 +328,7 @@ async def test_in_a_full_map_nothing_passes_the_proxy_by_that_is_to_read_it(in_n
             assert policy.dump() == read, "all that fits, but not what would let the rest through"
 
 
-async def test_of_several_maps_one_that_has_no_room_holds_up_no_other_and_only_what_changed_is_judged_anew(
+async def test_a_full_policy_map_delays_no_other_and_only_changed_entries_are_evaluated_again(
     in_node: None,
 ) -> None:
     async with agent() as node:
@@ -347,7 +347,7 @@ async def test_of_several_maps_one_that_has_no_room_holds_up_no_other_and_only_w
         assert changed == {index(each.endpoint_id) for each in (one, full, two)}
 
 
-async def test_an_id_that_cannot_be_adopted_is_given_to_nobody_else(in_node: None) -> None:
+async def test_an_id_that_cannot_be_adopted_is_not_allocated(in_node: None) -> None:
     async with agent() as node:
         refusal = BpfError(errno.ENOMEM, "pin", "a policy map")
         with mock.patch("cells.maps.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):

@@ -79,7 +79,7 @@ def test_an_id_of_no_program_has_no_name() -> None:
     assert program_name(2**31 - 1) is None  # the kernel's ids end below it
 
 
-def test_a_name_that_cannot_be_asked_for_is_no_missing_program(shot: int) -> None:
+def test_a_failed_program_query_raises_its_error_and_does_not_mean_absent(shot: int) -> None:
     """Out of descriptors: else a dispatcher of ours would pass for someone else's."""
     number = program_info(shot).id
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -103,7 +103,7 @@ async def test_a_name_that_is_taken_is_eexist_and_changes_nothing(in_node: None)
         assert links.links() == before
 
 
-async def test_a_pair_that_was_begun_is_the_one_that_is_fetched(in_node: None) -> None:
+async def test_a_veth_pair_created_ahead_is_the_one_returned(in_node: None) -> None:
     async with host_links() as links, pods(2) as [one, two]:
         links.begin_veth(pair(1, one.net))
         with pytest.raises(NetlinkError) as caught:
@@ -116,7 +116,7 @@ async def test_a_pair_that_was_begun_is_the_one_that_is_fetched(in_node: None) -
         assert found["lxc000000000002"] == (other.host_ifindex, other.pod_ifindex)
 
 
-async def test_what_is_wrong_with_a_pair_that_was_begun_is_told_when_it_is_fetched(in_node: None) -> None:
+async def test_the_error_of_a_veth_pair_created_ahead_is_raised_when_it_is_fetched(in_node: None) -> None:
     async with host_links() as links, pods(2) as [one, two]:
         links.create_veth(pair(1, one.net))
         for wanted in (pair(1, two.net), pair(2, one.net)):
@@ -128,7 +128,7 @@ async def test_what_is_wrong_with_a_pair_that_was_begun_is_told_when_it_is_fetch
         assert links.created_veth().host_ifindex > 0
 
 
-async def test_a_pair_nobody_fetches_is_there_after_the_end(in_node: None) -> None:
+async def test_a_veth_pair_created_ahead_and_never_fetched_stays_after_the_stop(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         links.begin_veth(pair(1, pod.net))
         await anyio.lowlevel.checkpoint()
@@ -225,7 +225,7 @@ def pod_network() -> tuple[list[str], list[tuple[str, str | None, int, int | Non
     return addresses, sorted(routes)
 
 
-async def test_a_pods_addresses_are_told_by_the_name_of_the_link(in_node: None) -> None:
+async def test_addresses_of_a_pod_are_read_by_the_name_of_its_link(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         created = links.create_veth(pair(1, pod.net))
         fd = in_pod(pod)
@@ -392,7 +392,7 @@ async def test_links_are_reaped_together_and_others_stay(in_node: None) -> None:
         assert {link.group for link in links.links()} == {0}
 
 
-async def test_links_that_are_gone_are_no_fault(in_node: None) -> None:
+async def test_deleting_a_missing_link_succeeds(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
         made = [links.create_veth(pair(i, pod.net, f"eth{i}")).host_ifindex for i in range(2)]
         await links.reap(made)
@@ -472,7 +472,7 @@ async def test_addresses_and_routes_of_both_families_are_set_twice_and_removed(i
         assert sorted(str(each) for each in left if not each.is_link_local) == ["10.0.1.0/24", "10.0.1.5/32"]
 
 
-def test_before_its_hook_it_says_so() -> None:
+def test_use_before_the_start_hook_raises_an_error() -> None:
     class Hooks:
         def enter(self, name: str, factory: Callable[[], object]) -> None: ...
 

@@ -93,7 +93,7 @@ async def test_marked_packets_are_taken_and_left_however_often_that_is_asked(in_
         assert marked_ways() == (set(), set())
 
 
-async def test_what_the_kernel_refuses_is_told_in_one_line(in_node: None) -> None:
+async def test_a_refusal_of_the_kernel_is_reported_in_one_line(in_node: None) -> None:
     with pytest.raises(NetlinkError) as caught:
         await NodeNetwork().set_route(1, ip_network("10.0.1.0/24"), ip_address("192.0.2.1"), None)
     assert str(caught.value).startswith("set route 10.0.1.0/24: ")

@@ -41,7 +41,7 @@ def test_a_device_is_made_found_changed_and_removed(in_node: None) -> None:
     assert links.find(NAME) is None
 
 
-def test_a_port_that_is_taken_is_told_when_the_device_comes_up(in_node: None) -> None:
+def test_a_used_vxlan_port_is_reported_when_the_device_comes_up(in_node: None) -> None:
     links = VxlanLinks()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("", 8472))
@@ -52,7 +52,7 @@ def test_a_port_that_is_taken_is_told_when_the_device_comes_up(in_node: None) ->
     links.set_up(found(links).ifindex, NAME, 1500)
 
 
-async def test_a_link_of_another_kind_is_told_as_it_is(in_node: None) -> None:
+async def test_a_link_of_another_kind_is_described_by_its_kind(in_node: None) -> None:
     async with host_links() as host:
         assert isinstance(host, HostLinks)
         host.create_veth(VethPair(NAME, HOST_MAC, "other", POD_MAC, 1450, None))

@@ -251,7 +251,7 @@ def test_encrypt_status_shows_what_the_kernel_has_in_cilium_s_words(in_node: Non
         (tmp_path / "cilium.sock").unlink(missing_ok=True)
 
 
-def test_encrypt_status_names_links_whose_program_decrypts(in_node: None, tmp_path: Path) -> None:
+def test_encrypt_status_names_links_with_a_decrypting_program(in_node: None, tmp_path: Path) -> None:
     source, made, pinned = tmp_path / "a.c", tmp_path / "a.o", "/sys/fs/bpf/cil_from_network-eth0"
     source.write_text('__attribute__((section("tc"), used)) int cil_from_network(void *skb) { return 0; }\n')
     run(find_clang(), "-O2", "-g", "-target", "bpf", "-c", str(source), "-o", str(made))

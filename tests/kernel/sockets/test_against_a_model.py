@@ -118,7 +118,9 @@ def outcome(node: Served, ip: str, port: int, kind: int) -> set[tuple[str, int]]
 
 
 @pytest.mark.parametrize("mitigates", [False, True])
-async def test_each_socket_is_sent_where_the_model_says(in_node: None, cgroup: Path, mitigates: bool) -> None:
+async def test_any_socket_connects_to_the_backend_of_the_model(
+    in_node: None, cgroup: Path, mitigates: bool
+) -> None:
     async with serving(
         cgroup,
         disable_external_ip_mitigation=str(not mitigates).lower(),

@@ -107,7 +107,7 @@ async def test_a_service_without_backends_refuses(
             assert (vip, failed.value.errno) == (vip, error)
 
 
-async def test_what_is_no_service_is_left_alone(in_node: None, cgroup: Path) -> None:
+async def test_connections_to_other_addresses_are_unchanged(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve(VIP, [Backend(1, "127.0.0.1")], protocol=6)
         with socket.socket(V4, UDP) as caller:
@@ -180,7 +180,7 @@ async def test_a_port_of_the_node_is_reached_by_every_address_of_a_node(in_node:
                 assert bool(node.backends_of(caller)) == is_node, target
 
 
-async def test_the_loopback_of_a_pod_is_no_address_of_the_node(in_node: None, cgroup: Path) -> None:
+async def test_a_node_port_on_the_loopback_of_a_pod_is_not_translated(in_node: None, cgroup: Path) -> None:
     pod = a_pod()
     async with serving(cgroup) as node:
         node.services.serve("0.0.0.0", [Backend(1, "127.0.0.9")], port=30080, flags=ServiceFlag.NODE_PORT)
@@ -191,7 +191,7 @@ async def test_the_loopback_of_a_pod_is_no_address_of_the_node(in_node: None, cg
             assert node.backends_of(caller) == set()
 
 
-async def test_nobody_takes_the_port_of_a_service_on_the_node(in_node: None, cgroup: Path) -> None:
+async def test_binding_the_node_port_of_a_service_is_refused(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve("0.0.0.0", [], port=30080, flags=ServiceFlag.NODE_PORT, protocol=6)
         node.services.serve("127.0.0.7", [], port=99, number=2, flags=ServiceFlag.LOAD_BALANCER)
@@ -249,7 +249,7 @@ async def test_a_socket_that_ended_is_forgotten(in_node: None, cgroup: Path) -> 
         assert list(node.maps.reverse_sk4.items()) == []
 
 
-async def test_a_peer_is_named_by_its_own_address_once_the_service_is_gone(
+async def test_getpeername_shows_the_backend_after_the_service_is_deleted(
     in_node: None, cgroup: Path
 ) -> None:
     async with serving(cgroup) as node:

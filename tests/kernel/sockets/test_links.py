@@ -99,7 +99,7 @@ async def test_other_maps_replace_the_programs_within_their_links(in_node: None,
 
 
 @pytest.mark.anyio
-async def test_what_somebody_takes_off_comes_back(in_node: None, cgroup: Path) -> None:
+async def test_detached_cgroup_programs_are_attached_again(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve(VIP, [Backend(1, "127.0.0.1")])
         taken = links()["cil_sock4_connect"].id
@@ -149,7 +149,7 @@ async def test_removing_the_pins_takes_the_programs_off(in_node: None, cgroup: P
 
 
 @pytest.mark.anyio
-async def test_a_folder_that_is_no_control_group_is_said_so(in_node: None, cgroup: Path) -> None:
+async def test_a_cgroup_root_that_is_not_a_cgroup_is_reported(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup, cgroup_root="/etc") as node:
         with pytest.raises(Exception, match="mount cgroup v2 there") as failed:
             await node.sockets.compare()

@@ -146,7 +146,9 @@ async def test_a_backend_that_comes_and_goes_while_sockets_are_looked_at_ends_it
             await eventually(lambda: not peer(caller))
 
 
-async def test_sockets_of_pods_stay_when_told_so(in_node: None, cgroup: Path) -> None:
+async def test_without_termination_in_pods_only_sockets_of_the_node_are_closed(
+    in_node: None, cgroup: Path
+) -> None:
     pod = a_pod()
     async with serving(cgroup, bpf_lb_sock_terminate_pod_connections="false") as node:
         await serve(node, (VIP, (GONE,)))

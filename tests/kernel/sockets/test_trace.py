@@ -52,7 +52,7 @@ async def heard(subscription: Subscription, count: int) -> list[TraceSock]:
     ("family", "vip", "backend"),
     [(socket.AF_INET, VIP, "127.0.0.1"), (socket.AF_INET6, VIP6, "::1")],
 )
-async def test_both_ways_of_a_socket_are_told(
+async def test_socket_traces_have_both_directions_of_a_translation(
     in_node: None, cgroup: Path, family: int, vip: str, backend: str
 ) -> None:
     async with serving(cgroup) as node:
@@ -85,7 +85,7 @@ async def test_both_ways_of_a_socket_are_told(
         assert event_text(told[0]) == text
 
 
-async def test_nothing_is_told_unless_it_is_asked_for(in_node: None, cgroup: Path) -> None:
+async def test_socket_traces_are_emitted_only_when_enabled(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve(VIP, [Backend(1, "127.0.0.1")])
         with node.events.subscribe() as events, socket.socket() as server:

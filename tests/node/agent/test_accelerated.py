@@ -160,7 +160,7 @@ def devices_status(pid: int) -> dict[int, str]:
     return {row["key"]: row["obj"]["state"] for row in rows}
 
 
-def test_a_device_whose_driver_cannot_is_served_by_the_stack_or_refused(node: Lab, tmp_path: Path) -> None:
+def test_a_driver_without_native_xdp_is_served_by_tc_or_refused(node: Lab, tmp_path: Path) -> None:
     give_addresses(node)
     like_a_wire(node, tmp_path)
     with node.open() as inside:

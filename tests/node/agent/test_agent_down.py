@@ -44,7 +44,7 @@ def queue_of(lab: Lab) -> list[str]:
         return inside.run(queued)
 
 
-def test_an_add_waits_and_then_says_what_is_missing(node: Lab) -> None:
+def test_an_add_without_an_agent_waits_and_then_names_the_socket(node: Lab) -> None:
     node.hold_pod("pod")
     began = time.monotonic()
     refusal = invoke(node, "pod", "ADD", CONF)
@@ -99,7 +99,7 @@ def first_answer(stop: Stop) -> int | None:
     return None
 
 
-def test_deletes_are_kept_and_done_before_the_next_agent_serves(lab: Lab) -> None:
+def test_queued_deletes_are_done_before_the_next_agent_serves(lab: Lab) -> None:
     attached = [pods.add(lab, f"pod-{number}") for number in range(3)]
     agent_process.crash(lab)
     with lab.open() as inside:

@@ -76,7 +76,7 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
     assert (ended.code, ended.line) == (2, line)
 
 
-def test_what_runs_is_kept_for_tools_that_find_no_agent(node: Lab) -> None:
+def test_the_running_configuration_is_saved_for_tools_without_an_agent(node: Lab) -> None:
     terminated(node, serving(node, "--mtu=1400"))
     terminated(node, serving(node, "--mtu=1410"))
     with node.open() as inside:

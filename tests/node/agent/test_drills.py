@@ -30,7 +30,7 @@ def cut(name: str) -> None:
         ip.link("del", index=ip.link_lookup(ifname=name)[0])
 
 
-def test_a_pod_whose_link_has_gone_is_cleared_away(lab: Lab) -> None:
+def test_the_endpoint_of_a_pod_without_its_link_is_removed(lab: Lab) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     agent_process.crash(lab)
     with lab.open() as inside:
@@ -51,7 +51,7 @@ def spoil(number: int) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-def test_a_pod_whose_state_is_broken_goes_on_until_it_is_removed(lab: Lab) -> None:
+def test_a_pod_with_broken_state_has_network_until_it_is_removed(lab: Lab) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     number = number_of(lab, first.ipv4)
     agent_process.crash(lab)
@@ -105,7 +105,7 @@ def routes() -> set[str]:
         return {str(route.get("dst")) for route in ip.get_routes(family=2, oif=index, table=254)}
 
 
-def test_a_range_without_room_refuses_pods_and_says_so(node: Lab) -> None:
+def test_a_full_pod_cidr_refuses_pods_with_a_reason(node: Lab) -> None:
     serving(node, "--ipv4-range=10.99.0.0/30")
     first = pods.add(node, "first")
     node.hold_pod("second")
@@ -118,7 +118,7 @@ def test_a_range_without_room_refuses_pods_and_says_so(node: Lab) -> None:
     assert invoke(node, "second", "ADD").code == 0
 
 
-def test_maps_that_are_gone_are_made_again(lab: Lab) -> None:
+def test_deleted_maps_are_created_again(lab: Lab) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     agent_process.crash(lab)
     with lab.open() as inside:

@@ -75,7 +75,7 @@ def served(pid: int) -> int:
     return len(ask("/v1/service", api_socket(pid)))
 
 
-def test_full_maps_are_told_of_and_harm_nobody_who_is_served(node: Lab, tmp_path: Path) -> None:
+def test_full_maps_are_reported_and_existing_traffic_continues(node: Lab, tmp_path: Path) -> None:
     known_pods(tmp_path, "client", "server")
     pid = serving(node, f"--manifests-dir={tmp_path}", f"--bpf-lb-map-max={ROOM}")
     client, server = pods.add(node, "client"), pods.add(node, "server")

@@ -54,7 +54,7 @@ def looked(pid: int) -> bool:
     return any("look-for-kube-proxy" in one["name"] and one["status"]["success-count"] > 0 for one in jobs)
 
 
-def test_rules_of_kube_proxy_are_told_of_and_left_alone(node: Lab) -> None:
+def test_rules_of_kube_proxy_are_reported_and_unchanged(node: Lab) -> None:
     def agent() -> str:
         pid = serving(node, "--enable-node-port=true")
         eventually(lambda: looked(pid))

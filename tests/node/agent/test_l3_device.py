@@ -116,7 +116,9 @@ def test_clients_come_by_a_device_without_ethernet(node: Lab, wan: None, tmp_pat
     assert served_again == (CLIENT[6], WAN[6])
 
 
-def test_with_dsr_the_service_is_told_of_what_comes_there(node: Lab, wan: None, tmp_path: Path) -> None:
+def test_with_dsr_packets_to_a_backend_carry_the_service_address(
+    node: Lab, wan: None, tmp_path: Path
+) -> None:
     (tmp_path / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
     mode = "--routing-mode=native", "--bpf-lb-mode=dsr"
     serving(node, f"--manifests-dir={tmp_path}", *SETTINGS, *mode)

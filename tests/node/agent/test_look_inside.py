@@ -123,7 +123,7 @@ def test_one_archive_has_all_a_maintainer_asks_for(looked_at: Lab, tmp_path: Pat
     ],
     ids=["unknown", "no endpoint", "no policy", "elsewhere", "no rows"],
 )
-def test_what_is_not_there_is_told_in_a_line(looked_at: Lab, arguments: list[str], told: str) -> None:
+def test_a_missing_object_is_reported_in_one_line(looked_at: Lab, arguments: list[str], told: str) -> None:
     ended = bpf(looked_at, *arguments)
     assert (ended.returncode, told in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr
 

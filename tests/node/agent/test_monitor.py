@@ -93,7 +93,7 @@ def test_a_verdict_is_shown_with_the_rule_it_was_given_by(node: Lab, tmp_path: P
         eventually(seen)
 
 
-def test_what_is_told_can_be_changed_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
+def test_notifications_can_be_switched_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
     pods.add(lab, "first")
     second = pods.add(lab, "second")
     told = tmp_path / "seen"

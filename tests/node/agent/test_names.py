@@ -31,7 +31,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.node
 
 
-def test_a_pod_goes_where_dns_said_a_name_is(node: Lab, tmp_path: Path) -> None:
+def test_to_fqdns_allows_the_addresses_that_dns_returned(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place:
         assert not place.reaches_web(), "the name is not known yet"
         for tcp in (False, True):
@@ -106,7 +106,7 @@ SERVERS_OUTSIDE: dict[str, Any] = {
 }
 
 
-def test_the_monitor_tells_of_lookups(node: Lab, tmp_path: Path) -> None:
+def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
         place.look()  # of the first, the query may have been told before we were there

@@ -116,7 +116,7 @@ LONG = 400
 """Queries on one connection."""
 
 
-def test_a_long_conversation_by_tcp_is_judged_query_by_query(node: Lab, tmp_path: Path) -> None:
+def test_each_query_of_a_long_dns_tcp_connection_is_filtered(node: Lab, tmp_path: Path) -> None:
     """Cut anywhere, many at once, and while other connections of the pod say nothing or read nothing."""
     with town(node, tmp_path) as place:
         server = odd(place)

@@ -68,7 +68,7 @@ def test_a_wrong_request_is_one_error_and_makes_nothing(lab: Lab) -> None:
         assert pod.run(os.listdir, "/proc/sys/net/ipv4/conf") == ["all", "default", "lo"]
 
 
-def test_an_attachment_that_exists_is_refused_and_kept(lab: Lab) -> None:
+def test_an_add_of_an_existing_attachment_is_refused_and_the_pod_stays(lab: Lab) -> None:
     assert invoke(lab, POD, "ADD").code == 0
     before = agreed(lab)
     assert len(before.listed) == 1
@@ -83,7 +83,7 @@ def test_an_attachment_that_exists_is_refused_and_kept(lab: Lab) -> None:
         assert agreed(lab).listed == {}
 
 
-def test_a_delete_of_what_never_was_is_no_error(lab: Lab) -> None:
+def test_a_delete_of_an_unknown_attachment_succeeds(lab: Lab) -> None:
     for changes in ({}, {"CNI_NETNS": ""}, {"CNI_NETNS": "/run/netns/none"}, {"CNI_NETNS": None}):
         ended = invoke(lab, POD, "DEL", CNI_CONTAINERID="never-was", **changes)
         assert (ended.code, ended.stdout) == (0, "")

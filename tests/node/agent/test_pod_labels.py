@@ -324,7 +324,7 @@ def opened(
 
 @pytest.mark.parametrize("role", ["client", "server"])
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
-def test_a_deny_ends_a_flow_whose_other_side_keeps_answering(
+def test_a_deny_rule_ends_a_flow_with_continuing_replies(
     node: Lab, tmp_path: Path, kind: socket.SocketKind, role: str
 ) -> None:
     write(tmp_path, "pods", *(pod(name, {"app": name}) for name in ("client", "server")))

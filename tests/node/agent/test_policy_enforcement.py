@@ -153,7 +153,7 @@ def numbers(pid: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_change_cuts_an_open_connection_and_an_entry_by_hand_restores_it(node: Lab) -> None:
+def test_a_policy_change_cuts_an_open_connection_and_a_manual_entry_restores_it(node: Lab) -> None:
     pid = serving(node)
     client, server = pods.add(node, "client"), pods.add(node, "server")
     known = numbers(pid)

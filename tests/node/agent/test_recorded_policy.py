@@ -31,7 +31,7 @@ def told_policy(pid: int, pod: str) -> Any:
     return ask(f"/v1/endpoint/pod-name:default:{pod}", api_socket(pid))["status"]["policy"]
 
 
-def test_policies_and_names_are_told_in_the_recorded_form(node: Lab, tmp_path: Path) -> None:
+def test_policies_and_fqdn_names_have_the_recorded_form(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place:
         agent = api_socket(place.pid)
         assert place.look().addresses == (OUTSIDE_ADDRESS,)
@@ -58,7 +58,7 @@ def test_policies_and_names_are_told_in_the_recorded_form(node: Lab, tmp_path: P
             assert rule["derived-from-rules"]
 
 
-def test_an_endpoint_tells_what_passed_the_dns_proxy(node: Lab, tmp_path: Path) -> None:
+def test_an_endpoint_shows_statistics_of_the_dns_proxy(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place:
 
         def counted() -> dict[str, Any]:
@@ -84,7 +84,7 @@ def test_an_endpoint_tells_what_passed_the_dns_proxy(node: Lab, tmp_path: Path) 
         assert client["status"]["policy"]["proxy-statistics"][0]["statistics"] == after
 
 
-def test_an_endpoint_tells_what_passed_envoy(node: Lab, tmp_path: Path) -> None:
+def test_an_endpoint_shows_statistics_of_envoy(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path) as place:
 
         def all_counted() -> bool:

@@ -82,7 +82,7 @@ def test_a_users_label_changes_the_identity_and_outlives_the_agent(node: Lab) ->
     assert log[-1] == "Restoring endpoint from previous cilium instance"
 
 
-def test_an_endpoint_that_cannot_be_built_is_told_of_until_it_is_gone(node: Lab) -> None:
+def test_a_failing_regeneration_degrades_health_until_the_endpoint_is_deleted(node: Lab) -> None:
     pid = serving(node)
     pod = pods.add(node, "pod")
     number = only(pid)["id"]

@@ -190,7 +190,7 @@ def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
         assert place.call("/shop.Cart/Get", "/shop.Cart/Drop") == ["OK", "PERMISSION_DENIED"]
 
 
-def test_the_monitor_tells_of_requests(node: Lab, tmp_path: Path) -> None:
+def test_the_monitor_shows_http_requests(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.get("/public/1").status == 200 and select.select([stream], [], [], 0.2)[0])
         told = told_requests(stream)

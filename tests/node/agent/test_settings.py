@@ -90,7 +90,7 @@ def test_a_wrong_flag_is_one_line(node: Lab, flag: str, line: str) -> None:
         assert inside.run(touched) == before
 
 
-def test_a_wrong_variable_is_told_by_its_name(node: Lab) -> None:
+def test_an_invalid_environment_variable_is_reported_by_name(node: Lab) -> None:
     ended = run_agent(node, env={"CILIUM_MTU": "100", "CILIUM_IPV4_RANGE": "10.0.0.0"})
     assert ended.code == 2
     assert sorted(ended.told) == [
@@ -99,7 +99,7 @@ def test_a_wrong_variable_is_told_by_its_name(node: Lab) -> None:
     ]
 
 
-def test_a_wrong_file_is_told_by_its_path(node: Lab, tmp_path: Path) -> None:
+def test_an_invalid_settings_file_is_reported_by_path(node: Lab, tmp_path: Path) -> None:
     (tmp_path / "mtu").write_text("100\n")
     (tmp_path / "agent-health-port").write_text("http\n")
     ended = run_agent(node, f"--config-dir={tmp_path}")

@@ -60,7 +60,7 @@ ports: [{{name: http, port: {TARGET}, protocol: TCP}}]
     return found
 
 
-def test_each_combination_leads_clients_to_the_backends_that_the_page_says(
+def test_each_traffic_policy_combination_selects_the_documented_backends(
     node: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "here")

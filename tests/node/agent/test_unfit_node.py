@@ -72,7 +72,7 @@ def test_without_privileges(node: Lab, wrapper: tuple[str, ...], lacks: str) -> 
     refused(node, f"the agent lacks {lacks}: run it as root, or grant the capabilities", wrapper=wrapper)
 
 
-def test_a_state_directory_that_is_somebody_elses(node: Lab) -> None:
+def test_a_state_directory_of_another_user_is_refused(node: Lab) -> None:
     line = (
         f"state-dir /var/run/cilium is not usable: /var/run/cilium/agent.lock: Permission denied; {EXPECTED}"
     )
@@ -202,7 +202,7 @@ def test_a_socket_that_a_live_process_serves(node: Lab, name: str, kind: int) ->
         refused(node, line)
 
 
-def test_something_that_is_no_socket_in_its_place(node: Lab) -> None:
+def test_a_file_in_place_of_the_socket_is_refused(node: Lab) -> None:
     within(node, (RUN / "cni.sock").write_text, "precious")
     refused(
         node,
@@ -313,7 +313,7 @@ def with_ipv4() -> None:
     subprocess.run(["ip", "address", "add", "192.168.50.10/24", "dev", "uplink"], check=True)
 
 
-def test_without_an_ipv4_address_pods_here_are_served_and_health_says_what_is_not(node: Lab) -> None:
+def test_without_an_ipv4_address_local_pods_are_served_and_health_is_degraded(node: Lab) -> None:
     within(node, only_ipv6)
     families = ("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--ipv4-range=10.200.0.0/16")
     pid = serving(node, *families)

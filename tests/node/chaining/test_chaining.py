@@ -130,7 +130,7 @@ def test_pods_of_another_plugin_have_endpoints_and_policy(node: Lab, plugin: dic
     assert {name for name in links(node) - before if name.startswith("veth")} == set()
 
 
-def test_what_comes_in_is_judged_on_the_link_itself(node: Lab) -> None:
+def test_ingress_policy_of_a_chained_pod_is_enforced_on_its_link(node: Lab) -> None:
     network(node, PTP)
     pid = chained(node, "--enable-policy=always", "--allow-localhost=policy")
     pod = Chain.written(node).add("pod")

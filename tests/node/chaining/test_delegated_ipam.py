@@ -139,7 +139,7 @@ def test_pods_with_addresses_of_host_local_talk_and_leave_nothing(node: Lab) -> 
     eventually(lambda: not endpoints(pid) and not pod_routes(node))
 
 
-def test_a_full_range_of_host_local_is_told_and_costs_nothing(node: Lab) -> None:
+def test_a_full_host_local_range_fails_the_add_and_leaks_no_address(node: Lab) -> None:
     serving(node, *(each for each in DELEGATED if "ipv6" not in each))
     chain = network(node, "10.97.0.0/30")  # one address, beside its gateway's
     chain.add("one")

@@ -154,7 +154,7 @@ def test_a_stream_with_other_bytes_is_not_continuous(pair: Pair) -> None:
     assert not received.continuous
 
 
-def test_a_receiver_nobody_talks_to_finishes_when_told(pair: Pair) -> None:
+def test_a_receiver_without_senders_finishes_on_request(pair: Pair) -> None:
     with inside(pair.right):
         sock, listener = udp_socket(), tcp_listener()
     with sock, listener:

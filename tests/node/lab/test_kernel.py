@@ -44,7 +44,7 @@ def test_pins_are_seen_with_their_ids() -> None:
     assert (kernel.programs, kernel.entries) == ({}, {})
 
 
-def test_what_a_pod_adds_is_told_in_words() -> None:
+def test_kernel_objects_added_by_a_pod_are_listed() -> None:
     with node_namespace() as node:
         node.run(make_pins)
         before = node.run(belongings)
@@ -54,7 +54,7 @@ def test_what_a_pod_adds_is_told_in_words() -> None:
     assert before.beyond(after) == []
 
 
-def test_maps_are_alive_until_their_node_is_gone() -> None:
+def test_maps_exist_until_their_node_is_removed() -> None:
     with node_namespace() as node:
         node.run(make_pins)
         kernel = node.run(look)

@@ -176,7 +176,7 @@ def test_commands_run_inside_the_node_and_its_pods(shared_lab: Lab) -> None:
     assert (missing.returncode, missing.stderr) == (127, "hive: no-such-command: no such command\n")
 
 
-def test_the_agent_tells_what_it_is_made_of_and_how_it_started(shared_lab: Lab) -> None:
+def test_inspect_shows_graph_and_start_timeline_of_the_agent(shared_lab: Lab) -> None:
     asked = ["lab", "exec", "--name", shared_lab.name, "--", sys.executable, "-m", "hive", "inspect"]
     graph = json.loads(hive(*asked, "--live", "--format", "json").stdout)
     timeline = json.loads(hive(*asked, "--timeline", "--format", "json").stdout)
@@ -187,7 +187,7 @@ def test_the_agent_tells_what_it_is_made_of_and_how_it_started(shared_lab: Lab) 
     assert max(map(len, chart)) <= 80
 
 
-def test_down_removes_a_node_whose_agent_crashed(lab: Lab) -> None:
+def test_down_removes_a_node_with_a_crashed_agent(lab: Lab) -> None:
     hive("lab", "up", "--name", lab.name, "--pods", "1")
     node = listed(lab.name)
     assert node is not None

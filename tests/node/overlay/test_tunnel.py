@@ -209,7 +209,7 @@ def listening(pod: Namespaces) -> socket.socket:
     return sock
 
 
-def test_a_forged_packet_reaches_nobody(cluster: Cluster) -> None:
+def test_a_forged_tunnel_packet_is_not_delivered(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     target, place = ipv4("pod-2-1"), cluster.place(second)
     unknown, prohibited = drops(second, 172), drops(first, 170)
@@ -239,7 +239,7 @@ def gone() -> None:
                 ip.route("del", dst=f"{route.get_attr('RTA_DST')}/24", oif=host, proto=2)
 
 
-def test_what_somebody_removes_comes_back(cluster: Cluster) -> None:
+def test_removed_devices_and_routes_are_restored(cluster: Cluster) -> None:
     first, _ = cluster.nodes()
     in_node(first, gone)
     all_reach(cluster)

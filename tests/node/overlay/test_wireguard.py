@@ -73,7 +73,7 @@ def captured(stop: Stop) -> list[bytes]:
     return found
 
 
-def test_pods_exchange_packets_that_nobody_between_the_nodes_can_read(cluster: Cluster) -> None:
+def test_packets_of_pods_are_encrypted_between_the_nodes(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     for lab in (first, second):
         eventually(partial(has_peer, lab))

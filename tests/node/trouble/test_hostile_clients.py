@@ -35,7 +35,7 @@ SERVERS = [("127.0.0.1", 9962), "/run/cilium/cilium.sock", ("127.0.0.1", 9879)]
 
 
 @pytest.mark.parametrize("target", SERVERS if EVERY else SERVERS[:2], ids=str)
-def test_pods_probes_and_the_api_are_served_and_memory_is_kept(
+def test_hostile_clients_leave_pods_probes_api_and_memory_unaffected(
     target: Target, node: Lab, tmp_path: Path
 ) -> None:
     pid = serving(node, "--prometheus-serve-addr=:9962")

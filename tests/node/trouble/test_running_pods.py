@@ -190,7 +190,7 @@ def test_without_inotify_pods_are_added_and_the_file_is_watched_later(node: Lab)
     eventually(put_back)
 
 
-def test_an_agent_that_never_gets_inotify_serves_and_says_what_it_does_not_see(node: Lab) -> None:
+def test_an_agent_without_inotify_serves_and_reports_what_it_cannot_watch(node: Lab) -> None:
     tracer = (*injecting("inotify_init1", "EMFILE"), "--daemonize")
     pid = agent_process.start(node, "--cni-exclusive=true", wrapper=tracer)
     agent_process.wait_ready(node, pid)
@@ -216,7 +216,7 @@ def jump(offset: Path, seconds: int) -> None:
     fresh.replace(offset)
 
 
-def test_a_clock_that_jumps_disturbs_nobody(node: Lab, moved_clock: Path) -> None:
+def test_a_jump_of_the_clock_disturbs_no_traffic(node: Lab, moved_clock: Path) -> None:
     offset = moved_clock.with_name("offset")
     jump(offset, 0)
     pid = agent_process.start(node, wrapper=("env", f"LD_PRELOAD={moved_clock}", f"CLOCK_OFFSET={offset}"))

@@ -46,7 +46,7 @@ def test_an_address_of_lo_counts_as_the_default_routes_source_alone() -> None:
     assert chosen(V4, LO, ETH0, route_source="10.9.9.9") == "10.9.9.9 by default route"
 
 
-def test_what_nobody_can_reach_does_not_count() -> None:
+def test_loopback_and_link_local_addresses_are_not_chosen() -> None:
     assert chosen(V4, LO, ETH0, route_source="127.0.0.1") == "192.0.2.7 by device"
     assert chosen(V4, device(3, "eth1", "169.254.7.7/16")) == ""
 

@@ -51,7 +51,7 @@ def test_a_name_that_is_none_is_refused(wanted: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_an_operation_that_is_off_says_so(tmp_path: Path) -> None:
+async def test_a_disabled_operation_is_refused_with_a_reason(tmp_path: Path) -> None:
     allowed = {"enable-cilium-api-server-access": "GetHealthz,GetConfig"}
     async with running_node(tmp_path, settings=allowed) as node:
         assert (await node.ask("GET", "/v1/healthz")).status == 200

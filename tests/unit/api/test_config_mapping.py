@@ -41,7 +41,7 @@ def test_the_plugin_finds_what_it_needs() -> None:
     assert status["daemonConfigurationMap"] == {"ClusterName": "default"}
 
 
-def test_what_the_datapath_tells_of_can_be_changed() -> None:
+def test_datapath_notifications_can_be_changed() -> None:
     node = NodeFacts(addressing={Family.IPV4: V4}, mtu=1500, notifications=NOTIFICATIONS)
     assert msgspec.to_builtins(configuration_model(node, {}, NOW))["spec"]["options"] == {
         "Debug": "Disabled",

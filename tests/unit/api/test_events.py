@@ -48,7 +48,7 @@ async def test_past_events_have_the_names_of_their_time_and_others_follow_until_
             await seen(stream)
 
 
-async def test_without_hubble_there_are_none_and_it_is_said_how_to_have_them(tmp_path: Path) -> None:
+async def test_without_hubble_events_are_refused_with_the_setting_to_enable(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         found = held_and_coming(node.socket, None, 2, lambda _: True, named=True)
         with pytest.raises(click.ClickException, match=r"keeps no past events: set enable-hubble=true"):

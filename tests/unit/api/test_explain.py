@@ -18,7 +18,7 @@ QUERIES = {
 }
 
 
-async def test_what_cannot_be_told_is_one_line(tmp_path: Path) -> None:
+async def test_an_invalid_query_is_refused_in_one_line(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         for query, error in QUERIES.items():
             told = await node.ask("GET", f"/hive/policy/explain?{query}")
@@ -33,7 +33,7 @@ async def test_what_cannot_be_told_is_one_line(tmp_path: Path) -> None:
         assert (await node.ask("GET", "/hive/policy/reachability?namespace=nowhere")).status == 400
 
 
-async def test_the_matrix_has_what_is_no_pod_and_refuses_what_is_not_known(tmp_path: Path) -> None:
+async def test_the_matrix_includes_reserved_identities_and_refuses_unknown_namespaces(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         told = await node.ask("GET", "/hive/policy/matrix")
         assert told.status == 200

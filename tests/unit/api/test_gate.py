@@ -130,7 +130,7 @@ async def test_what_needs_the_daemon_is_answered_once_it_runs(
     assert answers[0].status == status
 
 
-async def test_who_waits_for_a_daemon_that_never_runs_is_told_so(tmp_path: Path) -> None:
+async def test_requests_waiting_for_a_failed_start_get_an_error(tmp_path: Path) -> None:
     async with starting(tmp_path) as node, anyio.create_task_group() as tasks:
         answers: list[list[Answer]] = []
 

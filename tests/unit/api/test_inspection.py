@@ -33,7 +33,7 @@ async def test_inspection_only_reads(tmp_path: Path) -> None:
     assert again.headers["Content-Type"].startswith("application/json")
 
 
-async def test_a_loop_nobody_measures_has_no_figures(tmp_path: Path) -> None:
+async def test_an_unmeasured_loop_is_answered_404(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         assert (await node.ask("GET", "/hive/loop")).status == 404
 
@@ -45,7 +45,7 @@ class TestMeasured:
     def anyio_backend(self) -> tuple[str, dict[str, object]]:
         return "asyncio", {"loop_factory": measured_loop}
 
-    async def test_the_stretches_of_the_loop_are_told(self, tmp_path: Path) -> None:
+    async def test_the_time_slices_of_the_loop_are_shown(self, tmp_path: Path) -> None:
         async with running_node(tmp_path) as node:
             got = (await node.ask("GET", "/hive/loop")).body
         assert len(got["counts"]) == len(got["bounds"]) + 1

@@ -81,7 +81,7 @@ async def test_the_first_ones_pass_whatever_there_is() -> None:
         assert now.limiter.in_flight == 4
 
 
-async def test_who_would_wait_for_too_long_is_told_at_once() -> None:
+async def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
     async with line(Parameters(rate_limit=0.5, rate_burst=1, max_wait_duration=1.5)) as now:
         now.ask("a")
         now.ask("b")
@@ -101,7 +101,7 @@ async def test_who_is_refused_for_the_rate_waits_as_long_as_requests_take() -> N
         assert [name for name, *_ in now.refused] == ["b"]
 
 
-async def test_who_gets_no_place_in_time_is_told() -> None:
+async def test_a_request_without_a_slot_in_time_is_refused() -> None:
     async with line(Parameters(parallel_requests=1, max_wait_duration=5.0)) as now:
         now.ask("a")
         now.ask("b")
@@ -167,7 +167,7 @@ async def test_a_smaller_burst_counts_at_once() -> None:
     assert bucket.wait(100.0, ahead=3) == 2
 
 
-async def test_whose_client_hangs_up_leaves() -> None:
+async def test_a_request_of_a_disconnected_client_leaves_the_queue() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         left = anyio.Event()
         now.ask("a", takes=10)
@@ -324,7 +324,7 @@ def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogra
     return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in told}
 
 
-async def test_everything_is_told_after_the_first_request() -> None:
+async def test_all_limiter_metrics_exist_after_the_first_request() -> None:
     async with line(default("endpoint-create")) as now:
         assert all(not values for values in series(now.limiter).values())
         await now.took(4)
@@ -346,7 +346,7 @@ async def test_everything_is_told_after_the_first_request() -> None:
     }
 
 
-async def test_a_limiter_without_a_rate_tells_none() -> None:
+async def test_a_limiter_without_a_rate_reports_rate_0() -> None:
     async with line(default("endpoint-delete")) as now:
         await now.took(0.2, status=404)
         told = series(now.limiter)

@@ -190,7 +190,7 @@ def test_never_too_many_never_too_fast_and_in_order(parameters: Parameters, aske
 
 @bounded(150)
 @given(st.one_of(bounds, adjusting), leaving)
-def test_whoever_leaves_takes_nothing_along(parameters: Parameters, asked: list[Asked]) -> None:
+def test_requests_that_leave_the_queue_change_no_limits(parameters: Parameters, asked: list[Asked]) -> None:
     fates, limiter = outcome(parameters, asked)
     for each, fate in zip(asked, fates, strict=True):
         if fate.refused == LEFT:
@@ -203,7 +203,7 @@ def test_whoever_leaves_takes_nothing_along(parameters: Parameters, asked: list[
 
 @bounded(150)
 @given(adjusting, leaving)
-def test_limits_that_follow_the_load_are_kept_too(parameters: Parameters, asked: list[Asked]) -> None:
+def test_adaptive_limits_are_respected(parameters: Parameters, asked: list[Asked]) -> None:
     fates, limiter = outcome(parameters, asked)
     first = parameters.skip_initial
     for fate in fates[first:]:
@@ -222,7 +222,7 @@ def test_limits_that_follow_the_load_are_kept_too(parameters: Parameters, asked:
         assert all(fate.refused in {"", LEFT} for fate in fates)
 
 
-def test_whoever_is_gone_is_refused() -> None:
+def test_a_request_of_a_disconnected_client_is_refused() -> None:
     asked = [Asked(0, 1), Asked(0, 0, gone_after=0.5)]
     fates, limiter = outcome(Parameters(parallel_requests=1), asked)
     assert [fate.refused for fate in fates] == ["", LEFT]

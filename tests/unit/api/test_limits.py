@@ -143,14 +143,14 @@ def test_several_limiters_in_either_form(said: str) -> None:
         ('{"endpoint-get": 5}', "expected text"),
     ],
 )
-def test_what_is_no_limit_is_refused_in_one_line(said: str, text: str, tmp_path: Path) -> None:
+def test_an_invalid_limit_is_refused_in_one_line(said: str, text: str, tmp_path: Path) -> None:
     (line,) = refused(tmp_path, said)
     assert text in line
     assert line.startswith(f"{tmp_path}/api-rate-limit: ")
     assert "\n" not in line
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_invalid_limits_are_reported_at_once(tmp_path: Path) -> None:
     assert len(refused(tmp_path, "endpoint-get=log:2,endpoint-list=log:3,other=x")) == 3
 
 

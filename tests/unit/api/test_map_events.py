@@ -16,7 +16,7 @@ from tests.unit.api.node import running_node
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_follower_is_told_every_change_until_the_agent_stops(
+async def test_a_follower_gets_every_map_change_until_the_agent_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)  # a stream does not hold up the stop

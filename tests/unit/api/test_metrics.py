@@ -59,7 +59,9 @@ async def test_the_setting_counts_for_the_list_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cidr6", "family"), [("", "ipv4-only"), ("fd00:1::/112", "ipv4-ipv6-dual-stack")])
-async def test_what_the_agent_is_set_up_for_is_told(tmp_path: Path, cidr6: str, family: str) -> None:
+async def test_feature_metrics_show_the_enabled_address_families(
+    tmp_path: Path, cidr6: str, family: str
+) -> None:
     async with running_node(tmp_path, cidr6=cidr6) as node:
         protocols = await told(node, "cilium_feature_datapath_internet_protocol")
     assert len(protocols) == 3

@@ -46,7 +46,7 @@ async def test_source_addresses_are_verified_or_not(tmp_path: Path) -> None:
         assert shown == event_options(SILENT) | {"Debug": "Disabled"} | options
 
 
-async def test_what_is_told_of_packets_is_changed_or_refused(tmp_path: Path) -> None:
+async def test_packet_notifications_are_changed_or_refused(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         options = {"DropNotification": "Enabled", "MonitorAggregationLevel": "Max"}
         assert (await node.ask("PATCH", "/v1/config", {"options": options})).status == 200
@@ -101,7 +101,7 @@ async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None
         assert whole.body["kube-proxy-replacement"]["mode"] == "False"
 
 
-async def test_prefixes_are_told_by_the_table_of_claims(tmp_path: Path) -> None:
+async def test_prefixes_are_listed_from_the_ipcache_claims(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.77"))
         prefix, other = "10.0.7.0/24", IPv4Address("192.0.2.7")

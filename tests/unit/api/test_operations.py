@@ -163,7 +163,7 @@ async def test_a_pod_waits_for_a_policy_map_when_none_is_prepared(tmp_path: Path
         assert node.kernel.waited == 1
 
 
-async def test_a_deletion_that_partly_fails_tells_how_many_things_went_wrong(tmp_path: Path) -> None:
+async def test_a_partly_failed_deletion_returns_the_number_of_errors(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         await added(node)
         node.kernel.drop_fault = OSError(5, "Input/output error")

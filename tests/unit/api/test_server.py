@@ -53,7 +53,7 @@ pytestmark = pytest.mark.anyio
         ),
     ],
 )
-async def test_what_is_not_there_is_told_in_the_frameworks_form(
+async def test_an_unknown_path_gets_a_problem_of_the_framework(
     method: str, path: str, status: int, body: dict[str, object], tmp_path: Path
 ) -> None:
     async with running_node(tmp_path) as node:

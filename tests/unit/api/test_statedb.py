@@ -40,7 +40,7 @@ async def test_tables_are_listed_and_dumped(tmp_path: Path) -> None:
     assert everything.keys() == {one["name"] for one in listed}
 
 
-async def test_a_table_nobody_has_is_not_found(tmp_path: Path) -> None:
+async def test_an_unknown_table_is_not_found(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         for path in ("/statedb/dump/endpoint", "/statedb/changes/endpoint"):
             got = await node.ask("GET", path)
@@ -50,7 +50,7 @@ async def test_a_table_nobody_has_is_not_found(tmp_path: Path) -> None:
             )
 
 
-async def test_a_follower_is_told_what_is_there_and_what_changes_until_the_agent_stops(
+async def test_a_follower_gets_all_rows_and_changes_until_the_agent_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.api.server.SHUTDOWN_SECONDS", 3600.0)  # a stream does not hold up the stop

@@ -25,7 +25,7 @@ def degraded(message: str, error: str | None) -> HealthStatus:
         ("", "OSError: disk full", "OSError: disk full"),
     ],
 )
-def test_an_error_is_told_once(message: str, error: str | None, told: str) -> None:
+def test_an_error_is_reported_once(message: str, error: str | None, told: str) -> None:
     assert trouble(degraded(message, error)) == told
 
 

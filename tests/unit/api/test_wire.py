@@ -52,7 +52,7 @@ def test_numbers_in_headers(text: str | None, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["x", "1.0", "٣", "1_0", "9223372036854775808", "9" * 5000])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_text_that_is_not_a_number_is_refused(text: str) -> None:
     with pytest.raises(FrameworkError, match="client-id in header must be of type int64") as refused:
         parse_int(text, "client-id in header")
     assert (refused.value.status, refused.value.code) == (422, 601)

@@ -171,7 +171,7 @@ async def test_objects_may_be_so_large_and_no_larger(ask: Caller) -> None:
     assert (refused.status, refused.json["reason"]) == (413, "RequestEntityTooLarge")
 
 
-async def test_a_slice_without_backends_says_null(ask: Caller) -> None:
+async def test_a_slice_without_backends_has_null_endpoints(ask: Caller) -> None:
     answer = await ask("POST", SLICES, {"metadata": {"name": "a"}, "addressType": "IPv4"})
     assert (answer.json["endpoints"], answer.json["ports"]) == (None, None)
     (one,) = (await ask("GET", SLICES, fieldSelector="metadata.name=a")).json["items"]

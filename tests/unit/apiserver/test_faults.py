@@ -48,7 +48,7 @@ async def test_a_stream_can_be_cut_in_the_middle_of_an_event(server: ApiServer) 
     assert "b" not in names
 
 
-async def test_a_client_certificate_says_who_asks(tmp_path: Path) -> None:
+async def test_a_client_certificate_authenticates_the_user(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
     trusted.load_cert_chain(*authority.issue("alice", "/O=dev/CN=alice"))

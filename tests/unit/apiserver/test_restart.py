@@ -48,7 +48,7 @@ def watch(server: ApiServer, path: str, **query: object) -> Stream:
     return Stream(f"http://127.0.0.1:{server.port}", sent)
 
 
-async def test_a_watch_from_before_a_restart_is_told_that_its_version_is_too_old(server: ApiServer) -> None:
+async def test_a_watch_from_before_a_restart_gets_status_410(server: ApiServer) -> None:
     version = server.add(configmap("a"))["metadata"]["resourceVersion"]
     server.restart()
     stream = watch(server, CONFIGMAPS, resourceVersion=version)

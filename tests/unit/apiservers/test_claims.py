@@ -167,7 +167,7 @@ async def test_a_pod_stays_a_pod() -> None:
         await eventually(lambda: world.identity not in {0, 4711})
 
 
-async def test_without_slices_nobody_waits_for_any() -> None:
+async def test_without_slices_the_start_does_not_wait() -> None:
     world = World()
     async with world.running():
         await eventually(lambda: world.ipcache.table.initialized)

@@ -60,7 +60,7 @@ def test_hooks_of_a_scope_add_up() -> None:
     )
 
 
-def test_one_value_is_told_for_each_scope_and_outcome() -> None:
+def test_bootstrap_metrics_have_one_value_per_scope_and_outcome() -> None:
     text = exposition(families(Scopes({"ipam": 0.25, OVERALL: 2}, {"ipam": 1})))
     (family,) = text_string_to_metric_families(text)
     assert (family.name, family.type) == ("cilium_agent_bootstrap_seconds", "histogram")
@@ -88,7 +88,7 @@ def probed(lifecycle: Lifecycle) -> HealthServer:
 
 
 @pytest.mark.anyio
-async def test_a_start_is_told_in_one_line_and_in_the_timeline() -> None:
+async def test_a_start_is_logged_in_one_line_and_in_the_timeline() -> None:
     cells = (
         bootstrap.cell,
         metrics.cell,

@@ -222,7 +222,9 @@ async def test_after_a_restart_only_what_differs_is_written_and_what_is_left_ove
         assert found(one, "far")
 
 
-async def test_the_object_of_a_former_pod_of_the_name_is_replaced(one: Cluster, tmp_path: Path) -> None:
+async def test_the_ciliumendpoint_of_a_previous_pod_of_the_name_is_replaced(
+    one: Cluster, tmp_path: Path
+) -> None:
     one.put(pod("web", app="web"))
     config = kubeconfig(tmp_path, one.url)
     async with running(k8s_kubeconfig_path=config) as node:

@@ -146,7 +146,7 @@ async def room(
         yield Room(hive, folder, kernel, rules)
 
 
-async def test_where_there_are_to_be_no_objects_none_is_read_and_nobody_waits(tmp_path: Path) -> None:
+async def test_with_disable_endpoint_crd_no_ciliumendpoint_is_read_or_waited_for(tmp_path: Path) -> None:
     async with room(tmp_path, served=EndpointObjects(served=False)) as one:
         one.write(cep("web", "10.0.2.7", 300))
         await one.table.wait_initialized()
@@ -332,7 +332,7 @@ async def test_pods_of_other_nodes_are_known_by_their_manifests(tmp_path: Path) 
         await eventually(lambda: one.row("10.0.2.7/32") is None)
 
 
-async def test_health_says_which_pods_of_other_nodes_are_not_known(tmp_path: Path) -> None:
+async def test_health_names_remote_pods_that_are_not_known(tmp_path: Path) -> None:
     async with room(tmp_path) as one:
         one.write(pod("web", "10.0.2.7"), pod("late"))
         wanted = (

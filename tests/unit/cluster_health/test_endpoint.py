@@ -163,7 +163,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-async def test_it_is_an_endpoint_of_its_own_identity_whose_link_comes_up_once_it_is_complete(
+async def test_the_health_endpoint_has_identity_health_and_its_link_comes_up_when_complete(
     place: Place,
 ) -> None:
     async with place.running():

@@ -95,7 +95,7 @@ def test_the_rest_of_a_chained_file_stays_byte_for_byte() -> None:
     assert splice(source, OURS) == source.replace('"z"}', '"z"}, ' + json.dumps(OURS))
 
 
-def test_our_former_entry_is_replaced_in_its_place() -> None:
+def test_our_previous_entry_is_replaced_in_place() -> None:
     source = '{"plugins":[{"type":"ptp"},{"type":"cilium-cni","old":true},{"type":"z"}]}'
     assert json.loads(splice(source, OURS))["plugins"] == [{"type": "ptp"}, OURS, {"type": "z"}]
 

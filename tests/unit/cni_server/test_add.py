@@ -58,7 +58,7 @@ async def test_a_pod_is_attached_with_its_link_up_last(served: Harness) -> None:
     assert reply.json["ips"] == [{"interface": 1, "address": f"{endpoint.ipv4}/32", "gateway": "10.0.1.5"}]
 
 
-async def test_without_kubernetes_the_address_belongs_to_nobody(served: Harness) -> None:
+async def test_without_kubernetes_the_address_has_no_owner_pod(served: Harness) -> None:
     assert (await served.call("ADD", CNI_ARGS="")).code == 0
     assert served.node.owners == ["/"]
 
@@ -93,13 +93,13 @@ async def test_a_failing_roll_back_step_does_not_keep_the_others_from_running(se
     assert served.node.clean()
 
 
-async def test_the_address_is_given_back_only_after_the_link_is_gone(served: Harness) -> None:
+async def test_the_address_is_released_only_after_the_link_is_deleted(served: Harness) -> None:
     served.node.refuse.add("activate")
     assert (await served.call("ADD")).code == 1
     assert served.node.steps[-3:] == ["delete endpoint", "reap", "release"]
 
 
-async def test_an_address_whose_link_cannot_be_deleted_stays_taken_until_it_can(
+async def test_an_address_stays_allocated_until_its_link_can_be_deleted(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.cni.detach._FIRST_RETRY_SECONDS", 0.01)
@@ -171,7 +171,7 @@ async def test_a_link_of_someone_else_with_our_name_is_not_touched(served: Harne
     assert not served.node.addresses
 
 
-async def test_a_leftover_that_cannot_be_removed_is_told(served: Harness) -> None:
+async def test_a_leftover_link_that_cannot_be_removed_fails_the_add(served: Harness) -> None:
     leftover(served.node, "someone-else", served.pod("pod1"))
     served.node.refuse.add("delete in pod")
     reply = await served.call("ADD")
@@ -214,7 +214,7 @@ async def test_calls_for_one_container_take_turns(served: Harness) -> None:
     assert [e.container_id for e in served.node.all()] == ["cid2"]
 
 
-async def test_a_plugin_that_is_gone_before_its_turn_costs_nothing(served: Harness) -> None:
+async def test_a_request_of_a_disconnected_plugin_is_skipped(served: Harness) -> None:
     client = await served.begin("ADD", "cid1")
     client.close()
     assert (await served.call("DEL", "cid2")).code == 0  # accepted after the other
@@ -238,7 +238,7 @@ async def test_a_plugin_that_goes_away_before_the_answer_leaves_nothing(served: 
     await until(lambda: "activate" in served.node.steps and served.node.clean())
 
 
-async def test_a_bug_in_a_step_is_rolled_back_and_told_in_one_line(served: Harness) -> None:
+async def test_a_bug_in_a_step_is_rolled_back_and_reported_in_one_line(served: Harness) -> None:
     def trip() -> None:
         raise KeyError("bug")
 
@@ -323,7 +323,7 @@ async def test_arguments_are_read_as_the_library_reads_them(served: Harness, arg
     assert served.node.steps == []
 
 
-async def test_a_command_nobody_knows_is_refused(served: Harness) -> None:
+async def test_an_unknown_command_is_refused(served: Harness) -> None:
     assert (await served.call("FROB")).message == "unknown CNI_COMMAND: FROB"
 
 
@@ -331,7 +331,7 @@ async def test_an_add_without_a_namespace_is_refused(served: Harness) -> None:
     assert "without a network namespace" in (await served.call("ADD", pod=None)).message
 
 
-async def test_a_pod_whose_identity_is_waited_for_comes_up_when_it_is_there(served: Harness) -> None:
+async def test_a_pod_waiting_for_its_identity_comes_up_when_it_is_allocated(served: Harness) -> None:
     node = served.node
     node.may_identify = anyio.Event()
     call = await served.begin("ADD")

@@ -49,7 +49,7 @@ async def test_two_containers_that_want_one_interface_at_once_get_one(served: Ha
     assert sorted(endpoint.container_id for endpoint in served.node.all()) == ["a", "c"]
 
 
-async def test_calls_for_a_container_whose_link_is_being_made_come_after_its_add(served: Harness) -> None:
+async def test_calls_for_a_container_wait_for_its_running_add(served: Harness) -> None:
     calls = ("ADD", "a", "pod1"), ("DEL", "a", "pod1"), ("ADD", "a", "pod1"), ("ADD", "b", "pod2")
     clients = await at_once(served, *calls)
     replies = await asyncio.gather(*(client.reply() for client in clients))
@@ -58,7 +58,7 @@ async def test_calls_for_a_container_whose_link_is_being_made_come_after_its_add
     await until(lambda: len(served.node.links) == len(served.node.addresses) == 2)
 
 
-async def test_the_pod_whose_link_is_being_made_at_the_stop_is_answered(
+async def test_an_add_with_a_link_created_ahead_at_the_stop_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
@@ -74,7 +74,7 @@ async def test_the_pod_whose_link_is_being_made_at_the_stop_is_answered(
     assert answered == len(served.node.book) == len(served.node.addresses) > 0
 
 
-async def test_an_identity_to_be_waited_for_holds_nobody_else_up(served: Harness) -> None:
+async def test_an_add_waiting_for_its_identity_delays_no_other(served: Harness) -> None:
     served.node.may_identify = anyio.Event()
     clients = await at_once(served, ("ADD", "a", "pod1"), ("ADD", "b", "pod2"), ("DEL", "c", "pod3"))
     assert (await clients[2].reply()).code == 0

@@ -130,7 +130,7 @@ async def test_a_pod_without_a_link_is_refused(served: Harness) -> None:
 
 
 @pytest.mark.parametrize("change", [{"link_netnsid": None}, {"peer_ifindex": 999}, {"ifindex": 3}])
-async def test_a_link_whose_other_end_is_not_on_the_node_is_refused(
+async def test_a_chained_link_without_a_peer_on_the_node_is_refused(
     served: Harness, link: OthersLink, change: dict[str, int | None]
 ) -> None:
     link.inner = replace(link.inner, **change)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ async def test_routes_get_our_mtu_only_when_that_is_wanted(
     assert link.route_mtu == (MTU if conf else 1500)
 
 
-async def test_an_annotated_address_is_set_and_told(served: Harness, link: OthersLink) -> None:
+async def test_an_annotated_mac_address_is_set_and_returned(served: Harness, link: OthersLink) -> None:
     reply = await add(served, runtimeConfig=ANNOTATION)
     assert link.inner.mac.hex(":") == "0a:00:00:00:00:77"
     assert [each["mac"] for each in reply.json["interfaces"]][2] == "0a:00:00:00:00:77"
@@ -171,7 +171,7 @@ async def test_a_refused_endpoint_leaves_the_link_as_it_was(served: Harness, lin
         ("set MAC address 0a:00:00:00:00:77", "unable to set MAC address on interface eth0: "),
     ],
 )
-async def test_what_the_kernel_refuses_is_told(
+async def test_a_refusal_of_the_kernel_is_reported(
     served: Harness, link: OthersLink, step: str, message: str
 ) -> None:
     served.node.refuse.add(step)

@@ -11,7 +11,7 @@ from tests.unit.cni_server.harness import Harness, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_delete_is_answered_before_the_link_is_gone_and_the_address_waits_for_it(
+async def test_a_delete_is_answered_before_the_link_is_deleted_and_the_address_is_released_after(
     served: Harness,
 ) -> None:
     await served.call("ADD")
@@ -30,7 +30,7 @@ async def test_a_delete_is_answered_before_the_link_is_gone_and_the_address_wait
     await until(node.clean)
 
 
-async def test_deleting_what_nobody_knows_succeeds(served: Harness) -> None:
+async def test_deleting_an_unknown_attachment_succeeds(served: Harness) -> None:
     for pod in ("pod1", None):
         reply = await served.call("DEL", pod=pod)
         assert (reply.code, reply.stdout) == (0, b"")
@@ -43,7 +43,7 @@ async def test_deleting_twice_succeeds(served: Harness) -> None:
     await until(served.node.clean)
 
 
-async def test_all_interfaces_of_the_container_go_and_nobody_elses(served: Harness) -> None:
+async def test_all_interfaces_of_the_container_are_deleted_and_no_others(served: Harness) -> None:
     await served.call("ADD", "cid1", CNI_IFNAME="eth0")
     await served.call("ADD", "cid1", CNI_IFNAME="net1")
     await served.call("ADD", "cid2", pod="pod2")

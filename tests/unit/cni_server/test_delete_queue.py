@@ -90,7 +90,7 @@ async def test_what_cannot_be_read_holds_up_nothing(served: Harness) -> None:
     assert sorted(path.name for path in directory.iterdir()) == left
 
 
-async def test_a_file_that_cannot_be_removed_is_done_and_told(
+async def test_a_queued_delete_with_an_unremovable_file_is_done_and_logged(
     served: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await served.call("ADD")
@@ -161,7 +161,7 @@ async def test_a_plugin_that_hangs_does_not_keep_the_agent_from_starting(served:
     assert any(line["event"] == "delete queue not locked: going on without" for line in logs)
 
 
-async def test_a_queue_that_cannot_be_used_is_told_in_one_line(served: Harness) -> None:
+async def test_an_unusable_delete_queue_is_reported_in_one_line(served: Harness) -> None:
     _, lifecycle = queue_of(served)
     (served.folder / "deleteQueue").rmdir()
     (served.folder / "deleteQueue").touch()

@@ -21,7 +21,7 @@ async def leaving(served: Harness, *cids: str) -> anyio.Event:
     return reaped
 
 
-async def test_it_gets_the_address_once_the_link_is_gone(served: Harness) -> None:
+async def test_on_a_full_range_an_add_gets_the_address_after_the_link_is_deleted(served: Harness) -> None:
     reaped = await leaving(served, "old")
     client = await served.begin("ADD", "new", pod="pod-of-new")
     await anyio.wait_all_tasks_blocked()
@@ -49,7 +49,7 @@ async def test_it_does_not_wait_for_ever(served: Harness, monkeypatch: pytest.Mo
     reaped.set()
 
 
-async def test_with_nobody_leaving_it_fails_at_once(served: Harness) -> None:
+async def test_on_a_full_range_without_deletes_an_add_fails_at_once(served: Harness) -> None:
     served.node.room = 0
     reply = await served.call("ADD", "new", pod="pod-of-new")
     assert (reply.code, reply.json["msg"]) == (1, FULL)

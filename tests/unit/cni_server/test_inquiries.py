@@ -39,7 +39,7 @@ async def test_an_attachment_as_it_was_made_passes(served: Harness, version: str
     assert (reply.code, reply.stdout) == (0, b"")
 
 
-async def test_an_attachment_nobody_knows_fails(served: Harness) -> None:
+async def test_a_check_of_an_unknown_attachment_fails(served: Harness) -> None:
     previous = await attached(served)
     served.node.book.clear()
     reply = await check(served, previous)
@@ -65,7 +65,7 @@ async def test_a_broken_endpoint_fails_and_one_under_work_passes(served: Harness
         assert (await check(served, previous)).code == 0
 
 
-async def test_an_interface_or_an_address_that_is_gone_fails(served: Harness) -> None:
+async def test_a_check_with_a_missing_interface_or_address_fails(served: Harness) -> None:
     previous = await attached(served)
     (link,) = served.node.links.values()
     (address,) = link.addresses
@@ -123,7 +123,7 @@ async def status(served: Harness) -> Reply:
     return await served.call("STATUS", "", pod=None, conf={"cniVersion": "1.1.0"})
 
 
-async def test_an_agent_that_can_add_pods_says_so(served: Harness) -> None:
+async def test_a_status_of_a_ready_agent_succeeds(served: Harness) -> None:
     reply = await status(served)
     assert (reply.code, reply.stdout) == (0, b"")
 

@@ -56,7 +56,7 @@ def test_the_pods_end_follows_the_most_important_rule(conf: Conf, pod: PodRefere
     assert mac_text(macs(conf, pod).pod) == expected
 
 
-def test_only_the_mode_deterministic_says_what_the_nodes_end_is() -> None:
+def test_only_deterministic_mode_fixes_the_mac_of_the_host_end() -> None:
     assert mac_text(macs(DETERMINISTIC).host) == "52:d4:d5:f3:05:0d"
     assert mac_text(macs({**DETERMINISTIC, **FIXED}).host) == "52:d4:d5:f3:05:0d"
     assert macs(FIXED).host != macs(FIXED).host

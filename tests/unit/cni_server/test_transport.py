@@ -39,7 +39,7 @@ async def test_another_user_is_refused(tmp_path: Path) -> None:
     server.stop()
 
 
-async def test_a_plugin_of_another_version_is_told_both_versions(served: Harness) -> None:
+async def test_a_plugin_of_another_version_gets_an_error_with_both_versions(served: Harness) -> None:
     client = Client(served.path)
     await client.connect()
     client.send(request(environment("DEL"), CONF, version=9), [])
@@ -142,7 +142,7 @@ def test_a_path_too_long_for_a_socket_is_the_users_mistake(tmp_path: Path) -> No
         listen(tmp_path / ("x" * 120))
 
 
-def test_a_missing_directory_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(HiveError, match=r"CNI socket .* cannot be made: No such file or directory"):
         listen(tmp_path / "gone" / "cni.sock")
 

@@ -43,7 +43,7 @@ def test_the_defaults_are_accepted() -> None:
     AgentSettings(state_dir=Path("/" + "x" * 94), cluster_name="a" * 32).validate()
 
 
-def test_a_directory_that_is_no_bpffs_is_named_with_the_remedy(tmp_path: Path) -> None:
+def test_a_bpf_root_that_is_not_bpffs_is_refused_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(HiveError, match=f"mount -t bpf bpf {tmp_path}"):
         check_bpffs(tmp_path)
 
@@ -56,7 +56,7 @@ def test_a_socket_needs_its_directory(tmp_path: Path) -> None:
         check_directory("socket-path", tmp_path / "x/api.sock")
 
 
-def test_a_second_agent_is_refused_and_told_who_has_the_node(tmp_path: Path) -> None:
+def test_a_second_agent_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     pidfile = tmp_path / "cilium.pid"
     first = take_lock(tmp_path / "agent.lock", "state-dir", pidfile)
     write_pidfile(pidfile)
@@ -75,7 +75,7 @@ def test_a_directory_can_be_locked_too(tmp_path: Path) -> None:
     os.close(first)
 
 
-def test_what_cannot_be_made_is_told_with_its_setting_and_place(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     with (
         pytest.raises(
@@ -98,7 +98,7 @@ def test_ipv6_needs_a_kernel_that_has_it_on(tmp_path: Path) -> None:
     check_ipv6(tmp_path)
 
 
-def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_all_invalid_settings_are_reported_at_once(tmp_path: Path) -> None:
     hive = Hive(config(AgentSettings), settings=Sources(["--mtu=1", "--cluster-name=-", "--bpf-root=x"]))
     with pytest.raises(SettingsError) as refusal:
         hive.check()

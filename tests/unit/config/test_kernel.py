@@ -23,7 +23,7 @@ def test_others_are_not(release: str) -> None:
     check_kernel(release)
 
 
-def test_what_goes_missing_is_told_with_what_it_takes(tmp_path: Path) -> None:
+def test_missing_kernel_features_are_reported_with_the_needed_version(tmp_path: Path) -> None:
     late = "a pod's first packet to the node may be late by up to a second; it takes Linux 6.8"
     btf = tmp_path / "vmlinux"
     btf.touch()

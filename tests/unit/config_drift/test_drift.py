@@ -95,7 +95,7 @@ async def test_a_swapped_config_map_is_noticed_and_so_is_the_way_back(tmp_path: 
         await eventually(lambda: "matches what runs" in health(hive))
 
 
-async def test_a_value_that_would_be_refused_is_told(tmp_path: Path, mounted: Path) -> None:
+async def test_a_configured_value_that_would_be_refused_is_reported(tmp_path: Path, mounted: Path) -> None:
     async with running(tmp_path, Sources(config_dir=mounted)) as (hive, drift):
         swap(mounted, 2, mtu="many")
         await eventually(lambda: [change.name for change in drift.changes] == ["(refused)"])
@@ -195,7 +195,7 @@ async def test_without_a_config_dir_nothing_is_watched(tmp_path: Path) -> None:
         assert health(hive).startswith("ok no config-dir")
 
 
-async def test_three_generations_of_what_ran_are_kept(tmp_path: Path) -> None:
+async def test_three_generations_of_the_running_configuration_are_saved(tmp_path: Path) -> None:
     for mtu in (1, 2, 3, 4):
         async with running(tmp_path, Sources([f"--mtu={mtu}"])):
             pass

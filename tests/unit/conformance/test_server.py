@@ -169,7 +169,7 @@ async def test_recorded_requests_are_answered_as_recorded(name: str, tmp_path: P
             await replay.exchange(exchange["request"], exchange["response"])
 
 
-async def test_rules_by_hand_are_refused_in_words_that_clients_show(tmp_path: Path) -> None:
+async def test_policy_rules_by_api_are_refused_with_a_reason(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         for method, path, body in (("PUT", "/v1/policy?replace=false", "[]"), ("DELETE", "/v1/policy", [])):
             got = await node.ask(method, path, body)

@@ -55,7 +55,7 @@ def health(hive: Hive) -> list[tuple[str, str]]:
     return [(one.level, one.message) for one in hive.get(HealthTree).snapshot("conntrack.passes")]
 
 
-async def test_the_first_pass_is_made_at_once_and_told_of() -> None:
+async def test_the_first_gc_pass_runs_at_once_and_is_logged() -> None:
     async with running(FakeMaps(20)) as (hive, _):
         rows = last(hive)
         row = rows["cilium_ct4_global"]
@@ -112,7 +112,7 @@ def test_times_that_cannot_be_waited_for_are_refused(value: str) -> None:
         ConntrackSettings(conntrack_gc_interval=Duration.parse(value)).validate()
 
 
-async def test_the_passes_are_told_as_metrics() -> None:
+async def test_gc_passes_are_counted_in_metrics() -> None:
     maps = FakeMaps(100)
     async with running(maps, conntrack_gc_interval=seconds(60)) as (hive, clock):
         maps.broken = True

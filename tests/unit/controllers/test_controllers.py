@@ -144,7 +144,7 @@ async def test_a_removed_one_leaves_nothing_behind() -> None:
             assert not [each for each in told if each.endswith(".mine")]
 
 
-async def test_the_other_jobs_are_told_of_too() -> None:
+async def test_jobs_of_other_modules_are_listed_as_controllers() -> None:
     def other(jobs: Jobs) -> None:
         jobs.timer("sweep", Work(fails=1000), 60)
 

@@ -29,7 +29,7 @@ def test_the_graph_is_whole() -> None:
     Hive(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(root)).check()
 
 
-def test_use_before_the_start_says_so(made: Datapath) -> None:
+def test_use_before_the_start_raises_an_error(made: Datapath) -> None:
     for read in (lambda: made.generation, lambda: made.build, lambda: made.programs):
         with pytest.raises(NotStartedError, match="depend on Datapath"):
             read()
@@ -37,11 +37,11 @@ def test_use_before_the_start_says_so(made: Datapath) -> None:
         made.attach_endpoint(1)
 
 
-def test_an_absent_object_says_which_setting_names_it(tmp_path: Path) -> None:
+def test_a_missing_object_file_is_reported_with_its_setting(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"datapath-object=.*/absent.o: No such file or directory; expected"):
         read_object(tmp_path / "absent.o")
 
 
-def test_an_absent_packaged_object_says_how_to_make_it() -> None:
+def test_a_missing_packaged_object_is_reported_with_the_make_target() -> None:
     with pytest.raises(HiveError, match=r"absent.o is missing .* compile it with: make install"):
         read_object(PACKAGED_OBJECTS / "absent.o")

@@ -100,7 +100,7 @@ def test_publishing_replaces_every_entry(closed: list[int]) -> None:
 
 @pytest.mark.parametrize("before", [{0: 500, 1: 501, 2: 502, 3: 503}, {}, {0: 500}])
 @pytest.mark.parametrize("refuse", [1000, 1001, 1002, 1003])
-def test_a_refused_entry_puts_the_former_ones_back(
+def test_a_refused_entry_restores_the_previous_ones(
     closed: list[int], before: dict[int, int], refuse: int
 ) -> None:
     entry = FakeEntry(dict(before), refuse)

@@ -53,7 +53,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_nothing_is_said_when_everything_is_there(machine: Machine) -> None:
+def test_the_check_prints_nothing_when_all_requirements_are_met(machine: Machine) -> None:
     assert machine.install() == (0, "")
 
 
@@ -111,7 +111,7 @@ def test_a_python_that_does_not_run_is_named(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "kernel", "node"])
-def test_who_is_not_root_is_told_before_anything_is_installed(target: str, machine: Machine) -> None:
+def test_without_root_the_installer_stops_before_any_change(target: str, machine: Machine) -> None:
     machine.has("id", "echo 1000")
     done = subprocess.run(
         ["/usr/bin/make", "--no-print-directory", f"PYTHON={sys.executable}", target],

@@ -92,7 +92,7 @@ def test_every_container_gives_up_all_it_does_not_need(pod: dict[str, Any]) -> N
     assert added == ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]
 
 
-def test_every_capability_says_what_it_is_for() -> None:
+def test_every_capability_has_a_reason() -> None:
     text = (CONFIGS / "manifests" / "daemonset.yaml").read_text()
     lines = text.splitlines()
     added = [

@@ -37,7 +37,7 @@ def news(kind: int, name: str, attribute: int = 3) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [NEWLINK, DELLINK])
-def test_news_of_pods_links_is_kept_away(kind: int) -> None:
+def test_netlink_messages_of_pod_links_are_filtered_out(kind: int) -> None:
     assert not passes(news(kind, "lxc0123456789ab"))
     assert not passes(news(kind, "tmp01234"))
 
@@ -54,7 +54,7 @@ def address(kind: int, family: int, scope: int, flags: int = 0x80) -> bytes:
 
 
 @pytest.mark.parametrize("kind", [NEWADDR, DELADDR])
-def test_of_news_of_addresses_only_link_local_ones_of_ipv6_are_kept_away(kind: int) -> None:
+def test_only_ipv6_link_local_address_messages_are_filtered_out(kind: int) -> None:
     assert not passes(address(kind, 10, LINK))
     assert not passes(address(kind, 10, LINK, flags=0xC0))
     assert passes(address(kind, 10, GLOBAL))
@@ -62,7 +62,7 @@ def test_of_news_of_addresses_only_link_local_ones_of_ipv6_are_kept_away(kind: i
     assert passes(address(kind, 2, LINK))
 
 
-def test_what_is_no_news_of_a_link_comes_through() -> None:
+def test_messages_of_other_types_pass_the_filter() -> None:
     assert passes(struct.pack("=IHHIIi", 20, 2, 0, 0, 0, -105))
 
 

@@ -130,7 +130,7 @@ async def test_the_table_follows_and_a_broken_subscription_is_renewed() -> None:
         assert levels["devices.watch"] == "ok"
 
 
-async def test_only_the_named_devices_are_uplinks_and_one_that_is_missing_is_told() -> None:
+async def test_only_configured_devices_are_uplinks_and_a_missing_one_is_reported() -> None:
     kernel = FakeKernel(
         device(1, "192.0.2.1/24", name="eth0"),
         device(2, "198.51.100.1/24", name="ens3"),

@@ -69,7 +69,7 @@ async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() ->
             sockets.close()
 
 
-async def test_a_port_that_somebody_holds_for_every_address_is_told() -> None:
+async def test_a_port_bound_by_another_process_raises_address_in_use() -> None:
     with server() as there, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
         held.bind(("0.0.0.0", 0))
         sockets = PodSockets(asyncio.get_running_loop())

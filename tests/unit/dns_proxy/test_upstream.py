@@ -66,7 +66,7 @@ async def test_a_socket_serves_one_query_after_another_but_not_for_ever() -> Non
         assert server.recvfrom(512)[1] != server.recvfrom(512)[1], "each has its own while it waits"
 
 
-async def test_a_server_that_is_away_is_told_and_asked_anew_by_another_socket() -> None:
+async def test_a_refused_dns_query_is_reported_and_repeated_from_another_socket() -> None:
     with opened() as (upstream, server, address):
         server.close()
         for _ in range(2):

@@ -54,7 +54,7 @@ def test_an_answer_has_the_addresses_at_the_end_of_a_chain_and_the_least_ttl() -
     assert (found.name, found.code, found.ttl) == (f"{WEB}.", 0, 30)
 
 
-def test_a_refusal_repeats_the_question_and_says_why() -> None:
+def test_a_refused_response_repeats_the_question_and_has_the_code() -> None:
     asked = query(WEB)
     told = DNS(refusal(asked + b"more", len(asked), 5))
     assert (told.id, told.qr, told.rd, told.rcode, told.ancount) == (7, 1, 1, 5, 0)
@@ -76,7 +76,7 @@ def test_names_are_written_out_where_nothing_may_be_compressed() -> None:
     assert (cut.tc, cut.ancount) == (1, 0)
 
 
-def test_edns_says_how_long_an_answer_may_be() -> None:
+def test_edns_gives_the_maximum_response_size() -> None:
     plain = query(WEB)
     edns = bytes(DNS(id=7, rd=1, qd=DNSQR(qname=WEB), ar=DNSRROPT(rclass=1232)))
     assert udp_size(plain, len(plain)) == 512
@@ -107,7 +107,7 @@ RECORD = b"\0\1\0\1\0\0\0\5\0\4\xc0\0\2\1"
         struct.pack(">HHHHHH", 7, 0x8000, 2, 0, 0, 0) + b"\1a\0\0\1\0\1" * 2,
     ],
 )
-def test_what_is_no_answer_is_told_so(data: bytes) -> None:
+def test_an_invalid_response_raises_wire_error(data: bytes) -> None:
     with pytest.raises(WireError):
         read_answer(data)
 
@@ -139,7 +139,7 @@ def test_a_server_gets_the_question_and_nothing_that_follows_it() -> None:
     assert anew(noisy) == asked, "flags that only an answer has"
 
 
-def test_a_question_whose_name_is_in_the_header_is_written_out() -> None:
+def test_a_question_with_a_compressed_name_is_written_uncompressed() -> None:
     asked = struct.pack(">HHHHHH", 7, 0x100, 1, 0, 0, 0) + b"\xc0\x04" + struct.pack(">HH", 1, 1)
     assert b"\xc0" not in anew(asked)
     assert read_query(anew(asked)).name == read_query(asked).name
@@ -162,7 +162,7 @@ def test_of_edns_a_server_gets_what_is_understood() -> None:
             anew(edns + wrong)
 
 
-def test_what_follows_the_last_record_is_no_part_of_an_answer() -> None:
+def test_bytes_after_the_last_record_are_ignored() -> None:
     data = answer(DNSRR(rrname=WEB, type="A", ttl=60, rdata="192.0.2.1"))
     assert read_answer(data + b"more").size == len(data)
     with_opt = data[:10] + b"\0\1" + data[12:] + bytes(DNSRROPT(rclass=1232))

@@ -15,7 +15,7 @@ def test_the_page_has_every_name() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_everything_that_is_exported_says_what_it_does(package: str) -> None:
+def test_every_exported_name_has_a_docstring(package: str) -> None:
     module = importlib.import_module(package)
     silent = []
     for name in module.__all__:

@@ -98,7 +98,7 @@ async def test_an_endpoint_may_be_let_off_source_verification(node: Node, change
     assert node.kernel.any_source[101] is False
 
 
-async def test_a_change_that_cannot_follow_says_so(node: Node, changes: EndpointChanges) -> None:
+async def test_a_failed_option_change_returns_the_error(node: Node, changes: EndpointChanges) -> None:
     endpoint = node.create(request(1))
     node.kernel.refuse = "put_config"
     assert await changes.verify_source(endpoint, verify=False) == "[Errno 12] no put_config today"

@@ -133,13 +133,13 @@ def test_given_labels_join_those_of_the_pod(node: Node) -> None:
     assert endpoint.info_labels == ("k8s:pod-template-hash=1",)
 
 
-def test_what_is_no_pod_has_the_init_identity(node: Node) -> None:
+def test_an_endpoint_without_a_pod_has_identity_init(node: Node) -> None:
     endpoint = node.create(request(pod_name="", pod_namespace="", pod_uid=""))
     assert (endpoint.identity, endpoint.labels) == (5, ("reserved:init",))
     assert node.endpoints.delete(endpoint) == ()
 
 
-def test_pods_of_a_namespace_share_an_identity_until_the_last_is_gone(node: Node) -> None:
+def test_pods_of_a_namespace_share_an_identity_until_the_last_is_deleted(node: Node) -> None:
     one, two = node.create(request(1)), node.create(request(2))
     assert one.identity == two.identity
     node.endpoints.delete(one)
@@ -185,7 +185,7 @@ def test_deleting_twice_harms_no_later_endpoint(node: Node) -> None:
     assert node.kernel.lxc == {IP: 1}
 
 
-def test_deleting_goes_on_when_a_step_fails_and_says_which(node: Node) -> None:
+def test_a_failed_delete_step_is_reported_and_the_others_run(node: Node) -> None:
     endpoint = node.create(request())
     node.kernel.refuse = "drop_lxc"
     errors = node.endpoints.delete(endpoint)
@@ -196,7 +196,7 @@ def test_deleting_goes_on_when_a_step_fails_and_says_which(node: Node) -> None:
     assert node.saved == []
 
 
-def test_the_status_log_tells_the_creation_newest_first(node: Node) -> None:
+def test_the_status_log_lists_the_creation_newest_first(node: Node) -> None:
     endpoint = node.create(request())
     entries = node.endpoints.status(endpoint.id).entries()
     assert entries[0].state is State.READY

@@ -62,7 +62,7 @@ def test_ids_that_cannot_be_understood_are_refused(node: Node, id_text: str, tex
     assert (caught.value.status, caught.value.text) == (400, text)
 
 
-def test_ambiguous_names_are_not_registered_where_the_requester_says_so(tmp_path: Path) -> None:
+def test_with_disable_legacy_identifiers_container_and_pod_names_are_not_registered(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.create(request(disable_legacy_identifiers=True))
     assert node.endpoints.lookup("container-id:cid1") is None

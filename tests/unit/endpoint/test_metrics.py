@@ -13,7 +13,7 @@ def told(node: Node) -> dict[str, dict[tuple[str, ...], object]]:
     return {family.name: dict(family.series) for family in families(node.endpoints)}
 
 
-def test_endpoints_are_told_by_the_state_that_is_shown(tmp_path: Path) -> None:
+def test_endpoints_are_counted_by_displayed_state(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert told(node)["cilium_endpoint_state"] == {}
     node.create(request(1))

@@ -92,7 +92,7 @@ async def test_what_is_enforced_already_changes_nothing(node: Node, changes: Pol
     assert node.policy.revision == 1
 
 
-async def test_the_log_of_an_endpoint_tells_of_the_change(node: Node, changes: PolicyEnforcement) -> None:
+async def test_a_policy_change_is_in_the_status_log(node: Node, changes: PolicyEnforcement) -> None:
     node.create(request(1))
     await changes.change(ALWAYS)
     newest = [(entry.state, entry.message) for entry in node.endpoints.status(1).entries()[:4]]
@@ -121,7 +121,7 @@ async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(
     assert rules(node) == [{}]
 
 
-async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_says_otherwise(
+async def test_source_addresses_are_verified_unless_node_or_endpoint_disables_it(
     node: Node, changes: PolicyEnforcement
 ) -> None:
     node.create(request(1))
@@ -133,7 +133,7 @@ async def test_source_addresses_are_verified_unless_the_node_or_the_endpoint_say
     assert rules(node) == [ALLOW_ALL]
 
 
-async def test_an_endpoint_deleted_in_the_middle_of_a_change_is_no_failure(
+async def test_deleting_an_endpoint_during_a_change_reports_no_error(
     node: Node, changes: PolicyEnforcement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Endpoint] = [node.create(request(number)) for number in (1, 2)]

@@ -65,7 +65,9 @@ async def test_an_endpoint_waits_and_is_built_in_its_turn(node: Node, hive: Hive
     assert len(queue.waiting) == 0
 
 
-async def test_wishes_that_wait_are_one_with_all_reasons_and_the_higher_level(node: Node, hive: Hive) -> None:
+async def test_waiting_regenerations_merge_with_all_reasons_and_the_higher_level(
+    node: Node, hive: Hive
+) -> None:
     queue = hive.get(Regenerations)
     node.create(request(1))
     one = queue.request(1, Level.POLICY, "one")
@@ -128,7 +130,7 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
     assert {node.endpoints.shown_state(each) for each in node.endpoints.all()} == {State.READY}
 
 
-async def test_a_build_of_an_endpoint_that_goes_is_told_so(node: Node, hive: Hive) -> None:
+async def test_a_queued_regeneration_of_a_deleted_endpoint_returns_an_error(node: Node, hive: Hive) -> None:
     queue = hive.get(Regenerations)
     endpoint = node.create(request(1))
     waiting = queue.request(1, Level.DATAPATH, "a reason")

@@ -147,7 +147,7 @@ def test_refreshing_writes_only_what_changed(files: StateFiles, endpoint: Endpoi
     assert (files.directory / "1").stat().st_ino != before
 
 
-def test_a_failed_write_leaves_the_former_state(
+def test_a_failed_write_leaves_the_previous_state(
     files: StateFiles, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write(endpoint)
@@ -162,7 +162,7 @@ def test_a_failed_write_leaves_the_former_state(
     assert files.scan().endpoints[1].endpoint.identity == 256
 
 
-def test_a_left_over_of_an_interrupted_write_is_no_obstacle(files: StateFiles, endpoint: Endpoint) -> None:
+def test_a_leftover_of_an_interrupted_write_is_replaced(files: StateFiles, endpoint: Endpoint) -> None:
     (files.directory / "1_next").mkdir()
     (files.directory / "1_next" / "x").write_text("half")
     files.write(endpoint)

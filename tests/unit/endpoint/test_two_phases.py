@@ -226,7 +226,7 @@ async def test_an_endpoint_waits_for_the_labels_of_its_pod_and_is_built_with_the
     assert cluster.asked == [("k8s:app=web",)], "no identity is asked for before the labels are known"
 
 
-async def test_an_endpoint_of_a_pod_that_nobody_knows_begins_with_init(tmp_path: Path) -> None:
+async def test_an_endpoint_of_an_unknown_pod_starts_with_identity_init(tmp_path: Path) -> None:
     pods = FakePods(followed=True)
     pods.told.set()
     node = Node(tmp_path, pods=pods)
@@ -242,7 +242,7 @@ async def test_an_endpoint_of_a_pod_without_labels_that_count_begins_with_init(t
     assert (made.labels, made.info_labels, made.identity) == (INIT_LABELS, ("k8s:pod-template-hash=1",), 5)
 
 
-async def test_a_container_without_a_namespace_is_no_pod_to_wait_for(tmp_path: Path) -> None:
+async def test_a_container_without_a_namespace_gets_identity_init_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path, pods=FakePods(followed=True))
     new = node.endpoints.begin(msgspec.structs.replace(request(1), pod_namespace=""))
     assert new.identity is not None

@@ -80,9 +80,7 @@ async def test_everything_is_visible_before_anything_is_regenerated(
     assert seen == [3, 3, 3]
 
 
-async def test_new_endpoints_get_numbers_and_identities_nobody_has(
-    left: Left, endpoints: list[Endpoint]
-) -> None:
+async def test_new_endpoints_get_unused_ids_and_identities(left: Left, endpoints: list[Endpoint]) -> None:
     left.running(replace(endpoints[0], identity=300))
     await restart(left)
     left.kernel.pool = [2]
@@ -99,7 +97,7 @@ async def test_an_endpoint_that_was_saved_without_labels_comes_back_with_init(
     assert found.identity == 5
 
 
-async def test_a_pod_whose_link_is_gone_is_cleared_away(left: Left, endpoints: list[Endpoint]) -> None:
+async def test_an_endpoint_without_its_link_is_removed(left: Left, endpoints: list[Endpoint]) -> None:
     for endpoint in endpoints:
         left.running(endpoint)
     left.remove_link(endpoints[1])
@@ -356,7 +354,7 @@ async def test_rows_without_endpoint_go_and_rows_of_the_node_stay(
     assert len(left.left.hosts) == 1
 
 
-async def test_links_are_removed_only_when_they_are_surely_nobodys(left: Left) -> None:
+async def test_only_links_without_an_owner_are_removed(left: Left) -> None:
     left.links.present = [
         link(1, "lxc000000000001", alias="hive endpoint 1"),  # ours, no state
         link(2, "lxc000000000002", up=False),  # never finished
@@ -390,7 +388,7 @@ async def test_an_external_address_is_not_claimed(left: Left, endpoints: list[En
     assert left.addresses.taken == {}
 
 
-async def test_two_label_sets_with_one_saved_identity_are_told_apart(
+async def test_two_label_sets_with_one_saved_identity_get_different_identities(
     left: Left, endpoints: list[Endpoint]
 ) -> None:
     left.running(endpoints[0])

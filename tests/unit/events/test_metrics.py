@@ -6,7 +6,7 @@ from cells.maps.records.flows import METRIC_EGRESS, METRIC_INGRESS, METRIC_SERVI
 from cells.observe.events import counted
 
 
-def test_drops_are_told_by_reason_and_what_goes_on_by_direction() -> None:
+def test_drops_are_counted_by_reason_and_forwards_by_direction() -> None:
     told = {
         family.name: family.series
         for family in counted(

@@ -119,7 +119,7 @@ def test_no_bytes_are_refused(data: bytes) -> None:
     ],
     ids=["nothing", "an agent's", "debug", "cut off", "more captured than there is", "a later version"],
 )
-def test_what_is_unknown_is_kept_raw(data: bytes) -> None:
+def test_an_unknown_record_is_returned_raw(data: bytes) -> None:
     assert decode(data) == Raw(data)
 
 

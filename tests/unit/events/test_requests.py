@@ -37,7 +37,7 @@ RECORD = RequestRecord(
 @pytest.mark.parametrize(
     "record", [RECORD, msgspec.structs.replace(RECORD, answer=False, code=0, headers={})]
 )
-def test_a_record_is_read_as_it_was_told(record: RequestRecord) -> None:
+def test_an_http_record_is_decoded_as_written(record: RequestRecord) -> None:
     data = request_sample(record)
     assert data[0] == 129
     assert decode(data) == record
@@ -67,7 +67,7 @@ LOOKUP = LookupRecord(
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_a_lookup_is_read_as_it_was_told(answer: bool) -> None:
+def test_a_dns_record_is_decoded_as_written(answer: bool) -> None:
     record = msgspec.structs.replace(LOOKUP, answer=answer)
     assert decode(lookup_sample(record)) == record
     line = event_text(record)
@@ -87,7 +87,7 @@ def test_types_are_defined_as_go_defines_them() -> None:
     assert encode(payload, {}).startswith(PREFACE), "what cilium-dbg reads"
 
 
-def test_what_is_no_record_is_raw() -> None:
+def test_a_truncated_record_is_returned_raw() -> None:
     whole = request_sample(RECORD)
     for size in range(1, len(whole)):
         assert decode(whole[:size]) == Raw(whole[:size])

@@ -32,7 +32,7 @@ async def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
     assert subscription.lost == 6
 
 
-async def test_losses_are_told_without_another_event() -> None:
+async def test_lost_events_are_reported_without_a_further_event() -> None:
     subscription = Subscription(1)
     subscription.publish(ONE)
     subscription.publish(TWO)

@@ -101,7 +101,7 @@ def test_any_content_is_read_or_refused_in_lines(entries: dict[str, Put], yaml_f
                 assert re.search(r"expected|did you mean|give one of|not |no |cannot ", line), line
 
 
-def test_what_is_no_file_is_a_fault_of_a_known_option_and_a_warning_of_others() -> None:
+def test_an_unreadable_config_file_is_an_error_for_known_options_and_a_warning_for_others() -> None:
     with tempfile.TemporaryDirectory(prefix="config-") as made:
         directory = Path(made)
         os.mkfifo(directory / "mtu")

@@ -114,7 +114,7 @@ contents = damaged(ENDPOINT) | damaged(ENDPOINT).map(in_header) | st.just(WHOLE)
 @example({"7": {"ep_config.json": Holding(WHOLE[:-1] + b"," + nested(900)[1:])}})
 @example({"7": {"ep_config.json": a_pipe}, "8": {"ep_config.h": a_device}})
 @given(st.dictionaries(names, st.dictionaries(files, put(contents), max_size=2), max_size=4))
-def test_endpoints_are_read_or_told(tree: dict[str, dict[str, Put]]) -> None:
+def test_endpoint_directories_are_read_or_reported_unreadable(tree: dict[str, dict[str, Put]]) -> None:
     with directory() as state:
         for name, inside in tree.items():
             (state / name).mkdir()
@@ -139,7 +139,7 @@ def test_endpoints_are_read_or_told(tree: dict[str, dict[str, Put]]) -> None:
 
 @bounded(80)
 @given(put(damaged({"ipv4": "10.0.0.0/24", "ipv6": "fd00::/112"})))
-def test_ranges_are_kept_or_chosen_anew(make: Put) -> None:
+def test_saved_pod_ranges_are_read_or_replaced(make: Put) -> None:
     with directory() as state:
         path = state / "pod-ranges.json"
         make(path)

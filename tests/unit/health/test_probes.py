@@ -38,7 +38,7 @@ def told(hive: Hive) -> list[tuple[str, str]]:
     return [(each.level, each.error or each.message) for each in parts]
 
 
-async def test_a_part_is_asked_every_five_seconds_and_its_error_is_told() -> None:
+async def test_a_probe_runs_every_five_seconds_and_reports_its_error() -> None:
     times: list[float] = []
 
     async def ask() -> None:

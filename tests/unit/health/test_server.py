@@ -95,7 +95,7 @@ async def test_one_family_that_is_taken_leaves_the_other_alone(port: int) -> Non
         client.connect(("127.0.0.1", port))
 
 
-async def test_a_port_that_is_taken_is_told_in_one_line(port: int) -> None:
+async def test_a_used_port_is_reported_in_one_line(port: int) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
@@ -108,6 +108,6 @@ async def test_a_port_that_is_taken_is_told_in_one_line(port: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, -1, 65536])
-def test_what_is_no_port_is_refused(number: int) -> None:
+def test_an_invalid_port_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match="expected a TCP port"):
         health.HealthServerSettings(agent_health_port=number).validate()

@@ -14,7 +14,7 @@ def tree(**levels: str) -> HealthTree:
     return health
 
 
-def test_an_agent_whose_modules_are_well_is_ok() -> None:
+def test_an_agent_with_healthy_modules_is_ok() -> None:
     status = agent_status(tree(ipam="ok", datapath="stopped", cni_config="ok").snapshot())
     assert (status.state, status.message, status.serves, status.degraded) == ("Ok", "", True, ())
     assert status.cni_config is not None
@@ -33,12 +33,12 @@ def test_a_node_that_gets_no_cni_configuration_fails() -> None:
     assert status.message == "Could not write CNI config file: cni_config says so"
 
 
-def test_a_node_whose_cni_configuration_is_written_and_not_watched_is_well() -> None:
+def test_a_written_and_unwatched_cni_configuration_is_ok() -> None:
     status = agent_status(tree(cni_config="ok", cni_config__write="degraded").snapshot())
     assert (status.state, status.serves) == ("Ok", True)
 
 
-def test_an_agent_that_writes_no_cni_configuration_says_nothing_of_it() -> None:
+def test_an_agent_without_a_cni_configuration_omits_it_from_status() -> None:
     assert agent_status(tree(ipam="ok").snapshot()).cni_config is None
 
 
@@ -70,7 +70,7 @@ def test_a_store_that_is_well_or_not_wanted_changes_nothing() -> None:
     assert agent_status(tree(ipam="ok").snapshot(), dependencies=found).state == "Ok"
 
 
-def test_trouble_that_a_controller_tells_of_is_told_once() -> None:
+def test_a_failure_shown_by_a_controller_is_reported_once() -> None:
     def known(name: str) -> ControllerState:
         return ControllerState(name, "", "", retries=True, retry_base=1, interval=0)
 

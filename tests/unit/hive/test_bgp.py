@@ -80,7 +80,7 @@ def test_routes_of_both_families_and_what_each_peer_is_sent(
     ]
 
 
-def test_policies_say_what_goes_to_whom(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_route_policies_list_prefixes_and_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = shown(tmp_path, capsys, "route-policies", "--router", "65001")
     assert found == [
         "ROUTER POLICY TYPE",

@@ -23,7 +23,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("name", [name for name in LISTS if not name.endswith(("policy_get", "ipcache_get"))])
-def test_each_row_says_what_the_client_says(name: str) -> None:
+def test_each_bpf_row_is_printed_as_cilium_dbg_prints_it(name: str) -> None:
     lines = printed(name)
     for pin, table in maps(name).items():
         said = next((columns for kind, columns in SAID.items() if pin.startswith(kind)), ())

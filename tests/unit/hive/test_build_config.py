@@ -126,7 +126,7 @@ def test_a_named_node_config_is_taken_whatever_it_selects(manifests: Path, tmp_p
     assert settings(dest)["debug"] == "never taken"
 
 
-def test_a_missing_config_map_is_empty_and_told(manifests: Path, tmp_path: Path) -> None:
+def test_a_missing_config_map_counts_as_empty_and_is_logged(manifests: Path, tmp_path: Path) -> None:
     dest = tmp_path / "out"
     result = build(dest, f"--manifests-dir={manifests}", "--source=config-map:other,node:n1")
     assert result.exit_code == 0
@@ -156,9 +156,7 @@ def test_the_directory_changes_at_once_and_forgets(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_written_leaves_the_former_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_previous_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write.write_directory(tmp_path, {"a": "1"}, print)
 
     def full(*_: object, **__: object) -> int:
@@ -185,7 +183,7 @@ def test_what_cannot_be_written_leaves_the_former_values(
         (["--dest="], 2, "--dest is required"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_a_configuration_error_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
 ) -> None:
     from hive.main import main
@@ -294,7 +292,9 @@ async def test_the_api_server_is_asked_as_the_manifests_are(
 
 
 @pytest.mark.anyio
-async def test_where_nobody_knows_of_node_configs_there_are_none(server: ApiServer, tmp_path: Path) -> None:
+async def test_without_the_ciliumnodeconfig_crd_there_are_no_node_configs(
+    server: ApiServer, tmp_path: Path
+) -> None:
     data = {"metadata": {"name": "cilium-config", "namespace": "kube-system"}, "data": {"mtu": "1400"}}
     server.add({"apiVersion": "v1", "kind": "ConfigMap", **data})
     result = await asked(server, tmp_path)
@@ -303,7 +303,7 @@ async def test_where_nobody_knows_of_node_configs_there_are_none(server: ApiServ
 
 
 @pytest.mark.anyio
-async def test_a_server_that_refuses_leaves_the_former_values(server: ApiServer, tmp_path: Path) -> None:
+async def test_a_refusing_api_server_leaves_the_previous_values(server: ApiServer, tmp_path: Path) -> None:
     await filled(server)
     assert (await asked(server, tmp_path)).exit_code == 0
     server.faults.add(Fault(on("/apis/cilium.io/"), times=-1, status=403))
@@ -322,7 +322,7 @@ def cluster(server: ApiServer, folder: Path, told: list[str], patience: float = 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "fault", [Fault(times=-1, close=True), Fault(times=-1, status=503)], ids=["gone", "503"]
+    "fault", [Fault(times=-1, close=True), Fault(times=-1, status=503)], ids=["connection closed", "503"]
 )
 async def test_a_server_that_is_away_is_waited_for(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
     await filled(server)

@@ -24,7 +24,7 @@ def test_an_error_is_raised_here_with_the_childs_traceback() -> None:
     assert "in a child process" in caught.value.__notes__[0]
 
 
-def test_a_result_that_cannot_travel_is_an_error_that_says_so() -> None:
+def test_a_result_that_cannot_be_pickled_raises_a_clear_error() -> None:
     with pytest.raises(RuntimeError, match="cannot be handed to the parent"):
         run_child(lambda: lambda: None)
 
@@ -43,7 +43,7 @@ def test_an_overdue_child_is_killed() -> None:
         os.kill(pid, 0)
 
 
-def test_children_work_until_each_is_told_to_finish() -> None:
+def test_child_processes_run_until_each_is_finished() -> None:
     def wait_for_stop(stop: Stop) -> str:
         assert stop.wait(30)
         return "finished"

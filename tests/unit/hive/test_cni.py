@@ -30,7 +30,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "host" / "opt" / "cni" / "bin"
 
 
-def test_both_plugins_are_installed_and_a_loopback_is_kept(plugins: Path, tmp_path: Path) -> None:
+def test_both_plugins_are_installed_and_an_existing_loopback_stays(plugins: Path, tmp_path: Path) -> None:
     prefix = str(tmp_path / "host")
     result = run("install", HOST_PREFIX=prefix)
     assert result.exit_code == 0

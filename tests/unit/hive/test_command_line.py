@@ -110,7 +110,7 @@ def test_endpoints_without_a_header_are_rows_alone(
     assert (len(rows), rows) == (2, all_lines[1:])
 
 
-def test_json_is_what_the_agent_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_is_the_answer_of_the_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, {"/v1/endpoint": (200, ENDPOINTS), "/v1/healthz": (200, HEALTHY)}) as agent:
         listed = hive(capsys, "endpoint", "list", "-o", "json", "-H", agent.socket)
         status = hive(capsys, "status", "-o", "json", "-H", agent.socket)
@@ -270,7 +270,7 @@ def test_status_counts_the_nodes_that_answer(tmp_path: Path, capsys: pytest.Capt
     assert re.search(r"^Cluster health: +1/2 reachable   \(hive health\)$", out, re.MULTILINE), out
 
 
-def test_what_is_degraded_is_told_without_being_asked_for(
+def test_status_lists_degraded_modules_without_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     modules = [
@@ -315,7 +315,7 @@ FAILING = {
         ),
     ],
 )
-def test_a_part_that_is_unwell_is_told_by_both_forms_and_their_exit_codes(
+def test_an_unhealthy_component_is_shown_in_both_formats_and_exit_codes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], sick: dict[str, object], line: str
 ) -> None:
     with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | sick)}) as agent:
@@ -342,7 +342,7 @@ def test_a_dead_agents_socket_is_the_same_as_none(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
-def test_permission_denied_says_what_to_do(tmp_path: Path) -> None:
+def test_permission_denied_prints_the_remedy(tmp_path: Path) -> None:
     with stub_agent(tmp_path, {}) as agent:
         agent.socket.chmod(0o600)
         for directory in (tmp_path, *tmp_path.parents):
@@ -410,7 +410,7 @@ def test_an_error_of_the_agent_is_its_own_words_and_with_debug_what_it_was_asked
     assert (debugged.code, debugged.err) == (code, f"hive: {line}{asked}\n")
 
 
-def test_an_answer_that_is_no_json_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_that_is_not_json_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, {"/v1/endpoint": (200, b"<html>")}) as agent:
         result = hive(capsys, "endpoint", "list", "--socket", agent.socket)
     assert result.code == 1
@@ -442,7 +442,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert len(result.err.splitlines()) == 1
 
 
-def test_a_socket_of_another_kind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_socket_of_another_service_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cni.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind(str(path))
@@ -451,7 +451,7 @@ def test_a_socket_of_another_kind_is_told(tmp_path: Path, capsys: pytest.Capture
     assert result.err == f"hive: {path} is another kind of socket: the API's is cilium.sock\n"
 
 
-def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["lab", "--help"], ["lab", "demo", "--help"], ["status", "-h"]):
         result = hive(capsys, *arguments)
         assert (result.code, result.err) == (0, "")

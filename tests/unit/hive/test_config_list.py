@@ -35,7 +35,7 @@ def test_what_an_agent_would_start_with_is_listed(tmp_path: Path, capsys: pytest
     assert everything == [everything[0], *sorted(everything[1:])]
 
 
-def test_wrong_settings_are_told_all_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_wrong_settings_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("enable-bbr", "true"), ("mtu", "lots"), ("other-programs-key", "x")):
         (tmp_path / name).write_text(value)
     told = hive(capsys, "config", "list", f"--config-dir={tmp_path}")
@@ -82,7 +82,7 @@ def test_a_difference_is_shown_and_is_the_exit_code(
     assert told.err == "A restart applies this.\n"
 
 
-def test_what_would_be_refused_is_told_beside_the_table(
+def test_config_diff_reports_values_that_would_be_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {"name": "(refused)", "running": "", "configured": "/etc/hive/mtu: 'x': expected", "origin": ""}
@@ -98,7 +98,7 @@ def test_what_would_be_refused_is_told_beside_the_table(
     ("places", "text"),
     [("/etc/hive", "/etc/hive matches what runs."), ("", "The agent has no config-dir and no config file")],
 )
-def test_no_difference_is_said_too(
+def test_config_diff_without_differences_prints_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], places: str, text: str
 ) -> None:
     answer = RUNNING | {"changes": [], "places": places}

@@ -89,7 +89,9 @@ def test_a_narrow_terminal_gets_the_columns_that_fit_and_the_names_of_the_others
     assert render([{"rev": 1, "key": "a", "obj": 3}], 80)[1].split() == ["a", "3"]
 
 
-def test_a_table_or_column_nobody_has_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_table_or_column_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     err = {"err": "no table is named device: did you mean devices?"}
     answers = {"/statedb/dump/device": (404, err), "/statedb/changes/device": (404, err), **SHOW}
     with stub_agent(tmp_path, answers) as agent:
@@ -112,7 +114,7 @@ CHANGES = [
 ]
 
 
-def test_watching_tells_what_came_changed_and_went(
+def test_watching_prints_inserts_updates_and_deletes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = b"\n".join([*(json.dumps(one).encode() for one in CHANGES), b""])
@@ -148,7 +150,7 @@ def test_a_long_change_is_wrapped_on_a_terminal() -> None:
     assert len(lines) > 1
 
 
-def test_a_table_that_breaks_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_table_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = b'{"err": "ZeroDivisionError: division by zero"}\n'
     with stub_agent(tmp_path, {"/statedb/changes/totals": (200, body)}) as agent:
         told = hive(capsys, "db", "watch", "totals", "-H", agent.socket)

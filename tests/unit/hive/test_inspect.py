@@ -92,7 +92,7 @@ def test_a_module_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert [one["name"] for one in part["invokes"]] == ["stall"]
 
 
-def test_why_tells_the_chain_with_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_prints_the_chain_with_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     lines = inspect(capsys, "--why", "HoneySettings").splitlines()
     assert lines[0].startswith("HoneySettings (honey.cellar) at tests/unit/hive/test_inspect.py:")
     assert lines[1:] == [
@@ -105,7 +105,7 @@ def test_why_tells_the_chain_with_every_parameter(capsys: pytest.CaptureFixture[
     assert [[edge["parameter"] for edge in chain] for chain in told["chains"]] == [["cellar"]]
 
 
-def test_why_says_when_nothing_invoked_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_reports_that_nothing_invoked_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  Nothing invoked needs it." in inspect(capsys, "--why", "Ladle").splitlines()
 
 
@@ -140,7 +140,7 @@ def test_hooks_in_order_with_what_each_waits_for(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_differences_are_told_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_printed_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "a.json", tmp_path / "b.json"
     before.write_text(inspect(capsys, "--format", "json"))
     after.write_text(inspect(capsys, "--format", "json", "--jars=13").replace("Sells it", "Sells well"))
@@ -199,7 +199,7 @@ def test_what_cannot_be_shown_is_one_line_and_exit_2(
         ),
     ],
 )
-def test_what_is_no_hive_is_one_line_and_exit_2(
+def test_an_invalid_hive_is_one_line_and_exit_2(
     source: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = hive(capsys, "inspect", "--of", source)
@@ -209,7 +209,7 @@ def test_what_is_no_hive_is_one_line_and_exit_2(
     assert result.err.count("\n") == 1
 
 
-def test_a_graph_with_faults_is_drawn_and_all_of_them_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_with_faults_is_drawn_and_all_faults_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for form, shown in {
         "tree": "  · invoke  needs_jars <- bytes (missing)",
         "dot": '"missing bytes" [label="bytes\\nmissing"',
@@ -245,7 +245,7 @@ def test_schemas_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(hive(capsys, "inspect", "--timeline", "--schema").out) == timeline_schema()
 
 
-def test_the_agents_graph_is_what_the_schema_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_graph_of_the_agent_matches_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
     told = hive(capsys, "inspect", "--format", "json").out
     jsonschema_rs.validate(graph_schema(), json.loads(told))
 

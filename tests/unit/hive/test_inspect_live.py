@@ -58,7 +58,7 @@ def test_the_chart_shows_waiting_starting_and_what_all_waited_for() -> None:
     assert max(map(len, plain)) <= 80
 
 
-def test_a_hook_that_has_not_started_is_told() -> None:
+def test_hooks_that_have_not_started_are_shown() -> None:
     lines = chart(graph(), timeline(started=2))
     assert "2 of 3 hooks started" in lines[0]
     assert lines[5].endswith("not started yet")

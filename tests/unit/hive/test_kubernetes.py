@@ -28,7 +28,9 @@ def answers(kinds: list[dict[str, Any]], files: list[dict[str, Any]]) -> dict[st
     }
 
 
-def test_how_each_kind_is_followed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubernetes_status_shows_the_state_of_each_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds = [
         kind("pods", "watching", changed=time.time() - 130, broken=["pods/a/b: spec: no"]),
         kind("nodes", "failing", synced=False, error="no answer"),
@@ -47,7 +49,7 @@ def test_how_each_kind_is_followed_is_told(tmp_path: Path, capsys: pytest.Captur
     assert json.loads(as_json.out)["kinds"] == kinds
 
 
-def test_files_that_are_broken_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubernetes_status_lists_broken_manifests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [{"name": "a.yaml", "objects": 1, "error": "/m/a.yaml:1:2: no"}, {"name": "b.yaml", "objects": 2}]
     files.append({"name": "c.yaml", "objects": 0, "left_out": "/m/c.yaml:3:4: X is not known"})
     with stub_agent(tmp_path, answers([kind("pods", "synced")], files)) as agent:
@@ -56,7 +58,9 @@ def test_files_that_are_broken_are_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert told.out.splitlines()[-2:] == ["/m/a.yaml:1:2: no", "left out: /m/c.yaml:3:4: X is not known"]
 
 
-def test_an_agent_without_a_source_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_agent_without_a_source_prints_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with stub_agent(tmp_path, answers([], [])) as agent:
         told = hive(capsys, "kubernetes", "status", "-H", agent.socket)
     assert told.out.startswith("no source")

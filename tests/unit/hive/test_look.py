@@ -151,7 +151,7 @@ def test_what_there_is_is_listed(
         ("service get 9", "there is no service 9"),
     ],
 )
-def test_what_there_is_not_is_told_in_a_line(
+def test_unknown_objects_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, line: str
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
@@ -278,7 +278,7 @@ def test_what_of_an_endpoint_can_be_changed_is(
         ("config 7 SourceIPVerification", 2, "expected OPTION=VALUE"),
     ],
 )
-def test_what_of_an_endpoint_cannot_be_changed_is_told(
+def test_unchangeable_endpoint_options_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, line: str
 ) -> None:
     with stub_agent(tmp_path, CHANGEABLE) as agent:
@@ -286,7 +286,7 @@ def test_what_of_an_endpoint_cannot_be_changed_is_told(
     assert (told.code, line in told.err, told.err.count("\n"), agent.changes) == (code, True, 1, []), told.err
 
 
-def test_a_bundle_has_what_can_be_had_and_says_what_cannot(
+def test_a_bundle_has_all_available_files_and_lists_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")

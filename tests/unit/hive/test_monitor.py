@@ -314,7 +314,7 @@ def test_past_events_as_json_and_without_names(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("since", "held", "begins"), [("22:13:21", 4095, False), ("21:00:00", 3, False), ("21:00:00", 4095, True)]
 )
-def test_where_the_past_begins_is_said_if_older_events_are_no_longer_there(
+def test_the_start_of_the_events_is_shown_when_older_ones_are_lost(
     since: str, held: int, begins: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = f"2023-11-14T{since}Z"
@@ -328,13 +328,17 @@ def test_where_the_past_begins_is_said_if_older_events_are_no_longer_there(
     assert "has ended the answer: did it stop?" in result.err
 
 
-def test_without_hubble_it_is_said_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_hubble_the_setting_to_enable_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with stub_agent(tmp_path, {f"/hive/events?{EVERYTHING}": (404, {"err": NO_EVENTS})}) as stub:
         result = hive(capsys, "monitor", "--last", "5", "-H", stub.socket)
     assert (result.code, result.out, result.err) == (1, "", f"hive: {NO_EVENTS}\n")
 
 
-def test_another_socket_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_socket_is_reported_as_not_a_monitor_socket(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with agent(tmp_path, b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)) as path:
         told = hive(capsys, "monitor", "-H", path)
     assert (told.code, told.err.splitlines()[1][:35]) == (1, "hive: this is not a monitor socket:")
@@ -363,7 +367,9 @@ def test_wrong_options_end_with_a_line(
     assert (told.code, told.out, line in told.err, told.err.count("\n")) == (2, "", True, 1)
 
 
-def test_without_an_agent_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_the_command_fails_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = hive(capsys, "monitor", "-H", tmp_path / "cilium.sock")
     assert (told.code, told.err) == (
         1,

@@ -57,7 +57,7 @@ def test_flows_at_another_socket_are_pointed_to(
         assert "flows are served elsewhere" in observed(capsys, monkeypatch, agent.socket)
 
 
-def test_without_an_agent_it_says_so(
+def test_without_an_agent_the_command_fails_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "no agent answers at" in observed(capsys, monkeypatch, tmp_path / "cilium.sock")

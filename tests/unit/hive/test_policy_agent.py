@@ -165,7 +165,9 @@ def test_what_the_agent_cannot_answer_is_a_mistake_in_the_question(
     assert answer.err.splitlines()[-1].endswith("there is no pod shop/a")
 
 
-def test_the_agent_tells_who_reaches_whom(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_policy_reachability_is_answered_by_the_agent(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     row = {"from": "shop/a", "to": "shop/b", "port": "80/TCP", "verdict": "denied", "headline": "denied"}
     rows = [row | {"denied": "egress"}]
     path = "/hive/policy/reachability?namespace=shop&port=80"

@@ -19,7 +19,7 @@ def test_commands_run_in_any_hive_with_an_admin_socket(tmp_path: Path) -> None:
         assert CliRunner().invoke(cli, ["shell", socket, "nothing"], standalone_mode=False).return_value == 1
 
 
-def test_a_socket_that_nobody_serves_is_one_line(tmp_path: Path) -> None:
+def test_a_shell_socket_without_a_server_is_one_line(tmp_path: Path) -> None:
     ran = CliRunner().invoke(cli, ["shell", f"--socket={tmp_path / 'x'}", "db"])
     assert (
         ran.output == f"Error: nothing listens on {tmp_path / 'x'}: start the process, or name its --socket\n"

@@ -43,7 +43,7 @@ def test_the_account_is_good_only_if_everything_held() -> None:
     assert not story.ok
 
 
-def test_a_story_that_breaks_off_is_no_good_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_demo_fails(capsys: pytest.CaptureFixture[str]) -> None:
     story = Story()
     story.step("one", "One", "")
     story.check("first", True, "seen")

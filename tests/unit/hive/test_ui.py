@@ -46,7 +46,7 @@ def test_who_has_not_the_address_gets_nothing(address: str) -> None:
     assert got(address, "nothing").status == 404
 
 
-def test_the_page_asks_nobody_else(address: str) -> None:
+def test_the_page_loads_nothing_from_other_origins(address: str) -> None:
     answer = got(address)
     policy = answer.headers["Content-Security-Policy"]
     assert (answer.status, policy.startswith("default-src 'none'")) == (200, True)

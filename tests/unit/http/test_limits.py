@@ -225,7 +225,9 @@ async def test_a_request_sent_byte_by_byte_has_an_end_too(async_stack: contextli
         dripping.cancel()
 
 
-async def test_an_answer_that_nobody_takes_has_an_end(async_stack: contextlib.AsyncExitStack) -> None:
+async def test_an_unread_answer_is_aborted_after_the_send_timeout(
+    async_stack: contextlib.AsyncExitStack,
+) -> None:
     async def large(_: Request) -> Response:
         return Response(200, b"x" * (8 << 20))
 

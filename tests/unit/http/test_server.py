@@ -94,7 +94,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "socket"
 
 
-async def test_a_connection_is_kept_from_one_request_to_the_next(path: Path) -> None:
+async def test_a_connection_is_reused_for_the_next_request(path: Path) -> None:
     async with served(echo, path), connected(path) as client:
         for number in range(3):
             await client.send(f"GET /{number}?a=%20b&a=c HTTP/1.1\r\nHost: x\r\nX-A: y\r\n\r\n".encode())
@@ -126,7 +126,7 @@ async def test_a_body_arrives_however_it_is_sent(parts: tuple[bytes, ...], path:
         assert (await client.answer())[2] == b"PUT / {} None hello"
 
 
-async def test_a_client_that_asks_whether_to_go_on_is_told_so(path: Path) -> None:
+async def test_a_client_with_expect_100_continue_gets_100(path: Path) -> None:
     async with served(echo, path), connected(path) as client:
         await client.send(b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n")
         assert (await client.answer())[0] == 100
@@ -164,7 +164,7 @@ async def test_head_has_the_length_but_not_the_body(path: Path) -> None:
         b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 70_000 + b"\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_is_refused_and_the_connection_closed(sent: bytes, path: Path) -> None:
+async def test_invalid_http_is_refused_and_the_connection_closed(sent: bytes, path: Path) -> None:
     async with served(echo, path), connected(path) as client:
         await client.send(sent)
         assert 400 <= (await client.answer())[0] < 500
@@ -200,7 +200,7 @@ async def test_a_client_that_wants_to_close_is_closed(path: Path) -> None:
         assert await client.closed()
 
 
-async def test_an_answer_is_sent_as_it_comes_and_ends_when_nobody_reads_it(path: Path) -> None:
+async def test_a_streamed_answer_is_sent_in_parts_and_ends_at_a_disconnect(path: Path) -> None:
     ended = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -276,7 +276,7 @@ async def test_a_stop_does_not_wait_longer_than_its_grace(path: Path) -> None:
         assert await client.closed()
 
 
-async def test_a_handler_can_ask_whether_the_client_has_gone(tmp_path: Path) -> None:
+async def test_a_handler_can_query_whether_the_client_disconnected(tmp_path: Path) -> None:
     left = asyncio.Event()
 
     async def handler(request: Request) -> Response:
@@ -293,7 +293,7 @@ async def test_a_handler_can_ask_whether_the_client_has_gone(tmp_path: Path) -> 
             await left.wait()
 
 
-async def test_a_client_that_breaks_off_has_gone_too(tmp_path: Path) -> None:
+async def test_a_client_that_resets_the_connection_counts_as_disconnected(tmp_path: Path) -> None:
     left = asyncio.Event()
 
     async def handler(request: Request) -> Response:

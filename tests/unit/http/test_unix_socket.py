@@ -12,7 +12,7 @@ from lifecycle import HiveError
 from lifecycle.http import listen
 
 
-def test_root_and_the_group_may_connect_and_nobody_else(tmp_path: Path) -> None:
+def test_only_root_and_the_group_may_connect(tmp_path: Path) -> None:
     own = grp.getgrgid(os.getgid()).gr_name
     with listen(tmp_path / "cilium.sock", group=own) as server:
         found = (tmp_path / "cilium.sock").stat()
@@ -52,7 +52,7 @@ def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/cilium.sock", "x" * 200])
-def test_a_path_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, name: str) -> None:
+def test_an_unusable_socket_path_is_reported_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(HiveError, match="cannot be made") as refused:
         listen(tmp_path / name)
     assert "\n" not in str(refused.value)

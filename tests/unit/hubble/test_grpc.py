@@ -193,7 +193,7 @@ def test_a_call_ends_at_its_deadline() -> None:
     run(check)
 
 
-def test_a_stream_that_nobody_reads_is_not_made_and_ends_when_it_is_cancelled() -> None:
+def test_an_unread_grpc_stream_pauses_and_ends_when_cancelled() -> None:
     service = Service()
 
     def check(channel: grpc.Channel) -> None:

@@ -221,7 +221,7 @@ def test_masked_flows_have_the_asked_fields_alone() -> None:
         _flows(observer, GetFlowsRequest(field_mask=("nope",)))
 
 
-def test_a_slow_follower_is_told_what_it_missed() -> None:
+def test_a_slow_follower_gets_the_number_of_lost_events() -> None:
     observer = observer_of(7)
 
     async def follow() -> list[GetFlowsResponse]:

@@ -82,7 +82,7 @@ async def acquired(of: Agent, labels: tuple[str, ...], previous: int = 0) -> int
         return (await of.identities.acquire(labels, previous)).id
 
 
-def test_an_object_says_what_its_labels_are() -> None:
+def test_a_ciliumidentity_carries_its_labels() -> None:
     made = body(300, DB)
     assert made["metadata"] == {
         "name": "300",
@@ -114,7 +114,7 @@ async def test_nodes_that_want_the_same_labels_at_once_get_the_same_number(
         assert first.identities.get(other) is not None, "the cluster knows it still"
 
 
-async def test_a_number_that_somebody_else_has_is_left_to_him(one: Cluster, tmp_path: Path) -> None:
+async def test_a_number_of_another_identity_is_skipped(one: Cluster, tmp_path: Path) -> None:
     async with agent(tmp_path, one) as node:
         await node.synced()
         one.put(body(FIRST, DB))  # the watch may tell before or after
@@ -212,7 +212,7 @@ async def test_the_last_free_number_is_found(
         assert await acquired(node, WEB) == last
 
 
-async def test_what_cannot_be_allocated_is_told_and_tried_again(one: Cluster, tmp_path: Path) -> None:
+async def test_a_failed_allocation_degrades_health_and_is_retried(one: Cluster, tmp_path: Path) -> None:
     async with agent(tmp_path, one) as node:
         await node.synced()
         refusal = one.server.faults.add(Fault(on(PATH, method="POST"), times=-1, status=403))

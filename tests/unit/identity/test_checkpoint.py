@@ -33,7 +33,7 @@ def agent(folder: Path) -> Hive:
     return Hive(cell, supply(known), invoke(needed))
 
 
-async def test_numbers_stay_and_are_nobody_elses(tmp_path: Path) -> None:
+async def test_restored_numbers_stay_with_their_labels(tmp_path: Path) -> None:
     async with agent(tmp_path).started() as hive:
         identities = hive.get(Identities)
         numbers = {labels: (await identities.acquire(labels)).id for labels in (A, B, C)}
@@ -82,7 +82,7 @@ async def test_changes_are_written_soon_in_the_form_of_cilium(tmp_path: Path) ->
     ],
     ids=lambda text: text[:20],
 )  # fmt: skip
-def test_a_file_that_says_nothing_of_use_gives_no_numbers(tmp_path: Path, text: str) -> None:
+def test_an_unusable_checkpoint_restores_no_numbers(tmp_path: Path, text: str) -> None:
     path = tmp_path / FILE
     path.write_text(text)
     assert read_checkpoint(path, structlog.get_logger()) == {}

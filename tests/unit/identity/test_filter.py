@@ -140,7 +140,7 @@ def test_well_known_identities_of_cilium_need_its_namespace() -> None:
     assert numbers == {102, 103, 104, 106, 110, 111, 112, 114}
 
 
-def test_a_former_number_of_a_well_known_identity_is_nobody_elses() -> None:
+def test_a_saved_number_of_a_well_known_identity_is_replaced() -> None:
     identities = Identities(identity_table(), NodeAllocator(CLUSTER))
     found = identities.acquire_now(("k8s:app=web",), previous=104)
     assert found is not None

@@ -78,7 +78,7 @@ def test_two_label_sets_that_claim_one_number_get_two(identities: Identities) ->
     assert number(identities, DB, previous=300) == 301
 
 
-def test_a_held_number_goes_to_nobody_but_its_restored_owner(identities: Identities) -> None:
+def test_a_held_number_is_given_only_to_its_restored_owner(identities: Identities) -> None:
     identities.hold(FIRST)
     assert number(identities, WEB) == FIRST + 1
     assert number(identities, DB, previous=FIRST) == FIRST
@@ -117,7 +117,7 @@ def test_prefixes_and_names_have_numbers_of_this_node_alone(identities: Identiti
         (("k8s:zone=a", "reserved:remote-node"), Scope.REMOTE_NODE),
     ],
 )
-def test_labels_tell_the_scope(labels: tuple[str, ...], scope: Scope) -> None:
+def test_the_scope_follows_from_the_labels(labels: tuple[str, ...], scope: Scope) -> None:
     assert scope_for(labels) is scope
 
 
@@ -134,7 +134,7 @@ def test_labels_tell_the_scope(labels: tuple[str, ...], scope: Scope) -> None:
         ((2 << 24) + 1, Scope.REMOTE_NODE),
     ],
 )
-def test_a_number_tells_its_scope(number: int, scope: Scope) -> None:
+def test_the_scope_follows_from_the_number(number: int, scope: Scope) -> None:
     assert scope_of(number) is scope
 
 
@@ -180,7 +180,7 @@ async def test_who_waits_asks_itself_when_the_one_that_asked_gives_up() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_cluster_that_gives_none_says_so() -> None:
+async def test_a_refused_allocation_raises_no_identity_error() -> None:
     cluster = SlowAllocator()
     cluster.refuse = True
     cluster.may_answer.set()
@@ -231,5 +231,5 @@ def test_labels_have_a_source_a_key_and_a_value(text: str, label: Label) -> None
         ("k8s:annotation.x=1", False),
     ],
 )
-def test_the_default_filter_tells_identity_labels_from_others(text: str, counts: bool) -> None:
+def test_the_default_filter_selects_identity_labels(text: str, counts: bool) -> None:
     assert DEFAULT_FILTER.counts(parse(text)) is counts

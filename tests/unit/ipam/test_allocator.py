@@ -51,7 +51,7 @@ def test_the_smallest_ranges_are_used_whole(network: str, usable: list[str]) -> 
     ("network", "capacity"),
     [("10.0.1.0/32", 0), ("10.0.1.0/31", 0), ("10.0.1.0/30", 2), ("10.0.0.0/16", 65534)],
 )
-def test_the_status_tells_the_capacity_and_ends_with_a_comma(network: str, capacity: int) -> None:
+def test_the_status_has_the_capacity_and_ends_with_a_comma(network: str, capacity: int) -> None:
     ipam = allocator(network)
     ipam.allocate_next("x")
     assert ipam.status() == f"IPv4: 1/{capacity} allocated from {network}, "
@@ -85,7 +85,7 @@ def test_an_excluded_address_is_never_handed_out_but_counts() -> None:
     assert ipam.status() == "IPv4: 6/6 allocated from 10.0.1.0/29, "
 
 
-def test_releasing_what_nobody_has_is_no_error() -> None:
+def test_releasing_a_free_address_succeeds() -> None:
     ipam = allocator()
     ipam.release(IPv4Address("10.0.1.7"), "default")
     ipam.release(IPv4Address("192.0.2.1"), "default")
@@ -157,7 +157,7 @@ def test_of_a_wide_ipv6_range_the_low_16_bits_are_used() -> None:
         ipam.allocate_next("x")
 
 
-def test_an_address_nobody_confirms_goes_back_after_ten_minutes() -> None:
+def test_an_unconfirmed_address_is_released_after_ten_minutes() -> None:
     clock = FakeClock()
     ipam = allocator(clock=clock)
     (lost,) = ipam.allocate_next_expiring("default/lost")
@@ -201,7 +201,7 @@ def test_no_range_no_address() -> None:
         Allocator("default", FakeClock()).allocate_next("x")
 
 
-def test_an_address_that_a_pod_kept_from_elsewhere_is_not_handed_out_by_a_range_that_comes() -> None:
+def test_an_address_in_use_is_not_allocated_from_a_range_added_later() -> None:
     ipam = allocator("10.0.1.0/30")
     kept = IPv4Address("10.0.2.1")
     assert not ipam.covers(kept)

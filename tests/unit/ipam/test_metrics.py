@@ -36,7 +36,7 @@ def test_addresses_are_counted_by_family() -> None:
     }
 
 
-def test_what_was_refused_is_no_event_and_a_family_that_is_off_is_not_told() -> None:
+def test_refused_requests_count_no_event_and_a_disabled_family_has_no_series() -> None:
     ipam = Allocator("default", Clock())
     ipam.use(ip_network("10.0.0.0/29"))
     for number in range(6):

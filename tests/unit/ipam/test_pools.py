@@ -111,7 +111,7 @@ def test_needs_are_rounded_up_with_some_ahead(needed: int, ahead: int, asked: in
     assert with_ahead(needed, ahead) == asked
 
 
-def test_what_nobody_waits_for_any_more_is_not_asked_for() -> None:
+def test_demand_of_cancelled_requests_is_not_requested() -> None:
     clock = FakeClock()
     demand = Demand({}, clock)
     demand.wanted("p", V4, "default/a")
@@ -184,7 +184,7 @@ async def test_a_pool_that_is_not_there_is_asked_for_and_the_pod_can_wait_for_it
         assert asked(one) == {"default": 8, "red": 1}
 
 
-async def test_what_the_operator_refuses_is_told_at_once(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_operator_fails_the_request_at_once(tmp_path: Path) -> None:
     told = Told({"default": "10.0.0.0/28"})
     async with hive(tmp_path, told, Chosen(web="red")).started() as one:
         refusal = 'failed to allocate ipv4 address for node "n" from pool "red": pool empty'
@@ -261,7 +261,7 @@ async def test_a_range_that_goes_stays_until_its_last_pod_goes(tmp_path: Path) -
         assert states(one) == {"default 10.0.0.0/28": "primary"}
 
 
-async def test_restored_pods_have_their_addresses_though_the_object_tells_nothing_or_another_pool(
+async def test_restored_pods_have_their_addresses_with_an_empty_or_other_pool_object(
     tmp_path: Path,
 ) -> None:
     async with hive(tmp_path, Told({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})).started():
@@ -278,7 +278,7 @@ async def test_restored_pods_have_their_addresses_though_the_object_tells_nothin
         assert states(one) == {"default 10.5.0.0/28": "primary", "red 10.9.0.0/28": "retired"}
 
 
-async def test_pods_of_another_mode_keep_their_addresses_and_nobody_else_gets_them(tmp_path: Path) -> None:
+async def test_addresses_of_pods_of_another_ipam_mode_stay_and_are_not_allocated(tmp_path: Path) -> None:
     given = Given("10.0.0.0/29")
     async with host_scope(tmp_path, given).started() as one:
         (old,) = one.get(Ipam).allocate_next("default/old")

@@ -161,7 +161,7 @@ def test_the_later_of_two_equal_claims_counts() -> None:
     assert kernel.identities == {POD: 301}
 
 
-def test_what_a_former_agent_left_as_it_should_be_is_not_written_again() -> None:
+def test_correct_rows_of_a_previous_agent_are_not_written_again() -> None:
     kernel = FakeIpcacheMap()
     kernel.put({POD: 300, "10.0.1.8/32": 301})
     known = IpcacheOver(kernel)
@@ -172,7 +172,7 @@ def test_what_a_former_agent_left_as_it_should_be_is_not_written_again() -> None
     assert known.leftovers == {}
 
 
-def test_a_claim_that_is_made_again_finds_its_row_gone_and_writes_it() -> None:
+def test_a_repeated_claim_writes_a_row_that_was_deleted() -> None:
     kernel = FakeIpcacheMap()
     known = IpcacheOver(kernel)
     known.upsert(claim(POD, 300))
@@ -181,7 +181,7 @@ def test_a_claim_that_is_made_again_finds_its_row_gone_and_writes_it() -> None:
     assert kernel.identities == {POD: 300}
 
 
-def test_a_row_of_its_own_is_written_though_a_shorter_prefix_says_the_same() -> None:
+def test_a_row_is_written_although_a_shorter_prefix_has_the_same_identity() -> None:
     kernel = FakeIpcacheMap()
     known = IpcacheOver(kernel)
     known.upsert(claim("0.0.0.0/0", 2, resource="daemon//reserved"))
@@ -242,7 +242,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.anyio
-async def test_nothing_goes_before_every_source_has_said_what_it_knows() -> None:
+async def test_no_row_is_deleted_before_every_source_is_initialized() -> None:
     kernel = FakeIpcacheMap()
     kernel.put({POD: 300, "10.0.1.8/32": 301})
     async with running(kernel).started() as hive:

@@ -34,7 +34,7 @@ def test_state_follows_what_is_heard() -> None:
 @pytest.mark.parametrize(
     ("seconds", "told"), [(0.5, "0s"), (59, "59s"), (312, "5m12s"), (3600, "1h0m0s"), (90061, "25h1m1s")]
 )
-def test_of_what_cannot_be_followed_the_age_of_the_last_event_is_told(seconds: float, told: str) -> None:
+def test_a_failing_watch_reports_the_age_of_its_last_event(seconds: float, told: str) -> None:
     kinds = (PODS, NODES, CILIUM_NODES)
     lost = msgspec.structs.replace(source("nodes", "failing", "no answer"), changed=1000.0)
     sources = [source("pods", "watching"), lost, source("ciliumnodes.cilium.io", "absent")]

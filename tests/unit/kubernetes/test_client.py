@@ -107,7 +107,7 @@ async def test_preconditions_keep_another_object_of_the_name(client: Client) -> 
     assert await client.delete(NODES, "a", uid=made.metadata.uid)
 
 
-async def test_a_kind_nobody_serves_is_told_apart_from_a_missing_object(client: Client) -> None:
+async def test_an_unserved_kind_differs_from_a_missing_object(client: Client) -> None:
     with pytest.raises(NotFoundError) as missing:
         await client.get(CILIUM_NODES, "a")
     assert not missing.value.served
@@ -217,7 +217,7 @@ async def test_a_plugin_gives_the_token_once_and_again_when_it_has_expired(tmp_p
         ("echo no such user >&2; exit 3", "exit 3: no such user"),
     ],
 )
-async def test_what_a_plugin_does_wrong_is_told(
+async def test_a_failing_exec_plugin_is_reported(
     server: ApiServer, tmp_path: Path, text: str, told: str
 ) -> None:
     client = connect(access(server, token="", exec=Exec(plugin(tmp_path, text))), qps=0)

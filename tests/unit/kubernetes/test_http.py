@@ -181,7 +181,7 @@ async def test_a_request_given_up_leaves_its_turn_to_others() -> None:
         assert await client.raw("POST", "/test") == BODY
 
 
-async def test_who_waits_for_a_turn_is_told_so_in_time() -> None:
+async def test_a_request_queued_past_its_timeout_raises_unreachable_error() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(CHUNKED)
@@ -208,7 +208,7 @@ async def test_who_waits_for_a_turn_is_told_so_in_time() -> None:
         assert all(any(one in text for one in why) for text in told), told
 
 
-async def test_nobody_listening_is_told_in_the_words_of_the_system() -> None:
+async def test_a_refused_connection_is_reported_with_the_system_error() -> None:
     async with listening(saying()) as port:
         pass
     async with client_of(port) as client:
@@ -321,7 +321,7 @@ async def test_tls_goes_through_a_tunnel_of_a_proxy(authority: Authority) -> Non
     ]
 
 
-async def test_a_proxy_that_refuses_is_told(authority: Authority) -> None:
+async def test_a_refusing_proxy_is_reported(authority: Authority) -> None:
     async with (
         listening(HttpProxy(b"407 Proxy Authentication Required")) as way,
         client_of(
@@ -381,7 +381,7 @@ async def test_a_proxy_may_speak_socks(user: str) -> None:
         (SocksProxy(b"secret"), "", "rejects the credentials"),
     ],
 )
-async def test_what_a_socks_proxy_says_against_it_is_told(proxy: SocksProxy, user: str, told: str) -> None:
+async def test_a_refusal_of_a_socks_proxy_is_reported(proxy: SocksProxy, user: str, told: str) -> None:
     async with (
         listening(proxy) as way,
         client_of(1, proxy_url=f"socks5://{user}127.0.0.1:{way}") as client,

@@ -82,7 +82,7 @@ def written(folder: Path, value: Any) -> Path:
     return path
 
 
-def test_everything_a_kubeconfig_says_is_understood(
+def test_every_kubeconfig_field_is_read(
     tmp_path: Path, authority: Authority, alice: tuple[Path, Path]
 ) -> None:
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
@@ -279,14 +279,14 @@ async def test_an_agent_refuses_it_in_one_line_as_a_fault_of_its_settings(tmp_pa
     assert exit_code(raised.value) == 2
 
 
-def test_a_kubeconfig_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_kubeconfig_is_reported(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=f"{tmp_path}/x: No such file or directory; expected a kubeconfig"):
         from_kubeconfig(tmp_path / "x")
     with pytest.raises(AccessError, match=f"{tmp_path}: Is a directory; expected a kubeconfig"):
         from_kubeconfig(tmp_path)
 
 
-def test_the_key_of_another_certificate_is_told(
+def test_a_key_of_another_certificate_is_reported(
     tmp_path: Path, authority: Authority, alice: tuple[Path, Path]
 ) -> None:
     _, key = authority.issue("bob", "/CN=bob")
@@ -299,7 +299,7 @@ def test_the_key_of_another_certificate_is_told(
     )
 
 
-async def test_a_refusal_tells_that_the_client_certificate_has_expired(tmp_path: Path) -> None:
+async def test_a_refusal_names_the_expired_client_certificate(tmp_path: Path) -> None:
     certificate, key = expired(tmp_path)
     end = not_after(certificate.read_bytes())
     assert end is not None
@@ -364,7 +364,7 @@ PLUGINS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("what", PLUGINS)
-async def test_what_a_plugin_does_wrong_is_told_in_one_line(tmp_path: Path, what: str) -> None:
+async def test_a_failing_exec_plugin_is_reported_in_one_line(tmp_path: Path, what: str) -> None:
     script, told = PLUGINS[what]
     user = {"exec": {**EXEC, "command": "sh", "args": ["-c", script]}}
     client = connect(from_kubeconfig(written(tmp_path, document(user=user))))
@@ -373,7 +373,7 @@ async def test_what_a_plugin_does_wrong_is_told_in_one_line(tmp_path: Path, what
     assert str(raised.value) == f"exec sh: {told}"
 
 
-async def test_a_proxy_that_is_away_is_told_as_such(tmp_path: Path) -> None:
+async def test_an_unreachable_proxy_is_reported_as_such(tmp_path: Path) -> None:
     with socket.socket() as taken:  # and listens to nobody
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -85,7 +85,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins(
     await two.stop()
 
 
-async def test_a_lease_taken_by_somebody_else_is_lost(server: ApiServer, client: Client) -> None:
+async def test_a_lease_acquired_by_another_holder_is_lost(server: ApiServer, client: Client) -> None:
     one = Candidate(client, "one")
     await eventually(lambda: one.leads)
     taken = {"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 60}}

@@ -161,13 +161,13 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, told: str) -> None:
+def test_manifest_errors_have_file_and_line(text: str, told: str) -> None:
     with pytest.raises(ManifestProblem) as raised:
         parse(text.encode())
     assert str(raised.value) == told
 
 
-def test_a_value_that_contains_itself_is_told() -> None:
+def test_a_recursive_yaml_value_is_reported() -> None:
     text = b"apiVersion: v1\nkind: Namespace\nmetadata: &m {name: a, labels: *m}\n"
     with pytest.raises(ManifestProblem, match="3:11: it contains itself, by an alias"):
         parse(text)
@@ -241,7 +241,7 @@ def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
         ("cert-manager.io/v1", "Certificate", "Certificate is not known"),
     ],
 )
-def test_what_is_left_out_is_told_where_it_may_be_a_mistake(
+def test_skipped_documents_are_reported_where_they_may_be_a_mistake(
     tmp_path: Path, api_version: str, kind: str, told: str
 ) -> None:
     other = f"---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n"
@@ -340,7 +340,7 @@ async def test_a_folder_that_is_emptied_takes_nothing_away_until_it_is_filled_ag
         await eventually(lambda: pod_names(hive) == set())
 
 
-async def test_a_broken_file_is_told_in_health_and_changes_nothing(tmp_path: Path) -> None:
+async def test_a_broken_manifest_degrades_health_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web"))
     async with agent(tmp_path) as hive:
         (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web").replace("80", "eighty"))
@@ -357,7 +357,7 @@ async def test_a_broken_file_is_told_in_health_and_changes_nothing(tmp_path: Pat
         )
 
 
-async def test_a_file_broken_from_the_start_leaves_open_what_is_gone(tmp_path: Path) -> None:
+async def test_a_manifest_broken_from_the_start_deletes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("kind: [")
     (tmp_path / "b.yaml").write_text(POD.format(name="b", app="web"))
     async with agent(tmp_path) as hive:
@@ -386,7 +386,7 @@ async def test_a_mounted_config_map_is_swapped_as_a_whole(tmp_path: Path) -> Non
         await eventually(lambda: pod_names(hive) == {"two"})
 
 
-async def test_without_a_source_the_tables_are_empty_and_nobody_waits(
+async def test_without_a_source_the_tables_are_empty_and_initialized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)

@@ -233,6 +233,6 @@ def test_of_policies_too(with_nulls: dict[str, Any], without: dict[str, Any]) ->
     assert translate(with_nulls, world) == translate(without, world)
 
 
-def test_a_policy_keeps_what_it_says_of_null_until_it_is_translated() -> None:
+def test_null_fields_of_a_policy_stay_until_translation() -> None:
     value = {**NETWORK_POLICY, "spec": {"podSelector": None}}
     assert NETWORK_POLICIES.convert(value).spec == {"podSelector": None}

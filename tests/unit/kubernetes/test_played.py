@@ -66,7 +66,7 @@ async def test_a_recorded_watch_is_followed(recorded: Recorded, cut: str) -> Non
     assert {one.key for one in table.all()} == left
 
 
-def test_every_recorded_refusal_is_told_apart() -> None:
+def test_every_recorded_refusal_has_its_own_error() -> None:
     seen = 0
     for path in sorted(RECORDINGS.glob("*.json")):
         for step in json.loads(path.read_bytes()).get("exchanges", ()) if path.name != "index.json" else ():

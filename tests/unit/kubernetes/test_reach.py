@@ -45,7 +45,7 @@ async def test_a_server_that_comes_wakes_those_who_wait_for_one() -> None:
     await client.reset()
 
 
-async def test_a_pause_without_trouble_is_as_long_as_it_says() -> None:
+async def test_a_pause_with_a_reachable_server_lasts_its_duration() -> None:
     client = connect(Access(servers=("http://127.0.0.1:1",)))
     began = time.monotonic()
     await client.reach.pause(0.05)

@@ -172,7 +172,7 @@ async def test_pages_that_expire_faster_than_they_are_read_come_all_in_one(serve
         assert ["limit=" in target for target in lists] == [True, True, False]
 
 
-async def test_a_streamed_list_that_never_says_it_is_whole_is_made_by_pages(server: ApiServer) -> None:
+async def test_a_streaming_list_without_an_end_bookmark_falls_back_to_pages(server: ApiServer) -> None:
     server.add(pod("a"))
     endless = Fault(lambda request: "sendInitialEvents" in request.query, times=-1, end_after=1)
     server.faults.add(endless)
@@ -315,7 +315,7 @@ async def test_a_server_that_was_long_away_and_has_to_start_is_asked_again_soon(
     assert max(after) <= 1.25
 
 
-async def test_a_heartbeat_that_nobody_answers_replaces_the_connections_of_watches(server: ApiServer) -> None:
+async def test_an_unanswered_heartbeat_replaces_the_connections_of_watches(server: ApiServer) -> None:
     silent = server.faults.add(Fault(on("/healthz"), delay=600, close=True))
     async with server.serving() as url, following(server, url, patience=2) as world:
         await reach(lambda: watches(server) > 0)
@@ -326,7 +326,7 @@ async def test_a_heartbeat_that_nobody_answers_replaces_the_connections_of_watch
         await reach(lambda: watches(server) > before)
 
 
-async def test_a_server_that_does_not_tell_how_it_is_keeps_its_connections(server: ApiServer) -> None:
+async def test_a_server_that_refuses_healthz_keeps_its_connections(server: ApiServer) -> None:
     refused = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}
     asked = server.faults.add(Fault(on("/healthz"), status=403, body=refused))
     async with server.serving() as url, following(server, url) as world:
@@ -425,7 +425,7 @@ async def test_of_events_that_come_together_the_last_good_one_counts(server: Api
         assert bool(world.status.broken) is is_broken
 
 
-async def test_a_kind_nobody_serves_holds_nobody_up_and_is_followed_once_it_is_there(
+async def test_an_unserved_kind_delays_no_start_and_is_followed_when_served(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.kubernetes.reflector.ABSENT_PAUSE", 0.05)

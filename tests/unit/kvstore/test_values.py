@@ -69,7 +69,7 @@ def test_a_node_is_read_as_it_was_written() -> None:
     assert read_node("default/n1", key.value.encode()) == node
 
 
-def test_what_is_no_node_is_none() -> None:
+def test_an_invalid_node_value_is_none() -> None:
     assert read_node("default/n1", b"{") is None
     assert read_node("default/n1", json.dumps(CILIUMS_NODE).encode()) is None, "another one's name"
     odd = CILIUMS_NODE | {"Name": "n1", "IPv4AllocCIDR": {"IP": "10.0.0.0", "Mask": "AP8A/w=="}}
@@ -92,7 +92,7 @@ def test_an_address_of_ciliums_is_read() -> None:
     assert (found.namespace, found.pod, found.ports) == ("default", "web", (SharedPort("http", 80, "TCP"),))
 
 
-def test_what_is_no_address_is_none() -> None:
+def test_an_invalid_address_value_is_none() -> None:
     for key, value in (("10.0.0.1", b"{"), ("web", b'{"ID":300}'), ("10.0.0.1", b'{"IP":"10.0.0.1"}')):
         assert read_address(key, value) is None
 

@@ -63,7 +63,7 @@ async def test_an_endpoint_takes_away_only_what_is_its_own() -> None:
     assert len(local.table) == 0
 
 
-async def test_rows_that_a_former_agent_left_stay_until_all_sources_are_known() -> None:
+async def test_rows_of_a_previous_agent_stay_until_all_sources_are_initialized() -> None:
     kernel = FakeLxcMap()
     kernel.put({"10.0.1.7": False, "10.0.1.8": False, "192.0.2.1": True, "192.0.2.2": True})
     local = LocalAddressesOver(kernel)
@@ -90,7 +90,7 @@ async def test_an_endpoint_that_never_came_back_takes_its_row_away() -> None:
     assert local.leftovers == {}
 
 
-async def test_rows_that_somebody_changes_are_put_right_and_counted() -> None:
+async def test_rows_changed_by_others_are_restored_and_counted() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
     local.put_endpoint([POD], SEVEN)

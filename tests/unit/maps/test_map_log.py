@@ -12,7 +12,7 @@ from cells.maps.map import MapLog
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_change_while_the_ones_before_are_told_is_waited_for_by_nobody() -> None:
+async def test_a_change_during_delivery_is_returned_at_once() -> None:
     log = MapLog()
     log.note(b"1", b"one")
     seen = log.since(0)[-1].number

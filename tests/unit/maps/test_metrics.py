@@ -13,7 +13,7 @@ def table(name: str, entries: int, *, updates: int = 0, deletes: int = 0, failed
     return found
 
 
-def test_operations_of_all_policy_maps_are_one_and_none_is_not_told() -> None:
+def test_operations_of_all_policy_maps_share_one_series_and_zero_ones_are_omitted() -> None:
     told = operations(
         [
             ("lxc", table("cilium_lxc", 9, updates=3, deletes=1)),

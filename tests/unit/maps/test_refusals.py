@@ -36,10 +36,10 @@ def test_too_little_memory_names_the_map_and_the_option() -> None:
     assert told(NODE, errno.ENOMEM, "create").endswith("(ENOMEM): not enough memory")
 
 
-def test_missing_privileges_are_told_from_a_missing_bpffs() -> None:
+def test_missing_privileges_and_a_missing_bpffs_give_different_errors() -> None:
     assert told(NODE, errno.EPERM, "create").endswith("the agent needs root, or CAP_BPF and CAP_NET_ADMIN")
     assert "bpf-root must be a mounted bpffs" in told(NODE, errno.EPERM, "pin")
 
 
-def test_an_unknown_cause_is_told_as_it_is() -> None:
+def test_an_unknown_errno_is_reported_unchanged() -> None:
     assert told(NODE, errno.EINVAL, "create") == "cannot create map hive_node: Invalid argument (EINVAL)"

@@ -92,7 +92,7 @@ def test_only_some_devices_may_masquerade(names: tuple[str, ...], found: set[str
     assert served(ETH0, ETH1, egress_masquerade_interfaces=names).keys() == found
 
 
-def test_networks_and_exceptions_of_the_settings_are_told() -> None:
+def test_masquerade_networks_and_exceptions_of_the_settings_are_written() -> None:
     wide = ip_network("10.0.0.0/8")
     found = served(ETH0, ipv4_native_routing_cidr=wide, enable_ip_masq_agent=True)["eth0"]
     assert (found.native4, found.native6, found.flags & DEVICE_IP_MASQ) == (wide, RANGES[1], DEVICE_IP_MASQ)

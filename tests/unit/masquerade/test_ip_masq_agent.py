@@ -37,7 +37,7 @@ PRIVATE = ip_network("10.0.0.0/8")
         ("masqLinkLocal: true\nmasqLinkLocalIPv6: true\n", set()),
     ],
 )  # fmt: skip
-def test_what_the_file_says(text: str | None, networks: set[object]) -> None:
+def test_networks_are_read_from_the_ip_masq_agent_file(text: str | None, networks: set[object]) -> None:
     assert read_networks(text) == networks
 
 

@@ -11,7 +11,7 @@ from cells.observe.metrics import Paced
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_asks_gets_what_is_begun_after() -> None:
+async def test_a_caller_gets_the_result_of_work_started_after_its_call() -> None:
     begun, go_on, count = asyncio.Semaphore(0), asyncio.Semaphore(0), 0
 
     async def work() -> int:

@@ -66,7 +66,7 @@ def names(text: str) -> set[str]:
     return {family.name for family in text_string_to_metric_families(text)}
 
 
-async def test_what_cells_tell_is_served_as_it_is_now(port: int) -> None:
+async def test_metrics_of_cells_are_served_with_current_values(port: int) -> None:
     async with running(f":{port}") as hive:
         status, kind, text = await scrape(port)
         assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -93,13 +93,13 @@ async def test_there_is_nothing_but_metrics(port: int) -> None:
             assert (await scrape(port, path))[0] == 404
 
 
-async def test_the_setting_says_which_are_told(port: int) -> None:
+async def test_the_setting_metrics_selects_the_served_ones(port: int) -> None:
     words = {"metrics": "+rare -bees +cilium_statedb_table_objects"}
     async with running(f":{port}", **words):
         assert {"bees", "rare"} & names((await scrape(port))[2]) == {"rare"}
 
 
-async def test_a_cell_that_cannot_tell_hides_nobody_else(port: int) -> None:
+async def test_a_failing_collector_hides_no_other_metrics(port: int) -> None:
     async with running(f":{port}") as hive:
         hive.get(Bees).gone = True
         with structlog.testing.capture_logs() as logged:
@@ -133,7 +133,7 @@ async def test_nothing_listens_without_an_address_or_after_the_stop(port: int) -
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1", "[::1]"])
-async def test_an_address_that_is_taken_is_told_in_one_line(port: int, host: str) -> None:
+async def test_a_used_address_is_reported_in_one_line(port: int, host: str) -> None:
     async with running(f"{host}:{port}"):
         with pytest.raises(StartError) as refused:
             async with running(f"{host}:{port}"):
@@ -145,7 +145,7 @@ async def test_an_address_that_is_taken_is_told_in_one_line(port: int, host: str
     )
 
 
-async def test_an_address_of_somebody_else_is_told_in_one_line(port: int) -> None:
+async def test_an_address_of_another_node_is_reported_in_one_line(port: int) -> None:
     with pytest.raises(StartError) as refused:
         async with running(f"192.0.2.1:{port}"):
             pass

@@ -27,7 +27,7 @@ def read(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 @given(st.dictionaries(st.tuples(texts, texts), st.floats(allow_nan=False)))
-def test_what_is_told_is_what_is_read(series: dict[tuple[str, str], float]) -> None:
+def test_exposition_text_round_trips(series: dict[tuple[str, str], float]) -> None:
     text = exposition([gauge("it", "Back\\slash and\nline.", series, "a b")])
     assert read(text) == {("it", (("a", a), ("b", b))): value for (a, b), value in series.items()}
 
@@ -51,7 +51,7 @@ def test_a_counter_keeps_its_name_whatever_it_ends_with() -> None:
     assert text.index("a_total") < text.index("cilium_reconciler_count")
 
 
-def test_several_cells_tell_series_of_one_family() -> None:
+def test_several_cells_contribute_series_of_one_family() -> None:
     text = exposition([gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"y": 2}, "b")])
     assert read(text) == {("a", (("b", "x"),)): 1, ("a", (("b", "y"),)): 2}
     assert text.count("# TYPE") == 1
@@ -64,7 +64,7 @@ def test_of_several_one_is_in_force(chosen: str, modes: int) -> None:
     assert [labels for (_, labels), value in got.items() if value] == [(("is", chosen),)]
 
 
-def test_a_family_without_series_is_not_told() -> None:
+def test_a_family_without_series_is_omitted() -> None:
     assert exposition([gauge("empty", "E.", {}, "of")]) == ""
 
 
@@ -139,7 +139,7 @@ def test_an_address_is_written_as_go_writes_it(text: str, host: str, port: int) 
 
 
 @pytest.mark.parametrize("text", ["9962", ":", ":0", ":65536", "::1:9962", "host:http", ":-1", ":²"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^prometheus-serve-addr=.*: expected host:port or :port"):
         MetricsSettings(prometheus_serve_addr=text).validate()
 

@@ -108,7 +108,7 @@ async def test_a_client_ends_with_the_agent(tmp_path: Path) -> None:
             assert b"".join([part async for part in stream]) == PREFACE
 
 
-async def test_a_client_that_does_not_read_loses_events_and_is_told_how_many(tmp_path: Path) -> None:
+async def test_a_slow_monitor_client_loses_events_and_gets_their_number(tmp_path: Path) -> None:
     events = FakeEvents()
     async with serving(tmp_path, events) as monitor:
         with socket.socket(socket.AF_UNIX) as client:

@@ -116,7 +116,7 @@ def test_answers_to_an_exchange_that_broke_off_are_skipped(
     assert connection.run(request("second")) == []
 
 
-def test_a_closed_socket_is_an_error_that_says_what_was_being_done() -> None:
+def test_a_closed_netlink_socket_raises_an_error_with_the_request() -> None:
     read, write = os.pipe()
     os.close(read)
     os.close(write)

@@ -12,7 +12,7 @@ def test_a_mac_goes_to_text_and_back() -> None:
 @pytest.mark.parametrize(
     "text", ["", "02:00:00:00:00", "02-00:00-00-00-01", "2:0:0:0:0:1", "zz:00:00:00:00:01"]
 )
-def test_what_is_no_mac_is_refused_by_name(text: str) -> None:
+def test_an_invalid_mac_address_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="is not a MAC address: expected six hex pairs"):
         parse_mac(text)
 

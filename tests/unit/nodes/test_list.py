@@ -33,7 +33,7 @@ def ask(
 ONE, TWO = node(1, "10.1.0.0/24"), node(2, "10.2.0.0/24", "fd02::/112")
 
 
-def test_who_asks_again_is_told_what_has_changed() -> None:
+def test_a_repeated_node_list_request_gets_the_changes() -> None:
     watchers = NodeWatchers()
     number, added, removed = ask(watchers, 0, ONE, TWO)
     assert (added, removed) == (["default/n1", "default/n2"], [])
@@ -43,7 +43,7 @@ def test_who_asks_again_is_told_what_has_changed() -> None:
     assert ask(watchers, number, ONE) == (number, [], ["default/n2"])
 
 
-def test_who_has_not_asked_for_long_is_told_all() -> None:
+def test_an_expired_node_list_client_gets_all_nodes() -> None:
     watchers = NodeWatchers()
     number, _, _ = ask(watchers, 0, ONE)
     again, added, _ = ask(watchers, number, ONE, at=CLIENT_SECONDS + 1)

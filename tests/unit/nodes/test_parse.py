@@ -65,7 +65,7 @@ def test_the_ranges_of_the_spec(spec: object, expected: object) -> None:
     assert not parsed.faults
 
 
-def test_an_invalid_range_is_told_and_the_others_count() -> None:
+def test_an_invalid_pod_cidr_is_logged_and_the_others_are_used() -> None:
     parsed = parse_node(node({"podCIDRs": ["10.1.0.0", "fd00::/112"]}))
     assert ranges(parsed) == ([], ["fd00::/112"])
     (fault,) = parsed.faults
@@ -93,7 +93,7 @@ def test_of_three_ranges_none_counts() -> None:
         ({V6_KEY: "10.9.0.0/24"}, ([], [])),
     ],
 )
-def test_annotations_fill_in_what_the_spec_does_not_tell(annotations: object, expected: object) -> None:
+def test_annotations_fill_in_fields_that_the_spec_lacks(annotations: object, expected: object) -> None:
     assert ranges(parse_node(node(None, annotations), annotations=True)) == expected
     assert ranges(parse_node(node(None, annotations))) == ([], [])
 
@@ -108,7 +108,7 @@ def test_an_invalid_annotation_is_a_bug_of_who_wrote_it() -> None:
     assert (fault.level, fault.text) == ("error", "BUG, invalid IPv4 annotation CIDR in node")
 
 
-def test_annotations_tell_addresses_and_the_key() -> None:
+def test_annotations_give_addresses_and_the_encryption_key() -> None:
     parsed = parse_node(
         node(
             None,
@@ -139,7 +139,7 @@ def test_only_internal_and_external_addresses_count() -> None:
     assert [fault.text for fault in parsed.faults] == ["Ignoring invalid node IP"]
 
 
-def test_a_ciliumnode_tells_several_ranges_those_of_pools_last() -> None:
+def test_a_ciliumnode_gives_several_ranges_with_those_of_pools_last() -> None:
     parsed = parse_cilium_node(
         cilium(
             {

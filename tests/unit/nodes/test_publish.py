@@ -160,7 +160,7 @@ async def test_pools_are_asked_for_and_ranges_given_back_without_touching_what_o
             assert found.requested == {"default": {Family.IPV4: 8, Family.IPV6: 0}}
 
 
-async def test_no_ciliumnode_is_written_where_somebody_else_makes_it(tmp_path: Path) -> None:
+async def test_no_ciliumnode_is_created_where_the_operator_creates_it(tmp_path: Path) -> None:
     async with cluster("ciliumnodes") as there:
         there.put(NODE)
         off = against(there, tmp_path, ipam="kubernetes", auto_create_cilium_node_resource="false")

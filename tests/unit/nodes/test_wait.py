@@ -95,9 +95,7 @@ async def test_the_range_of_the_node_object_is_what_the_agent_gets(tmp_path: Pat
         assert ranges(hive) == {"ipv4": ["10.1.0.0/24"]}
 
 
-async def test_a_start_waits_until_the_range_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_start_waits_for_the_pod_cidr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hive = agent(tmp_path, ipam="kubernetes")
     async with anyio.create_task_group() as tasks:
         done = anyio.Event()
@@ -127,7 +125,7 @@ async def test_a_start_waits_until_the_range_is_told(
         over.set()
 
 
-async def test_a_ciliumnode_decides_in_cluster_pool_and_nobody_waits_for_it(tmp_path: Path) -> None:
+async def test_in_cluster_pool_mode_the_range_comes_from_a_ciliumnode_without_waiting(tmp_path: Path) -> None:
     (tmp_path / "n1.yaml").write_text(OWN)
     async with agent(tmp_path).started() as hive:
         assert ranges(hive) == {}
@@ -143,7 +141,9 @@ async def test_a_ciliumnode_decides_in_cluster_pool_and_nobody_waits_for_it(tmp_
         ({"k8s_require_ipv4_pod_cidr": "true"}, "k8s-require-ipv4-pod-cidr"),
     ],
 )
-async def test_what_nobody_can_tell_is_refused(settings: dict[str, str], named: str) -> None:
+async def test_a_start_without_a_source_of_the_pod_cidr_is_refused(
+    settings: dict[str, str], named: str
+) -> None:
     with pytest.raises(StartError, match=f"{named}: no source for this node's range"):
         async with agent(None, **settings).started():
             pass

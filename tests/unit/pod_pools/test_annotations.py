@@ -52,7 +52,7 @@ def test_the_pod_comes_before_its_namespace_and_a_family_before_both() -> None:
     assert [there.of("ns/mixed", family) for family in (V4, V6)] == ["red", "red6"]
 
 
-def test_what_is_no_pod_and_what_says_nothing_gets_the_default_one() -> None:
+def test_owners_without_a_pool_annotation_get_the_default_pool() -> None:
     there = Cluster()
     there.namespace()
     there.pod("none")

@@ -169,7 +169,7 @@ async def test_an_endpoint_without_policies_may_do_everything(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("source", [True, False])
-async def test_a_pod_whose_labels_are_not_known_is_closed_where_somebody_will_tell_them(
+async def test_with_a_source_of_labels_an_endpoint_without_labels_is_closed(
     tmp_path: Path, source: bool
 ) -> None:
     async with room(tmp_path if source else "") as node:
@@ -178,7 +178,7 @@ async def test_a_pod_whose_labels_are_not_known_is_closed_where_somebody_will_te
         assert node.maps.maps[new].keys() == ({HOST} if source else {*ALLOW_ALL})
 
 
-async def test_a_policy_is_in_the_map_once_its_file_is_there_and_gone_with_it(tmp_path: Path) -> None:
+async def test_a_policy_file_adds_map_entries_and_its_deletion_removes_them(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         frontend = node.identities.acquire_now(FRONTEND)
         assert frontend is not None
@@ -215,7 +215,7 @@ async def test_an_identity_that_comes_gets_its_entries_and_loses_them(tmp_path: 
         await eventually(lambda: web not in node.entries)
 
 
-async def test_a_refused_policy_leaves_what_its_name_said_in_force(tmp_path: Path) -> None:
+async def test_an_invalid_policy_update_leaves_the_previous_policy_in_force(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(WEB)
         await eventually(lambda: node.entries.keys() == {HOST, EGRESS})
@@ -469,7 +469,7 @@ async def test_a_service_without_selector_is_its_backends_addresses_as_they_chan
         assert node.policy.revision == revision + 2  # one policy less, one more, and nothing for services
 
 
-async def test_a_policy_of_others_gives_its_revision_and_regenerates_nobody(tmp_path: Path) -> None:
+async def test_an_unrelated_policy_raises_the_revision_and_regenerates_no_endpoint(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(WEB.replace("{app: cart}", "{app: another}"))
         await eventually(lambda: node.policies.status(node.cart).revision == node.policy.revision == 2)

@@ -85,7 +85,7 @@ def test_the_rule_that_allows_is_named_with_its_line() -> None:
         ),
     ],
 )
-def test_an_object_that_the_agent_would_not_read_is_told(
+def test_an_object_that_the_agent_ignores_is_reported(
     tmp_path: Path, text: str, told: tuple[str, str]
 ) -> None:
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
@@ -123,7 +123,7 @@ def test_requests_that_may_pass_are_named(tmp_path: Path) -> None:
     assert (other["verdict"], other["requests"]) == ("allow", [])
 
 
-def test_what_is_missing_is_said_of_the_rule_that_almost_allows() -> None:
+def test_a_rule_that_almost_allows_is_shown_with_the_missing_part() -> None:
     allowed, (_, ingress) = explain(SHOP, "shop/frontend", "shop/postgres:5432")
     assert not allowed
     (near,) = ingress["near"]
@@ -321,7 +321,7 @@ def test_a_deny_is_named(tmp_path: Path) -> None:
     assert explain(folder, "shop/cart", "198.51.100.7:443")[0]
 
 
-def test_the_table_shows_who_reaches_whom() -> None:
+def test_the_matrix_shows_source_and_destination_pairs() -> None:
     result = run("explain", "--manifests", SHOP, "--all", "shop", "--port", "5432")
     assert "shop/cart       shop/postgres   5432/TCP   allowed" in result.output
     assert "shop/frontend   shop/postgres   5432/TCP   denied by ingress" in result.output
@@ -350,7 +350,7 @@ def test_a_good_folder_has_no_error() -> None:
     assert {severity for _, severity, _ in findings(SHOP)} == {"note"}
 
 
-def test_a_refused_policy_is_told_with_its_line(tmp_path: Path) -> None:
+def test_an_invalid_policy_is_reported_with_its_line(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         cnp(
@@ -376,7 +376,7 @@ def test_a_deny_rule_that_cannot_be_read_is_an_error_with_its_line(tmp_path: Pat
     assert found[0][2].endswith("; until that is mended, it denies all that it could mean")
 
 
-def test_misspelt_fields_and_labels_are_told_with_what_is_near(tmp_path: Path) -> None:
+def test_misspelt_fields_and_labels_are_reported_with_suggestions(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         cnp(
@@ -390,7 +390,7 @@ def test_misspelt_fields_and_labels_are_told_with_what_is_near(tmp_path: Path) -
     assert any("no pod has the label teir; did you mean tier?" in text for text in texts)
 
 
-def test_a_rule_that_others_make_superfluous_is_told(tmp_path: Path) -> None:
+def test_a_redundant_rule_is_reported(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         cnp(
@@ -409,7 +409,7 @@ def test_a_rule_that_others_make_superfluous_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_port_that_nobody_calls_so_is_told(tmp_path: Path) -> None:
+def test_a_port_name_without_a_pod_is_reported(tmp_path: Path) -> None:
     def pod(name: str, ports: str) -> str:
         spec = f"{{containers: [{{name: c, image: i, ports: [{ports}]}}]}}"
         metadata = f"{{name: {name}, namespace: shop, labels: {{app: {name}}}}}"
@@ -446,7 +446,7 @@ def test_a_port_that_nobody_calls_so_is_told(tmp_path: Path) -> None:
     }
 
 
-def test_broken_files_and_what_is_no_object_are_told(tmp_path: Path) -> None:
+def test_broken_files_and_documents_that_are_not_objects_are_reported(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("kind: Pod\nmetadata: {name: [}\n", encoding="utf-8")
     (tmp_path / "b.json").write_text("[1, 2]", encoding="utf-8")
     (tmp_path / "c.yml").write_bytes(b"\xff\xfe\x00")
@@ -456,7 +456,7 @@ def test_broken_files_and_what_is_no_object_are_told(tmp_path: Path) -> None:
     assert "UTF-8" in told["c.yml:1"]
 
 
-def test_the_pages_commands_print_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_page_print_the_documented_output(monkeypatch: pytest.MonkeyPatch) -> None:
     page = SHOP.parents[2] / "docs" / "operate" / "policy.md"
     monkeypatch.chdir(SHOP.parents[2])
     blocks = [block.split("```")[0] for block in page.read_text(encoding="utf-8").split("```console\n")[1:]]

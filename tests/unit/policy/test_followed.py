@@ -11,7 +11,7 @@ from lifecycle import Table
 pytestmark = pytest.mark.anyio
 
 
-async def test_everybody_who_waits_is_told() -> None:
+async def test_all_waiters_are_woken() -> None:
     table: Table[str, str] = Table("rows", key=lambda row: row)
     complete = table.initializer()
     followed = Followed(table)

@@ -31,7 +31,7 @@ from tests.unit.policy.plain import (
 
 @settings(deadline=None, max_examples=scaled(40))
 @given(specs, st.sampled_from((True, True, False)))
-def test_what_the_map_says_is_what_the_rules_say(specs: list[dict[str, Any]], may_leave_open: bool) -> None:
+def test_map_entries_decide_as_the_rules_do(specs: list[dict[str, Any]], may_leave_open: bool) -> None:
     world, prefixes = world_of(specs, may_leave_open=may_leave_open)
     entries = indexed(world.compute(1, SUBJECT, LABELS[SUBJECT], ("shop", "cart")).entries)
     for direction, peer in product(("ingress", "egress"), EVERYBODY):

@@ -209,7 +209,7 @@ def _allows(number: int, peers: str) -> dict[str, Any]:
     }
 
 
-def test_a_selector_nobody_uses_is_forgotten() -> None:
+def test_an_unused_selector_is_removed() -> None:
     node = Node()
     for which in range(len(OBJECTS)):
         node.step("apply", which)

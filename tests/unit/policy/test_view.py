@@ -97,7 +97,7 @@ async def test_the_rules_in_force_have_their_namespace_labels_and_default_deny(t
         assert operations.policy(["k8s:io.cilium.k8s.policy.name=cake"]) is None
 
 
-async def test_a_network_policy_is_told_as_the_rule_it_becomes(tmp_path: Path) -> None:
+async def test_a_network_policy_is_shown_as_its_translated_rule(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         (rule,) = (await settled(node, NETWORK_POLICY)).rules()
         ports = [
@@ -113,7 +113,7 @@ async def test_a_network_policy_is_told_as_the_rule_it_becomes(tmp_path: Path) -
         assert rule["egress"] == [{}]
 
 
-async def test_selectors_tell_whom_they_select_and_a_rule(tmp_path: Path) -> None:
+async def test_selectors_list_selected_identities_and_a_rule(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         frontend = node.identities.acquire_now(FRONTEND)
         assert frontend is not None
@@ -127,7 +127,7 @@ async def test_selectors_tell_whom_they_select_and_a_rule(tmp_path: Path) -> Non
         assert "k8s:io.cilium.k8s.policy.name=cart" in map(str, use.labels)
 
 
-async def test_an_endpoint_tells_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
+async def test_an_endpoint_shows_identities_and_rules_of_both_directions(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         view = await settled(node, WEB)
         policy = EndpointPolicyModels(node.policies, view, FixedFacts(), None).of(endpoint(node)).realized

@@ -182,7 +182,7 @@ async def test_an_endpoint_that_goes_leaves_nothing(room: Room) -> None:
     assert room.rules.living == set()
 
 
-async def test_a_map_that_refuses_is_told_and_keeps_its_revision(room: Room) -> None:
+async def test_a_failed_map_write_is_reported_and_keeps_the_revision(room: Room) -> None:
     number = room.made()
     room.maps.broken.add(number)
     room.rules.revision, room.rules.entries = 2, {}
@@ -234,7 +234,7 @@ async def test_while_addresses_change_identities_maps_get_what_is_new_and_lose_n
     assert room.policies.status(number).revision == 2
 
 
-async def test_an_endpoint_whose_map_is_full_may_do_nothing_if_wished_until_less_is_wanted() -> None:
+async def test_with_lockdown_on_overflow_a_full_policy_map_denies_all_until_entries_fit() -> None:
     async with running({"enable-endpoint-lockdown-on-policy-overflow": "true"}) as room:
         number = room.made()
         room.maps.room = 1
@@ -319,7 +319,7 @@ async def test_peers_that_come_are_written_soon_and_tried_again_until_they_are(r
     await to_thread.run_sync(eventually, lambda: room.level("policy-map-sync") == "ok")
 
 
-async def test_what_has_not_changed_and_who_is_gone_are_not_written(room: Room) -> None:
+async def test_unchanged_policies_and_deleted_endpoints_are_not_written(room: Room) -> None:
     number = room.made()
     room.maps.writes.clear()
     room.policies.change([wanted(number, 1, ALLOW_WEB), wanted(99, 1, ALLOW_ALL)], "nothing")
@@ -343,7 +343,7 @@ async def test_maps_are_compared_at_the_interval_that_is_set() -> None:
     assert PolicyMapSettings(policy_map_full_reconciliation_interval=0).reconciliation_seconds == float("inf")  # type: ignore[arg-type]
 
 
-async def test_metrics_tell_what_is_enforced(room: Room) -> None:
+async def test_metrics_count_endpoints_by_enforcement(room: Room) -> None:
     room.made()
     enforced, revision = families(room.policies, audited=False)
     assert enforced.series[("ingress",)] == 1

@@ -161,7 +161,7 @@ async def test_a_range_of_two_nodes_leads_to_the_first_by_name() -> None:
         await eventually(lambda: leads_to().get("10.2.0.0/24") == "192.0.2.3")
 
 
-async def test_what_another_node_says_of_our_own_range_does_not_count() -> None:
+async def test_a_claim_of_another_node_to_our_pod_cidr_is_ignored() -> None:
     nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     kernel = FakeIpcacheMap()
     agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())

@@ -56,11 +56,11 @@ def test_without_a_past_it_is_the_next_free_one() -> None:
     assert choose(FakeAddresses()) == ("10.0.1.77", [])
 
 
-def test_the_address_on_cilium_host_is_kept() -> None:
+def test_the_address_on_cilium_host_stays_the_router_address() -> None:
     assert choose(FakeAddresses(), "10.0.1.5") == ("10.0.1.5", [])
 
 
-def test_the_first_that_can_be_had_is_kept() -> None:
+def test_the_first_restorable_router_address_is_used() -> None:
     ip, warnings = choose(FakeAddresses(), "192.0.2.1", "10.0.1.5", "10.0.1.6")
     assert ip == "10.0.1.5"
     assert warnings == ["Unable to restore router IP from filesystem 192.0.2.1"]

@@ -129,7 +129,7 @@ def _other_route(links: FakeLinks) -> None:
         (_down, ["set cilium_net 1500"]),
         (_other_route, ["unroute 192.0.2.0/24"]),
     ],
-    ids=["source of routes", "address", "down", "a route of somebody else"],
+    ids=["source of routes", "address", "down", "a route of another owner"],
 )
 async def test_only_what_is_wrong_is_made_right(
     damage: Callable[[FakeLinks], None], healed: list[str]
@@ -141,7 +141,7 @@ async def test_only_what_is_wrong_is_made_right(
     assert await world.run() == []
 
 
-async def test_programs_and_node_are_told_again() -> None:
+async def test_changed_programs_and_node_addresses_are_written_again() -> None:
     world = World(FakeLinks())
     await world.run()
     told = world.programs.node
@@ -191,7 +191,7 @@ async def test_an_address_that_cannot_be_removed_is_the_only_failure() -> None:
     assert links.done == COMPLETE
 
 
-async def test_without_the_pair_each_object_says_so() -> None:
+async def test_without_the_cilium_host_pair_each_object_reports_it() -> None:
     world = World(FakeLinks())
     batch = {key: row for key, row in wanted(BOTH, (), 1500).items() if key.startswith("address")}
     with pytest.raises(BatchError) as caught:

@@ -52,7 +52,7 @@ async def test_a_pair_that_differs_is_changed_in_place(log: Logger) -> None:
     ],
     ids=["net missing", "host missing", "no veth", "other peers", "peer in another namespace"],
 )
-async def test_what_is_no_pair_is_made_anew(
+async def test_links_that_are_not_a_veth_pair_are_replaced(
     links: tuple[LinkInfo, ...], deleted: list[str], log: Logger
 ) -> None:
     fake = FakeLinks(*links)

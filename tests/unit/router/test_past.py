@@ -64,7 +64,7 @@ def test_what_the_programs_know_comes_before_the_device_and_the_file_is_left_alo
     assert path.read_text(encoding="ascii") == WRITTEN
 
 
-def test_no_file_is_no_fault_and_one_that_cannot_be_read_is_logged(tmp_path: Path) -> None:
+def test_a_missing_router_file_is_ignored_and_an_unreadable_one_logged(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert remembered(None, [ROUTER], tmp_path / "none", structlog.get_logger()) == [ROUTER]
         assert logs == []

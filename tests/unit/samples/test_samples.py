@@ -109,13 +109,13 @@ def family(number: int) -> MetricFamily:
     return gauge("g", "G.", {str(one): float(one) for one in range(number)}, "of")
 
 
-async def test_no_more_series_are_kept_than_there_is_room_for() -> None:
+async def test_samples_store_at_most_the_maximum_of_series() -> None:
     kept = Samples()
     kept.take([family(MOST + 5)])
     assert (len(list(kept)), kept.full) == (MOST, True)
 
 
-async def test_a_series_that_is_told_no_more_is_forgotten_after_two_hours() -> None:
+async def test_a_series_without_samples_is_removed_after_two_hours() -> None:
     kept = Samples()
     kept.take([family(2)])
     for _ in range(RETAINED - 1):
@@ -139,7 +139,7 @@ def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], sh
     assert lower <= told <= upper * (1 + 1e-9)
 
 
-def test_what_is_above_all_bounds_is_told_as_the_last_of_them() -> None:
+def test_a_value_above_all_bounds_counts_as_the_last_bound() -> None:
     assert quantile((1.0, 2.0), (0, 0, 3), 0.5) == 2.0
     assert quantile((1.0, 2.0), (0, 0, 0), 0.5) == 0.0
 

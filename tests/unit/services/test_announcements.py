@@ -86,7 +86,7 @@ def test_a_service_of_another_proxy_is_not_announced() -> None:
     assert [announceable(mine, proxy) for proxy in ("mine", "another", "")] == [True, False, False]
 
 
-def test_addresses_of_load_balancers_and_external_ones_are_announced_as_a_policy_says() -> None:
+def test_load_balancer_and_external_ips_are_announced_as_the_policy_selects() -> None:
     web = service(externalIPs=[str(EXTERNAL)])
     both = {f"web {VIP} eth2", f"web {VIP} eth3"}, {f"web {EXTERNAL} eth2", f"web {EXTERNAL} eth3"}
     assert places([policy()], web) == both[0]
@@ -207,7 +207,7 @@ class FakeKernel:
         return {str(key.ip) for key in self.keys}
 
 
-async def test_a_network_that_could_not_be_told_is_told_later_and_no_network_twice() -> None:
+async def test_a_failed_l2_announcement_is_retried_and_none_is_sent_twice() -> None:
     kernel = FakeKernel()
     target = Responder(kernel)
     key = L2ResponderKey(VIP, 2)
@@ -338,7 +338,7 @@ def url(server: ApiServer) -> str:
     return f"http://127.0.0.1:{server.port}"
 
 
-async def test_one_of_the_nodes_that_a_policy_chooses_answers_and_another_once_it_is_gone(
+async def test_one_selected_node_answers_arp_and_another_takes_over_when_it_stops(
     server: ApiServer, tmp_path: Path
 ) -> None:
     kernels = {name: FakeKernel() for name in ("a", "b", "inner")}
@@ -396,7 +396,7 @@ def taken(server: ApiServer, by: str) -> dict[str, Any]:
     return {**live, "spec": {**live["spec"], "holderIdentity": by}}
 
 
-async def test_what_nobody_may_answer_for_any_more_gives_its_lease_back(
+async def test_an_address_without_a_matching_policy_releases_its_lease(
     server: ApiServer, tmp_path: Path
 ) -> None:
     kernel = FakeKernel()
@@ -417,7 +417,7 @@ async def test_what_nobody_may_answer_for_any_more_gives_its_lease_back(
         assert holder(server) is None, "nobody needs the lease any more"
 
 
-async def test_what_an_earlier_agent_answered_for_is_kept_until_its_lease_is_asked_for(
+async def test_addresses_of_an_earlier_agent_stay_announced_until_their_lease_is_checked(
     server: ApiServer, tmp_path: Path
 ) -> None:
     kernel = FakeKernel()
@@ -462,7 +462,7 @@ async def test_the_chart_s_rights_for_announcements_suffice_and_all_are_used(
     assert unused(own, server.requests) & more == set()
 
 
-async def test_without_an_api_server_nodes_cannot_agree_and_the_agent_says_so(tmp_path: Path) -> None:
+async def test_without_an_api_server_l2_announcements_degrade_health(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="nodes agree by Leases upon who answers"):
         async with agent(
             "", tmp_path, "a", FakeKernel(), manifests_dir=str(tmp_path), k8s_kubeconfig_path=""

@@ -147,7 +147,7 @@ def faults(texts: dict[str, str], spec: dict[str, Any] | None = None, **options:
     return {k.partition("/")[2]: v for k, v in faults_of(service, LoadBalancerOptions(**options))}
 
 
-def test_annotations_that_do_nothing_are_told() -> None:
+def test_service_annotations_without_effect_are_reported() -> None:
     texts = {
         "type": "nodeport", "lb-algorithm": "fast", "forwarding-mode": "dsr", "src-ranges-policy": "Deny",
         "node-selector": "a b", "lb-l7": "enabled", "proxy-delegation": "none", "global": "false",
@@ -185,7 +185,7 @@ def test_annotations_that_do_nothing_are_told() -> None:
         (("type", "LoadBalancer,NodePort"), {"type": "NodePort"}, {}, ""),
     ],
 )
-def test_an_annotation_without_anything_to_apply_to_is_told(
+def test_an_annotation_without_a_matching_service_type_is_reported(
     annotation: tuple[str, str], spec: dict[str, Any], options: dict[str, Any], told: str
 ) -> None:
     may = {"bpf_lb_algorithm_annotation": True, "bpf_lb_mode_annotation": True}
@@ -208,7 +208,7 @@ def test_an_annotation_without_anything_to_apply_to_is_told(
         ({"protocol": "UDP", "nodePort": 99999}, {}, ["99999: expected a port"]),
     ],
 )
-def test_ports_that_nobody_reaches_are_told(
+def test_unserved_service_ports_are_reported(
     port: dict[str, Any], options: dict[str, Any], told: list[str]
 ) -> None:
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "SCTP"} | port]}
@@ -218,7 +218,7 @@ def test_ports_that_nobody_reaches_are_told(
     assert all(reason.startswith(text) for (_, reason), text in zip(found, told, strict=True))
 
 
-def test_addresses_and_ranges_that_cannot_be_read_are_told() -> None:
+def test_invalid_service_addresses_and_ranges_are_reported() -> None:
     spec = {
         "type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalIPs": ["1.2.3", "192.0.2.1"],
         "loadBalancerSourceRanges": ["10.0.0.0/33", "10.0.0.0/8"],
@@ -239,7 +239,7 @@ def test_addresses_and_ranges_that_cannot_be_read_are_told() -> None:
         ([], "allow", ()),
     ],
 )
-def test_source_ranges_that_all_are_unreadable_let_nobody_in(
+def test_a_service_with_only_invalid_source_ranges_admits_no_client(
     ranges: list[str], policy: str, wanted: tuple[str, ...]
 ) -> None:
     service = msgspec.convert(

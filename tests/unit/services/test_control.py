@@ -135,7 +135,7 @@ def backend(ip: str) -> bytes:
     return backend_value(ServiceAddress(ip_address(ip), 8080, 6), BackendState.ACTIVE)
 
 
-async def test_a_service_is_in_the_maps_and_gone_with_its_object(folder: Path) -> None:
+async def test_a_service_is_written_to_the_maps_and_deleted_with_its_object(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with agent(folder, maps) as hive:
         await eventually(lambda: maps.slots() == 2)
@@ -200,7 +200,7 @@ async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -
         await eventually(lambda: maps.entries == {})
 
 
-async def test_a_start_whose_writes_fail_is_begun_anew(folder: Path) -> None:
+async def test_a_start_with_failing_map_writes_is_retried(folder: Path) -> None:
     """Then the table ``services`` is complete, and what no object asks for is removed."""
     maps = FakeServiceMaps()
     async with agent(folder, maps):
@@ -220,7 +220,7 @@ async def test_a_start_whose_writes_fail_is_begun_anew(folder: Path) -> None:
         assert (maps.slots(), maps.backends, stray in maps.entries) == (1, {backend("10.0.0.1")}, False)
 
 
-async def test_without_a_source_of_objects_services_stay_and_the_log_says_so(folder: Path) -> None:
+async def test_without_a_source_of_objects_services_stay_and_a_line_is_logged(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with agent(folder, maps):
         await eventually(lambda: maps.slots() == 2)
@@ -245,7 +245,7 @@ async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> 
         assert maps.slots() == 2
 
 
-async def test_what_somebody_else_wrote_is_mended() -> None:
+async def test_foreign_map_entries_are_corrected() -> None:
     maps, table = FakeServiceMaps(), control.frontends()
     served = served_frontends()
     target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions(), served), maps, served)
@@ -262,7 +262,7 @@ async def test_what_somebody_else_wrote_is_mended() -> None:
     assert maps.entries == wanted
 
 
-async def test_a_full_map_is_told_and_tried_again(folder: Path) -> None:
+async def test_a_full_service_map_degrades_health_and_is_retried(folder: Path) -> None:
     maps = FakeServiceMaps()
     maps.full = True
     async with agent(folder, maps) as hive:
@@ -283,7 +283,7 @@ async def test_a_full_map_is_told_and_tried_again(folder: Path) -> None:
         assert maps.backends == {backend("10.0.0.1"), backend("10.0.0.2")}
 
 
-async def test_clients_stay_with_their_backend_where_the_service_says_so(folder: Path) -> None:
+async def test_with_session_affinity_clients_stay_with_their_backend(folder: Path) -> None:
     (folder / "service.yaml").write_text(SERVICE + "  sessionAffinity: ClientIP\n")
     for asked, matches in (("true", 2), ("false", 0)):
         maps = FakeServiceMaps()

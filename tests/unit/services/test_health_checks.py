@@ -121,7 +121,7 @@ async def test_a_service_is_answered_for_at_its_own_port(port: int) -> None:
             await settled(port, None)
 
 
-async def test_a_port_that_somebody_has_is_tried_again(port: int) -> None:
+async def test_a_used_health_check_port_is_retried(port: int) -> None:
     running = hive()
     async with running.started():
         with socket.create_server(("", port)) as taken:
@@ -140,7 +140,7 @@ async def test_a_port_that_somebody_has_is_tried_again(port: int) -> None:
             await settled(port, 503)
 
 
-async def test_nobody_listens_when_told_so(port: int) -> None:
+async def test_with_enable_health_check_nodeport_off_no_server_listens(port: int) -> None:
     running = hive(enable_health_check_nodeport="false")
     async with running.started():
         with running.get(Table[FrontendKey, ServedFrontend]).txn() as rows:

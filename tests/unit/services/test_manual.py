@@ -133,7 +133,7 @@ async def test_a_recorded_call_is_answered_as_recorded(name: str, tmp_path: Path
         assert (OWN in left) == (name != "service_delete")
 
 
-async def test_a_service_by_hand_is_served_and_deleted(folder: Path) -> None:
+async def test_a_manual_service_is_served_and_deleted(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with served(folder, maps) as client:
         assert await client("PUT", 700, made(700, "10.0.0.7")) == (201, None)
@@ -190,7 +190,7 @@ async def test_a_backend_in_maintenance_gets_no_new_connections_until_it_is_acti
         assert maps.slots() == 3
 
 
-async def test_a_state_by_hand_goes_with_the_backend(folder: Path) -> None:
+async def test_a_manual_backend_state_is_deleted_with_the_backend(folder: Path) -> None:
     maps = FakeServiceMaps()
     async with served(folder, maps) as client:
         await client("PUT", 0, states(**{"10_0_0_1": "quarantined"}))
@@ -210,7 +210,7 @@ async def test_an_object_has_the_last_word_of_its_service(folder: Path) -> None:
         await eventually(lambda: maps.backends == {backend("10.0.0.1"), backend("10.0.0.3")})
 
 
-async def test_what_does_not_fit_is_told_and_the_service_stays(
+async def test_a_manual_service_that_does_not_fit_the_maps_is_refused_and_the_previous_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manual, "PATIENCE", 0.2)
@@ -225,7 +225,7 @@ async def test_what_does_not_fit_is_told_and_the_service_stays(
         await eventually(lambda: [str(one.key.address.ip) for one in client.served.all()] == ["10.96.0.10"])
 
 
-async def test_without_objects_nothing_is_made_by_hand(tmp_path: Path) -> None:
+async def test_without_a_source_of_objects_manual_services_are_refused(tmp_path: Path) -> None:
     async with agent(None, FakeServiceMaps(), operations=OPERATIONS) as hive:
         status, text = await Client(hive)("PUT", 700, made(700, "10.0.0.7"))
     assert (status, "no source of objects is set" in text) == (501, True)

@@ -69,7 +69,7 @@ def test_other_nodes_are_asked_from_the_direct_routing_device(direct: str, ipv4:
         ("1024 65535", "30000-40000", None),
     ],
 )
-def test_ports_of_services_are_kept_out_of_the_kernels_hands(
+def test_node_ports_are_excluded_from_the_ephemeral_port_range(
     local: str, reserved: str, wanted: str | None
 ) -> None:
     assert reserved_ports(local, reserved, RANGE) == wanted

@@ -119,7 +119,7 @@ async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
         await eventually(lambda: redirects.all() == [])
 
 
-async def test_a_policy_that_cannot_be_done_is_told(folder: Path) -> None:
+async def test_an_unserviceable_redirect_policy_is_reported(folder: Path) -> None:
     (folder / "policy.yaml").write_text(POLICY.replace("namespace: shop}}", "namespace: other}}"))
     async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
         redirects = hive.get(Table[ServiceName, LocalRedirect])

@@ -401,7 +401,9 @@ def nodes_read(table: Table[str, ClusterNode]) -> ReadTable[str, ClusterNode]:
     return table
 
 
-async def test_what_is_refused_is_in_the_log_and_in_a_table_until_the_node_is_gone(tmp_path: Path) -> None:
+async def test_refused_service_addresses_are_logged_and_listed_until_the_node_is_removed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "web.yaml").write_text(SERVICES)
     node = ClusterNode(
         cluster="default",

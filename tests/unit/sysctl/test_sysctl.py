@@ -74,7 +74,7 @@ async def test_a_setting_that_cannot_be_written_is_one_clear_line(tmp_path: Path
         )
 
 
-async def test_a_setting_that_somebody_changes_is_put_right(tmp_path: Path) -> None:
+async def test_a_changed_sysctl_is_restored(tmp_path: Path) -> None:
     kept, once = setting(tmp_path, "a", "0"), setting(tmp_path, "b", "0")
     async with hive(tmp_path).started() as started:
         sysctls = started.get(Sysctls)

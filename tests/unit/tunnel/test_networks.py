@@ -46,7 +46,7 @@ def test_ranges_of_both_families_end_at_the_nodes_ipv4_address() -> None:
     assert ends(other) == {"10.2.0.0/24": "192.0.2.2", "fd00:2::/112": "192.0.2.2"}
 
 
-def test_this_node_is_left_out_also_before_its_agent_has_told_of_it() -> None:
+def test_the_local_node_has_no_tunnel_entry_before_it_is_published() -> None:
     for local in (True, False):
         assert ends(node("self", "192.0.2.1", cidrs=("10.1.0.0/24",), local=local)) == {}
 
@@ -57,7 +57,7 @@ def test_a_family_that_is_off_has_no_ranges() -> None:
     assert [str(cidr) for cidr in found] == ["fd00:2::/112"]
 
 
-def test_a_node_without_ipv4_address_cannot_be_reached_and_that_is_told() -> None:
+def test_a_node_without_an_ipv4_address_is_reported_as_unreachable() -> None:
     rows = [node("b", "2001:db8::2", cidrs=("fd00:2::/112",), router="10.2.0.1")]
     assert ends(*rows) == {}
     assert troubles(rows, SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
@@ -93,7 +93,7 @@ def test_the_key_that_a_node_publishes_is_beside_its_number_and_changes_alone() 
         assert {target.value_of(row) for row in rows.values()} == {NodeValue(7, key)}
 
 
-def test_nobody_has_a_number_before_those_of_an_earlier_agent_are_known() -> None:
+def test_no_node_id_is_allocated_before_the_saved_ones_are_restored() -> None:
     ids = NodeIDs(lambda: SELF)
     assert numbers(ids, node("b", "192.0.2.2")) == {}
     ids.restored({IPv4Address("192.0.2.2"): 7, IPv4Address("192.0.2.3"): 1})

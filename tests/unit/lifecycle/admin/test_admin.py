@@ -114,7 +114,7 @@ async def test_the_log_level_is_shown_and_set(tmp_path: Path) -> None:
         set_log_level(before)
 
 
-async def test_a_failure_is_told_and_marked_for_those_who_ask_for_that(tmp_path: Path) -> None:
+async def test_a_failed_command_prints_its_error_and_a_mark_on_request(tmp_path: Path) -> None:
     async with shell(tmp_path) as (client, _hive):
         line = "no table is named order: did you mean orders?"
         assert await client.ask("db/show order") == [line, "<<end>>"]
@@ -182,7 +182,7 @@ async def test_a_large_table_is_shown_without_holding_the_loop(tmp_path: Path, l
     assert longest < 0.1
 
 
-async def test_without_descriptors_it_waits_and_says_so(tmp_path: Path) -> None:
+async def test_without_file_descriptors_the_shell_waits_and_is_degraded(tmp_path: Path) -> None:
     async with shell(tmp_path) as (_, hive):
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.socket(socket.AF_UNIX) as late:  # made in time

@@ -95,14 +95,14 @@ def test_the_help_has_every_setting_with_help_default_and_variable(
     assert max(map(len, told.splitlines())) <= 80
 
 
-def test_the_version_is_told_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_version_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(heart(), ["--version"], {}, version="1.0") == 0
     assert capsys.readouterr().out == "heart 1.0\n"
     assert run_command(heart(), ["--version"], {}) == 2
     assert capsys.readouterr().err == "heart: --version: no such setting\n"
 
 
-def test_check_says_what_there_is_or_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_the_contents_or_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(heart(), ["check", "--every=1s"], {"HEART_LOUD": "true"}) == 0
     assert capsys.readouterr().out == "heart is sound: 2 constructors, 1 hooks, 2 settings given\n"
     assert run_command(heart(), ["check", "--every=fast", "--fille=x"], {}) == 2
@@ -167,13 +167,13 @@ def test_inspect_works_without_required_settings_and_shows_them_as_unset(
     assert capsys.readouterr().out == "Everything that is provided is needed.\n"
 
 
-def test_a_command_behind_settings_is_told_to_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_after_settings_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(Hive(beat, name="heart"), ["--every=2s", "check"], {}) == 2
     told = "heart: check: not expected here; settings are --name=value; a command comes first\n"
     assert capsys.readouterr().err == told
 
 
-def test_inspect_draws_a_graph_with_faults_and_tells_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_draws_a_graph_with_faults_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     hive = Hive(beat, module("more", "More", invoke(needs_what_nobody_has)), name="heart")
     assert run_command(hive, ["inspect"], {}) == 1
     told = capsys.readouterr()
@@ -262,7 +262,7 @@ def completed(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("heart --", ["--config-dir=", "--every=", "--file=", "--help", "--loud", "--rhythm=", "--strict"]),
     ],
 )
-def test_a_shell_is_told_what_a_word_may_become(
+def test_completion_lists_the_candidates_for_a_word(
     line: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [one for one in completed(line, capsys) if one != "--version"] == list(words)

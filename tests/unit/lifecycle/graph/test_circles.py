@@ -65,7 +65,7 @@ def test_a_table_in_a_module_of_its_own_unties_them() -> None:
     hive(*FREE, refuse_circles=True).check()
 
 
-def test_a_hive_may_refuse_circles_and_says_what_to_do() -> None:
+def test_a_hive_that_refuses_circles_prints_the_remedy() -> None:
     with pytest.raises(GraphError) as caught:
         hive(*TIED, refuse_circles=True).check()
     (fault,) = caught.value.faults

@@ -252,7 +252,7 @@ async def test_a_constructor_that_misbehaves_is_named(constructor: object, messa
         await Hive(provide(constructor), invoke(Counter)).start()  # type: ignore[arg-type]
 
 
-async def test_get_says_why_it_has_nothing() -> None:
+async def test_get_without_a_provider_names_the_reason() -> None:
     hive = Hive(provide(Counter), invoke(Counter))
     with pytest.raises(NotStartedError, match="Counter does not exist yet: hive has not started"):
         hive.get(Counter)

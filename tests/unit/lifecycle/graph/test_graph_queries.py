@@ -85,7 +85,7 @@ def test_why_gives_the_shortest_chain_from_each_invoked_function() -> None:
     assert chains[0][0].source == "agent.server/Server.serve"
 
 
-def test_why_nothing_needs_it_still_tells_who_would() -> None:
+def test_why_without_an_invoked_user_lists_potential_users() -> None:
     assert why(graph(), "agent.index/Spare") == []
     without = Hive(STORE, INDEX).graph()
     assert [chain[0].source for chain in why(without, "store/Sizes")] == ["index/Spare"]
@@ -156,12 +156,12 @@ def test_a_graph_is_read_back_as_it_was() -> None:
         ('{"version": 1}', "missing required field `name`"),
     ],
 )
-def test_what_is_no_graph_of_ours_is_refused(text: str, why_not: str) -> None:
+def test_a_document_that_is_not_a_graph_is_refused(text: str, why_not: str) -> None:
     with pytest.raises(ValueError, match=why_not):
         read_graph(text)
 
 
-def test_the_json_is_what_its_schema_says() -> None:
+def test_the_graph_json_matches_its_schema() -> None:
     schema = graph_schema()
     jsonschema_rs.validate(schema, json.loads(graph().json()))
     broken = json.loads(graph().json()) | {"version": 2}
@@ -182,7 +182,7 @@ def test_mermaid_has_a_subgraph_per_module_and_plain_ids() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_timeline_tells_what_each_took_and_what_waited_for_what() -> None:
+async def test_a_timeline_has_durations_and_the_critical_path() -> None:
     hive = Hive(module("agent", "The agent", STORE, INDEX, SERVER))
     async with hive.started():
         shown = hive.graph()
@@ -201,7 +201,7 @@ async def test_a_timeline_tells_what_each_took_and_what_waited_for_what() -> Non
 
 
 @pytest.mark.anyio
-async def test_hooks_of_one_name_in_one_module_are_told_apart() -> None:
+async def test_hooks_of_one_name_in_one_module_have_different_ids() -> None:
     class First:
         def __init__(self, lifecycle: Lifecycle) -> None:
             lifecycle.append(Hook("listen"))
@@ -221,7 +221,7 @@ async def test_hooks_of_one_name_in_one_module_are_told_apart() -> None:
     assert list(timeline.of("stop")) == ids[::-1]
 
 
-def test_what_is_no_timeline_is_refused() -> None:
+def test_a_document_that_is_not_a_timeline_is_refused() -> None:
     with pytest.raises(ValueError, match="it is not a timeline"):
         read_timeline("{}")
     with pytest.raises(ValueError, match="a timeline of version 3"):

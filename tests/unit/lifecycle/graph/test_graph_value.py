@@ -135,7 +135,7 @@ def test_a_fake_shows_with_what_it_replaces() -> None:
     assert ("agent.server/Server", "hive/Store") in [(edge.source, edge.target) for edge in graph.edges]
 
 
-def test_two_of_a_name_in_one_module_are_told_apart() -> None:
+def test_two_nodes_of_a_name_in_one_module_have_different_ids() -> None:
     graph = Hive(agent, invoke(Server.serve, Server.serve)).graph()
     assert [node.id for node in graph.invokes][1:] == ["hive/Server.serve", "hive/Server.serve#2"]
 

@@ -156,7 +156,7 @@ async def test_a_stop_ends_with_it_and_everything_is_stopped(
 
 
 @endings
-async def test_a_job_that_is_no_exception_ends_the_hive_and_one_that_is_cancelled_is_tried_again(
+async def test_a_job_that_raises_base_exception_ends_the_hive_and_a_cancelled_one_is_retried(
     end: Callable[[], Awaitable[None]], told: str, code: int
 ) -> None:
     runs = 0
@@ -219,7 +219,7 @@ async def test_a_constructor_ends_the_start_by_name(error: BaseException) -> Non
         await Hive(invoke(build)).start()
 
 
-async def test_what_a_fatal_job_and_a_stop_fail_with_is_both_told() -> None:
+async def test_errors_of_a_fatal_job_and_of_the_stop_are_both_reported() -> None:
     async def fail() -> None:
         raise HiveError("the lock is lost")
 
@@ -262,12 +262,12 @@ async def test_a_request_from_a_thread_is_noticed_at_once() -> None:
         await work()
 
 
-def test_a_request_with_what_is_no_error_is_refused_where_it_is_made() -> None:
+def test_a_shutdown_request_without_an_exception_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"Shutdown.request\('why'\): expected an exception"):
         Shutdown().request("why")  # type: ignore[arg-type]  # the mistake
 
 
-async def test_whoever_cancels_the_task_of_the_hooks_stops_them_in_order() -> None:
+async def test_cancelling_the_task_of_the_hooks_stops_them_in_order() -> None:
     daemon = Daemon()
 
     @asynccontextmanager
@@ -327,7 +327,7 @@ def test_an_exit_in_a_task_that_a_hook_has_made_ends_the_loop_with_every_hook_st
     assert daemon.stopped == ["above", "below"]
 
 
-async def test_a_start_that_leaves_a_scope_open_is_told_by_name_and_holds_up_nobody() -> None:
+async def test_a_start_that_leaves_a_scope_open_is_reported_by_name_and_others_stop() -> None:
     daemon = Daemon()
 
     @asynccontextmanager

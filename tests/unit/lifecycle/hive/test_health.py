@@ -34,7 +34,7 @@ def test_one_part_of_the_tree_can_be_looked_at() -> None:
     assert told(tree, "nobody") == []
 
 
-def test_what_comes_back_is_told_again_from_the_start() -> None:
+def test_a_removed_health_reporter_that_reports_again_starts_anew() -> None:
     now = [1.0]
     tree = HealthTree(clock=lambda: now[0])
     child = tree.reporter("m").child("c")

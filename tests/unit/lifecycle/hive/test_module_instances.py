@@ -158,7 +158,7 @@ def test_the_options_of_each_instance_show_with_its_prefix() -> None:
         (["--inside-trise=1"], "--inside-trise: no such setting; did you mean --inside-tries?"),
     ],
 )
-def test_a_fault_tells_of_which_instance_it_is(flags: list[str], text: str) -> None:
+def test_a_fault_names_its_module_instance(flags: list[str], text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Hive(BOTH, settings=Sources(flags)).check()
     assert [fault.text for fault in caught.value.faults] == [text]
@@ -180,7 +180,7 @@ def test_two_instances_without_prefixes_are_refused_with_what_to_do() -> None:
     }
 
 
-def test_two_instances_whose_settings_all_can_see_are_told_to_keep_them_private() -> None:
+def test_two_instances_with_public_settings_are_refused_with_the_remedy() -> None:
     cells = [module(name, "X", config(ResolverSettings, prefix=name)) for name in ("a", "b")]
     with pytest.raises(
         GraphError, match=r"do: give each module settings of its own: config_private\(\.\.\., "
@@ -188,13 +188,13 @@ def test_two_instances_whose_settings_all_can_see_are_told_to_keep_them_private(
         Hive(*cells).check()
 
 
-def test_a_private_struct_is_not_seen_outside_and_that_is_told() -> None:
+def test_use_of_a_private_struct_outside_its_module_is_refused() -> None:
     def asks(settings: ResolverSettings) -> None: ...
 
     with pytest.raises(GraphError, match="ResolverSettings is private to inside"):
         Hive(resolver("inside"), invoke(asks)).check()
 
 
-def test_a_prefix_that_is_no_name_is_refused() -> None:
+def test_an_invalid_prefix_is_refused() -> None:
     with pytest.raises(GraphError, match="prefix 'Inside_': expected kebab-case such as inside"):
         Hive(config(ResolverSettings, prefix="Inside_")).check()

@@ -123,7 +123,7 @@ async def test_enabling_starts_fresh_instances_in_order_on_what_was_left_running
     assert log.index("web -") < log.index("store -") < log.index("disk -")
 
 
-async def test_what_is_disabled_says_so_and_says_nothing_else() -> None:
+async def test_a_disabled_module_reports_only_that_it_is_disabled() -> None:
     with VirtualClock() as clock:
         async with Hive(*cells()).started() as hive:
             await clock.settle()
@@ -171,7 +171,7 @@ async def test_the_graph_and_the_profile_show_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("sequential", [True, False])
-async def test_what_was_thrown_away_is_held_by_nobody(*, sequential: bool) -> None:
+async def test_instances_of_a_disabled_module_are_garbage_collected(*, sequential: bool) -> None:
     async with Hive(*cells(), sequential=sequential).started() as hive:
         for _ in range(3):
             thrown = [weakref.ref(hive.get(kind)) for kind in (Store, View, Web)]
@@ -213,7 +213,7 @@ async def test_a_module_that_does_not_start_stays_disabled_and_can_be_enabled_la
         assert hive.get(Web).view.store is hive.get(Store)
 
 
-async def test_a_module_whose_constructor_raises_stays_disabled() -> None:
+async def test_a_module_with_a_failing_constructor_stays_disabled() -> None:
     faults: list[Exception] = []
 
     class Fickle:
@@ -232,7 +232,7 @@ async def test_a_module_whose_constructor_raises_stays_disabled() -> None:
         assert hive.get(Fickle) is not None
 
 
-async def test_a_hook_that_fails_to_stop_is_told_and_the_module_is_disabled_all_the_same() -> None:
+async def test_a_hook_that_fails_to_stop_is_reported_and_the_module_is_disabled() -> None:
     behaviour["web -"] = boom
     async with no_leaks(), Hive(*cells()).started() as hive:
         with pytest.raises(StopError) as caught:

@@ -245,7 +245,7 @@ async def test_a_crash_inside_ends_the_inner_hive_and_reaches_who_runs_it() -> N
             assert log == ["kube +", "above +", "above -"]
 
 
-async def test_an_overdue_outer_hook_tells_what_is_pending_inside() -> None:
+async def test_an_overdue_outer_hook_lists_pending_inner_hooks() -> None:
     behaviour["ipam +"] = anyio.sleep_forever
     with VirtualClock() as clock:
         task = asyncio.ensure_future(Hive(*cells(ByHook), start_timeout=60).start())

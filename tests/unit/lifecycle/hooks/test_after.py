@@ -158,7 +158,7 @@ async def test_what_is_private_elsewhere_cannot_be_come_after() -> None:
         Hive(module("inside", "Inside", provide_private(Route)), invoke(needs)).check()
 
 
-async def test_a_circle_is_told_with_which_arrow_is_only_order() -> None:
+async def test_a_circle_is_reported_with_its_order_only_edges() -> None:
     @after(Server)
     def database(log: Log, lifecycle: Lifecycle) -> Database:
         return Database(log, lifecycle)
@@ -193,7 +193,9 @@ async def test_a_partial_and_a_callable_object_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(), ("Route",), (3,), (Route(),), (lambda: None,), ([Route],)])
-async def test_what_is_no_type_is_refused_where_it_is_written(wrong: tuple[object, ...]) -> None:
+async def test_after_with_a_value_that_is_not_a_type_is_refused_at_its_line(
+    wrong: tuple[object, ...],
+) -> None:
     with pytest.raises(TypeError, match=r"^after\("):
         after(*wrong)
 
@@ -206,7 +208,7 @@ async def test_a_type_that_nothing_can_provide_is_a_fault() -> None:
         Hive(invoke(needs)).check()
 
 
-async def test_every_drawing_tells_order_from_need() -> None:
+async def test_every_drawing_distinguishes_order_from_dependency() -> None:
     hive = Hive(provide(Server, Database), supply(Log()), invoke(Server))
     graph = hive.graph()
     assert Edge("hive/Server", "hive/Database", "", order=True) in graph.edges
@@ -233,7 +235,7 @@ class Keeps:
         self.log = log
 
 
-async def test_parameters_that_nobody_reads_are_found() -> None:
+async def test_unused_parameters_are_found() -> None:
     found = unused_parameters(
         module("m", "M", provide(looks_at, hands_on, Keeps), invoke(Route, Keeps)),
         provide(Route),

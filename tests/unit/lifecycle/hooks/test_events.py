@@ -83,7 +83,7 @@ def steps(events: list[Event]) -> list[tuple[str, str]]:
     return [(one.step, one.hook) for one in events if isinstance(one, HookEvent)]
 
 
-async def test_hooks_are_told_of_in_order_with_what_they_took_and_where_they_are_written() -> None:
+async def test_hook_events_are_in_order_with_duration_and_location() -> None:
     hive = Hive(cell)
     events = followed(hive)
     with VirtualClock() as clock:
@@ -126,7 +126,7 @@ async def test_slow_hooks_are_logged_at_info_and_others_at_debug() -> None:
         assert line["of"] == "web"
 
 
-async def test_slow_hooks_are_logged_though_nobody_looks_for_more() -> None:
+async def test_slow_hooks_are_logged_without_an_observer() -> None:
     lines = Lines(logging.INFO)
     async with Hive(invoke(hooked), log=lines.log, slow_hook=0.0).started():
         pass
@@ -191,7 +191,7 @@ def failing(when: str) -> Callable[[Lifecycle], None]:
 
 
 @pytest.mark.parametrize("when", ["failed to start", "crashed", "failed to stop"])
-async def test_failures_of_hooks_are_told_of_with_their_error(when: str) -> None:
+async def test_failures_of_hooks_are_reported_with_their_error(when: str) -> None:
     hive = Hive(invoke(failing(when)))
     events = followed(hive)
 
@@ -207,7 +207,7 @@ async def test_failures_of_hooks_are_told_of_with_their_error(when: str) -> None
     assert "broken" in repr(failed.error)
 
 
-async def test_a_hook_that_is_left_behind_is_told_of() -> None:
+async def test_an_abandoned_hook_is_reported() -> None:
     async def deaf() -> None:
         with anyio.CancelScope(shield=True):
             await anyio.sleep(0.3)
@@ -223,7 +223,7 @@ async def test_a_hook_that_is_left_behind_is_told_of() -> None:
     assert ("failed to stop", "deaf") in steps(events)
 
 
-async def test_a_job_that_fails_recovers_and_ends_is_told_of() -> None:
+async def test_failure_recovery_and_end_of_a_job_are_reported() -> None:
     tries = 0
 
     async def work() -> None:
@@ -251,7 +251,7 @@ async def test_a_job_that_fails_recovers_and_ends_is_told_of() -> None:
     assert ("job works again", "") in lines.of("info")
 
 
-async def test_modules_that_are_switched_are_told_of() -> None:
+async def test_enabled_and_disabled_modules_are_reported() -> None:
     async with Hive(module("web", "Web", invoke(hooked))).started() as hive:
         events = followed(hive)
         await hive.modules.disable("web")

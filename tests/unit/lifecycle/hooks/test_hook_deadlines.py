@@ -43,7 +43,7 @@ def told(error: BaseException | None) -> list[str]:
     return re.sub(r"\w+\.<locals>\.", "", text).splitlines()
 
 
-async def test_an_overdue_start_is_told_as_a_tree_of_who_waits_for_whom() -> None:
+async def test_an_overdue_start_is_reported_as_a_tree_of_waiting_hooks() -> None:
     async def wait_for_the_kernel() -> None:
         await asyncio.sleep(60)
 
@@ -104,7 +104,7 @@ async def test_each_hook_has_its_own_deadline_or_that_of_the_hive() -> None:
         assert took == expected
 
 
-async def test_an_overdue_stop_is_cancelled_and_told_and_the_rest_stops() -> None:
+async def test_an_overdue_stop_is_cancelled_and_reported_and_the_rest_stops() -> None:
     hive = Hive(provide(Base), above_base("stuck", None, anyio.sleep_forever, stop_timeout=4))
     with VirtualClock(patience=0.1) as clock:
         await hive.start()
@@ -247,7 +247,7 @@ async def test_the_budget_bounds_a_roll_back_too(thread: Act) -> None:
     await let_end(thread)
 
 
-async def test_a_deep_chain_of_waiting_hooks_is_told_in_short() -> None:
+async def test_a_deep_chain_of_waiting_hooks_is_abbreviated() -> None:
     kinds: list[type] = [Base]
     for number in range(1500):
         kinds.append(above(kinds[-1], str(number), None if number else anyio.sleep_forever))

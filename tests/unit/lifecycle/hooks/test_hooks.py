@@ -159,7 +159,7 @@ async def test_a_hook_that_fails_to_stop_keeps_no_other_from_stopping(failing: s
     }
 
 
-async def test_a_roll_back_that_fails_too_tells_both() -> None:
+async def test_a_failed_roll_back_reports_both_errors() -> None:
     behaviour.update({"top +": boom, "base -": boom})
     with pytest.raises(StartError) as caught:
         await Hive(diamond).start()

@@ -82,7 +82,7 @@ class Web:
 # --- names ----------------------------------------------------------------------------------------------
 
 
-async def test_names_tell_two_of_a_type_apart() -> None:
+async def test_two_instances_of_a_type_are_distinguished_by_name() -> None:
     class Listener:
         def __init__(self, http: HTTP, https: HTTPS, plain: int) -> None:
             self.ports = (http, https, plain)

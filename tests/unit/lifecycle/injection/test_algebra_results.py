@@ -102,7 +102,7 @@ async def test_a_dataclass_of_results_may_hold_names_and_members() -> None:
             hive.get(Opened)
 
 
-async def test_a_constructor_all_of_whose_results_are_replaced_is_not_asked_to_work() -> None:
+async def test_a_constructor_with_only_replaced_results_is_not_called() -> None:
     def both(missing: str) -> tuple[Clock, Store]:
         raise AssertionError("not to be called")
 
@@ -159,7 +159,7 @@ async def test_what_is_private_elsewhere_is_not_there_for_an_optional() -> None:
         assert isinstance(hive.get(Store), Store)
 
 
-async def test_one_result_for_two_is_told() -> None:
+async def test_one_result_instead_of_two_raises_build_error() -> None:
     def one() -> tuple[Clock, Store]:
         return Clock()  # type: ignore[return-value]  # the mistake
 

@@ -95,7 +95,7 @@ def test_thousands_check_and_construct_without_recursion(shape: Callable[[], tup
     assert len(hive._build.instances) >= (2 if shape is modules else MANY)
 
 
-def test_a_cycle_of_thousands_is_told_without_recursion() -> None:
+def test_a_cycle_of_thousands_is_reported_without_recursion() -> None:
     ring = kinds(MANY)
     hive = Hive(provide(*(constructor(ring[at], ring[at - 1]) for at in range(MANY))))
     with hardly_any_stack(), pytest.raises(GraphError) as caught:
@@ -107,7 +107,7 @@ def test_a_cycle_of_thousands_is_told_without_recursion() -> None:
     assert len(fault.details) == MANY + 1  # a line per edge, and what to do
 
 
-def test_a_chain_of_thousands_to_what_is_missing_is_told_from_both_ends() -> None:
+def test_a_chain_of_thousands_to_a_missing_type_is_reported_from_both_ends() -> None:
     links = kinds(MANY)
     made = [constructor(links[0], str), *(constructor(links[at], links[at - 1]) for at in range(1, MANY))]
     with hardly_any_stack(), pytest.raises(GraphError) as caught:
@@ -150,7 +150,7 @@ def reachable(arrows: Arrows, start: int) -> set[int]:
 
 
 @given(graphs)
-def test_the_cycles_told_cover_every_arrow_that_is_on_one_and_no_other(arrows: Arrows) -> None:
+def test_the_reported_cycles_cover_exactly_the_edges_on_cycles(arrows: Arrows) -> None:
     on_a_cycle = {
         (start, end)
         for start, ends in arrows.items()

@@ -78,7 +78,7 @@ def text(expected: str) -> str:
     return textwrap.dedent(expected).strip()
 
 
-def test_missing_types_are_told_with_who_needs_them_and_what_is_near() -> None:
+def test_missing_types_are_reported_with_users_and_similar_types() -> None:
     cells = (
         module("ipam", "Addresses", provide(Ipam, Idle)),
         module("server", "Server", provide(Server), invoke(Server.serve)),
@@ -167,7 +167,7 @@ def test_private_constructors_of_siblings_do_not_clash() -> None:
     Hive(one, two).check()
 
 
-def test_private_access_says_whose_it_is() -> None:
+def test_private_access_is_reported_with_the_owner() -> None:
     assert told(
         module("maps", "Maps", provide_private(Device)), module("ipam", "Ipam", invoke(Device))
     ) == text("""
@@ -255,7 +255,7 @@ def test_constructors_that_cannot_be_used_are_refused(constructor: object, fault
     assert re.match(r"constructor: \S+ \(hive\) at FILE:N cannot be used", message.splitlines()[1])
 
 
-def test_a_context_manager_is_no_constructor() -> None:
+def test_a_context_manager_as_a_constructor_is_refused() -> None:
     assert "it is a context manager: return the object, and enter and leave in a hook" in told(
         provide(_context)
     )

@@ -119,7 +119,7 @@ async def test_all_that_can_be_awaited_is_taken(call: Any) -> None:
         pass
 
 
-async def test_a_lambda_that_gives_nothing_to_await_is_told_when_it_is_called() -> None:
+async def test_a_lambda_hook_that_returns_no_awaitable_fails_the_start() -> None:
     def build(lifecycle: Lifecycle) -> None:
         lifecycle.append(Hook("x", lambda: None))  # type: ignore[arg-type,return-value]  # the mistake
 
@@ -160,14 +160,14 @@ def test_odd_numbers_of_retries_are_refused(value: Any) -> None:
     assert "retries of job 'x'" in refused(lambda _, jobs: jobs.one_shot("x", rightly, retries=value))
 
 
-def test_what_is_no_growing_pause_is_refused() -> None:
+def test_an_invalid_backoff_is_refused() -> None:
     assert "backoff of job 'x'" in refused(lambda _, jobs: jobs.one_shot("x", rightly, backoff=0.5))  # type: ignore[arg-type]  # the mistake
     assert "first of a Backoff" in refused(lambda _, __: Backoff(first=-1))
     assert "factor of a Backoff" in refused(lambda _, __: Backoff(factor=0.5))
 
 
 @pytest.mark.parametrize("hook", ["open", rightly, Hook(3)])  # type: ignore[arg-type]  # the mistakes
-def test_what_is_no_hook_is_refused(hook: Any) -> None:
+def test_an_invalid_hook_is_refused(hook: Any) -> None:
     assert "expected Hook(name, start, stop)" in refused(lambda lifecycle, _: lifecycle.append(hook))
 
 

@@ -58,7 +58,7 @@ def test_a_module_without_a_title_loses_no_cell() -> None:
     assert "its title is ProvideCell, expected a text" in told(module("clock", provide(Sundial)))  # type: ignore[arg-type]  # the mistake
 
 
-def test_what_is_no_cell_is_told_with_where_it_stands() -> None:
+def test_an_invalid_cell_is_reported_with_its_location() -> None:
     with pytest.raises(TypeError, match=r"in clocks at .*test_values.py:\d+ is not a cell"):
         Hive(module("clocks", "Clocks", Sundial)).check()  # type: ignore[arg-type]  # the mistake
 
@@ -187,7 +187,7 @@ async def test_fields_keep_their_own_ways_to_be_filled() -> None:
         assert (hive.get(Filled).names, hive.get(Wound).names, hive.get(Wound).shows) == ([], [], 0.0)
 
 
-def test_a_partial_of_more_than_its_function_takes_is_told_as_that() -> None:
+def test_a_partial_with_too_many_arguments_is_reported_as_such() -> None:
     assert "its parameters cannot be read: partial object" in told(provide(functools.partial(made, 1, 2, 3)))  # type: ignore[call-arg,arg-type]  # the mistake
 
 
@@ -201,7 +201,7 @@ async def context() -> AsyncIterator[None]:
     yield
 
 
-def test_a_context_manager_is_no_constructor() -> None:
+def test_a_context_manager_as_a_constructor_is_refused() -> None:
     assert "it is a context manager: return the object, and enter and leave in a hook" in told(
         provide(synchronous), provide(context)
     )
@@ -223,7 +223,7 @@ async def test_an_alias_stands_for_its_type() -> None:
 
 if sys.version_info >= (3, 12):
 
-    async def test_variables_in_brackets_are_filled_and_endless_aliases_told() -> None:
+    async def test_variables_in_type_arguments_are_resolved_and_recursive_aliases_reported() -> None:
         space: dict[str, Any] = {}
         source = """
             from __future__ import annotations
@@ -255,7 +255,7 @@ if sys.version_info >= (3, 12):
             assert hive.get(space["Holder"]).spare is None
 
 
-async def test_get_after_a_failed_build_tells_of_it() -> None:
+async def test_get_after_a_failed_build_raises_the_build_error() -> None:
     def fails() -> Sundial:
         raise OSError("no sun")
 
@@ -266,13 +266,13 @@ async def test_get_after_a_failed_build_tells_of_it() -> None:
         hive.get(Reads)
 
 
-async def test_get_in_a_hive_that_has_started_never_says_that_it_has_not() -> None:
+async def test_get_of_an_unneeded_type_in_a_started_hive_names_the_reason() -> None:
     async with Hive(provide(Sundial)).started() as hive:
         with pytest.raises(NotStartedError, match=r"Sundial was not built: nothing invoked needs it"):
             hive.get(Sundial)
 
 
-async def test_what_a_disabled_module_held_is_told_by_its_name_and_a_failed_enable_is_degraded() -> None:
+async def test_get_from_a_disabled_module_names_the_module_and_a_failed_enable_is_degraded() -> None:
     fail = False
 
     class Server:
@@ -299,7 +299,7 @@ async def test_what_a_disabled_module_held_is_told_by_its_name_and_a_failed_enab
         assert all(status.level != "degraded" for status in hive.health.snapshot("web"))
 
 
-def test_nothing_of_the_kind_is_told_as_such() -> None:
+def test_get_of_a_type_without_a_provider_raises_an_error() -> None:
     with pytest.raises(HiveError, match="nothing in hive provides Sundial"):
         Hive(invoke(rightly_not)).get(Sundial)
 

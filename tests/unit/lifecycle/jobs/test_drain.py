@@ -21,7 +21,7 @@ def draining(work: Callable[[Jobs], Work], *, drain: float, name: str = "drains"
 
 
 @pytest.mark.anyio
-async def test_a_job_finishes_what_it_has_begun_and_others_are_cancelled() -> None:
+async def test_at_stop_a_draining_job_finishes_its_item_and_others_are_cancelled() -> None:
     events: list[str] = []
 
     def owner(jobs: Jobs) -> None:
@@ -167,7 +167,7 @@ async def test_a_pool_works_off_what_it_holds_at_the_stop() -> None:
 
 
 @pytest.mark.parametrize("at_once", [0, -1, True, 1.5])
-def test_what_is_no_number_at_once_is_refused(at_once: object) -> None:
+def test_an_invalid_number_of_workers_is_refused(at_once: object) -> None:
     async def work(item: str) -> None: ...
 
     with pytest.raises(Exception, match="expected a whole number from 1 on"):

@@ -261,7 +261,7 @@ async def test_awaiting_something_cancelled_is_a_failure_and_not_the_end_of_the_
     assert (bench.stats("job").runs, bench.stats("job").failures) == (2, 1)
 
 
-async def test_a_job_that_is_cancelled_leaves_at_once_and_is_no_failure(bench: Bench) -> None:
+async def test_a_cancelled_job_ends_at_once_without_a_failure(bench: Bench) -> None:
     with VirtualClock() as clock:
         bench.jobs.one_shot("job", anyio.sleep_forever)
         async with bench.jobs.running():
@@ -270,7 +270,7 @@ async def test_a_job_that_is_cancelled_leaves_at_once_and_is_no_failure(bench: B
     assert bench.told() == {"m.job": ("ok", "running")}
 
 
-async def test_a_job_whose_task_group_fails_is_contained(bench: Bench) -> None:
+async def test_a_job_with_a_failing_task_group_is_contained(bench: Bench) -> None:
     async def work() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep_forever)
@@ -310,7 +310,7 @@ async def test_an_observer_brings_its_own_work_and_reports_by_itself(bench: Benc
             assert (bench.stats("reconcile").failures, bench.stats("reconcile").running) == (1, 1)
 
 
-async def test_the_hive_tells_of_the_jobs_of_all_its_modules() -> None:
+async def test_the_hive_lists_the_jobs_of_all_its_modules() -> None:
     seen: list[JobStats] = []
 
     class Owner:

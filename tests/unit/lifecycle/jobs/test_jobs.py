@@ -305,7 +305,7 @@ def test_pauses_grow_up_to_a_maximum() -> None:
         assert whole / 2 <= backoff.pause(failures) <= whole
 
 
-def test_health_tells_level_reason_and_since_when() -> None:
+def test_health_has_level_reason_and_time() -> None:
     now = [100.0]
     tree = HealthTree(clock=lambda: now[0])
     health = tree.reporter("agent.ipam")

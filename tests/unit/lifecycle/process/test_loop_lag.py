@@ -33,7 +33,7 @@ def test_a_measured_loop_sees_how_long_it_was_busy() -> None:
     assert lag.stretches.within(1.0) >= 0.02
 
 
-def test_waiting_is_no_lag() -> None:
+def test_waiting_does_not_count_as_loop_lag() -> None:
     async def main() -> int:
         lag = LoopLag.of(asyncio.get_running_loop())
         assert lag is not None
@@ -73,7 +73,7 @@ def test_no_stretches_no_lag() -> None:
     assert LoopLag().stretches.within(0.999) == 0.0
 
 
-def test_two_readings_tell_what_happened_between_them() -> None:
+def test_the_difference_of_two_readings_is_the_lag_between_them() -> None:
     lag = lag_of(0.5)
     before = lag.stretches
     lag.add(0.001)

@@ -37,7 +37,7 @@ async def test_a_block_at_the_end_does_not_outlive_the_hive() -> None:
         block_the_loop(0.1)
 
 
-async def test_0s_is_no_watchdog() -> None:
+async def test_a_loop_watch_of_0s_disables_the_watchdog() -> None:
     async with started(loop_watchdog(), settings={"loop-watchdog": 0.0}) as hive:
         block_the_loop(0.1)
         assert hive.get(LoopWatchdog).blocked == 0

@@ -163,7 +163,7 @@ async def test_an_address_in_use_ends_the_start_with_one_line(hive: HiveStarter)
 
 
 @pytest.mark.parametrize("address", ["8086", ":8086", "localhost:http", "127.0.0.1:70000"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(SettingsError, match="expected HOST:PORT"):
         Hive(probes(), settings={"probe-address": address}).check()
 

@@ -97,7 +97,7 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-async def test_a_module_whose_settings_changed_restarts_with_what_needs_it(
+async def test_a_module_with_changed_settings_restarts_with_its_dependents(
     hive: HiveStarter, tmp_path: Path
 ) -> None:
     running = await hive(*cells(), settings=Sources(config_dir=tmp_path))

@@ -123,7 +123,7 @@ def test_texts_are_read_by_type(name: str, text: str, value: object) -> None:
         ("colour", "blue", "one of red, green"),
     ],
 )
-def test_texts_that_mean_nothing_are_told_with_what_was_expected(name: str, text: str, expected: str) -> None:
+def test_unparsable_values_are_reported_with_the_expected_form(name: str, text: str, expected: str) -> None:
     assert faults(f"--{name}={text}") == [f"--{name}={text}: expected {expected}"]
 
 
@@ -175,7 +175,7 @@ def test_the_origin_of_a_value_is_the_highest_place_that_has_one(places: list[st
         assert (found.value, found.origin) == (expected[winner] if winner else (1, "default"))
 
 
-def test_empty_variables_count_as_unset_and_unknown_ones_are_nobodys_business() -> None:
+def test_empty_variables_count_as_unset_and_unknown_ones_are_ignored() -> None:
     assert from_sources(env={"HIVE_COUNT": "", "HIVE_NO_SUCH_THING": "1", "COUNT": "7"}).count == 1
 
 
@@ -197,7 +197,7 @@ def test_a_config_map_as_it_is_mounted_is_read(tmp_path: Path) -> None:
     assert from_sources(config_dir=tmp_path) == All(count=7)
 
 
-def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
+def test_all_invalid_settings_are_reported_at_once_with_their_place(tmp_path: Path) -> None:
     (tmp_path / "ratio").write_text("half")
     assert faults(
         "--cuont=1", "--flag=maybe", "stray", "--name", env={"HIVE_MODE": "x"}, config_dir=tmp_path
@@ -211,7 +211,7 @@ def test_every_mistake_is_told_at_once_with_its_place(tmp_path: Path) -> None:
     ]
 
 
-def test_the_value_of_an_unknown_flag_is_no_second_mistake() -> None:
+def test_the_value_of_an_unknown_flag_is_not_reported_separately() -> None:
     assert faults("--zzz", "5", "--count=2") == ["--zzz: no such setting"]
     assert faults("--zzz", "5", "--count=two") == [
         "--zzz: no such setting",
@@ -220,7 +220,7 @@ def test_the_value_of_an_unknown_flag_is_no_second_mistake() -> None:
     assert faults("--zzz", "--yyy=1") == ["--zzz: no such setting", "--yyy: no such setting"]
 
 
-def test_a_config_dir_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_config_dir_is_reported(tmp_path: Path) -> None:
     missing = tmp_path / "gone"
     assert faults(config_dir=missing) == [
         f"config-dir {missing}: no such file or directory; expected a directory"
@@ -245,7 +245,7 @@ class Judged(Settings, frozen=True):
 
 
 @pytest.mark.parametrize("place", ["flag", "env", "file", "code"])
-def test_a_value_that_is_refused_is_told_with_its_place(tmp_path: Path, place: str) -> None:
+def test_a_refused_value_is_reported_with_its_place(tmp_path: Path, place: str) -> None:
     (tmp_path / "level").write_text("10" if place == "file" else "1")
     env = {"HIVE_LEVEL": "10"} if place == "env" else {}
     argv = ["--level=10"] if place == "flag" else []

@@ -117,7 +117,7 @@ def test_an_option_with_an_old_name_of_another_is_a_duplicate() -> None:
         Hive(module("m", "M", config(Maps, Other))).check()
 
 
-def test_every_refusal_of_a_struct_is_told_with_where_its_values_come_from(tmp_path: Path) -> None:
+def test_a_refused_struct_is_reported_with_the_origin_of_its_values(tmp_path: Path) -> None:
     (tmp_path / "any-max").write_text("0")
     assert faults(env={"HIVE_TCP_MAX": "-1"}, config_dir=tmp_path) == [
         "HIVE_TCP_MAX=-1: expected more than 0",
@@ -147,7 +147,7 @@ def test_every_refusal_of_a_struct_is_told_with_where_its_values_come_from(tmp_p
         ("--", "--: not expected here; settings are --name=value"),
     ],
 )
-def test_a_mistaken_flag_is_told_with_what_was_meant(argument: str, told: str) -> None:
+def test_an_unknown_flag_is_reported_with_a_suggestion(argument: str, told: str) -> None:
     assert faults(argument) == [told]
 
 
@@ -297,7 +297,9 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
         ),
     ],
 )
-def test_mistakes_in_a_yaml_file_are_told_with_their_place(tmp_path: Path, text: str, told: str) -> None:
+def test_mistakes_in_a_yaml_file_are_reported_with_line_and_column(
+    tmp_path: Path, text: str, told: str
+) -> None:
     assert [fault.text for fault in from_yaml(tmp_path, text).faults] == [f"{tmp_path}/all.yaml{told}"]
 
 

@@ -137,7 +137,7 @@ VALIDATE = jsonschema_rs.validator_for(schema(OPTIONS.values(), "App"))
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
-def test_what_json_says_of_a_value_fits_the_schema_and_is_that_value_again(values: dict[str, object]) -> None:
+def test_the_json_of_a_value_matches_the_schema_and_round_trips(values: dict[str, object]) -> None:
     said = {"node-name": "n", **{name: plain(value) for name, value in values.items()}}
     assert VALIDATE.is_valid(json.loads(json.dumps(said))), list(VALIDATE.iter_errors(said))
     for name, value in values.items():

@@ -98,7 +98,7 @@ def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file
     ]
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_secret_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     expected = "expected a file that holds the value"
     assert told(f"--token-file={tmp_path}/none", f"--spare-file={tmp_path}/binary") == [

@@ -108,7 +108,9 @@ def test_files_beside_a_mounted_config_map_count_too(tmp_path: Path) -> None:
     assert numbers(tmp_path) == Numbers(first=1, middle=8, last=7, packed=1)
 
 
-def test_a_directory_that_never_rests_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_dir_that_keeps_changing_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     swap(tmp_path, 1)
     generations = iter(range(2, 100))
     real = files.yaml_file

@@ -173,7 +173,7 @@ def test_other_texts_are_no_maps(text: str) -> None:
         parse(text, dict[str, str])
 
 
-def test_a_wrong_value_in_a_map_is_told_with_its_key() -> None:
+def test_an_invalid_value_in_a_map_is_reported_with_its_key() -> None:
     with pytest.raises(ValueError, match="key 'b': expected a whole number"):
         parse("a=1,b=x", dict[str, int])
     with pytest.raises(ValueError, match="key 'a': expected text"):

@@ -32,7 +32,7 @@ def test_it_follows_its_source() -> None:
     assert not hasattr(derived, "txn")
 
 
-def test_a_watcher_is_told_what_changed_in_it() -> None:
+def test_a_watcher_of_a_derived_table_gets_only_changed_rows() -> None:
     source = numbers()
     parities = source.derive(lambda rows: {"even": any(row % 2 == 0 for row in rows)}, name="parities")
     watcher = parities.changes()
@@ -113,7 +113,7 @@ async def test_a_join_follows_both_and_waits_for_both() -> None:
         group.cancel_scope.cancel()
 
 
-def test_a_dropped_one_is_no_longer_told() -> None:
+def test_a_dropped_derived_table_stops_listening() -> None:
     source = numbers()
     derived = source.derive(squares)
     assert len(source._listeners) == 1

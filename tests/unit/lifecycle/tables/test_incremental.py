@@ -81,7 +81,7 @@ def test_a_burst_is_worked_through_once_by_key() -> None:
     assert seen == [4]
 
 
-def test_a_result_that_is_the_same_is_no_change() -> None:
+def test_an_equal_result_of_a_derived_table_emits_no_change() -> None:
     table = pods(WEB)
     names = table.map(lambda pod: pod.name.upper())
     shouts = names.map(lambda name: name + "!")
@@ -291,7 +291,7 @@ async def test_a_watcher_far_down_is_woken() -> None:
         group.cancel_scope.cancel()
 
 
-def test_one_that_nobody_holds_is_no_longer_told() -> None:
+def test_an_unreferenced_chain_of_derived_tables_stops_listening() -> None:
     table = pods(WEB)
     chain = (
         table.filter(lambda pod: pod.cpu > 0)

@@ -109,7 +109,7 @@ def test_all_around_a_prefix_and_all_within_it() -> None:
     assert by_network.values()[0] == ip_network("0.0.0.0/0")
 
 
-def test_two_rows_with_the_best_prefix_are_told() -> None:
+def test_longest_with_two_best_prefixes_raises_lookup_error() -> None:
     table = routes(to("one", "10.0.0.0/8"), to("two", "10.0.0.0/8"))
     with pytest.raises(
         LookupError, match=r"table routes: 2 rows have the network that holds 10.1.1.1 best, not"
@@ -138,7 +138,7 @@ def test_asking_an_index_for_what_it_is_not_is_refused(
 
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", 7, IPv4Interface("10.0.0.1/8")])
-def test_an_lpm_index_refuses_what_is_no_prefix_and_nothing_is_written(value: object) -> None:
+def test_an_lpm_index_refuses_an_invalid_prefix_and_writes_nothing(value: object) -> None:
     table = routes(to("one", "10.0.0.0/8"))
     with pytest.raises(TypeError, match="table routes: index network holds addresses and networks of ip"):
         write(table, to("two", "10.1.0.0/16"), Route("bad", (value,)))
@@ -280,7 +280,7 @@ def test_a_derived_table_has_lookups_and_other_keys() -> None:
         by_metric.all()
 
 
-def test_a_lookup_whose_function_fails_is_not_there() -> None:
+def test_a_lookup_with_a_failing_function_is_not_created() -> None:
     table = routes(Route("a", ()))
     with pytest.raises(ZeroDivisionError):
         table.lookup("part", lambda route: [1 // 0])

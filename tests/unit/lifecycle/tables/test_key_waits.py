@@ -94,7 +94,7 @@ async def test_following_a_key_misses_no_change_that_lasts() -> None:
         group.cancel_scope.cancel()
 
 
-async def test_other_keys_wake_nobody() -> None:
+async def test_changes_of_other_keys_wake_no_waiter() -> None:
     table, looked = rows(), list[Row]()
 
     def look(row: Row) -> bool:

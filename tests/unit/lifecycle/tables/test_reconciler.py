@@ -104,7 +104,7 @@ async def test_nor_does_it_drop_before_what_it_is_to_come_after() -> None:
         assert await w.settle() == ["dump", "drop a"]
 
 
-async def test_a_failed_restore_is_told_and_nothing_touched() -> None:
+async def test_a_failed_restore_degrades_health_and_changes_nothing() -> None:
     restored: Promise[None] = Promise()
     restored.fail(OSError("disk full"))
     async with world(rows(), FakeTarget({"a": Row("a")}), gate=restored) as w:
@@ -131,7 +131,7 @@ async def test_it_may_put_early_but_never_drops_early() -> None:
         assert w.states == {"y": "put done"}
 
 
-async def test_a_failed_restore_beside_early_puts_is_told_as_it_is() -> None:
+async def test_a_failed_restore_with_early_puts_degrades_health_and_deletes_nothing() -> None:
     restored: Promise[None] = Promise()
     async with world(rows(Row("a")), FakeTarget({"x": Row("x")}), gate=restored, put_early=True) as w:
         restored.fail(OSError("disk full"))

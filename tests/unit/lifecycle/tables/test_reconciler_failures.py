@@ -83,7 +83,7 @@ async def test_changes_go_on_while_later_sweeps_fail() -> None:
         assert w.health.level == "degraded"
 
 
-async def test_a_derived_table_that_breaks_is_told_and_tried_again() -> None:
+async def test_a_failing_derived_table_degrades_health_and_is_retried() -> None:
     table, target = rows(Row("a", 2)), FakeTarget()
 
     def inverse(found: list[Row]) -> dict[str, Row]:

@@ -154,7 +154,7 @@ def test_a_write_that_an_index_refuses_changes_nothing() -> None:
     assert (table.revision, watcher.take()) == (1, [])
 
 
-def test_a_watcher_that_never_looks_is_not_told_of_what_came_and_went() -> None:
+def test_rows_inserted_and_deleted_between_two_reads_emit_no_change() -> None:
     table = rows()
     watcher = table.changes()
     for number in range(100):
@@ -170,7 +170,7 @@ def test_a_revision_of_another_life_is_refused() -> None:
         table.changes(since=2)
 
 
-def test_a_watcher_is_told_everything_first_and_then_what_changes() -> None:
+def test_a_watcher_gets_all_rows_first_and_then_changes() -> None:
     table = rows()
     put(table, Row("a", 1), Row("b", 1))
     watcher = table.changes()
@@ -195,7 +195,7 @@ def test_changes_that_were_not_fetched_are_merged() -> None:
     assert watcher.take() == []
 
 
-def test_a_watcher_is_told_what_matters_to_it_and_nothing_else() -> None:
+def test_a_filtering_watcher_gets_only_matching_changes() -> None:
     table = rows()
     put(table, Row("a", 1), Row("b", -1))
     watcher = table.changes(only=lambda _key, old, now: any(one and one.value > 0 for one in (old, now)))
@@ -214,7 +214,7 @@ def test_a_watcher_is_told_what_matters_to_it_and_nothing_else() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_does_not_matter_wakes_nobody() -> None:
+async def test_changes_outside_its_filter_wake_no_watcher() -> None:
     table = rows()
     watcher = table.changes(only=lambda _key, _old, now: now is None)
     put(table, Row("a", 1))
@@ -261,7 +261,7 @@ def test_many_rows_are_removed_at_once_in_a_time_that_grows_with_their_number() 
     assert removal(64_000) < 64 * removal(4000), "16 times as many rows took more than 64 times as long"
 
 
-def test_an_equal_row_is_no_change() -> None:
+def test_writing_an_equal_row_emits_no_change() -> None:
     table = rows()
     put(table, Row("a", 1))
     put(table, Row("a", 1))
@@ -269,7 +269,7 @@ def test_an_equal_row_is_no_change() -> None:
     assert table.revision == 1
 
 
-def test_who_comes_back_with_a_revision_is_told_what_is_newer_and_what_is_gone() -> None:
+def test_a_watcher_from_a_revision_gets_newer_rows_and_deletions() -> None:
     table = rows()
     put(table, Row("a"), Row("b"), Row("c"))
     put(table, Row("d"))
@@ -296,7 +296,7 @@ def test_who_comes_back_too_late_starts_again(monkeypatch: pytest.MonkeyPatch) -
     assert [change.key for change in table.changes().take()] == ["4"]
 
 
-def test_a_dropped_watcher_is_told_no_more() -> None:
+def test_a_dropped_watcher_gets_no_more_changes() -> None:
     table = rows()
     watcher = table.changes()
     assert len(table._listeners) == 1
@@ -436,7 +436,7 @@ def test_an_index_by_a_text_is_refused() -> None:
         (LPM(lambda row: ip_network("10.0.0.0/8")), Row("eth0"), "gave IPv4Network.*, one value"),
     ],
 )
-def test_an_index_by_what_is_no_values_is_told_with_its_name(spec: Any, row: Row, why: str) -> None:
+def test_an_index_function_without_values_is_reported_by_name(spec: Any, row: Row, why: str) -> None:
     table: Table[str, Row] = Table("rows", key=lambda row: row.key, indexes={"name": spec})
     with pytest.raises(TypeError, match=f"table rows: index 'name': its function {why}"):
         put(table, row)

@@ -56,7 +56,7 @@ def test_every_table_that_is_built_is_found_by_its_name() -> None:
     assert tables.get("total").all() == [0]
 
 
-def test_a_name_nobody_has_is_told_with_the_nearest() -> None:
+def test_an_unknown_table_name_is_reported_with_the_nearest() -> None:
     tables = Tables()
     with pytest.raises(LookupError, match="no table is named letter; there are: none"):
         tables.get("letter")
@@ -68,7 +68,7 @@ def test_a_name_nobody_has_is_told_with_the_nearest() -> None:
         tables.get("x")
 
 
-def test_a_name_two_have_is_told() -> None:
+def test_an_ambiguous_table_name_is_reported() -> None:
     tables, rows = Tables(), [letters(), letters()]
     tables.add(*rows)
     with pytest.raises(LookupError, match="2 tables are named letters"):

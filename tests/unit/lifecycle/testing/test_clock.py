@@ -120,7 +120,7 @@ async def test_what_runs_in_a_thread_is_waited_for() -> None:
         await task
 
 
-async def test_a_condition_that_no_timer_can_make_true_is_told() -> None:
+async def test_waiting_for_a_condition_without_timers_raises_an_error() -> None:
     with VirtualClock() as clock, pytest.raises(AssertionError, match="does not hold: no timer runs"):
         await clock.until(lambda: False)
 
@@ -192,7 +192,7 @@ def test_another_event_loop_is_refused_in_one_line() -> None:
         anyio.run(enter, backend_options={"use_uvloop": True})
 
 
-def test_where_no_loop_of_asyncio_runs_is_told() -> None:
+def test_a_virtual_clock_without_an_asyncio_loop_raises_an_error() -> None:
     async def enter() -> None:
         VirtualClock().__enter__()
 
@@ -212,6 +212,6 @@ async def test_a_clock_inside_another_is_refused_and_the_outer_one_goes_on() -> 
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
-async def test_what_is_no_time_to_pass_is_refused(seconds: float) -> None:
+async def test_advancing_by_an_invalid_duration_is_refused(seconds: float) -> None:
     with VirtualClock() as clock, pytest.raises(ValueError, match="expected seconds, 0 or more and finite"):
         await clock.advance(seconds)

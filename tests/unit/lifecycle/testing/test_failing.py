@@ -116,7 +116,7 @@ async def told(cell: Cell, within: float = 10.0) -> str:
     return str(caught.value)
 
 
-async def test_a_task_that_is_left_behind_is_told_with_the_run() -> None:
+async def test_a_leaked_task_is_reported_with_its_run() -> None:
     tasks = []
 
     async def start() -> None:
@@ -129,7 +129,7 @@ async def test_a_task_that_is_left_behind_is_told_with_the_run() -> None:
         task.cancel()
 
 
-async def test_a_descriptor_kept_only_when_something_fails_is_told() -> None:
+async def test_a_descriptor_leaked_only_by_a_failing_hook_is_reported() -> None:
     kept: list[int] = []
 
     async def stop() -> None:
@@ -155,7 +155,7 @@ async def test_a_descriptor_kept_only_when_something_fails_is_told() -> None:
         os.close(descriptor)
 
 
-async def test_what_an_interrupted_start_keeps_is_told() -> None:
+async def test_a_descriptor_leaked_by_an_interrupted_start_is_reported() -> None:
     kept: list[int] = []
 
     async def start() -> None:
@@ -173,7 +173,7 @@ async def test_what_an_interrupted_start_keeps_is_told() -> None:
         os.close(descriptor)
 
 
-async def test_a_stop_that_fails_only_because_another_did_is_told() -> None:
+async def test_a_stop_that_fails_after_another_failure_is_reported() -> None:
     class Fragile:
         def __init__(self, store: Store, lifecycle: Lifecycle) -> None:
             self.ready = False

@@ -38,7 +38,7 @@ async def test_a_plain_function_stands_for_an_asynchronous_method() -> None:
     assert slept == [3]
 
 
-async def test_a_method_that_was_not_given_says_so_when_called() -> None:
+async def test_calling_a_method_that_the_fake_lacks_raises_an_error() -> None:
     clock = fake(Clock)
     with pytest.raises(AssertionError, match=r"Clock\.now was called, which this fake was not given"):
         clock.now()
@@ -56,7 +56,7 @@ def test_a_method_that_is_called_otherwise_is_refused() -> None:
         fake(Clock, now=lambda zone: 7.0)
 
 
-def test_replace_checks_a_fake_written_by_hand() -> None:
+def test_replace_checks_a_handwritten_fake() -> None:
     class Broken:
         def now(self) -> float:
             return 7.0

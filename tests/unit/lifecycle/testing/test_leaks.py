@@ -22,7 +22,7 @@ async def told(work: Callable[[], Awaitable[object]]) -> str:
     return str(caught.value)
 
 
-async def test_what_is_gone_at_the_end_is_no_leak() -> None:
+async def test_resources_closed_before_the_end_are_not_leaks() -> None:
     async with no_leaks():
         async with anyio.create_task_group() as group:
             group.start_soon(anyio.sleep, 0)

@@ -38,7 +38,7 @@ server = module("server", "Server", provide(Server), invoke(Server))
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_what_the_graph_says_holds_under_every_seed(seed: int) -> None:
+async def test_the_order_of_the_graph_holds_under_every_seed(seed: int) -> None:
     recorder = Recorder(seed)
     async with recorder.started(storage, server):
         recorder.mark("ready")
@@ -80,7 +80,7 @@ async def test_luck_is_found_out_by_some_seed() -> None:
     assert "'index' before 'mirror': start 'mirror' (storage) came before start" in told[0]
 
 
-async def test_a_name_that_no_hook_has_is_told_with_those_there_are() -> None:
+async def test_an_unknown_hook_name_is_reported_with_the_known_ones() -> None:
     recorder = Recorder()
     async with recorder.started(storage, server):
         pass
@@ -88,7 +88,7 @@ async def test_a_name_that_no_hook_has_is_told_with_those_there_are() -> None:
         recorder.assert_before(("mount", "umount"))
 
 
-async def test_what_did_not_stop_in_order_is_told() -> None:
+async def test_a_wrong_stop_order_is_reported() -> None:
     recorder = Recorder()
     async with recorder.started(storage, server):
         pass

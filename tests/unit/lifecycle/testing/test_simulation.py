@@ -83,7 +83,7 @@ def test_time_passes_only_when_nothing_else_can_happen() -> None:
     explore(scenario, range(5))
 
 
-def test_what_waits_for_ever_is_told() -> None:
+def test_a_simulation_that_waits_for_ever_is_reported() -> None:
     def scenario(world: Simulation) -> None:
         world.run(anyio.Event().wait)
 
@@ -170,7 +170,7 @@ def _fail() -> None:
     raise OSError("no such")
 
 
-def test_messages_are_lost_and_late_as_the_seed_says() -> None:
+def test_messages_are_lost_and_delayed_by_the_seed() -> None:
     def scenario(world: Simulation) -> None:
         async def main() -> None:
             for number in range(20):

@@ -26,7 +26,7 @@ async def test_what_the_condition_gives_is_returned() -> None:
         assert await eventually(lambda: found) == ["it"]
 
 
-async def test_an_error_of_the_condition_is_told_when_time_is_up() -> None:
+async def test_an_error_of_the_condition_is_reported_at_the_deadline() -> None:
     nothing: dict[str, bool] = {}
     with pytest.raises(AssertionError, match=r"did not hold within 0\.01 s") as caught:
         await eventually(lambda: nothing["missing"], within=0.01)

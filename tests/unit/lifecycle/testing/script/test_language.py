@@ -138,13 +138,13 @@ async def test_flags_stand_anywhere_with_one_dash_or_two(tmp_path: Path) -> None
         ("stdout '('", "(: this is not a regular expression"),
     ],
 )
-async def test_a_mistake_is_told_with_page_and_line(line: str, text: str, tmp_path: Path) -> None:
+async def test_a_script_error_has_page_and_line(line: str, text: str, tmp_path: Path) -> None:
     told = await refused(f"echo before\n\n{line}\n", tmp_path)
     assert told.startswith("page.txtar:3: ")
     assert text in told
 
 
-async def test_what_was_printed_before_is_told_with_a_failure(tmp_path: Path) -> None:
+async def test_a_script_failure_shows_the_previous_output(tmp_path: Path) -> None:
     told = await refused("echo one\nstdout two", tmp_path)
     assert told == "page.txtar:2: stdout two\nno line of stdout matches two:\none"
 
@@ -164,14 +164,14 @@ async def test_a_section_is_run_again_until_its_last_command_succeeds(tmp_path: 
     assert counter.calls == 4
 
 
-async def test_a_section_that_never_succeeds_is_told_with_its_last_failure(tmp_path: Path) -> None:
+async def test_a_retried_section_that_never_succeeds_shows_its_last_failure(tmp_path: Path) -> None:
     told = await refused("* count 1000000", tmp_path, engine(within=0.05))
     assert told.startswith("page.txtar:1: * count 1000000\nonly ")
     assert "(tried again for 0.05 s)" in told
     assert "it succeeded, and was expected to fail" in await refused("!* echo", tmp_path, engine(within=0.01))
 
 
-async def test_files_are_compared_and_the_difference_is_told(tmp_path: Path) -> None:
+async def test_files_are_compared_and_the_difference_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
     (tmp_path / "b").write_text("one\nthree\n")
     told = await refused("cmp a b", tmp_path)

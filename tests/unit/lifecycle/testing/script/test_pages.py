@@ -54,7 +54,7 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
         ("db/watch orders", "it has no end, so it is for shells only"),
     ],
 )
-async def test_what_goes_wrong_is_told_in_a_line(tmp_path: Path, page: str, told: str) -> None:
+async def test_a_failing_page_is_reported_in_one_line(tmp_path: Path, page: str, told: str) -> None:
     assert told in await refused(tmp_path, page)
 
 
