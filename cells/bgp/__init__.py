@@ -40,7 +40,8 @@ class SpeakerSettings(Settings, frozen=True):
 
     external_bgp_speaker: bool = False
     """gobgpd runs separately, as in a pod of its own: the agent starts none, and calls it over the socket
-    speaker.sock in the directory bgp in state-dir. It serves one BGP instance."""
+    speaker.sock in the directory bgp in state-dir, and reads why sessions ended in its log, speaker.log
+    beside it. It serves one BGP instance."""
 
     def validate(self) -> None:
         """Refuse what cannot be; raises ValueErrors of one line."""

@@ -295,6 +295,44 @@ class BGPFaults:
         self._health.degraded(f"{found[0].subject}: {found[0].error}{more}")
 
 
+class BGPSessions:
+    """Logs why sessions end, and has health show those that are down for a known reason."""
+
+    def __init__(
+        self,
+        settings: BGPSettings,
+        observed: Table[tuple[str, IPAddress], ObservedPeer],
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        if not settings.enable_bgp_control_plane:
+            return
+        self._observed = observed
+        self._health = health.child("sessions")
+        self._log = log
+        self._health.ok("none has ended")
+        jobs.observe("report sessions", observed.changes, self._report)
+
+    async def _report(self, changes: Iterable[Change[tuple[str, IPAddress], ObservedPeer]]) -> None:
+        for change in changes:
+            row, old = change.row, change.old
+            if row is None:
+                continue
+            about = {"instance": row.instance, "peer": str(row.address)}
+            if row.established and not (old is not None and old.established):
+                self._log.info("BGP session is established", **about)
+            elif not row.established and row.error and (old is None or old.error != row.error):
+                self._log.warning("BGP session is down", **about, error=row.error)
+        down = [row for row in self._observed.all() if row.error and not row.established]
+        if not down:
+            self._health.ok("none has ended")
+            return
+        more = f", and {len(down) - 1} more: hive bgp peers" if len(down) > 1 else ""
+        self._health.degraded(f"{down[0].instance}: {down[0].address}: {down[0].error}{more}")
+
+
 # The status of this node's CiliumBGPNodeConfig.
 
 
@@ -479,8 +517,8 @@ cell = group(
         "Routes announced by BGP",
         config(BGPSettings, SpeakerSettings),
         provide(BGPControl, observed_peers, bgp_state),
-        provide_private(BGPResources, BGPFaults, BGPNodeStatus, BGPSpeaking),
-        invoke(BGPFaults, BGPNodeStatus, BGPSpeaking),
+        provide_private(BGPResources, BGPFaults, BGPSessions, BGPNodeStatus, BGPSpeaking),
+        invoke(BGPFaults, BGPSessions, BGPNodeStatus, BGPSpeaking),
     ),
     rest.cell,
 )

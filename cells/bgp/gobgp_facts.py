@@ -23,6 +23,7 @@ from cells.bgp.speaker_state import (
     AnnouncedPath,
     BGPInstance,
     BGPPeer,
+    HeldPeer,
     PolicyDirection,
     PolicyStatement,
     PrefixMatch,
@@ -240,13 +241,16 @@ def wanted_speakers(
     peers: Iterable[BGPPeer],
     policies: Iterable[PolicyRules],
     paths: Iterable[AnnouncedPath],
+    held: Iterable[HeldPeer] = (),
 ) -> Mapping[str, WantedSpeaker]:
-    """The rows of each instance together, by its name."""
+    """The rows of each instance together, by its name, without peers that are held down."""
+    without = {row.key for row in held}
     of_peers: dict[str, dict[IPAddress, BGPPeer]] = {}
     of_policies: dict[str, list[PolicyRules]] = {}
     of_paths: dict[str, list[AnnouncedPath]] = {}
     for peer in peers:
-        of_peers.setdefault(peer.instance, {})[peer.address] = peer
+        if peer.key not in without:
+            of_peers.setdefault(peer.instance, {})[peer.address] = peer
     for policy in policies:
         of_policies.setdefault(policy.instance, []).append(policy)
     for path in paths:

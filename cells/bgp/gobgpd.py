@@ -367,8 +367,8 @@ def _unicast(afi: int) -> api.AddressFamily:
 
 # Its processes.
 
-BESIDE: Final = "speaker.sock"
-"""The socket in it of a gobgpd that runs separately."""
+BESIDE: Final = "speaker"
+"""What socket and log of a gobgpd that runs separately are named."""
 PLACES: Final = ("/usr/bin/gobgpd", "/usr/local/bin/gobgpd")
 """Where images and packages of distributions put it, whatever the agent's PATH."""
 PATIENCE: Final = 10.0
@@ -404,7 +404,16 @@ class Speakers:
 
     def socket(self, instance: str) -> Path:
         """Where the one of an instance is called."""
-        return self._folder / BESIDE if self._external else _place(self._folder, instance, ".sock")
+        return self._place(instance, ".sock")
+
+    def log(self, instance: str) -> Path:
+        """What the one of an instance has written; one that runs separately need not have a log there."""
+        return self._place(instance, ".log")
+
+    def _place(self, instance: str, suffix: str) -> Path:
+        if self._external:
+            return self._folder / f"{BESIDE}{suffix}"
+        return _place(self._folder, instance, suffix)
 
     def running(self) -> list[str]:
         """Instances that have one: for one beside the agent the one that it has been asked for."""

@@ -242,6 +242,7 @@ def _peer(peer: BGPPeer, observed: ObservedPeer | None, now: datetime) -> wire.B
         graceful_restart=wire.BgpGracefulRestart(
             enabled=restart.enabled, restart_time_seconds=restart.restart_time if restart.enabled else 0
         ),
+        session_error=observed.error if observed is not None and not observed.established else "",
     )
 
 

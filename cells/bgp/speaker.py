@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
-from functools import partial
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -30,7 +29,6 @@ from cells.bgp.gobgp_facts import (
     SpeakerFacts,
     WantedSpeaker,
     changed_peer,
-    family_of,
     listed_facts,
     new_peer,
     policy_rules,
@@ -48,22 +46,21 @@ from cells.bgp.gobgpd import (
     Speakers,
     connected,
 )
+from cells.bgp.sessions import SpeakerLog, Suspects, held_peer, moment, observed_peer
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     IPV6_UNICAST,
     AfiSafi,
     BGPInstance,
     BGPPeer,
-    FamilyCounts,
     ListedRoute,
     ObservedPeer,
-    PeerState,
     PolicyDirection,
     RouteTable,
     WantedSpeakers,
+    held_peers,
 )
 from cells.config import AgentConfig
-from cells.hubble.codec import decode
 from lifecycle import Backoff, Derived, Jobs, Logger, ReadTable, Reconciler, Table, Tables
 from lifecycle.tables import BatchFailures
 
@@ -403,6 +400,11 @@ class BGPSpeakers:
     ) -> None:
         self._speakers = Speakers(settings, agent.state_dir, log)
         self._target = SpeakerTarget(self._speakers)
+        self._log = log
+        self._logs: dict[str, SpeakerLog] = {}
+        self._suspects: dict[str, Suspects] = {}
+        self._held = held_peers()
+        self._peers = wanted.peers
         self._wanted: ReadTable[str, WantedSpeaker] = Derived(
             "bgp-speakers",
             wanted_speakers,
@@ -410,19 +412,22 @@ class BGPSpeakers:
             wanted.peers,
             wanted.policies.map(policy_rules, name="bgp-rules"),
             wanted.paths,
+            self._held,
         )
         self.observed = observed
         self.reconciler: Reconciler[str, WantedSpeaker] = Reconciler(
             self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=AGAIN)
         )
-        tables.add(self.reconciler.statuses)
+        tables.add(self.reconciler.statuses, self._held)
         jobs.observe("reconcile", self.reconciler)
         self._list_soon = jobs.timer("list sessions", self.refresh, SWEEP, rest=REST).trigger
         jobs.one_shot("watch sessions", self._watch)
+        jobs.one_shot("release peers", self._release)
 
     async def refresh(self) -> None:
-        """List all sessions now: numbers of routes change without an event."""
+        """List all sessions now: numbers of routes change without an event. Raises OSError."""
         for instance in [row.instance.name for row in self._wanted.all()]:
+            self._read_log(instance)
             try:
                 async with connected(self._speakers.socket(instance)) as gobgp:
                     listed = await gobgp.peers(advertised=True)
@@ -444,7 +449,7 @@ class BGPSpeakers:
                 ip_network(destination.prefix),
                 path.nlri_binary,
                 tuple(path.pattrs_binary),
-                _moment(path.age),
+                moment(path.age),
                 path.best,
                 path.stale,
             )
@@ -453,7 +458,15 @@ class BGPSpeakers:
         ]
 
     def _note(self, instance: str, listed: Iterable[api.ApiPeer]) -> None:
-        rows = {row.key: row for row in map(partial(observed_peer, instance), listed)}
+        ends = self._logs[instance].ends
+        found = [
+            observed_peer(instance, one, ends.get(one.conf.neighbor_address, ""))
+            for one in listed
+            if one.conf
+        ]
+        rows = {row.key: row for row in found}
+        held = [(self._peers.get(row.key), row) for row in self._held.all() if row.instance == instance]
+        rows |= {peer.key: held_peer(peer, row) for peer, row in held if peer is not None}
         with self.observed.txn() as table:
             for row in self.observed.all():
                 if row.instance == instance and row.key not in rows:
@@ -462,15 +475,52 @@ class BGPSpeakers:
                 if self.observed.get(row.key) != row:
                     table.put(row)
         wanted = self._wanted.get(instance)
-        if wanted is not None and wanted.peers.keys() != {row.address for row in rows.values()}:
+        if wanted is not None and wanted.peers.keys() != {row.address for row in found}:
             self.reconciler.trigger()
 
     def _forget(self, wanted: Iterable[WantedSpeaker]) -> None:
         names = {row.instance.name for row in wanted}
+        for name in self._logs.keys() - names:
+            del self._logs[name]
+            self._suspects.pop(name, None)
         with self.observed.txn() as table:
             for row in self.observed.all():
                 if row.instance not in names:
                     table.delete(row.key)
+
+    def _read_log(self, instance: str, *, ended: bool = False) -> None:
+        """Hold down the peer that gobgpd's crashes are put down to, also those before this agent began."""
+        log = self._logs.get(instance)
+        if log is None:
+            log = self._logs[instance] = SpeakerLog(self._speakers.log(instance))
+        for crash in log.read(ended=ended):
+            suspects = self._suspects.setdefault(instance, Suspects(instance))
+            peers = [row.address for row in self._peers.all() if row.instance == instance]
+            now, held = datetime.now(UTC), {row.key: row for row in suspects.crashed(crash, peers)}
+            with self._held.txn() as table:
+                for row in self._held.all():
+                    if row.instance == instance and row.key not in held:
+                        table.delete(row.key)
+                for row in held.values():
+                    if row.until > now and self._held.get(row.key) != row:
+                        self._log.warning(
+                            "BGP peer is held down", instance=instance, peer=str(row.address), error=row.error
+                        )
+                        table.put(row)
+
+    async def _release(self) -> None:
+        """Have peers dialled again that were held down for long enough."""
+        changes = self._held.changes()
+        while True:
+            changes.take()
+            now = datetime.now(UTC)
+            with self._held.txn() as table:
+                for row in self._held.all():
+                    if row.until <= now:
+                        table.delete(row.key)
+            due = min((row.until for row in self._held.all()), default=None)
+            with anyio.move_on_after(None if due is None else max(0.0, (due - now).total_seconds())):
+                await changes.wait()
 
     async def _watch(self) -> None:
         """Follow the speaker of each instance as long as there is one."""
@@ -505,6 +555,7 @@ class BGPSpeakers:
                             self._list_soon()
                 except* GobgpError:
                     self._speakers.notice_end(instance)
+                    self._read_log(instance, ended=True)
                     self._list_soon()
                     self.reconciler.trigger()
                     await written.wait()
@@ -520,20 +571,6 @@ class BGPSpeakers:
             await anyio.sleep(ROUTES_REST)
 
 
-CAPABILITIES: Final = {
-    "MultiProtocolCapability": "multiprotocol",
-    "RouteRefreshCapability": "route-refresh",
-    "ExtendedNexthopCapability": "extended-nexthop",
-    "GracefulRestartCapability": "graceful-restart",
-    "FourOctetASNCapability": "4-octet-as",
-    "AddPathCapability": "add-path",
-    "EnhancedRouteRefreshCapability": "enhanced-route-refresh",
-    "LongLivedGracefulRestartCapability": "long-lived-graceful-restart",
-    "RouteRefreshCiscoCapability": "cisco-route-refresh",
-    "FqdnCapability": "fqdn",
-}
-CODES: Final = {5: "multiple-labels", 6: "extended-message", 9: "role"}
-"""Of those that gobgpd has no name for (IANA)."""
 TABLE_TYPES: Final = {
     RouteTable.LOC_RIB: api.TableType.GLOBAL,
     RouteTable.ADJ_RIB_IN: api.TableType.ADJ_IN,
@@ -541,50 +578,3 @@ TABLE_TYPES: Final = {
 }
 ADDRESS_FAMILIES: Final = {IPV4_UNICAST: 1, IPV6_UNICAST: 2}
 """AFI (IANA, Address Family Numbers)."""
-STATES: Final = {
-    api.SessionState.IDLE: PeerState.IDLE,
-    api.SessionState.CONNECT: PeerState.CONNECT,
-    api.SessionState.ACTIVE: PeerState.ACTIVE,
-    api.SessionState.OPENSENT: PeerState.OPEN_SENT,
-    api.SessionState.OPENCONFIRM: PeerState.OPEN_CONFIRM,
-    api.SessionState.ESTABLISHED: PeerState.ESTABLISHED,
-}
-
-
-def observed_peer(instance: str, listed: api.ApiPeer) -> ObservedPeer:
-    """What gobgpd reports of a session."""
-    conf, state = listed.conf or api.PeerConf(), listed.state or api.ApiPeerState()
-    timers = (listed.timers or api.Timers()).state or api.TimersState()
-    established = state.session_state == api.SessionState.ESTABLISHED
-    return ObservedPeer(
-        instance=instance,
-        address=ip_address(conf.neighbor_address),
-        asn=conf.peer_asn,
-        local_asn=conf.local_asn,
-        remote_port=(listed.transport or api.ApiTransport()).remote_port,
-        state=STATES.get(api.SessionState(state.session_state), PeerState.UNKNOWN),
-        established_at=_moment(timers.uptime) if established else None,
-        hold_time=timers.negotiated_hold_time,
-        keepalive=timers.keepalive_interval,
-        families=tuple(
-            # with graceful restart gobgpd counts End-of-RIB among what is advertised, as upstream shows it
-            FamilyCounts(family_of(one.family), one.received, one.accepted, one.advertised)
-            for one in (each.state for each in listed.afi_safis)
-            if one is not None and one.family is not None
-        ),
-        capabilities=tuple(sorted(set(map(_capability, state.remote_cap)))),
-        router_id=state.router_id,
-        sessions=state.flops + established,
-    )
-
-
-def _capability(announced: api.Packed) -> str:
-    name = announced.type_url.rpartition(".")[2]
-    if name != "UnknownCapability":
-        return CAPABILITIES.get(name, name)
-    code = decode(api.UnknownCapability, announced.value).code
-    return CODES.get(code, f"capability {code}")
-
-
-def _moment(nanoseconds: int | None) -> datetime | None:
-    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds // 10**9, UTC)

@@ -31,6 +31,7 @@ __all__ = [
     "BGPInstance",
     "BGPPeer",
     "FamilyCounts",
+    "HeldPeer",
     "ListedRoute",
     "ObservedPeer",
     "PeerRestart",
@@ -44,6 +45,7 @@ __all__ = [
     "RouteTable",
     "WantedSpeakers",
     "bgp_faults",
+    "held_peers",
     "instance_table",
     "observed_peers",
     "path_table",
@@ -320,10 +322,42 @@ class ObservedPeer(msgspec.Struct, frozen=True):
         """Instance and address."""
         return self.instance, self.address
 
+    @property
+    def established(self) -> bool:
+        """Whether routes can be exchanged."""
+        return self.state is PeerState.ESTABLISHED
+
 
 def observed_peers() -> Table[tuple[str, IPAddress], ObservedPeer]:
     """Sessions by instance and address; the speaker writes them."""
     return Table("bgp-observed-peers", key=lambda row: row.key)
+
+
+class HeldPeer(msgspec.Struct, frozen=True):
+    """A peer without a session for a while: a row of the table ``bgp-held-peers``."""
+
+    instance: str
+    address: IPAddress
+    crashes: int
+    """Of gobgpd, as far as they are put down to it."""
+    until: datetime
+
+    @property
+    def key(self) -> tuple[str, IPAddress]:
+        """Instance and address."""
+        return self.instance, self.address
+
+    @property
+    def error(self) -> str:
+        """Why it has no session."""
+        times = "crashed" if self.crashes == 1 else f"crashed {self.crashes} times"
+        until = f"{self.until:%H:%M:%S} UTC"
+        return f"held down until {until}: gobgpd {times}, probably by a message of this peer"
+
+
+def held_peers() -> Table[tuple[str, IPAddress], HeldPeer]:
+    """Held peers by instance and address."""
+    return Table("bgp-held-peers", key=lambda row: row.key)
 
 
 class BGPFault(msgspec.Struct, frozen=True):

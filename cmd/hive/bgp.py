@@ -32,7 +32,7 @@ def command() -> None:
 @timeout_option
 @output_option
 def peers(agent_socket: Path, timeout: float, output: str) -> None:
-    """Show sessions: whether they are established, how long, and how many routes they have."""
+    """Show sessions: whether they are established, how long, how many routes they have, or why they ended."""
     found = _asked("/v1/bgp/peers", agent_socket, timeout)
     if (text := document(found, output)) is not None:
         click.echo(text)
@@ -47,6 +47,8 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
             f" {family.get('received', 0)} received"
             for family in one.get("families") or ()
         ]
+        if error := one.get("session-error", ""):
+            counts = [error]
         since = one.get("uptime-nanoseconds", 0)
         cells = (
             str(one["local-asn"]),
@@ -56,7 +58,7 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
             uptime(since) if since else "",
         )
         rows.append((cells, counts))
-    header = ("ROUTER", "PEER", "PEER AS", "SESSION", "SINCE", "ROUTES")
+    header = ("ROUTER", "PEER", "PEER AS", "SESSION", "SINCE", "ROUTES OR ERROR")
     for line in detailed(header, rows, table_width(output)):
         click.echo(line)
 

@@ -341,6 +341,8 @@ class BgpPeer(Model, frozen=True):
     configured_keep_alive_time_seconds: int = 0
     applied_hold_time_seconds: int = 0
     applied_keep_alive_time_seconds: int = 0
+    session_error: str = ""
+    """Why it is not established; Cilium has no such field."""
 
 
 class BgpFamily(Model, frozen=True):

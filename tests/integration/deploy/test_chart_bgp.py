@@ -58,6 +58,7 @@ def test_the_speaker_is_called_where_the_agent_looks_and_may_do_nothing_else() -
     assert [one["hostPath"]["path"] for one in pod["volumes"]] == [f"{run}/bgp"]
     assert container["volumeMounts"] == [{"name": "bgp-run", "mountPath": "/var/run/cilium/bgp"}]
     assert "unix:///var/run/cilium/bgp/speaker.sock" in container["args"][0]
+    assert ">>speaker.log" in container["args"][0], "where the agent reads why sessions ended"
     assert container["image"] == f"{agent['containers'][0]['image']}-bgp"
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}
     assert pod["hostNetwork"]

@@ -12,7 +12,10 @@ from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 
+import pytest
+
 from cells.bgp.gobgpd import end_speakers
+from cells.bgp.speaker import BGPSpeakers
 from cells.bgp.speaker_state import IPV4_UNICAST, PeerRestart, PeerState, RouteTable
 from lifecycle import Secret
 from lifecycle.testing import eventually
@@ -118,8 +121,21 @@ def update(asn: int, hop: IPv4Address, networks: bytes) -> bytes:
     return message(UPDATE, struct.pack(">HH", 0, len(attributes)) + attributes + networks)
 
 
+async def unknown_type(one: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A message of a type that BGP does not have, at which gobgpd 3.10 panics."""
+    await one.establish(reader, writer)
+    writer.write(message(77, b"any"))
+    await one.stay(reader, writer)
+
+
+async def unknown_first(one: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The same in place of its OPEN."""
+    writer.write(message(77, b"any"))
+    await one.stay(reader, writer)
+
+
 async def garbage(one: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """No BGP at all. Not of a message type that BGP does not have: gobgpd 3.10 panics of it."""
+    """No BGP at all."""
     writer.write(bytes(4096))
     await one.stay(reader, writer)
 
@@ -182,6 +198,13 @@ ENDED: dict[Behaviour, tuple[int, int]] = {
     silent: (4, 0),
 }
 """NOTIFICATION of each (RFC 4271, section 6): bad peer AS, malformed attributes, bad length, hold timer."""
+REASONS: dict[Behaviour, str] = {
+    another_asn: "sent NOTIFICATION: as number mismatch expected 65113, received 65213",
+    malformed: "sent NOTIFICATION 3/1 (UPDATE message error: malformed attribute list)",
+    silent: "sent NOTIFICATION 4/0 (hold timer expired): the peer was silent",
+    reset: "the peer ended the connection",
+}
+"""Why sessions are down, as users are shown it."""
 
 
 async def test_a_hostile_peer_costs_its_own_session_alone(in_node: None, tmp_path: Path) -> None:
@@ -217,6 +240,13 @@ async def test_a_hostile_peer_costs_its_own_session_alone(in_node: None, tmp_pat
             await eventually(lambda: set(far.frr_routes()) == {PODS, WEB})
             for behaviour, codes in ENDED.items():
                 await eventually(partial(lambda one, codes: codes in one.notified, hostile[behaviour], codes))
+
+            def error(behaviour: Behaviour) -> str:
+                found = speakers.observed.get((INSTANCE, hostile[behaviour].address))
+                return found.error if found is not None else ""
+
+            for behaviour, reason in REASONS.items():
+                await eventually(partial(lambda one, text: error(one) == text, behaviour, reason))
             for behaviour in behaviours:
                 if behaviour is not flood:
                     await eventually(partial(lambda one: one.calls > 1, hostile[behaviour]))
@@ -227,3 +257,39 @@ async def test_a_hostile_peer_costs_its_own_session_alone(in_node: None, tmp_pat
             rib = await speakers.listed_routes(INSTANCE, RouteTable.LOC_RIB, IPV4_UNICAST)
             assert [str(route.prefix) for route in rib] == [PODS], "what peers send is in no RIB"
             assert gobgpd_pids(tmp_path) == pids
+
+
+@pytest.mark.parametrize("behaviour", [unknown_type, unknown_first])
+async def test_a_peer_that_crashes_gobgpd_is_held_down_and_the_others_stay(
+    in_node: None, tmp_path: Path, behaviour: Behaviour
+) -> None:
+    """It stays so for the next agent, too."""
+    hostile, wanted = Peer(0, behaviour), Wanted()
+    options = {"families": (IPV4_UNICAST,), "graceful_restart": PeerRestart(enabled=True)}
+    wanted.put(
+        peer("tor", FRR, 65101, password=Secret(PASSWORD), **options),
+        policy("tor", FRR, PODS),
+        peer("hostile", str(hostile.address), hostile.asn, families=(IPV4_UNICAST,)),
+    )
+    wanted.announce(PODS)
+
+    def held(speakers: BGPSpeakers) -> bool:
+        found = speakers.observed.get((INSTANCE, hostile.address))
+        return found is not None and found.error.startswith("held down until ")
+
+    with routers(tmp_path) as far:
+        async with hostile.listening(far.far):
+            try:
+                async with agent(wanted, tmp_path) as speakers:
+                    await eventually(lambda: held(speakers) and far.frr_sessions()[0] == "Established")
+                    before = hostile.calls, far.frr_sessions(), gobgpd_pids(tmp_path)
+                    wanted.put(policy("tor-web", FRR, WEB))
+                    wanted.announce(WEB)
+                    await eventually(lambda: set(far.frr_routes()) == {PODS, WEB})
+                async with agent(wanted, tmp_path) as speakers:
+                    await eventually(lambda: held(speakers))
+                    wanted.withdraw(WEB)
+                    await eventually(lambda: set(far.frr_routes()) == {PODS})
+                assert (hostile.calls, far.frr_sessions(), gobgpd_pids(tmp_path)) == before
+            finally:
+                end_speakers(tmp_path)

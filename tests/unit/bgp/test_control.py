@@ -13,16 +13,18 @@ from typing import Any, Final
 
 import pytest
 import structlog
+from msgspec import structs
 
 from cells import kubernetes
 from cells.base.addresses import IPAddress, IPNetwork
-from cells.bgp import control
-from cells.bgp.control import BGPControl
+from cells.bgp import BGPSettings, control
+from cells.bgp.control import BGPControl, BGPSessions
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     FamilyCounts,
     ObservedPeer,
     PeerState,
+    observed_peers,
 )
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP
@@ -36,7 +38,7 @@ from cells.node.ipam.ranges import PodRange
 from cells.services import ServiceName
 from cells.services.control.tables import refused_addresses
 from cells.services.model.claims import EXTERNAL_IPS, RefusedAddress
-from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, Tables, provide, replace
+from lifecycle import Hive, Lifecycle, ReadTable, StartError, Table, Tables, config, invoke, provide, replace
 from lifecycle.admin.plain import plain
 from lifecycle.testing import eventually, fake
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, User
@@ -284,6 +286,27 @@ async def follows(one: ApiServer, hive: Hive) -> None:
     await eventually(lambda: status() == {"bgpInstances": instances}, 20)
 
 
+async def test_health_shows_why_sessions_are_down() -> None:
+    hive = Hive(
+        provide(observed_peers),
+        provide(BGPSessions),
+        invoke(BGPSessions),
+        config(BGPSettings),
+        settings={"enable-bgp-control-plane": "true"},
+    )
+    down = ObservedPeer("tor", PEER[1], 65000, 65001, 179, PeerState.ACTIVE, error="bad peer AS")
+    async with hive.started():
+
+        def shown() -> str:
+            return " ".join(one.message for one in hive.health.snapshot())
+
+        observed = hive.get(Table[tuple[str, IPAddress], ObservedPeer])
+        observed.put(down)
+        await eventually(lambda: "tor: 192.0.2.1: bad peer AS" in shown())
+        observed.put(structs.replace(down, state=PeerState.ESTABLISHED))
+        await eventually(lambda: "bad peer AS" not in shown())
+
+
 async def test_without_bgp_nothing_is_followed_or_loaded(tmp_path: Path) -> None:
     async with server() as one, agent(tmp_path, **reached(one, tmp_path)) as hive:
         await hive.get(Resources).table(SERVICES).wait_initialized()
@@ -295,7 +318,7 @@ async def test_without_bgp_nothing_is_followed_or_loaded(tmp_path: Path) -> None
 def test_the_controller_is_loaded_where_bgp_is_on() -> None:
     script = (
         "import sys, cells.bgp.control\n"
-        "late = ('controller', 'facts', 'speaker', 'gobgpd')\n"
+        "late = ('controller', 'facts', 'sessions', 'speaker', 'gobgpd')\n"
         "print([name for name in late if 'cells.bgp.' + name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

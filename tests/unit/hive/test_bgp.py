@@ -22,6 +22,7 @@ PEER = {
     "families": [{"afi": "ipv4", "safi": "unicast", "advertised": 2}],
 }
 OTHER = {**PEER, "peer-address": "fd00::1", "session-state": "active", "uptime-nanoseconds": 0}
+OTHER["session-error"] = "sent NOTIFICATION: as number mismatch"
 ROUTES = "/v1/bgp/routes?"
 
 
@@ -56,7 +57,7 @@ def test_sessions_with_their_routes(tmp_path: Path, capsys: pytest.CaptureFixtur
         "65001 10.99.0.101:179 65101 established 1h2m5s",
         "ipv4/unicast: 2 sent, 0 received",
         "65001 [fd00::1]:179 65101 active",
-        "ipv4/unicast: 2 sent, 0 received",
+        "sent NOTIFICATION: as number mismatch",
     ]
 
 

@@ -1,0 +1,313 @@
+"""Sessions as gobgpd reports them: how they are by its API, why they ended and who crashes it by its log.
+
+Why:    nothing but its log has the reason of an end. gobgpd 3.10 panics when a peer sends a message of a type
+        that BGP does not have, which ends the sessions of all its peers: the one that it is put down to is
+        held down, longer each time, so that the others stay up.
+Source: gobgp 3.10, pkg/server/fsm.go; RFC 4271, section 4.5; RFC 4486, 8203, 8538 (subcodes of Cease).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cells.base.addresses import IPAddress
+from cells.bgp import gobgp_messages as api
+from cells.bgp.gobgp_facts import family_of
+from cells.bgp.speaker_state import BGPPeer, FamilyCounts, HeldPeer, ObservedPeer, PeerState
+from cells.hubble.codec import decode
+
+__all__ = ["Crash", "SpeakerLog", "Suspects", "held_peer", "moment", "observed_peer"]
+
+# By its API.
+
+CAPABILITIES: Final = {
+    "MultiProtocolCapability": "multiprotocol",
+    "RouteRefreshCapability": "route-refresh",
+    "ExtendedNexthopCapability": "extended-nexthop",
+    "GracefulRestartCapability": "graceful-restart",
+    "FourOctetASNCapability": "4-octet-as",
+    "AddPathCapability": "add-path",
+    "EnhancedRouteRefreshCapability": "enhanced-route-refresh",
+    "LongLivedGracefulRestartCapability": "long-lived-graceful-restart",
+    "RouteRefreshCiscoCapability": "cisco-route-refresh",
+    "FqdnCapability": "fqdn",
+}
+CODES: Final = {5: "multiple-labels", 6: "extended-message", 9: "role"}
+"""Of those that gobgpd has no name for (IANA)."""
+STATES: Final = {
+    api.SessionState.IDLE: PeerState.IDLE,
+    api.SessionState.CONNECT: PeerState.CONNECT,
+    api.SessionState.ACTIVE: PeerState.ACTIVE,
+    api.SessionState.OPENSENT: PeerState.OPEN_SENT,
+    api.SessionState.OPENCONFIRM: PeerState.OPEN_CONFIRM,
+    api.SessionState.ESTABLISHED: PeerState.ESTABLISHED,
+}
+
+
+def observed_peer(instance: str, listed: api.ApiPeer, error: str = "") -> ObservedPeer:
+    """What gobgpd reports of a session, and why it ended last."""
+    conf, state = listed.conf or api.PeerConf(), listed.state or api.ApiPeerState()
+    timers = (listed.timers or api.Timers()).state or api.TimersState()
+    established = state.session_state == api.SessionState.ESTABLISHED
+    return ObservedPeer(
+        instance=instance,
+        address=ip_address(conf.neighbor_address),
+        asn=conf.peer_asn,
+        local_asn=conf.local_asn,
+        remote_port=(listed.transport or api.ApiTransport()).remote_port,
+        state=STATES.get(api.SessionState(state.session_state), PeerState.UNKNOWN),
+        established_at=moment(timers.uptime) if established else None,
+        hold_time=timers.negotiated_hold_time,
+        keepalive=timers.keepalive_interval,
+        families=tuple(
+            # with graceful restart gobgpd counts End-of-RIB among what is advertised, as upstream shows it
+            FamilyCounts(family_of(one.family), one.received, one.accepted, one.advertised)
+            for one in (each.state for each in listed.afi_safis)
+            if one is not None and one.family is not None
+        ),
+        capabilities=tuple(sorted(set(map(_capability, state.remote_cap)))),
+        router_id=state.router_id,
+        sessions=state.flops + established,
+        error=error,
+    )
+
+
+def _capability(announced: api.Packed) -> str:
+    name = announced.type_url.rpartition(".")[2]
+    if name != "UnknownCapability":
+        return CAPABILITIES.get(name, name)
+    code = decode(api.UnknownCapability, announced.value).code
+    return CODES.get(code, f"capability {code}")
+
+
+def moment(nanoseconds: int | None) -> datetime | None:
+    """A time of gobgpd's messages."""
+    return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds // 10**9, UTC)
+
+
+# By its log.
+
+ERRORS: Final = {
+    1: "message header error",
+    2: "OPEN message error",
+    3: "UPDATE message error",
+    4: "hold timer expired",
+    5: "finite state machine error",
+    6: "cease",
+}
+DETAILS: Final = {
+    (2, 1): "unsupported version",
+    (2, 2): "bad peer AS",
+    (2, 3): "bad BGP identifier",
+    (2, 6): "unacceptable hold time",
+    (2, 7): "unsupported capability",
+    (3, 1): "malformed attribute list",
+    (6, 1): "maximum number of prefixes reached",
+    (6, 2): "administrative shutdown",
+    (6, 3): "peer de-configured",
+    (6, 4): "administrative reset",
+    (6, 5): "connection rejected",
+    (6, 6): "other configuration change",
+    (6, 7): "connection collision",
+    (6, 8): "out of resources",
+    (6, 9): "hard reset",
+}
+"""Of NOTIFICATIONs, by code and subcode."""
+REASONS: Final = {
+    "read-failed": "the peer ended the connection",
+    "write-failed": "the connection ended while it was written to",
+    "hold-timer-expired": "sent NOTIFICATION 4/0 (hold timer expired): the peer was silent",
+    "graceful-restart": "the peer ended the connection, and may restart gracefully",
+}
+"""Why gobgpd has a session end, where no NOTIFICATION has."""
+
+_FIELD: Final = re.compile(r'([\w-]+)=("(?:[^"\\]|\\.)*"|\S*)')
+_NOTIFIED: Final = re.compile(r"notification-(sent|received) code (\d+)\(.*?\) subcode (\d+)\(")
+_PANICS: Final = ("panic: ", "fatal error: ")
+
+
+class Crash(NamedTuple):
+    """gobgpd has ended while it read a message of a peer."""
+
+    at: datetime
+    up: tuple[str, ...]
+    """Addresses of peers with an established session, the last to come up at the end."""
+    established: bool
+    """Whether the message came over such a session, and not before one was established."""
+
+
+class SpeakerLog:
+    """What one gobgpd has written, as far as it was read; it may be cut, and may not be there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._part = b""
+        self._up: dict[str, None] = {}
+        self._reasons: dict[str, str] = {}
+        self._trace: list[str] | None = None
+        """Lines since a panic; None: it has not panicked, or that was reported."""
+        self.ends: dict[str, str] = {}
+        """Why each peer's session ended last, or did not come up, by address."""
+
+    def read(self, *, ended: bool = False) -> list[Crash]:
+        """Take in what was written since; the crashes in it. ``ended``: nothing follows of this process.
+
+        Raises OSError.
+        """
+        crashes = [crash for line in self._lines() if (crash := self._take(line)) is not None]
+        if ended and (crash := self._crash(datetime.now(UTC))) is not None:
+            crashes.append(crash)
+        return crashes
+
+    def _lines(self) -> Iterator[str]:
+        try:
+            with self._path.open("rb") as log:
+                if log.seek(0, 2) < self._read:
+                    self._read, self._part = 0, b""
+                log.seek(self._read)
+                data = log.read()
+        except FileNotFoundError:
+            return
+        self._read += len(data)
+        *lines, self._part = (self._part + data).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+
+    def _take(self, line: str) -> Crash | None:
+        if not line.startswith("time="):
+            if self._trace is None and line.startswith(_PANICS):
+                self._trace = []
+            if self._trace is not None:
+                self._trace.append(line)
+            return None
+        fields = {name: _unquoted(value) for name, value in _FIELD.findall(line)}
+        message, peer = fields.get("msg", ""), fields.get("Key", "")
+        if message == "gobgpd started":
+            crash = self._crash(_time(fields.get("time", "")))
+            self._up.clear()
+            return crash
+        if message == "Peer Up":
+            self._up.pop(peer, None)
+            self._up[peer] = None
+        elif message == "Peer Down":
+            self._up.pop(peer, None)
+            self.ends[peer] = self._end(peer, fields.get("Reason", ""))
+        elif message == "Delete a peer configuration":
+            self._up.pop(peer, None)
+            self.ends.pop(peer, None)
+        elif message == "received notification":
+            code, subcode = fields.get("Code", ""), fields.get("Subcode", "")
+            text = _notification("received", code, subcode, fields.get("Communicated-Reason", ""))
+            self._reasons[peer] = self.ends[peer] = text
+        elif message == "sent notification" and peer not in self._up:
+            self.ends[peer] = f"sent NOTIFICATION: {fields.get('Data', '')}"
+        return None
+
+    def _end(self, peer: str, reason: str) -> str:
+        received = self._reasons.pop(peer, "")
+        if (found := _NOTIFIED.match(reason)) is None:
+            return REASONS.get(reason, reason)
+        direction, code, subcode = found.groups()
+        return received if direction == "received" and received else _notification(direction, code, subcode)
+
+    def _crash(self, at: datetime) -> Crash | None:
+        """The crash that the trace is of, unless no peer has to do with it."""
+        trace, self._trace = "\n".join(self._trace or ()), None
+        if "fsmHandler)" not in trace and "handleFSMMessage" not in trace:
+            return None
+        established = "fsmHandler).established" in trace or "handleFSMMessage" in trace
+        return Crash(at, tuple(self._up), established)
+
+
+def _unquoted(value: str) -> str:
+    """As gobgpd writes it: what cannot be printed stays escaped."""
+    return re.sub(r'\\(["\\])', r"\1", value[1:-1]) if value.startswith('"') else value
+
+
+def _time(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC)
+
+
+def _notification(direction: str, code: str, subcode: str, communicated: str = "") -> str:
+    numbers = (int(code), int(subcode)) if code.isdecimal() and subcode.isdecimal() else (0, 0)
+    words = [ERRORS.get(numbers[0], ""), DETAILS.get(numbers, ""), communicated]
+    return f"{direction} NOTIFICATION {code}/{subcode} ({': '.join(word for word in words if word)})"
+
+
+# Peers that are held down.
+
+FIRST_HOLD: Final = timedelta(minutes=1)
+LONGEST_HOLD: Final = timedelta(minutes=30)
+"""How long a peer is held down after its first crash, and at most: each time twice as long."""
+FORGET: Final = timedelta(hours=2)
+"""Without a crash for so long, none counts."""
+
+
+def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
+    """How its session is."""
+    return ObservedPeer(
+        instance=peer.instance,
+        address=peer.address,
+        asn=peer.asn,
+        local_asn=peer.local_asn,
+        remote_port=peer.remote_port,
+        state=PeerState.IDLE,
+        error=held.error,
+    )
+
+
+class Suspects:
+    """Finds the peer of an instance that crashes its gobgpd: the log does not name it.
+
+    The last session that came up is suspected first: what crashes mostly does so at once. If gobgpd crashes
+    while that peer is held down, another did it: the peer is released, and suspected last from then on. So
+    each crash rules out a peer; one that is suspected for the second time is not released again.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self._instance = instance
+        self._crashes: dict[IPAddress, int] = {}
+        self._cleared: set[IPAddress] = set()
+        self._held: dict[IPAddress, datetime] = {}
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    def crashed(self, crash: Crash, peers: Collection[IPAddress]) -> list[HeldPeer]:
+        """Those to hold down from now on. Of an instance with one peer none: it costs no other."""
+        if crash.at - self._last > FORGET:
+            self._crashes.clear()
+            self._cleared.clear()
+        self._last = crash.at
+        for address, until in list(self._held.items()):
+            if until <= crash.at:
+                del self._held[address]
+            elif address not in self._cleared:
+                self._cleared.add(address)
+                del self._held[address], self._crashes[address]
+        if len(peers) > 1 and (found := self._suspect(crash, peers)) is not None:
+            self._crashes[found] = count = self._crashes.get(found, 0) + 1
+            self._held[found] = crash.at + min(FIRST_HOLD * 2 ** min(count - 1, 10), LONGEST_HOLD)
+        return [
+            HeldPeer(self._instance, address, self._crashes[address], until)
+            for address, until in self._held.items()
+        ]
+
+    def _suspect(self, crash: Crash, peers: Collection[IPAddress]) -> IPAddress | None:
+        up = [address for address in _addresses(crash.up) if address in peers]
+        if not crash.established:
+            up = [address for address in peers if address not in up]
+        could = [address for address in up if address not in self._held]
+        best = [address for address in could if address not in self._cleared] or could
+        return best[-1] if best else None
+
+
+def _addresses(texts: Iterable[str]) -> Sequence[IPAddress]:
+    return [ip_address(text) for text in texts]
