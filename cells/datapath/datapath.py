@@ -2,7 +2,7 @@
 
 import errno
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -46,15 +46,16 @@ from cells.maps.records.endpoints import (
 from cells.maps.records.flows import DeviceConfig
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import HostLinks
-from cells.netlink.rows import LinkPrograms
+from cells.netlink.rows import LinkInfo, LinkPrograms
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
-__all__ = ["TUNNEL_LINK", "Datapath", "HostPolicy"]
+__all__ = ["TUNNEL_LINKS", "Datapath", "HostPolicy"]
 
 
 HOST_LINK: Final = "cilium_host"
 NET_LINK: Final = "cilium_net"
-TUNNEL_LINK: Final = "cilium_vxlan"
+TUNNEL_LINKS: Final = MappingProxyType({"vxlan": "cilium_vxlan", "geneve": "cilium_geneve"})
+"""The tunnel's device by its kind, of which a node has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,8 +428,12 @@ class Datapath:
                     self.accelerate_device(ifindex)
         if HOST_LINK in found and NET_LINK in found:
             self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
-        if TUNNEL_LINK in found and found[TUNNEL_LINK].kind == "vxlan":
-            self.attach_tunnel(found[TUNNEL_LINK].ifindex)
+        for ifindex in _tunnels(found.values()):
+            self.attach_tunnel(ifindex)
+
+
+def _tunnels(links: Iterable[LinkInfo]) -> list[int]:
+    return [link.ifindex for link in links if TUNNEL_LINKS.get(link.kind) == link.name]
 
 
 def _native(*, l3: bool) -> DeviceKind:

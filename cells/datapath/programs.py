@@ -21,7 +21,7 @@ class DeviceKind(Enum):
     CHAINED_POD_LINK = "the host's end of a pod's link that another plugin made"
     HOST_LINK = "cilium_host"
     NET_LINK = "cilium_net"
-    TUNNEL = "cilium_vxlan"
+    TUNNEL = "cilium_vxlan or cilium_geneve"
     NATIVE_DEVICE = "a device that packets leave the node through"
     NATIVE_L3_DEVICE = "one of those without Ethernet headers"
 

@@ -1,9 +1,10 @@
-"""The tunnel to other nodes: VXLAN over IPv4 or IPv6, one device for all of them.
+"""The tunnel to other nodes: VXLAN or Geneve over IPv4 or IPv6, one device for all of them.
 
-Reconciler: keeps the device ``cilium_vxlan`` with its programs, what pods' programs know of it (hive_tunnel),
-            the ranges of other nodes' pods (cilium_tunnel_map) and the node's routes to them.
+Reconciler: keeps the device ``cilium_vxlan`` or ``cilium_geneve`` with its programs, what pods' programs
+            know of it (hive_tunnel), the ranges of other nodes' pods (cilium_tunnel_map) and the node's
+            routes to them.
 Why:        the network between nodes need not know pods' addresses: pods' packets travel inside those of
-            nodes, with the sender's identity as the VXLAN network identifier. Device, maps and programs
+            nodes, with the sender's identity as the virtual network identifier. Device, maps and programs
             forward on while no agent runs; in native mode the next start removes them.
 """
 
@@ -48,7 +49,7 @@ def keep() -> None:
 
 cell = module(
     "tunnel",
-    "VXLAN to other nodes",
+    "VXLAN or Geneve to other nodes",
     config(TunnelSettings),
     provide(
         egress_gateway_use,

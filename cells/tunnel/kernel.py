@@ -15,7 +15,7 @@ import anyio.to_thread
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.datapath.datapath import TUNNEL_LINK, Datapath
+from cells.datapath.datapath import TUNNEL_LINKS, Datapath
 from cells.maps.records.cluster import (
     TUNNEL_GATEWAYS,
     TUNNEL_NOT_FOR_PODS,
@@ -25,8 +25,8 @@ from cells.maps.records.cluster import (
 )
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import routes_over
+from cells.netlink.overlay import FoundOverlay, OverlayLinks
 from cells.netlink.rows import foreign_routes
-from cells.netlink.vxlan import FoundVxlan, VxlanLinks
 from cells.node.sysctl import Sysctls
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, HiveError, Logger, Target
@@ -41,18 +41,29 @@ NO_SOURCE: Final[dict[Family, IPAddress]] = {Family.IPV4: IPv4Address(0), Family
 """In place of an address that packets are sent from: routing chooses."""
 
 
+DEVICE: Final = "device"
+"""Key of the row of the tunnel's device: a node has one, of either protocol."""
+
+
 class TunnelDevice(msgspec.Struct, frozen=True):
     """The device, in collect-metadata mode: it has no other end of its own."""
 
+    protocol: str
+    """vxlan or geneve: what the kernel calls its kind, too."""
     port: int
     source_ports: tuple[int, int]
     mtu: int
     """The underlay's: routes say how much less fits inside."""
 
     @property
+    def name(self) -> str:
+        """Of the link."""
+        return TUNNEL_LINKS[self.protocol]
+
+    @property
     def key(self) -> str:
         """Of its row."""
-        return f"device {TUNNEL_LINK}"
+        return DEVICE
 
 
 class TunnelPrograms(msgspec.Struct, frozen=True):
@@ -104,7 +115,7 @@ def wanted(
         return {}
     source = own if own is not None and own in set(local) else NO_SOURCE[settings.underlay]
     found: list[TunnelObject] = [
-        TunnelDevice(settings.port, settings.source_ports, mtu),
+        TunnelDevice(settings.tunnel_protocol, settings.port, settings.source_ports, mtu),
         TunnelPrograms(),
         TunnelFacts(
             route_mtu,
@@ -121,7 +132,7 @@ def wanted(
 
 # The tunnel's device, and routes over cilium_host, in worker threads.
 #
-# Source: ip-link(8) on vxlan; Cilium 1.17, setupVxlanDevice and the node routes of tunnel mode.
+# Source: ip-link(8) on vxlan and geneve; Cilium 1.17, setupTunnelDevice and the node routes of tunnel mode.
 
 
 class TunnelRoute(msgspec.Struct, frozen=True):
@@ -142,15 +153,17 @@ class TunnelNetwork:
     """Reads and writes the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
 
     def __init__(self) -> None:
-        self._links = VxlanLinks()
+        self._links = OverlayLinks()
 
-    async def find(self, name: str) -> FoundVxlan | None:
+    async def find(self, name: str) -> FoundOverlay | None:
         """The link of that name. Asked at once: every start does, and an answer takes less than a thread."""
         return self._links.find(name)
 
-    async def create(self, name: str, device: TunnelDevice) -> None:
-        """Make the device, down. EEXIST: the name is taken."""
-        await anyio.to_thread.run_sync(self._links.create, name, device.mtu, device.port, device.source_ports)
+    async def create(self, device: TunnelDevice) -> None:
+        """Make the device, down. EEXIST: the name is taken; EOPNOTSUPP: the kernel has none of its kind."""
+        await anyio.to_thread.run_sync(
+            self._links.create, device.protocol, device.name, device.mtu, device.port, device.source_ports
+        )
 
     async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
         """The MTU, and up; nothing that passes is lost. EADDRINUSE: another socket has the port."""
@@ -197,11 +210,11 @@ def _index(name: str) -> int:
 class TunnelLinks(Protocol):
     """The node's links; TunnelNetwork. Methods raise NetlinkError."""
 
-    async def find(self, name: str) -> FoundVxlan | None:
+    async def find(self, name: str) -> FoundOverlay | None:
         """The link of that name."""
         ...
 
-    async def create(self, name: str, device: TunnelDevice) -> None:
+    async def create(self, device: TunnelDevice) -> None:
         """Make the device, down."""
         ...
 
@@ -246,8 +259,9 @@ class TunnelMaps(Protocol):
         ...
 
 
-SYSCTLS: Final = {f"net/ipv4/conf/{TUNNEL_LINK}/rp_filter": "0"}
-"""What comes out has no route back over the device."""
+def sysctls(name: str) -> dict[str, str]:
+    """What comes out of the device has no route back over it."""
+    return {f"net/ipv4/conf/{name}/rp_filter": "0"}
 
 
 class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
@@ -255,12 +269,14 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
 
     def __init__(
         self,
+        settings: TunnelSettings,
         links: TunnelLinks,
         programs: Datapath,
         maps: TunnelMaps,
         sysctls: Sysctls,
         log: Logger,
     ) -> None:
+        self._name = settings.link
         self._links = links
         self._programs = programs
         self._maps = maps
@@ -268,14 +284,17 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         self._sysctls = sysctls
 
     async def observe(self) -> Mapping[str, TunnelObject]:
-        """What there is of it; a device that is down, or not ours by its kind, as one with MTU 0."""
+        """What there is of it; a device that is down, not of its kind, or not alone, as one with MTU 0."""
         found: list[TunnelObject] = []
-        link = await self._links.find(TUNNEL_LINK)
-        if link is not None:
-            right = link.up and _usable(link)
-            found.append(TunnelDevice(link.port, link.source_ports, link.mtu if right else 0))
-            if right and self._programs.serves_tunnel(link.ifindex):
-                found.append(TunnelPrograms())
+        links = await self._found()
+        link = links.get(self._name)
+        right = link is not None and len(links) == 1 and link.up and _usable(link, self._name)
+        for name, each in links.items():
+            if link in {None, each}:
+                mtu = each.mtu if right else 0
+                found.append(TunnelDevice(_PROTOCOLS[name], each.port, each.source_ports, mtu))
+        if link is not None and right and self._programs.serves_tunnel(link.ifindex):
+            found.append(TunnelPrograms())
         facts = self._maps.facts()
         if facts != TunnelConfig():
             known = link is not None and facts.ifindex == link.ifindex
@@ -297,40 +316,49 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
                 self._maps.set_facts(TunnelConfig())
             except OSError as error:
                 raise BatchError(dict.fromkeys(batch, error)) from error
-        device = TunnelDevice(0, (0, 0), 0).key
-        if device in batch and (link := await self._links.find(TUNNEL_LINK)) is not None:
+        if DEVICE in batch:
             try:
-                await self._links.delete(link.ifindex)
-                self._log.info("tunnel removed", device=TUNNEL_LINK)
+                await self._remove_all_but("")
             except OSError as error:
-                failures[device] = error
+                failures[DEVICE] = error
         if failures:
             raise BatchError(failures)
+
+    async def _found(self) -> dict[str, FoundOverlay]:
+        """Links that have the name of a tunnel's, by name."""
+        found = {name: await self._links.find(name) for name in TUNNEL_LINKS.values()}
+        return {name: link for name, link in found.items() if link is not None}
+
+    async def _remove_all_but(self, wanted: str) -> None:
+        for name, link in (await self._found()).items():
+            if name != wanted:
+                await self._links.delete(link.ifindex)
+                self._log.info("tunnel removed", device=name)
 
     async def _make(self, wanted: TunnelObject) -> None:
         match wanted:
             case TunnelDevice():
                 await self._device(wanted)
             case TunnelPrograms():
-                self._programs.attach_tunnel((await self._link()).ifindex)
+                self._programs.attach_tunnel((await self._link(self._name)).ifindex)
             case TunnelFacts():
-                ifindex = (await self._link()).ifindex
+                ifindex = (await self._link(self._name)).ifindex
                 facts = TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, wanted.flags)
                 self._maps.set_facts(facts)
 
-    async def _link(self) -> FoundVxlan:
-        link = await self._links.find(TUNNEL_LINK)
+    async def _link(self, name: str) -> FoundOverlay:
+        link = await self._links.find(name)
         if link is None:
-            raise HiveError(f"{TUNNEL_LINK} is not there")
+            raise HiveError(f"{name} is not there")
         return link
 
     async def _device(self, wanted: TunnelDevice) -> None:
-        """In place where the kernel can: only another port takes another device."""
-        link = await self._links.find(TUNNEL_LINK)
-        if link is not None and not (_usable(link) and _same_ports(link, wanted)):
+        """In place where the kernel can: only another protocol or port takes another device."""
+        link = await self._links.find(wanted.name)
+        if link is not None and not (_usable(link, wanted.name) and _same_ports(link, wanted)):
             self._log.warning(
                 "the tunnel's device is not as configured, creating it again",
-                device=TUNNEL_LINK,
+                device=wanted.name,
                 kind=link.kind,
                 port=link.port,
                 wanted_port=wanted.port,
@@ -341,30 +369,49 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             link = await self._new_device(wanted)
             if (facts := self._maps.facts()) != TunnelConfig():
                 self._maps.set_facts(msgspec.structs.replace(facts, ifindex=link.ifindex))
-        elif not link.up or link.mtu != wanted.mtu:
-            await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
+            return
+        await self._remove_all_but(wanted.name)
+        if not link.up or link.mtu != wanted.mtu:
+            await self._links.set_up(link.ifindex, wanted.name, wanted.mtu)
 
-    async def _new_device(self, wanted: TunnelDevice) -> FoundVxlan:
-        """Attach the programs before any packet arrives."""
+    async def _new_device(self, wanted: TunnelDevice) -> FoundOverlay:
+        """Attach the programs before any packet arrives.
+
+        Only a kernel that has this one loses that of the other protocol, which may have the same port.
+        """
         try:
-            await self._links.create(TUNNEL_LINK, wanted)
-            link = await self._link()
+            await self._links.create(wanted)
+            link = await self._link(wanted.name)
             try:
-                self._sysctls.keep(SYSCTLS)
+                await self._remove_all_but(wanted.name)
+                self._sysctls.keep(sysctls(wanted.name))
                 self._programs.attach_tunnel(link.ifindex)
-                await self._links.set_up(link.ifindex, TUNNEL_LINK, wanted.mtu)
+                await self._links.set_up(link.ifindex, wanted.name, wanted.mtu)
             except BaseException:
                 await self._links.delete(link.ifindex)
                 raise
         except NetlinkError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                raise HiveError(_no_device(wanted.protocol)) from error
             raise HiveError(f"the tunnel cannot be made on UDP port {wanted.port}: {error}") from error
-        self._log.info("tunnel made", device=TUNNEL_LINK, port=wanted.port, mtu=wanted.mtu)
+        self._log.info("tunnel made", device=wanted.name, port=wanted.port, mtu=wanted.mtu)
         return link
 
 
-def _usable(link: FoundVxlan) -> bool:
-    return link.kind == "vxlan" and link.metadata
+_PROTOCOLS: Final = {name: protocol for protocol, name in TUNNEL_LINKS.items()}
 
 
-def _same_ports(one: FoundVxlan, other: TunnelDevice) -> bool:
+def _no_device(protocol: str) -> str:
+    return (
+        f"tunnel-protocol={protocol}: this kernel has no such devices (CONFIG_{protocol.upper()}): load its"
+        f" module {protocol}, or set tunnel-protocol={'vxlan' if protocol != 'vxlan' else 'geneve'}"
+        " on all nodes"
+    )
+
+
+def _usable(link: FoundOverlay, name: str) -> bool:
+    return link.kind == _PROTOCOLS[name] and link.metadata
+
+
+def _same_ports(one: FoundOverlay, other: TunnelDevice) -> bool:
     return (one.port, one.source_ports) == (other.port, other.source_ports)

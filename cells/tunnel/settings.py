@@ -13,11 +13,12 @@ import msgspec
 
 from cells.base.addresses import Family
 from cells.cluster.encryption import EncryptionKey
+from cells.datapath.datapath import TUNNEL_LINKS
 from cells.node.devices import PodMtu
 from lifecycle import Duration, Settings, Table, refuse, seconds
 
 __all__ = [
-    "VXLAN_PORT",
+    "PORTS",
     "EgressGatewayUse",
     "PodTunnel",
     "RouteMtu",
@@ -27,8 +28,8 @@ __all__ = [
 ]
 
 
-VXLAN_PORT: Final = 8472
-"""Linux' port of VXLAN, older than IANA's; what Cilium and flannel use."""
+PORTS: Final = {"vxlan": 8472, "geneve": 6081}
+"""Of VXLAN, Linux' own, older than IANA's, which Cilium and flannel use; of Geneve, IANA's (RFC 8926)."""
 
 
 class TunnelSettings(Settings, frozen=True):
@@ -38,18 +39,19 @@ class TunnelSettings(Settings, frozen=True):
     """How packets reach pods on other nodes: tunnel, encapsulated between nodes; native, by the network's own
     routes. A change takes effect at the next start."""
 
-    tunnel_protocol: str = "vxlan"
-    """The encapsulation: vxlan (RFC 7348)."""
+    tunnel_protocol: Literal["vxlan", "geneve"] = "vxlan"
+    """The encapsulation, the same on all nodes: vxlan (RFC 7348), geneve (RFC 8926). The kernel needs
+    devices of it. A change takes effect at the next start."""
 
     underlay_protocol: Literal["ipv4", "ipv6"] = "ipv4"
     """IP version of the packets between nodes that carry those of pods: ipv4, ipv6. Each node needs an
     address of it. Nodes take packets of both: a cluster can change from one to the other node by node."""
 
     tunnel_port: int = 0
-    """UDP port of the tunnel, the same on all nodes; 0: 8472."""
+    """UDP port of the tunnel, the same on all nodes; 0: 8472 for vxlan, 6081 for geneve."""
 
     tunnel_source_port_range: str = "0-0"
-    """Source UDP ports of encapsulated packets, LOW-HIGH; 0-0: the kernel chooses."""
+    """Source UDP ports of encapsulated packets, LOW-HIGH, for vxlan; 0-0: the kernel chooses."""
 
     enable_ipv4_egress_gateway: bool = False
     """Have pods that CiliumEgressGatewayPolicies select leave the cluster by their gateway, from its address.
@@ -79,9 +81,14 @@ class TunnelSettings(Settings, frozen=True):
         return _OVERHEADS[self.underlay] if self.has_tunnel else 0
 
     @property
+    def link(self) -> str:
+        """The tunnel's device; empty without a tunnel."""
+        return TUNNEL_LINKS[self.tunnel_protocol] if self.has_tunnel else ""
+
+    @property
     def port(self) -> int:
         """The UDP port."""
-        return self.tunnel_port or VXLAN_PORT
+        return self.tunnel_port or PORTS[self.tunnel_protocol]
 
     @property
     def source_ports(self) -> tuple[int, int]:
@@ -90,14 +97,10 @@ class TunnelSettings(Settings, frozen=True):
         return int(low), int(high)
 
     def validate(self) -> None:
-        """Refuse other protocols, and ports that are none; raises ValueErrors of one line."""
+        """Refuse ports that are none, and what does not go together; raises ValueErrors of one line."""
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
-        if self.tunnel_protocol == "geneve":
-            yield "tunnel-protocol=geneve: not supported, the tunnel is VXLAN: expected vxlan"
-        elif self.tunnel_protocol != "vxlan":
-            yield f"tunnel-protocol={self.tunnel_protocol}: expected vxlan"
         if self.enable_ipv4_egress_gateway and self.underlay is Family.IPV6:
             yield (
                 "underlay-protocol=ipv6: egress gateways are reached over IPv4: expected ipv4, or"
@@ -107,7 +110,7 @@ class TunnelSettings(Settings, frozen=True):
             every = self.egress_gateway_reconciliation_trigger_interval
             yield f"egress-gateway-reconciliation-trigger-interval={every}: expected a duration, such as 1s"
         if not 0 <= self.tunnel_port <= 0xFFFF:
-            yield f"tunnel-port={self.tunnel_port}: expected a UDP port, 1 to 65535, or 0 for {VXLAN_PORT}"
+            yield f"tunnel-port={self.tunnel_port}: expected a UDP port, 1 to 65535, or 0"
         if not re.fullmatch(r"\d{1,5}-\d{1,5}", self.tunnel_source_port_range):
             yield f"tunnel-source-port-range={self.tunnel_source_port_range}: expected LOW-HIGH"
             return
@@ -116,6 +119,11 @@ class TunnelSettings(Settings, frozen=True):
             yield (
                 f"tunnel-source-port-range={self.tunnel_source_port_range}: expected ports from 1 to 65535,"
                 " the lower first, or 0-0 for the kernel's choice"
+            )
+        elif (low, high) != (0, 0) and self.tunnel_protocol != "vxlan":
+            yield (
+                f"tunnel-source-port-range={self.tunnel_source_port_range}: the kernel chooses the ports of"
+                f" {self.tunnel_protocol}: expected 0-0, or tunnel-protocol=vxlan"
             )
 
 
@@ -158,9 +166,9 @@ def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:
 
 # How large packets may be that pods send to other nodes.
 
-_VXLAN: Final = 14 + 8 + 8
-"""Bytes before a packet that is inside: Ethernet, VXLAN and UDP."""
-_OVERHEADS: Final = {Family.IPV4: _VXLAN + 20, Family.IPV6: _VXLAN + 40}
+_ENCAPSULATION: Final = 14 + 8 + 8
+"""Bytes before a packet that is inside: Ethernet, VXLAN or Geneve without options, and UDP."""
+_OVERHEADS: Final = {Family.IPV4: _ENCAPSULATION + 20, Family.IPV6: _ENCAPSULATION + 40}
 """With the header outside."""
 
 
@@ -171,6 +179,8 @@ class RouteMtu:
 
     tunnelled: bool
     """Whether pods' packets go through the tunnel."""
+    tunnel_link: str
+    """The device they go through then."""
 
     def __init__(
         self, mtu: PodMtu, settings: TunnelSettings, keys: Table[str, EncryptionKey] | None = None
@@ -179,6 +189,7 @@ class RouteMtu:
         self.devices = mtu.devices
         """What it follows from."""
         self.tunnelled = settings.tunnelled
+        self.tunnel_link = settings.link
         self._overhead = settings.overhead
         self._keys = keys
 

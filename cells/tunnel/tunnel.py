@@ -9,7 +9,6 @@ from typing import Final
 from cells.base.addresses import Family
 from cells.cluster.direct_routes import DirectRouting
 from cells.cluster.identity.identities import ClusterAllocator, NodeAllocator
-from cells.datapath.datapath import TUNNEL_LINK
 from cells.netlink import news
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
@@ -198,7 +197,7 @@ class Tunnel:
             needed = [why for key, why in error.failures.items() if key in self._objects]
             if needed:
                 raise HiveError(f"failed to set up the tunnel: {needed[0]}") from needed[0]
-            self._log.warning("failed to remove the tunnel", device=TUNNEL_LINK, error=str(error))
+            self._log.warning("failed to remove the tunnel", error=str(error))
 
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in news.hints(_RTMGRP_TC, FILTERS_REMOVED):

@@ -20,7 +20,6 @@ import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
-from cells.datapath.datapath import TUNNEL_LINK
 from cells.encryption.ipsec.keys import IpsecKey, KeyRing
 from cells.netlink.connection import NetlinkError
 from cells.netlink.network import Marked, MarkedRule, TableRoute
@@ -450,7 +449,7 @@ def wanted_routes(
             if not node.local:
                 link, size = host, mtu.encrypted()
             elif mtu.tunnelled:
-                link, size = links.get(TUNNEL_LINK), 0
+                link, size = links.get(mtu.tunnel_link), 0
             else:
                 link, size = _link_with(node, family, links.values()), 0
             if link is not None:

@@ -36,7 +36,7 @@ from cells.maps.records.flows import (
     EncryptionConfig,
 )
 from cells.netlink.connection import NetlinkError
-from cells.netlink.vxlan import FoundVxlan, VxlanLinks, create_wireguard
+from cells.netlink.overlay import FoundOverlay, OverlayLinks, create_wireguard
 from cells.node.addresses import NodeAddresses
 from cells.node.devices import PodMtu
 from lifecycle import HiveError, Logger
@@ -359,7 +359,7 @@ class WireguardDevice:
         self._addresses = addresses
         self._mtu = mtu
         self._log = log
-        self._links = VxlanLinks()
+        self._links = OverlayLinks()
         self.program = WireguardProgram(agent.state_dir, log)
         self._control: WireguardControl = KernelControl()
         self.state = DeviceState()
@@ -404,7 +404,7 @@ class WireguardDevice:
         self.state = self._control.read()
         return {key: frozenset(peer.allowed) for key, peer in self.state.peers.items() if key != DUMMY_KEY}
 
-    def _found(self) -> FoundVxlan | None:
+    def _found(self) -> FoundOverlay | None:
         """The link if it can be used. What a program left that does not run goes."""
         link = self._links.find(WIREGUARD_LINK)
         if link is None:
@@ -424,7 +424,7 @@ class WireguardDevice:
         self.program.end()
         return None
 
-    def _make(self) -> FoundVxlan:
+    def _make(self) -> FoundOverlay:
         try:
             create_wireguard(WIREGUARD_LINK, self.mtu)
             self._control = KernelControl()

@@ -57,7 +57,7 @@ ADVICE: Final = {
     ),
     147: Advice(
         "a packet at the tunnel's device without metadata",
-        "another program uses cilium_vxlan",
+        "another program uses the tunnel's device",
     ),
     150: Advice(
         "neighbour discovery for an address that no pod has",
@@ -104,7 +104,7 @@ ADVICE: Final = {
         "ip route get ADDRESS on the node",
     ),
     170: Advice(
-        "a pod sends VXLAN itself",
+        "a pod sends to the tunnel's port itself",
         "not allowed",
     ),
     171: Advice(

@@ -278,8 +278,8 @@ true
 {{- if and .Values.aksbyocni.enabled (ne (.Values.ipam.mode | default "cluster-pool") "cluster-pool") -}}
 {{- fail (printf "ipam.mode=%s: not served here with aksbyocni.enabled: expected cluster-pool, or leave it out" .Values.ipam.mode) -}}
 {{- end -}}
-{{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan")) -}}
-{{- fail (printf "tunnelProtocol=%s: not served here yet: expected vxlan, or leave it out" .Values.tunnelProtocol) -}}
+{{- if not (has (.Values.tunnelProtocol | default "vxlan") (list "vxlan" "geneve")) -}}
+{{- fail (printf "tunnelProtocol=%s: not served here: expected vxlan or geneve, or leave it out" .Values.tunnelProtocol) -}}
 {{- end -}}
 {{- if not (has (.Values.underlayProtocol | default "ipv4") (list "ipv4" "ipv6")) -}}
 {{- fail (printf "underlayProtocol=%s: not served here: expected ipv4 or ipv6, or leave it out" .Values.underlayProtocol) -}}

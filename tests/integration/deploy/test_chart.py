@@ -208,7 +208,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"routingMode": "bogus"}, "routingMode=bogus: not served here: expected native or tunnel"),
         ({"routingMode": "tunnel", "autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs"),
         ({"autoDirectNodeRoutes": True}, "autoDirectNodeRoutes=true: needs routingMode"),
-        ({"tunnelProtocol": "geneve"}, "tunnelProtocol=geneve: not served here yet: expected vxlan"),
+        ({"tunnelProtocol": "gre"}, "tunnelProtocol=gre: not served here: expected vxlan or geneve"),
         ({"underlayProtocol": "auto"}, "underlayProtocol=auto: not served here: expected ipv4 or ipv6"),
         ({"bpf": {"masquerade": False}}, "bpf.masquerade=false: masquerading by iptables is not served here"),
         ({"cni": {"chainingMode": "bogus"}}, "cni.chainingMode=bogus: not served here: expected none"),

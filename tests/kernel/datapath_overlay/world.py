@@ -51,15 +51,15 @@ class OverlayWorld(World):
         for network in ("10.2.0.0", "fd00:10:2::"):
             self.maps["cilium_tunnel_map"].update(TunnelKey(ip_address(network)).pack(), value)
 
-    def set_tunnel(self, *, on: bool, flags: int = 0) -> None:
+    def set_tunnel(self, *, on: bool, flags: int = 0, port: int = PORT) -> None:
         """routing-mode=tunnel, or native."""
-        row = TunnelConfig(IFINDEX, MTU, PORT, flags=flags) if on else TunnelConfig()
+        row = TunnelConfig(IFINDEX, MTU, port, flags=flags) if on else TunnelConfig()
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         self.bump(0)
 
-    def over_ipv6(self, source: str = OWN6) -> None:
+    def over_ipv6(self, source: str = OWN6, port: int = PORT) -> None:
         """underlay-protocol=ipv6: the ipcache says who pods are, and ranges where they are."""
-        row = TunnelConfig(IFINDEX, MTU, PORT, ip_address(source), TUNNEL_OVER_IPV6)
+        row = TunnelConfig(IFINDEX, MTU, port, ip_address(source), TUNNEL_OVER_IPV6)
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         value = TunnelValue(ip_address(OTHER_NODE6)).pack()
         for network in ("10.2.0.0", "fd00:10:2::"):

@@ -93,7 +93,7 @@ class IpsecWorld:
         self.tunnelled = tunnelled
 
     def route_mtu(self) -> RouteMtu:
-        return fake(RouteMtu, tunnelled=self.tunnelled, encrypted=lambda: 1400)
+        return fake(RouteMtu, tunnelled=self.tunnelled, tunnel_link="cilium_vxlan", encrypted=lambda: 1400)
 
     def router(self) -> Router:
         return fake(Router, endpoint_routes=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -37,6 +38,7 @@ from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, tcp_listener, udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import interfaces, ping
 from hive.main import cli
+from tests.support.agents import run_agent
 from tests.support.namespaces import need_root
 from tests.support.requests import PUBLIC, answering, ask_http, policy
 from tests.support.town import connects
@@ -247,17 +249,17 @@ def test_removed_devices_and_routes_are_restored(cluster: Cluster) -> None:
         eventually(partial(node.run, ping, ipv4("pod-2-1"), 1))
 
 
-def device() -> tuple[int, int] | None:
+def device(protocol: str = "vxlan") -> tuple[int, int] | None:
     """Port and MTU of the tunnel; None without one."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:
-        indexes = ip.link_lookup(ifname="cilium_vxlan")
+        indexes = ip.link_lookup(ifname=f"cilium_{protocol}")
         if not indexes:
             return None
         (link,) = ip.get_links(indexes[0])
         data = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_DATA")
-        return data.get_attr("IFLA_VXLAN_PORT"), link.get_attr("IFLA_MTU")
+        return data.get_attr(f"IFLA_{protocol.upper()}_PORT"), link.get_attr("IFLA_MTU")
 
 
 def tells(lab: Lab, ask: Callable[[], object], expected: object) -> bool:
@@ -377,6 +379,50 @@ def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
         restarted(cluster, lab, *SETTINGS, "--tunnel-port=8999", "--mtu=1400")
     for lab in cluster.nodes():
         eventually(partial(tells, lab, device, (8999, 1400)))
+    all_reach(cluster)
+
+
+def has_geneve() -> bool:
+    """Whether this kernel makes such devices."""
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    with IPRoute() as ip:
+        try:
+            ip.link("add", ifname="probe", kind="geneve", geneve_collect_metadata=True, geneve_port=7777)
+        except NetlinkError as error:
+            if error.code != errno.EOPNOTSUPP:
+                raise
+            return False
+        ip.link("del", index=ip.link_lookup(ifname="probe")[0])
+        return True
+
+
+def test_geneve_is_the_tunnel_or_refused_where_the_kernel_has_none(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    chosen = (*SETTINGS, "--tunnel-protocol=geneve")
+    if in_node(first, has_geneve):
+        for lab in (first, second):
+            restarted(cluster, lab, *chosen)
+        all_reach(cluster)
+        for lab in (first, second):
+            eventually(partial(tells, lab, partial(device, "geneve"), (6081, 1500)))
+            assert tells(lab, device, None)
+    else:
+        agent_process.crash(first)
+        ended = run_agent(first, f"--manifests-dir={first.manifests}", *cluster.settings(chosen))
+        line = (
+            "tunnel-protocol=geneve: this kernel has no such devices (CONFIG_GENEVE): load its module geneve,"
+            " or set tunnel-protocol=vxlan on all nodes"
+        )
+        assert ended.code == 1
+        assert line in ended.stderr.splitlines()[-1]
+        assert tells(first, device, (PORT, 1500))
+        all_reach(cluster)  # by what the agent before has left
+    for lab in (first, second):
+        restarted(cluster, lab, *SETTINGS)
+        eventually(partial(tells, lab, device, (PORT, 1500)))
+        assert tells(lab, partial(device, "geneve"), None)
     all_reach(cluster)
 
 

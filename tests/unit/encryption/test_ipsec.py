@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
-from cells.datapath.datapath import TUNNEL_LINK
+from cells.datapath.datapath import TUNNEL_LINKS
 from cells.encryption.ipsec.keys import (
     IpsecKey,
     IpsecKeyError,
@@ -349,7 +349,7 @@ def test_routes_and_rules_are_those_recorded() -> None:
         more, fewer = 0, 0
         config = case["config"]
         mode = mode_of(config)
-        name = TUNNEL_LINK if mode.tunnel else "eth0x"
+        name = TUNNEL_LINKS["vxlan"] if mode.tunnel else "eth0x"
         links = [link(NODE_LINK, name, "192.168.1.1/24", "fd01::1/64"), link(HOST_LINK, "cilium_host")]
         nodes: dict[str, ClusterNode] = {}
         on = False
@@ -360,7 +360,7 @@ def test_routes_and_rules_are_those_recorded() -> None:
                 del nodes[node["name"]]
             elif node:
                 nodes[node["name"]] = node_of(node)
-            mtu = fake(RouteMtu, tunnelled=mode.tunnel, encrypted=lambda: 1500)
+            mtu = fake(RouteMtu, tunnelled=mode.tunnel, tunnel_link=name, encrypted=lambda: 1500)
             rows = wanted_routes(
                 nodes.values(), links, mode.families, mtu, endpoint_routes=mode.endpoint_routes
             )

@@ -60,7 +60,7 @@ from cells.maps.records.flows import (
     SkipLbKey,
     SockConfig,
 )
-from cells.netlink import messages, vxlan
+from cells.netlink import messages, overlay
 from cells.netlink.network import Marked, rule
 from cells.netlink.wire import Request, attributes, encode
 from cells.netlink.wire import messages as in_datagram
@@ -269,8 +269,9 @@ def requests(ifindex: int, number: int, address: IPv4Address | IPv6Address, mac:
     yield messages.delete_filter(ifindex, number)
     yield messages.dump_filters(ifindex, number)
     yield messages.set_xdp(ifindex, -1 if number % 2 else descriptor, generic=True, instead_of=descriptor)
-    yield vxlan.new_vxlan("tunnel", number, number & 0xFFFF, (number & 0xFFFF, 0xFFFF))
-    yield vxlan.mtu_and_up(ifindex, "tunnel", number)
+    for kind in ("vxlan", "geneve"):
+        yield overlay.new_overlay(kind, "tunnel", number, number & 0xFFFF, (number & 0xFFFF, 0xFFFF))
+    yield overlay.mtu_and_up(ifindex, "tunnel", number)
     yield rule(32, 0, Marked(number, number, number, number), messages.family_of(address), ())
 
 

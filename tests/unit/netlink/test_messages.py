@@ -17,8 +17,8 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 from cells.netlink import messages, network
 from cells.netlink.messages import VethPair
 from cells.netlink.network import Marked
-from cells.netlink.vxlan import mtu_and_up, new_vxlan
-from cells.netlink.wire import Request, encode
+from cells.netlink.overlay import mtu_and_up, new_overlay, read_overlay
+from cells.netlink.wire import Message, Request, encode
 
 MAC_A = bytes.fromhex("02aabbccdd01")
 MAC_B = bytes.fromhex("02aabbccdd02")
@@ -107,6 +107,20 @@ def vxlan(more: list[Any]) -> bytes:
     return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
 
 
+def geneve() -> bytes:
+    """As Cilium's setupGeneveDevice asks for it."""
+    data = [("IFLA_GENEVE_COLLECT_METADATA", True), ("IFLA_GENEVE_PORT", 6081)]
+    info = {"attrs": [("IFLA_INFO_KIND", "geneve"), ("IFLA_INFO_DATA", {"attrs": data})]}
+    attributes = [("IFLA_IFNAME", "cilium_geneve"), ("IFLA_MTU", 1500), ("IFLA_LINKINFO", info)]
+    return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
+
+
+def test_a_geneve_device_is_read_as_the_kernel_shows_it() -> None:
+    body = geneve()[16:]
+    found = read_overlay(Message(messages.RTM_NEWLINK, 0, 1, body))
+    assert (found.kind, found.port, found.metadata, found.mtu) == ("geneve", 6081, True, 1500)
+
+
 MARK = Marked(mark=0x200, mask=0xF00, table=2004, priority=9)
 
 
@@ -129,9 +143,10 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         lambda: veth([("IFLA_NET_NS_FD", 9)]),
     ),
     "veth with both ends here": (messages.create_veth(HERE), lambda: veth([])),
-    "VXLAN": (new_vxlan("cilium_vxlan", 1500, 8472, (0, 0)), lambda: vxlan([])),
+    "VXLAN": (new_overlay("vxlan", "cilium_vxlan", 1500, 8472, (0, 0)), lambda: vxlan([])),
+    "Geneve": (new_overlay("geneve", "cilium_geneve", 1500, 6081, (0, 0)), geneve),
     "VXLAN that sends from a range of ports": (
-        new_vxlan("cilium_vxlan", 1500, 8472, (40000, 40999)),
+        new_overlay("vxlan", "cilium_vxlan", 1500, 8472, (40000, 40999)),
         lambda: vxlan([("IFLA_VXLAN_PORT_RANGE", {"low": 40000, "high": 40999})]),
     ),
     "a rule for marked packets": (

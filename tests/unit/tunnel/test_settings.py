@@ -26,8 +26,8 @@ def refused(directory: Path, **values: str) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"tunnel_protocol": "geneve"}, "not supported, the tunnel is VXLAN"),
-        ({"tunnel_protocol": "gre"}, "expected vxlan"),
+        ({"tunnel_protocol": "gre"}, "vxlan, geneve"),
+        ({"tunnel_protocol": "geneve", "tunnel_source_port_range": "10-20"}, "expected 0-0, or"),
         ({"underlay_protocol": "auto"}, "underlay-protocol"),
         (
             {"underlay_protocol": "ipv6", "enable_ipv4_egress_gateway": "true"},
@@ -47,6 +47,14 @@ def test_the_charts_values_are_accepted(tmp_path: Path) -> None:
     assert refused(tmp_path, **chart) == []
 
 
+def test_geneve_has_its_own_device_and_port() -> None:
+    for chosen, port in ((0, 6081), (9000, 9000)):
+        settings = TunnelSettings(tunnel_protocol="geneve", tunnel_port=chosen)
+        device = wanted(settings, 1500, 1450, None, ())["device"]
+        assert device == TunnelDevice("geneve", port, (0, 0), 1500)
+        assert (settings.link, settings.port, settings.overhead) == ("cilium_geneve", port, 50)
+
+
 def test_in_native_mode_nothing_of_a_tunnel_is_wanted() -> None:
     assert wanted(TunnelSettings(routing_mode="native"), 1500, 1500, None, ()) == {}
 
@@ -56,7 +64,7 @@ def test_the_address_others_know_is_the_source_if_it_is_on_a_device() -> None:
     own = IPv4Address("192.0.2.1")
     for local, source in (([own], own), ([], IPv4Address(0))):
         assert list(wanted(settings, 1500, 1450, own, local).values()) == [
-            TunnelDevice(9000, (10, 20), 1500),
+            TunnelDevice("vxlan", 9000, (10, 20), 1500),
             TunnelPrograms(),
             TunnelFacts(1450, 9000, source),
         ]

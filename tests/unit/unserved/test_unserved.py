@@ -99,7 +99,6 @@ WRONG: Final = {
     "bpf-map-sizes": {"bpf-ct-global-tcp-max"},  # 1e+06
     "family-none": {"enable-ipv4"},
     "null-removes-cni-exclusive": {"auto-direct-node-routes", "cni-exclusive"},  # empty texts
-    "routing-tunnel-geneve": {"tunnel-protocol"},
     "unvalidated-chaining-mode-unknown": {"cni-chaining-mode"},
     "unvalidated-identity-mode-unknown": {"identity-allocation-mode"},
     "unvalidated-lb-mode-unknown": {"bpf-lb-acceleration", "bpf-lb-algorithm", "bpf-lb-mode"},
