@@ -37,13 +37,22 @@ def tun_wire(name: str, *ends: tuple[Namespaces, Sequence[str]]) -> Iterator[Non
             os.close(stop)
 
 
+def open_tun(name: str) -> int:
+    """Make a device of that name here, down; it goes with the descriptor, where its packets are read."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextmanager
 def _end(name: str, where: Namespaces, addresses: Sequence[str]) -> Iterator[int]:
     with inside(where):
-        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        descriptor = open_tun(name)
     try:
-        with inside(where):
-            fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
         where.run(_bring_up, name, addresses)
         yield descriptor
     finally:

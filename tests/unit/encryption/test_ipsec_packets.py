@@ -1,7 +1,7 @@
 """Two nodes whose plans exchange ESP, by a double of the kernel's XFRM that has the states of each.
 
-Packets are encrypted by scapy, and read as RFC 4303 (ESP with extended sequence numbers) and RFC 4106
-(AES-GCM) have it by the primitives of `cryptography`: what one gets wrong, the other does not understand.
+Packets are encrypted by scapy, and read by the double of ESP that nodes of kernel tests have: what one gets
+wrong, the other does not understand.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.ipsec import ESP, SecurityAssociation
@@ -25,7 +23,8 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.encryption.ipsec.keys import KeyRing
 from cells.encryption.ipsec.plan import DECRYPT, ENCRYPT, IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget
-from cells.netlink.xfrm import Direction, XfrmMark, XfrmState
+from cells.netlink.xfrm import XfrmState
+from tests.support.esp import covers, matching, seal, unseal
 from tests.unit.encryption.fakes import FakeXfrm
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +34,22 @@ SECOND = "4+ rfc4106(gcm(aes)) 0102030405060708090a0b0c0d0e0f1011121314 128"
 LONG = "5+ rfc4106(gcm(aes)) " + "ab" * 36 + " 128"
 SECRET = b"what a pod says to another"
 ROTATION = 300.0
-_ICV, _IV, _SALT = 16, 8, 4
 
 
-def covers(mark: XfrmMark, packet: int) -> bool:
-    return packet & mark.mask == mark.value
+def association(state: XfrmState, sequence: int) -> SecurityAssociation:
+    """What scapy encrypts and decrypts by."""
+    assert state.aead is not None
+    kind = IP if state.source.version == 4 else IPv6
+    return SecurityAssociation(
+        ESP,
+        spi=state.spi,
+        seq_num=sequence,
+        crypt_algo="AES-GCM",
+        crypt_key=state.aead.key.octets,
+        tunnel_header=kind(src=str(state.source), dst=str(state.destination)),
+        esn_en=True,
+        esn=0,
+    )
 
 
 class EspNode:
@@ -84,22 +94,9 @@ class EspNode:
 
     def send(self, packet: IP | IPv6, mark: int) -> bytes | None:
         """What leaves of a packet with this mark: clear if no policy takes it; None: it is blocked."""
-        source, destination = ip_address(packet.src), ip_address(packet.dst)
-
-        def inside(address: Any, network: IPv4Network | IPv6Network) -> bool:
-            return address.version == network.version and address in network
-
-        matching = [
-            one
-            for one in self.kernel.held_policies.values()
-            if one.direction is Direction.OUT
-            and (one.mark is None or covers(one.mark, mark))
-            and inside(source, one.source)
-            and inside(destination, one.destination)
-        ]
-        if not matching:
+        policy = matching(self.kernel.held_policies.values(), bytes(packet), mark)
+        if policy is None:
             return bytes(packet)
-        policy = min(matching, key=lambda one: one.priority)
         if policy.block:
             return None
         (template,) = policy.templates
@@ -112,44 +109,21 @@ class EspNode:
         return self._encrypted(packet, found[0]) if found else None
 
     def _encrypted(self, packet: IP | IPv6, state: XfrmState) -> bytes:
-        assert state.aead is not None
         self.sent[state.key] += 1
-        kind = IP if state.source.version == 4 else IPv6
-        association = SecurityAssociation(
-            ESP,
-            spi=state.spi,
-            seq_num=self.sent[state.key],
-            crypt_algo="AES-GCM",
-            crypt_key=state.aead.key.octets,
-            tunnel_header=kind(src=str(state.source), dst=str(state.destination)),
-            esn_en=True,
-            esn=0,
-        )
-        return bytes(association.encrypt(packet))
+        return bytes(association(state, self.sent[state.key]).encrypt(packet))
 
     def receive(self, data: bytes, other: int) -> bytes | None:
         """What is in a packet from node ``other``, as the program at the device marks it; None: no state."""
         packet = IP(data) if data[0] >> 4 == 4 else IPv6(data)
         esp = bytes(packet[ESP])
-        spi, sequence = struct.unpack_from("!II", esp)
+        (spi,) = struct.unpack_from("!I", esp)
         found = [
             one
             for one in self.kernel.held_states.values()
             if (one.destination, one.spi) == (ip_address(packet.dst), spi)
             and covers(one.mark, other << 16 | DECRYPT)
         ]
-        for state in found:
-            assert state.aead is not None
-            key, salt = state.aead.key.octets[:-_SALT], state.aead.key.octets[-_SALT:]
-            aad = struct.pack("!III", spi, 0, sequence)
-            try:
-                plain: bytes = AESGCM(key).decrypt(salt + esp[8 : 8 + _IV], esp[8 + _IV :], aad)
-            except InvalidTag:
-                return None
-            padding, following = plain[-2], plain[-1]
-            assert following == (4 if plain[0] >> 4 == 4 else 41)
-            return plain[: len(plain) - 2 - padding]
-        return None
+        return unseal(found[0], esp) if found else None
 
 
 def said(source: int, destination: int, family: Family) -> IP | IPv6:
@@ -206,6 +180,20 @@ class Pair:
         read = receiver.receive(data, self.numbers[sender])
         assert read in (None, bytes(said(sender.number, receiver.number, family)))
         return read is not None
+
+
+async def test_the_double_seals_what_scapy_reads_at_every_length() -> None:
+    pair = Pair(tunnel=False)
+    await pair.load(pair.first, FIRST)
+    for state in pair.first.kernel.held_states.values():
+        kind = IP if state.source.version == 4 else IPv6
+        outside = kind(
+            src=str(state.source), dst=str(state.destination), **{"proto" if kind is IP else "nh": 50}
+        )
+        for length in range(8):
+            inside = bytes(IP(src="10.0.1.9", dst="10.0.2.9") / UDP() / Raw(bytes(length)))
+            packet = kind(bytes(outside / Raw(seal(state, length + 1, inside))))
+            assert bytes(association(state, length + 1).decrypt(packet)) == inside
 
 
 @pytest.mark.parametrize("tunnel", [False, True])
