@@ -24,7 +24,7 @@ _MOST: Final = 5
 def pod_of(endpoint: dict[str, Any]) -> str:
     """``namespace/name`` of its pod; ``host`` and the like for what is none; empty where it has no name."""
     status = endpoint.get("status", {})
-    name: str = (status.get("external-identifiers") or {}).get("pod-name", "")
+    name: str = (status.get("external-identifiers") or {}).get("pod-name", "").strip("/")
     labels = (status.get("labels") or {}).get("security-relevant") or ()
     reserved = (label for label in labels if label.startswith("reserved:"))
     return name or next(reserved, "").removeprefix("reserved:")

@@ -196,10 +196,12 @@ def line_fitted(line: str, width: int | None) -> list[str]:
     return [" " * indent + start, *(" " * (indent + 4) + part for part in rest)]
 
 
-def echo_fitted(line: str) -> None:
+def echo_fitted(line: str, *, err: bool = False) -> None:
     """Print a line of a text, wrapped where a terminal is narrower."""
-    for part in line_fitted(line, terminal_width()):
-        click.echo(part)
+    stream = sys.stderr if err else sys.stdout
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+    for part in line_fitted(line, width):
+        click.echo(part, err=err)
 
 
 def cell_text(value: object) -> str:
@@ -259,11 +261,20 @@ def _fits(lines: Sequence[str], width: int) -> bool:
 
 
 def _cut(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """Cells of which the longest are cut short until a line fits, or none can be any shorter."""
+    """Cells of which the longest are cut short until a line fits, or none can be any shorter.
+
+    Names of columns, the first row, are cut last.
+    """
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    while (excess := sum(widths) + _GAP * (len(widths) - 1) - width) > 0 and max(widths) > _LEAST:
-        second, longest = sorted(widths)[-2:] if len(widths) > 1 else (0, widths[0])
-        widths[widths.index(longest)] = max(longest - excess, min(second, longest - 1), _LEAST)
+    for least in ([max(_LEAST, len(name)) for name in rows[0]], [_LEAST] * len(widths)):
+        while (excess := sum(widths) + _GAP * (len(widths) - 1) - width) > 0:
+            spare = {place: widths[place] for place in range(len(widths)) if widths[place] > least[place]}
+            if not spare:
+                break
+            longest = max(spare, key=spare.__getitem__)
+            second = max((size for place, size in spare.items() if place != longest), default=0)
+            shorter = min(second, widths[longest] - 1)
+            widths[longest] = max(widths[longest] - excess, shorter, least[longest])
     return [[_short(cell, most) for cell, most in zip(row, widths, strict=True)] for row in rows]
 
 

@@ -4,13 +4,17 @@ Source: cilium/statedb's script commands: where a word of the header stands, the
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-__all__ = ["Columns", "Golden", "aligned", "columns_of"]
+__all__ = ["Columns", "Golden", "aligned", "columns_of", "fitted", "left_out_note", "wrapped"]
 
 _GAP = "   "
+_LEAST = 10
+"""Characters that a cell which is shortened keeps."""
+_BELOW = "    "
 
 
 def columns_of(found: Iterable[Mapping[str, str]]) -> list[str]:
@@ -24,11 +28,42 @@ class Columns:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._widths = [len(name) for name in names]
+        self._filled: set[str] = set()
 
     def measure(self, record: Mapping[str, str]) -> None:
         """Make room for the cells of a record."""
-        cells = (record.get(name, "") for name in self._names)
+        cells = [record.get(name, "") for name in self._names]
+        self._filled.update(name for name, cell in zip(self._names, cells, strict=True) if cell)
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+
+    def fit(self, width: int, keep: Collection[str]) -> list[str]:
+        """Have lines of this width: without some columns, the empty and the widest first; then shorter cells.
+
+        Those to keep, or without any the first, stay. Returns the names of those left out that are not empty.
+        """
+        keep = keep or self._names[:1]
+        widths = dict(zip(self._names, self._widths, strict=True))
+        others = sorted(
+            (name for name in self._names if name not in keep),
+            key=lambda name: (name not in self._filled, widths[name]),
+        )
+        left_out = []
+        while self._excess(width) > 0 and others:
+            name = others.pop()
+            if name in self._filled:
+                left_out.append(name)
+            self._names = [each for each in self._names if each != name]
+            self._widths = [widths[each] for each in self._names]
+        while (excess := self._excess(width)) > 0 and max(self._widths) > _LEAST:
+            ordered = sorted(self._widths)
+            second = ordered[-2] if len(ordered) > 1 else 0
+            self._widths[self._widths.index(ordered[-1])] = max(
+                ordered[-1] - excess, min(second, ordered[-1] - 1), _LEAST
+            )
+        return left_out
+
+    def _excess(self, width: int) -> int:
+        return sum(self._widths) + len(_GAP) * (len(self._widths) - 1) - width
 
     def header(self) -> str:
         """A line of names in upper case."""
@@ -40,6 +75,47 @@ class Columns:
 
     def _line(self, cells: Sequence[str]) -> str:
         return f"{_line(cells, self._widths)}\n"
+
+
+def fitted(
+    found: Sequence[Mapping[str, str]],
+    columns: Sequence[str],
+    width: int | None,
+    *,
+    keep: Collection[str] = (),
+    below: str = "",
+) -> str:
+    """As aligned(), in lines of this width, if there is one.
+
+    The column named ``below`` then stands under each line; others are left out, and named at the end.
+    """
+    whole = aligned(found, columns)
+    if width is None or max(map(len, whole.splitlines())) <= width:
+        return whole
+    table = Columns([name for name in columns if name != below])
+    for record in found:
+        table.measure(record)
+    left_out = table.fit(width, keep)
+    lines = [table.header()]
+    for record in found:
+        lines += [table.line(record), *wrapped(record.get(below, ""), width, _BELOW)]
+    return "".join([*lines, *left_out_note(left_out, "a wider terminal shows them", width)])
+
+
+def left_out_note(names: Sequence[str], more: str, width: int) -> list[str]:
+    """Lines that name the columns left out, and what shows them; none where none is."""
+    return list(wrapped(f"not shown: {', '.join(names)} ({more})", width)) if names else []
+
+
+def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -> Iterator[str]:
+    """A text in lines of this width, if there is one, all of them after ``indent``."""
+    if width is None:
+        yield f"{indent}{text}\n"
+        return
+    for line in textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + further, break_on_hyphens=False
+    ):
+        yield f"{line}\n"
 
 
 def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
@@ -88,4 +164,14 @@ def _cut(line: str, starts: Sequence[int]) -> tuple[str, ...]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return _GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+    return _GAP.join(
+        _short(cell, width).ljust(width) for cell, width in zip(cells, widths, strict=True)
+    ).rstrip()
+
+
+def _short(text: str, most: int) -> str:
+    """A text of so many characters at most, without its middle: names differ at their ends."""
+    if len(text) <= most:
+        return text
+    start = most // 2
+    return f"{text[:start]}…{text[len(text) - (most - start - 1) :]}"

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import anyio.to_thread
 
-from lifecycle.admin.columns import aligned
+from lifecycle.admin.columns import fitted, wrapped
 from lifecycle.admin.script import (
     Arguments,
     Command,
@@ -126,7 +126,8 @@ class HiveCommands(Commands):
         for name, lines_of in lines.items():
             await state.print(f"{name + ':':{width}} {lines_of}")
         for one in bad:
-            await state.print(f"  {one.module}: {one.message}{f' ({one.error})' if one.error else ''}")
+            text = f"{one.module}: {one.message}{f' ({one.error})' if one.error else ''}"
+            await state.print("".join(wrapped(text, state.width, "  ", "  ")))
 
     async def _show_health(self, state: State, given: Arguments) -> None:
         under = given.words[0] if given.words else ""
@@ -143,7 +144,8 @@ class HiveCommands(Commands):
             }
             for one in found
         ]
-        await state.print(aligned(records, ["module", "level", "for", "message"]))
+        columns = ["module", "level", "for", "message"]
+        await state.print(fitted(records, columns, state.width, keep=columns[:3], below="message"))
 
     async def _graph(self, state: State, given: Arguments) -> None:
         from lifecycle.graph.views import show  # a hive that starts has no use for it
@@ -169,7 +171,8 @@ class HiveCommands(Commands):
             }
             for span in shown
         ]
-        await state.print(aligned(records, ["step", "took", "began", "what"]))
+        columns = ["step", "took", "began", "what"]
+        await state.print(fitted(records, columns, state.width, keep=columns))
         if len(shown) < len(spans):
             await state.print(f"and {len(spans) - len(shown)} more: --all shows them")
 
@@ -188,7 +191,8 @@ class HiveCommands(Commands):
             for one in self._jobs.snapshot()
         ]
         columns = ["module", "job", "kind", "runs", "failures", "last", "longest", "error"]
-        await state.print(aligned(records, columns))
+        keep = ["module", "job", "runs", "failures"]
+        await state.print(fitted(records, columns, state.width, keep=keep, below="error"))
 
     async def _disable(self, state: State, given: Arguments) -> None:
         module = given.words[0]

@@ -3,8 +3,9 @@
 Source: the shell of cilium/hive. Its protocol is used, so ``cilium-dbg shell`` can be the client: each line
         is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
         a comment to their servers: after ``#marks`` the output of a command that fails ends with
-        ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``, and
-        ``#complete LINE`` shows what the last word of the line may become.
+        ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``,
+        ``#complete LINE`` shows what the last word of the line may become, and after ``#width N`` tables
+        are N columns wide at most.
 """
 
 import asyncio
@@ -37,11 +38,12 @@ __all__ = ["CONFIRM", "END", "FAILED", "AdminServer", "AdminSocket"]
 
 END, FAILED, CONFIRM = "<<end>>", "<<failed>>", "<<confirm>>"
 
-_MARKS, _COMPLETE = "#marks", "#complete "
+_MARKS, _COMPLETE, _WIDTH = "#marks", "#complete ", "#width "
 _LEAVE = frozenset({"exit", "quit", "stop"})
 _SHELL = frozenset({"echo", "grep"})
 """Of the commands of scripts those that a shell has too."""
 _LONGEST_LINE = 1 << 16
+_NARROWEST = 20
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
@@ -159,6 +161,8 @@ class _Client:
         elif line.startswith(_COMPLETE):
             for word in self._engine.complete(line.removeprefix(_COMPLETE)):
                 await self._write(f"{word}\n")
+        elif line.startswith(_WIDTH) and (width := line.removeprefix(_WIDTH)).isdecimal():
+            self._state.width = max(int(width), _NARROWEST)
         else:
             mark = await self._run(line)
         await self._write(f"{mark if self._marks else END}\n")

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lifecycle.admin.browse import Follower, TableRow, rows, tables_info
-from lifecycle.admin.columns import Columns, Golden, aligned, columns_of
+from lifecycle.admin.columns import Columns, Golden, aligned, columns_of, fitted, left_out_note
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
 from lifecycle.jobs import Stretch
@@ -140,7 +140,7 @@ class TableCommands(Commands):
             }
             for one in tables_info(self._tables)
         ]
-        await state.print(aligned(found, ["name", "rows", "revision", "state"]))
+        await state.print(fitted(found, ["name", "rows", "revision", "state"], state.width, keep=["name"]))
 
     async def _show(self, state: State, given: Arguments) -> None:
         await _print(state, given, await _sorted(self._table(given.words[0]).snapshot()))
@@ -257,7 +257,8 @@ async def _print(state: State, given: Arguments, found: Sequence[Item]) -> None:
     if columns and form != "table":
         raise CommandError("--columns is for the format table")
     out: list[str] | None = [] if given.flags["out"] else None
-    shown = _table(found, columns) if form == "table" else _documents(found, form)
+    width = state.width if out is None else None
+    shown = _table(found, columns, width) if form == "table" else _documents(found, form)
     async with aclosing(shown) as parts:
         async for part in parts:
             if out is None:
@@ -284,8 +285,10 @@ async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, No
             first = False
 
 
-async def _table(found: Sequence[Item], columns: Sequence[str]) -> AsyncGenerator[str, None]:
-    """The rows under the names of their fields, in slices."""
+async def _table(
+    found: Sequence[Item], columns: Sequence[str], width: int | None
+) -> AsyncGenerator[str, None]:
+    """The rows under the names of their fields, in slices; columns that are asked for are never left out."""
     records, turn = await _records(found), Stretch()
     known: dict[str, None] = {}
     for record in records:
@@ -300,6 +303,7 @@ async def _table(found: Sequence[Item], columns: Sequence[str]) -> AsyncGenerato
     for record in records:
         table.measure(record)
         await turn.pause()
+    left_out = table.fit(width, wanted if columns else ()) if width is not None else []
     lines = [table.header()]
     for record in records:
         lines.append(table.line(record))
@@ -307,6 +311,8 @@ async def _table(found: Sequence[Item], columns: Sequence[str]) -> AsyncGenerato
             yield "".join(lines)
             lines = []
             await turn.pause()
+    if width is not None:
+        lines += left_out_note(left_out, "--columns or --format=yaml shows them", width)
     if lines:
         yield "".join(lines)
 

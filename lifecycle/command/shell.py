@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -89,8 +90,10 @@ class _Connection:
     def run(self, line: str) -> bool:
         """Print the output of a command as it comes; whether the command succeeded.
 
-        At a terminal, a command that needs confirmation asks the user first.
+        At a terminal, tables are as wide as it is, and a command that needs confirmation asks the user first.
         """
+        if sys.stdout.isatty():
+            list(self.ask(f"#width {shutil.get_terminal_size().columns}"))
         for text in self.ask(line):
             if text == FAILED:
                 return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import textwrap
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -209,10 +210,11 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
     async def show(state: State, given: Arguments) -> None:
         matches = _pattern(given.words)
         form = given.flags["format"]
+        width = None if given.flags["out"] else state.width
         if given.flags["sampled"]:
-            shown = _sampled(sampler.samples, matches, form)
+            shown = _sampled(sampler.samples, matches, form, width)
         else:
-            shown = _current(await sampler.metrics.families(), matches, form)
+            shown = _current(await sampler.metrics.families(), matches, form, width)
         await _print(state, given, shown)
 
     async def plot(state: State, given: Arguments) -> None:
@@ -272,7 +274,7 @@ async def _print(state: State, given: Arguments, text: str) -> None:
         await state.print(text)
 
 
-def _current(families: Sequence[MetricFamily], matches: re.Pattern[str], form: str) -> str:
+def _current(families: Sequence[MetricFamily], matches: re.Pattern[str], form: str, width: int | None) -> str:
     found = [
         (family, values, value)
         for family in families
@@ -285,7 +287,7 @@ def _current(families: Sequence[MetricFamily], matches: re.Pattern[str], form: s
             (family.name, labels_text(family, values), _value(family.name, value))
             for family, values, value in found
         ]
-        return _columns([("Metric", "Labels", "Value"), *rows])
+        return _columns([("Metric", "Labels", "Value"), *rows], width)
     return _document(
         [
             {
@@ -306,7 +308,7 @@ def _value(name: str, value: float | Histogram) -> str:
     return " / ".join(pretty(one, suffix) for one in quantiles(value.bounds, value.counts))
 
 
-def _sampled(samples: Samples, matches: re.Pattern[str], form: str) -> str:
+def _sampled(samples: Samples, matches: re.Pattern[str], form: str, width: int | None) -> str:
     found = [one for one in samples if matches.search(one.name + one.labels)]
     if form != "table":
         dump = {
@@ -321,7 +323,7 @@ def _sampled(samples: Samples, matches: re.Pattern[str], form: str) -> str:
         rows.append(
             (one.name, one.labels, *(one.shown(ring[back] for ring in rings) for back in BACK.values()))
         )
-    return _columns(rows)
+    return _columns(rows, width)
 
 
 def _dumped(samples: Samples, series: Series) -> Mapping[str, object]:
@@ -358,9 +360,29 @@ def _document(value: object, form: str) -> str:
     return str(yaml.safe_dump(value, sort_keys=False))
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
+def _columns(rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """Rows as lines of this width, if there is one: labels, and long values, then stand below the name."""
+    lines = _aligned(rows)
+    if width is None or max(map(len, lines)) <= width:
+        return "\n".join(lines)
+    (_, _, *titles), *body = rows
+    shown = []
+    for name, labels, *values in body:
+        beside = "   ".join((name, *values))
+        fits = len(beside) <= width
+        shown.append(beside if fits else name)
+        named = zip(titles, values, strict=True)
+        below = [labels] if fits else [labels, ", ".join(f"{title}: {value}" for title, value in named)]
+        for text in below:
+            shown += textwrap.wrap(
+                text, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+            )
+    return "\n".join(shown)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(_line(row, widths) for row in rows)
+    return [_line(row, widths) for row in rows]
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

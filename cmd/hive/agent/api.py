@@ -2,7 +2,7 @@
 
 import click
 
-from hive.output import document, fitted, output_option, table_width
+from hive.output import detailed, document, output_option, table_width
 
 
 @click.command()
@@ -17,11 +17,6 @@ def command(output: str) -> None:
     if (text := document(openapi.document(), output)) is not None:
         click.echo(text)
         return
-    rows = [
-        {"operation": one.id, "method": one.method, "path": one.path, "summary": one.summary}
-        for one in openapi.DESCRIBED
-        if not one.alias
-    ]
-    columns = ("operation", "method", "path", "summary")
-    for line in fitted(rows, table_width(output), "-o wide", columns, ("method", "path", "summary")):
+    rows = [((one.id, one.method, one.path), [one.summary]) for one in openapi.DESCRIBED if not one.alias]
+    for line in detailed(("OPERATION", "METHOD", "PATH", "SUMMARY"), rows, table_width(output)):
         click.echo(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.output import document, fact_lines, output_option, table_width
 
 
 @click.command()
@@ -27,7 +27,8 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
     if (text := document(found, output)) is not None:
         click.echo(text)
         return
-    for line in table([(name, version or "none runs here") for name, version in found.items()]):
+    facts = [(name, version or "none runs here") for name, version in found.items()]
+    for line in fact_lines(facts, table_width(output)):
         click.echo(line)
 
 

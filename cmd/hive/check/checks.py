@@ -20,7 +20,8 @@ State = Literal["passed", "failed", "skipped"]
 WITHIN: Final = 10.0
 """Seconds for which a check tries, before it fails."""
 FAMILIES: Final = {4: "IPv4", 6: "IPv6"}
-PAGE: Final = "docs/operate/check.md"
+PAGE: Final = "Does the cluster work?"
+"""The title of the documentation's page that has a section about each check."""
 
 
 class Place(NamedTuple):
@@ -149,7 +150,7 @@ class Check:
     @property
     def see(self) -> str:
         """The part of the documentation about it."""
-        return f"{PAGE}#{self.name}"
+        return f'"{PAGE}" in the documentation, section {self.name}'
 
 
 class _SkipError(Exception):
@@ -502,7 +503,7 @@ CHECKS: Final = (
     Check(
         "mtu",
         "the largest packets, and a bulk transfer",
-        "set mtu to what the network between the nodes carries, less what a tunnel adds",
+        "set mtu (hive config get mtu) to what the network between nodes carries, less what a tunnel adds",
         _mtu,
     ),
     Check(

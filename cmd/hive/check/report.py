@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from hive.check.checks import CHECKS, FAMILIES, NAMES, NEEDED, Result, Run
-from hive.output import BAD, GOOD, QUIET, json_text, terminal_width
+from hive.output import BAD, GOOD, QUIET, json_text, line_fitted, terminal_width
 
 F = TypeVar("F", bound=Callable[..., object])
 COLOURS: Final = {"passed": GOOD, "failed": BAD, "skipped": QUIET}
@@ -124,7 +124,8 @@ class _Printer:
             click.echo("\r\033[K", nl=False)
         state = click.style(f"{result.state:{_INDENT}}", fg=COLOURS[result.state])
         tries = f"  {result.tries} {'try' if result.tries == 1 else 'tries'}" if result.tries else ""
-        self._line(f"{state}{result.name}: {result.title}{tries}")
+        for line in line_fitted(f"{state}{result.name}: {result.title}{tries}", self._width):
+            self._line(line)
         if result.note:
             self._below(result.note)
         for text in result.failures[:_MOST]:

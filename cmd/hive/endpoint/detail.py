@@ -13,7 +13,7 @@ import click
 
 from hive import completion
 from hive.client import ask, socket_option, timeout_option
-from hive.names import endpoint_number, labels_text
+from hive.names import endpoint_number, labels_text, pod_of
 from hive.output import (
     BAD,
     GOOD,
@@ -65,7 +65,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     addresses = networking.get("addressing", [{}])[0]
     yield "Endpoint:", str(found["id"])
     yield "State:", status["state"]
-    yield "Pod:", names.get("pod-name", "")
+    yield "Pod:", pod_of(found)
     yield "Container:", names.get("container-id", "")
     yield "IPv4:", addresses.get("ipv4", "")
     yield "IPv6:", addresses.get("ipv6", "")

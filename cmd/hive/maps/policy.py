@@ -15,7 +15,7 @@ from hive.maps.pinned import directory_of, root_option, rows_of
 from hive.names import Names, endpoint_number
 from hive.output import document, fitted, output_option, table_width
 
-_FIRST = ("endpoint", "pod", "verdict", "direction", "identity", "peer", "port/protocol")
+_FIRST = ("pod", "verdict", "direction", "peer", "port/protocol")
 
 
 @click.command()
@@ -64,8 +64,8 @@ def _named(row: dict[str, Any], names: Names) -> Row:
         others.pop(name) for name in ("endpoint", "verdict", "direction", "identity")
     )
     peer = names.identity(identity) if identity else "any"
-    first = {"endpoint": endpoint, "pod": names.endpoint(endpoint), "verdict": verdict}
-    return {**first, "direction": direction, "identity": identity, "peer": peer, **others}
+    first = {"pod": names.endpoint(endpoint), "endpoint": endpoint, "verdict": verdict}
+    return {**first, "direction": direction, "peer": peer, "identity": identity, **others}
 
 
 def _is_policy(path: Path) -> bool:

@@ -37,7 +37,7 @@ from hive.observe.monitor_filter import VERDICTS, Wanted
 from hive.observe.monitor_history import LISTENING, Moment, NamesThen, Seen, held_and_coming
 from hive.observe.monitor_json import json_line
 from hive.observe.monitor_rules import Rules, rules_text
-from hive.output import BAD, GOOD, QUIET
+from hive.output import BAD, GOOD, QUIET, echo_fitted
 
 KINDS: Final[dict[str, tuple[type, ...]]] = {
     "drop": (Drop,),
@@ -218,7 +218,7 @@ def command(
             lost += event.count if isinstance(event, Lost) else 0
             if isinstance(event, Drop) and not as_json and event.reason not in explained:
                 explained.add(event.reason)
-                click.echo(f"{reason_text(event.reason)} (hive drop-reason)", err=True)
+                echo_fitted(f"{reason_text(event.reason)} (hive drop-reason)", err=True)
             by = known.of(event) if known is not None and isinstance(event, Verdict) else None
             click.echo(
                 json_line(event, seen.cpu, seen.time, names.shown, by)

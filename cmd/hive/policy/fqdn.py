@@ -10,7 +10,7 @@ import click
 
 from hive.client import ask, socket_option, timeout_option
 from hive.names import Names, endpoint_number
-from hive.output import document, fitted, output_option, table, table_width
+from hive.output import document, fitted, output_option, table_width
 
 PATTERN = "Only names like PATTERN, such as *.example.org."
 
@@ -102,6 +102,13 @@ def names(agent_socket: Path, timeout: float, output: str) -> None:
     if not found["FQDNPolicySelectors"]:
         click.echo("No names: no policy selects any (toFQDNs).", err=True)
         return
-    rows = [("SELECTOR", "EXPRESSION")]
-    rows += [(one["selectorString"], one["regexString"]) for one in found["FQDNPolicySelectors"]]
-    click.echo("\n".join(table(rows)))
+    rows = [
+        {"selector": _name(one["selectorString"]), "expression": one["regexString"]}
+        for one in found["FQDNPolicySelectors"]
+    ]
+    click.echo("\n".join(fitted(rows, table_width(output), "-o wide", first=("selector",))))
+
+
+def _name(selector: str) -> str:
+    """The name, or the pattern, of ``MatchName: NAME, MatchPattern: PATTERN``, of which one is empty."""
+    return " ".join(selector.removeprefix("MatchName: ").split(", MatchPattern: ")).strip()

@@ -141,7 +141,7 @@ def _objects(files: Sequence[Path]) -> tuple[list[Located], list[str]]:
                 found.append(one)
             else:
                 notes.append(
-                    f"{one.at('')}: a {one.object['kind']} does not belong to policies: it is not tried"
+                    f"{one.at('')}: {one.object['kind']} does not belong to policies: it is not tried"
                 )
     if not found:
         raise TrialError(f"no policy in {', '.join(map(str, files))}: expected {', '.join(TRIED)}")

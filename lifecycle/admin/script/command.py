@@ -95,6 +95,8 @@ class State:
         """Seconds, on the clock that sleep() uses."""
         self.sleep = pause
         """Let so many seconds pass."""
+        self.width: int | None = None
+        """Columns of the terminal that shows what is printed; None where lines may be long."""
         self._printed: list[str] = []
         self._write = write
 

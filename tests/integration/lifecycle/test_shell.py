@@ -64,7 +64,7 @@ def test_a_socket_without_a_server_is_reported_in_one_line(daemon: Path) -> None
 class Terminal:
     """A terminal with a shell in it."""
 
-    def __init__(self, daemon: Path, home: Path) -> None:
+    def __init__(self, daemon: Path, home: Path, columns: int = 200) -> None:
         self._master, slave = pty.openpty()
         self._text = ""
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**os.environ, "XDG_STATE_HOME": str(home), "TERM": "dumb"},
+            env={**os.environ, "XDG_STATE_HOME": str(home), "TERM": "dumb", "COLUMNS": str(columns)},
         )
         os.close(slave)
 
@@ -121,6 +121,18 @@ def test_at_a_terminal_lines_are_completed_remembered_and_interrupted(daemon: Pa
     again.type("\x1b[A\n")  # the last line again
     again.until("\nafter\r\nstore> ")
     assert again.end() == 0
+
+
+def test_tables_are_as_wide_as_the_terminal(daemon: Path, tmp_path: Path) -> None:
+    wide = shell(daemon, "hive/jobs").stdout.splitlines()
+    assert max(map(len, wide)) > 40
+    terminal = Terminal(daemon, tmp_path, columns=40)
+    terminal.until("store> ")
+    terminal.type("hive/jobs\n")
+    *lines, _ = terminal.until("store> ").splitlines()[1:]
+    assert max(map(len, lines)) <= 40
+    assert "not shown: " in "".join(lines)
+    assert terminal.end() == 0
 
 
 def test_a_stop_is_confirmed_at_a_terminal_and_with_a_flag_elsewhere(daemon: Path, tmp_path: Path) -> None:

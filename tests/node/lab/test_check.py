@@ -103,7 +103,7 @@ def test_a_policy_that_denies_fails_only_what_it_denies(cluster: Cluster) -> Non
     (host,) = (one for one in found["checks"] if one["name"] == "host")
     assert all("client-" in one and "node " in one and "no answer" in one for one in host["failures"])
     assert host["what_to_do"]
-    assert host["see"].endswith("#host")
+    assert host["see"].endswith("section host")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

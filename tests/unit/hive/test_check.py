@@ -19,7 +19,7 @@ from click.shell_completion import ShellComplete
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.errors import ApiError, NotFoundError
-from hive.check.checks import CHECKS, NAMES
+from hive.check.checks import CHECKS, NAMES, PAGE
 from hive.check.objects import LABEL, OPEN
 from hive.main import cli
 from hive.pod_exec import execute
@@ -226,7 +226,7 @@ async def test_what_fails_is_named_with_what_to_do(net: Network, tmp_path: Path)
     assert done.document["families"] == ["IPv4", "IPv6"]
     assert (mtu["tries"], len(mtu["failures"])) == (16, 8)
     assert mtu["failures"][0].startswith("client-node1 → server-node1, 10.0.0.")
-    assert mtu["see"] == "docs/operate/check.md#mtu"
+    assert mtu["see"] == '"Does the cluster work?" in the documentation, section mtu'
     done = await check(tmp_path, "--only", "mtu")
     assert "          What to do: set mtu" in done.out
     assert "          and 2 more (--json has all)" in done.out.splitlines()
@@ -356,3 +356,4 @@ def test_a_shell_completes_the_names_of_checks() -> None:
 async def test_every_check_has_its_part_of_the_page() -> None:
     text = (ROOT / "docs" / "operate" / "check.md").read_text(encoding="utf-8")
     assert re.findall(r"^### (\S+)$", text, re.MULTILINE) == [one.name for one in CHECKS]
+    assert text.startswith(f"# {PAGE}\n")

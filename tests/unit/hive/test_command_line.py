@@ -101,6 +101,15 @@ def test_a_narrow_terminal_gets_labels_below() -> None:
     ]
 
 
+def test_an_endpoint_without_a_pod_is_named_by_its_reserved_label() -> None:
+    status = {
+        **ENDPOINTS[1]["status"],  # type: ignore[dict-item]
+        "labels": {"security-relevant": ["reserved:health"]},
+        "external-identifiers": {"pod-name": "/"},
+    }
+    assert render([{"id": 900, "status": status}], None)[1].split()[:2] == ["900", "health"]
+
+
 def test_endpoints_without_a_header_are_rows_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,7 +90,7 @@ ANSWERS = {
         ("fqdn cache list", LOOKED),
         ("fqdn cache list -e web-0 -p *.example.org -s lookup", LOOKED),
         ("fqdn cache clean -f -p web.example.org", ["FQDN proxy cache cleared"]),
-        ("fqdn names", ["SELECTOR EXPRESSION", "MatchName: a, MatchPattern: ^a[.]$"]),
+        ("fqdn names", ["SELECTOR EXPRESSION", "a ^a[.]$"]),
         (
             "service list",
             [

@@ -85,6 +85,14 @@ def test_what_matters_most_is_shown_before_what_is_narrow() -> None:
     ]
 
 
+def test_names_of_columns_are_cut_last() -> None:
+    rows = [{"pod": "default/web-0", "peer": "app=web", "port/protocol": "80/TCP"}]
+    first = ("pod", "peer", "port/protocol")
+    shown = [click.unstyle(line) for line in fitted(rows, 36, "-o wide", first=first)]
+    assert shown[0].split() == ["POD", "PEER", "PORT/PROTOCOL"]
+    assert max(map(len, shown)) == 36
+
+
 def test_words_of_the_last_column_go_on_below() -> None:
     rows = [{"state": "ready", "message": "Completed endpoint regeneration with no pending requests"}]
     assert [click.unstyle(line) for line in fitted(rows, 40, "-o wide", first=("state", "message"))] == [

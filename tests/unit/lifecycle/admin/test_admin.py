@@ -100,6 +100,24 @@ async def test_every_look_at_a_hive_works_over_the_socket(tmp_path: Path) -> Non
         assert any(line.startswith("tables:") and "2, 0 not complete" in line for line in told)
 
 
+async def test_tables_fit_the_width_that_a_client_has(tmp_path: Path) -> None:
+    text = "the warehouse does not answer, and orders wait for it"
+    async with shell(tmp_path) as (client, hive):
+        hive.health.reporter("shop").degraded(text)
+        assert any(line.endswith(text) for line in await client.ask("health shop"))
+        assert await client.ask("#width 40") == ["<<end>>"]
+        narrow = await client.ask("health shop")
+        assert max(map(len, narrow)) <= 40
+        assert text in " ".join(line.strip() for line in narrow)
+        with hive.get(Table[int, Order]).txn() as txn:
+            txn.put(Order(1, "a customer with a long name", "192.0.2.1"))  # type: ignore[arg-type]  # any row
+        shown = await client.ask("db/show orders")
+        assert max(map(len, shown)) <= 40
+        assert "not shown: customer" in " ".join(shown)
+        asked = await client.ask("db/show --columns=number,customer orders")
+        assert asked[0].split() == ["NUMBER", "CUSTOMER"]
+
+
 async def test_the_log_level_is_shown_and_set(tmp_path: Path) -> None:
     before = log_level()
     try:
