@@ -214,6 +214,8 @@ def commands(part: Part) -> None:
         part.put(f"usr/bin/{name}", COMMAND.format(module=module), 0o755)
     part.link("usr/bin/cilium", "cilium-dbg")
     part.link("opt/cni/bin/cilium-cni", "../../hive/hive/bin/cilium-cni")
+    # Where cilium sysdump looks for the node's CNI configuration; the chart mounts it below /host.
+    part.link("etc/cni/net.d", "../../host/etc/cni/net.d")
     for script in sorted((HERE / "scripts").iterdir()):
         part.put(script.name, script.read_text(), 0o755)
 

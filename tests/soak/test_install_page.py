@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.support.machine import outside
 from tests.support.pages import ROOT, blocks, commands, matches, run, shell, squeezed
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,7 +25,7 @@ def test_the_images_are_built_as_the_page_shows(tmp_path: Path) -> None:
     assert len(builds) == 2
     with shell(tmp_path) as process:
         for command, shown in builds:
-            printed = run(process, command)
+            printed = run(process, shlex.join(outside("bash", "-c", command)))
             assert matches(*(NUMBER.sub("N MB", squeezed(text)) for text in (shown, printed))), printed
             if "--envoy" not in command:
                 for said, is_now in zip(megabytes(shown), megabytes(printed), strict=True):

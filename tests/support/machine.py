@@ -3,6 +3,7 @@
 A process that runs tests as root first moves into network and mount namespaces of its own, furnished as a
 lab's node is: rules, routes, links, /run and bpffs are its own, and other runs on the machine do not matter.
 What is shared is compared, too: temporary files, which have a folder of the run, and control groups.
+A command that downloads packages runs outside of those namespaces.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Final
 
 from pyroute2 import IPRoute
 
@@ -27,11 +29,26 @@ _LOCAL = 255
 """The kernel's own table: it follows addresses, and those are compared with the links."""
 
 
+_OUTSIDE: Final[dict[str, int]] = {}
+"""Descriptors of the namespaces that this process has left, by nsenter's names for them."""
+
+
 def enter() -> None:
     """Move this thread, and all it starts from now on, into namespaces of its own; nothing without root."""
     if os.geteuid() == 0:
+        for name, kind in {"net": "net", "mount": "mnt"}.items():
+            _OUTSIDE[name] = os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
         syscalls.unshare(syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS)
         furnish()
+
+
+def outside(*command: str | Path) -> list[str]:
+    """The words of a command that is to run in the machine's own network, where package registries are."""
+    words = list(map(str, command))
+    if not _OUTSIDE:
+        return words
+    namespaces = [f"--{name}=/proc/{os.getpid()}/fd/{fd}" for name, fd in _OUTSIDE.items()]
+    return ["nsenter", *namespaces, "--wd=.", "--", *words]
 
 
 def temporary_folder() -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine import outside
 from tests.support.namespaces import need_root
 from tests.support.points import EVERY
 
@@ -17,8 +18,8 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 
 def call(*command: str | Path) -> str:
-    """Run a command; what it printed is the error."""
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    """Run a command that may download packages; what it printed is the error."""
+    done = subprocess.run(outside(*command), cwd=PROJECT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
     return done.stdout
