@@ -114,7 +114,7 @@ def _wrong(name: str, given: str) -> str:
         return str(error)
     longest = merged.max_wait_duration
     if longest and merged.min_wait_duration > longest:
-        return f"nothing would ever be answered, expected a min-wait-duration within {Duration(longest)}"
+        return f"no request would ever be answered, expected a min-wait-duration within {Duration(longest)}"
     return ""
 
 

@@ -294,7 +294,7 @@ class Api:
         with anyio.CancelScope(shield=True):
             await server.serve(listener)
         self._server = server
-        self._log.info("API served", socket=str(self.path))
+        self._log.info("serving the API", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
         """All of them, some behind the gate or their limiter; those that are switched off answer so."""

@@ -339,11 +339,11 @@ def configured_filter(settings: IdentitySettings, *, lifecycle: Lifecycle, log: 
         chosen.use((*base, *added), only_included=bool(included))
         if not chosen.keeps_reserved:
             log.error(
-                "reserved:.* is not among the labels that make identities, nothing works without it",
+                "labels for identities exclude reserved:.*, which every node needs",
                 path=path,
             )
         if path or added:
-            log.info("labels make identities by these rules", rules=[str(one) for one in chosen.rules])
+            log.info("rules for labels of identities", rules=[str(one) for one in chosen.rules])
 
     lifecycle.append(Hook("read label rules", read))
     return chosen

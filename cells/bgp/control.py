@@ -158,7 +158,7 @@ class BGPResources:
         )
         """Addresses that may be announced."""
         if source is ObjectSource.NOWHERE:
-            lifecycle.append(Hook("find the resources of BGP", _no_source))
+            lifecycle.append(Hook("find the BGP resources", _no_source))
 
 
 async def _no_source() -> None:
@@ -223,7 +223,7 @@ class BGPControl:
             lambda plan: plan.faults, key=lambda row: row.key, name="bgp-faults"
         )
         tables.add(self.plans, *self.wanted, self.faults, resources.services)
-        jobs.one_shot("wait for the definitions of BGP", self._wait_definitions)
+        jobs.one_shot("wait for the BGP definitions", self._wait_definitions)
 
     async def _wait_definitions(self) -> None:
         """Absence means nothing while a server does not serve the kinds: a speaker loses no route then."""
@@ -279,17 +279,17 @@ class BGPFaults:
         self._faults = control.faults
         self._health = health.child("resources")
         self._log = log
-        self._health.ok("all is followed")
+        self._health.ok("all BGP resources are in force")
         jobs.observe("faults", control.faults.changes, self._report)
 
     async def _report(self, changes: Iterable[Change[tuple[str, str, str], BGPFault]]) -> None:
         for change in changes:
             if change.row is not None:
                 row = change.row
-                self._log.warning("BGP: cannot be followed", subject=row.subject, error=row.error)
+                self._log.warning("BGP: resource cannot be applied", subject=row.subject, error=row.error)
         found = sorted(self._faults.all(), key=lambda row: row.key)
         if not found:
-            self._health.ok("all is followed")
+            self._health.ok("all BGP resources are in force")
             return
         more = f", and {len(found) - 1} more: hive db show bgp-faults" if len(found) > 1 else ""
         self._health.degraded(f"{found[0].subject}: {found[0].error}{more}")
@@ -480,7 +480,7 @@ class BGPSpeaking:
                 settings, self._agent, control.wanted, observed, jobs=jobs, tables=tables, log=log
             )
         else:
-            jobs.one_shot("end speakers of an earlier agent", self._end_earlier)
+            jobs.one_shot("stop BGP speakers of an earlier agent", self._end_earlier)
 
     async def _end_earlier(self) -> None:
         """Raises BatchError for a speaker that does not end, which is tried again."""

@@ -134,7 +134,7 @@ class EventReports:
                 await recorder.report(about, topic.reason, note_of(drafts), action=action, kind="Warning")
             except KubernetesError as error:
                 self._log.warning(
-                    "event is not written", object=f"{topic.namespace}/{topic.name}", error=str(error)
+                    "Kubernetes event not written", object=f"{topic.namespace}/{topic.name}", error=str(error)
                 )
 
     async def _next(self) -> _Topic:

@@ -147,7 +147,7 @@ def node_ids(
         ids.forget_restored()
 
     tables.add(table, reconciler.statuses)
-    lifecycle.append(Hook("read the numbers of nodes", restore))
+    lifecycle.append(Hook("read the node IDs", restore))
     jobs.observe("reconcile", reconciler)
     jobs.one_shot("free numbers", free)
     return table
@@ -158,4 +158,4 @@ def keep() -> None:
     """The map is maintained with or without users of this object."""
 
 
-cell = module("node-ids", "Numbers of the other nodes", provide(node_ids, node_map), invoke(keep))
+cell = module("node-ids", "Node IDs of the other nodes", provide(node_ids, node_map), invoke(keep))

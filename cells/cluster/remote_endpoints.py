@@ -70,7 +70,7 @@ def endpoint_objects(
     """What the settings say."""
     served = not settings.disable_endpoint_crd
     if not served and (store is None or not store.enabled):
-        log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+        log.warning("disable-endpoint-crd needs a kvstore: using false instead")
         served = True
     return EndpointObjects(served, settings.enable_cilium_endpoint_slice)
 
@@ -300,7 +300,7 @@ class RemoteEndpoints:
     def _report(self) -> None:
         refused = {name: reason for several in self._refused.values() for name, reason in several.items()}
         if not refused:
-            self._health.ok("no CiliumEndpoint claims what is not its own")
+            self._health.ok("no CiliumEndpoint claims addresses of others")
             return
         name, reason = next(iter(refused.items()))
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
@@ -378,7 +378,7 @@ def _wrong_identity(endpoint: RemoteEndpoint) -> str:
     number = endpoint.identity
     if number == INIT or scope_of(number) in (Scope.CLUSTER, Scope.WELL_KNOWN):
         return ""
-    return f"identity {number} is none that a pod has"
+    return f"identity {number} is not an identity of pods"
 
 
 def _place(node: ClusterNode | None) -> tuple[object, ...]:

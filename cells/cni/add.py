@@ -100,7 +100,7 @@ class AddRequest(msgspec.Struct, eq=False):
             if self.before_retry is None or self.connection.disconnected():
                 self.connection.refused = True
                 self.tools.log.warning(
-                    "pod not added: the plugin went away", attachment=self.call.attachment_id
+                    "pod not added: the plugin disconnected", attachment=self.call.attachment_id
                 )
                 return
             self.tools.settle()  # what is being made for another must not be taken for a leftover
@@ -121,9 +121,8 @@ class AddRequest(msgspec.Struct, eq=False):
         await self._identify()
 
     def _made_again(self) -> CniError:
-        text = (
-            f"unable to set up veth on host side: interface {self.call.ifname} is made again by someone else"
-        )
+        what = f"another ADD is creating interface {self.call.ifname}"
+        text = f"unable to set up veth on host side: {what}"
         return CniError(text, code=TRY_AGAIN)
 
     async def _roll_back(self) -> None:

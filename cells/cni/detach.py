@@ -55,7 +55,7 @@ class LinkTeardown:
         self._leaving: set[anyio.Event] = set()
         self._freed = anyio.Event()
         self._stopping = anyio.Event()
-        lifecycle.enter("links on their way out", self.running)
+        lifecycle.enter("delete links", self.running)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -71,7 +71,7 @@ class LinkTeardown:
     def start(self, ifindex: int, *addresses: PodAddress) -> None:
         """Delete the link, and release its addresses afterwards."""
         if self._tasks is None:
-            raise RuntimeError("links cannot leave: the hook has not started, or has stopped")
+            raise RuntimeError("links cannot be deleted: the hook has not started, or has stopped")
         done = anyio.Event()
         self._leaving.add(done)
         self._tasks.start_soon(self._finish, done, ifindex, addresses)

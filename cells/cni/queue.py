@@ -67,12 +67,12 @@ class QueueLock:
             fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _EXCLUSIVE)
         except (BlockingIOError, PermissionError):  # plugins are writing (EAGAIN or EACCES)
             if not await self._wait(lock):
-                self._go_on(path, f"plugins held it for {self._lock_seconds} s")
+                self._go_on(path, f"plugins held the lock for {self._lock_seconds} s")
         except OSError as error:
             self._go_on(path, str(error))
 
     def _go_on(self, path: Path, why: str) -> None:
-        self._log.warning("delete queue not locked: going on without", path=str(path), error=why)
+        self._log.warning("delete queue not locked, continuing without the lock", path=str(path), error=why)
 
     async def _wait(self, lock: int) -> bool:
         """Wait until they have written; False when they take too long."""

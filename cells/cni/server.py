@@ -213,7 +213,9 @@ class CniServer:
         settled = self._detacher.settled if again else None
         addition = AddRequest(self._tools, connection, call, side, before_retry=settled)
         if again:
-            self._log.info("attachment of a killed agent is made again", attachment=call.attachment_id)
+            self._log.info(
+                "repeating an ADD that a killed agent left unfinished", attachment=call.attachment_id
+            )
         elif addition.prepare() and (self._server.others or self._ahead is not None):
             if self._go_ahead(addition):
                 return None
@@ -320,7 +322,12 @@ class CniServer:
             )
         valid = {(each.container_id, each.ifname) for each in listed or ()}
         count = self._detacher.collect(call.conf.name, valid, self._lanes.keys())
-        self._log.info("network collected", network=call.conf.name, valid=len(valid), removed=count)
+        self._log.info(
+            "attachments of the network garbage-collected",
+            network=call.conf.name,
+            valid=len(valid),
+            removed=count,
+        )
         connection.send(encode_reply(0, b""))
 
     def _refuse(self, connection: PluginConnection, error: CniError, version: str) -> None:

@@ -196,7 +196,7 @@ class PacketServer:
         """The socket stays readable (accept(2)): look again in a moment instead of turning in circles."""
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + _QUIET
-            self._log.error("connection on cni.sock has to wait", error=str(error))
+            self._log.error("connection on cni.sock not accepted yet", error=str(error))
         if self._again is None:
             self._loop.remove_reader(self._listener.fileno())
             self._again = self._loop.call_later(_PAUSE, self._go_on)

@@ -231,16 +231,17 @@ class ConfigDrift:
         )
         before, self.changes = self.changes, found
         if not found:
-            self._health.ok(f"{self.places} matches what runs")
+            self._health.ok(f"{self.places} matches the running configuration")
             if before:
-                self._log.info("configuration is again what runs")
+                self._log.info("configuration matches the running one again")
         elif found != before:
             names = ", ".join(change.name for change in found if change.name != REFUSED)
             wrong = next((change.configured for change in found if change.name == REFUSED), "")
             todo = f"no agent would start from it ({wrong})" if wrong else "restart the agent to apply it"
-            text = f"{self.places} no longer matches what runs{f': {names}' if names else ''}; {todo}"
+            differing = f": {names}" if names else ""
+            text = f"{self.places} no longer matches the running configuration{differing}; {todo}"
             self._health.degraded(f"{text}; see hive config diff")
-            self._log.warning("configuration differs from what runs", settings=names, refused=wrong)
+            self._log.warning("configuration differs from the running one", settings=names, refused=wrong)
 
 
 def _differences(running: Loaded, configured: Loaded) -> Iterator[Change]:
@@ -288,7 +289,7 @@ def families(drift: ConfigDrift) -> Iterator[MetricFamily]:
     """One number."""
     yield gauge(
         "cilium_drift_checker_config_delta",
-        "The number of settings that differ from what runs, and take effect at the next restart",
+        "The number of settings that differ from the running ones, and take effect at the next restart",
         len(drift.changes),
     )
 
@@ -305,7 +306,7 @@ def drift_metrics(drift: ConfigDrift) -> Member[Collector]:
 
 cell = module(
     "config-drift",
-    "Configuration that no longer is what runs",
+    "Configuration that differs from the running one",
     provide(ConfigDrift, drift_metrics),
     invoke(ConfigDrift),
 )

@@ -40,14 +40,14 @@ class DatapathWatchdog:
         """Look at the entries and the pins, and put back what is missing."""
         if wrong := await self._datapath.repair():
             self.found += len(wrong)
-            self._log.warning("programs were taken out of force, put back", programs=", ".join(wrong))
+            self._log.warning("programs were detached by others, attached again", programs=", ".join(wrong))
 
 
 def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
     """What the watchdog found, as a metric."""
 
     async def collect() -> Iterable[metrics.MetricFamily]:
-        text = "Programs that someone else took out of force, or unpinned."
+        text = "Programs that others detached or unpinned."
         return [metrics.counter("hive_datapath_watchdog_faults_total", text, watchdog.found)]
 
     return metrics.Collector("datapath-watchdog", collect)

@@ -66,7 +66,7 @@ class ConntrackCollector:
         self._one = anyio.CapacityLimiter(1)
         self._loaded: LoadedObject | None = None
         self._forgotten: Map | None = None
-        lifecycle.append(Hook("let go of the conntrack programs", stop=self._stop))
+        lifecycle.append(Hook("close the conntrack programs", stop=self._stop))
 
     async def collect(self) -> tuple[Collected, ...]:
         """Remove expired connections; by map. Raises LoadError, BpfError."""

@@ -351,12 +351,12 @@ class Datapath:
                 self._log.error("libbpf", log=error.log)
             raise
         except BpfError as error:
-            raise HiveError(f"the datapath could not be put in force: {error}") from error
+            raise HiveError(f"the datapath could not be loaded: {error}") from error
         if self._dispatchers is not None and self._dispatchers.stale:
             self._attach_everywhere()
             self._dispatchers.settle(self._pins)
         await self._maps.settle()
-        self._log.info("datapath in force", generation=self.generation, build=self.build)
+        self._log.info("datapath loaded", generation=self.generation, build=self.build)
 
     async def _stop(self) -> None:
         if self._dispatchers is not None:

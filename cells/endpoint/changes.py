@@ -267,7 +267,7 @@ class PodLabelsWatch:
             self._failing.pop(number, None)
         elif self._failing.get(number) != error:
             self._failing[number] = error
-            self._log.warning("labels of a pod not followed", endpoint=number, error=error)
+            self._log.warning("labels of a pod not applied to its endpoint", endpoint=number, error=error)
         if self._failing:
             more = f" and {len(self._failing) - 1} more" if len(self._failing) > 1 else ""
             self._health.degraded(f"{next(iter(self._failing.values()))}{more}")

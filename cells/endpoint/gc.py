@@ -107,7 +107,8 @@ class EndpointGC:
         self._marked = marked
         if marked:
             self._health.ok(
-                f"links of endpoints {', '.join(map(str, marked))} have disappeared; removed the next time"
+                f"links of endpoints {', '.join(map(str, marked))} have disappeared; the next pass removes"
+                " the endpoints"
             )
         else:
             self._health.ok("every endpoint has its link")

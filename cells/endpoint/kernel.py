@@ -368,7 +368,7 @@ class Realization:
         try:
             do(*args)
         except REFUSALS as error:
-            self._log.warning("endpoint left something behind", what=what, error=str(error))
+            self._log.warning("endpoint not removed completely", what=what, error=str(error))
             return f"{what}: {error}"
         return ""
 

@@ -114,7 +114,7 @@ class Regenerations:
             await anyio.lowlevel.checkpoint()
 
     def _one(self, wanted: Regeneration) -> None:
-        error = "the build was given up"
+        error = "the regeneration was cancelled"
         try:
             endpoint = self._endpoints.get(wanted.endpoint_id)
             if endpoint is None or endpoint.created != wanted.created:

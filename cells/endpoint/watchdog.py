@@ -175,7 +175,7 @@ def _setting(endpoint: Endpoint) -> str:
 #
 # Source: Cilium 1.17, the watchdog of endpoints' programs.
 
-REASON = "what the kernel holds of it was changed"
+REASON = "its state in the kernel was changed"
 REST = 0.2
 """Least seconds between two checks: someone may keep removing."""
 
@@ -216,12 +216,12 @@ class EndpointWatchdog:
             if (now := self._table.get(number)) is not None and now.created == endpoints[number].created
         }
         if not wrong:
-            self._health.ok(f"{len(endpoints)} endpoints are as they should be")
+            self._health.ok(f"{len(endpoints)} endpoints match their state in the kernel")
             return
         self._health.degraded(_summary(wrong))
         errors = [error for number in wrong if (error := await self._heal(endpoints[number], wrong[number]))]
         if errors:
-            self._health.degraded(f"{_summary(wrong)}; not put right: {'; '.join(errors)}")
+            self._health.degraded(f"{_summary(wrong)}; not repaired: {'; '.join(errors)}")
         else:
             self._timer.trigger()  # only looking shows whether it is right now
 
@@ -229,7 +229,7 @@ class EndpointWatchdog:
         """What went wrong, empty when nothing did."""
         self.found.update(faults)
         what = ", ".join(sorted(faults))
-        self._log.warning("endpoint was changed in the kernel, made right", endpoint=endpoint.id, what=what)
+        self._log.warning("endpoint was changed in the kernel, repaired", endpoint=endpoint.id, what=what)
         if EndpointFault.RP_FILTER in faults:
             try:
                 self._kernel.accept_any_route(endpoint)
@@ -260,7 +260,7 @@ def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
 
     async def collect() -> Iterable[MetricFamily]:
         found = {fault.value: watchdog.found[fault] for fault in EndpointFault}
-        text = "Endpoints of which something in the kernel was changed by someone else."
+        text = "Endpoints with state in the kernel that others changed."
         return [counter("hive_endpoint_watchdog_faults_total", text, found, "what")]
 
     return Collector("endpoint-watchdog", collect)
@@ -268,7 +268,7 @@ def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
 
 cell = module(
     "endpoint-watchdog",
-    "Endpoints compared with what the kernel holds of them",
+    "Endpoints compared with their state in the kernel",
     config(WatchdogSettings),
     provide_private(endpoint_kernel),
     provide(EndpointWatchdog, watchdog_metrics),

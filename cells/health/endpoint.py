@@ -103,8 +103,8 @@ class HealthAddresses:
     async def _start(self) -> None:
         if self._ipam.delegated:
             raise UsageError(
-                f"enable-endpoint-health-checking cannot be had with ipam={self._ipam.mode}: the agent has no"
-                " addresses to give; set enable-endpoint-health-checking=false"
+                f"enable-endpoint-health-checking cannot be used with ipam={self._ipam.mode}: the agent has"
+                " no addresses to give; set enable-endpoint-health-checking=false"
             )
         try:
             self.claim()
@@ -459,7 +459,7 @@ class HealthEndpoint:
     async def _make(self, reason: str) -> None:
         """Make it, in place of what there is of it. Raises HiveError, OSError, IpamError, EndpointError."""
         if self._link is not None:
-            self._log.warning("health endpoint is made anew", reason=reason)
+            self._log.warning("creating the health endpoint again", reason=reason)
         await anyio.sleep_until(self._made + REST)
         await self._take_away()
         self._made = self._answered = anyio.current_time()
@@ -477,7 +477,7 @@ class HealthEndpoint:
         self._link = link
         link.watch(self._look)
         addresses = ", ".join(str(ip) for ip in link.request.addresses)
-        self._log.info("health endpoint made", endpoint=self._endpoint.id, addresses=addresses, link=LINK)
+        self._log.info("health endpoint created", endpoint=self._endpoint.id, addresses=addresses, link=LINK)
 
     def _look(self) -> None:
         self._changed = True
@@ -499,7 +499,7 @@ class HealthEndpoint:
         link, self._link = self._link, None
         if self._endpoint is not None:
             for problem in self._endpoints.delete(self._endpoint, release_address=False):
-                self._log.warning("left-over of the health endpoint", problem=problem)
+                self._log.warning("leftover of the health endpoint not removed", problem=problem)
             self._endpoint = None
         if link is not None:
             await link.close()

@@ -240,7 +240,7 @@ class KubernetesAPI:
             timeout=settings.k8s_client_connection_timeout,
             keep_alive=settings.k8s_client_connection_keep_alive,
         )
-        self._log.info("objects come from an API server", servers=list(access.servers))
+        self._log.info("reading objects from an API server", servers=list(access.servers))
         for sink in self._resources.sinks():
             sink.begin()
             query = asked_for(sink.kind, self._agent.node_name)

@@ -95,7 +95,7 @@ class Election:
         """
         while not await self._try():  # noqa: ASYNC110  # a lease can only be asked for
             await anyio.sleep(self._retry * (1 + random.random() / 5))  # noqa: S311  # spreads load
-        self._log.info("leader of the election", lease=self._name)
+        self._log.info("elected leader", lease=self._name)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._renew, group.cancel_scope)
@@ -125,7 +125,7 @@ class Election:
         try:
             taken = await self._take()
         except KubernetesError as error:
-            self._log.warning("lease cannot be taken", lease=self._name, error=str(error))
+            self._log.warning("lease cannot be acquired", lease=self._name, error=str(error))
             return False
         if self._observed is not None:
             self._observed(self.leader)

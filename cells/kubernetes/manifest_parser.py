@@ -212,7 +212,9 @@ def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> ManifestContents
             first = found.setdefault((one.kind.qualified, one.key), one)
             if first is not one:
                 name = "/".join(part for part in one.key if part)
-                raise one.place.problem(f"{one.kind.kind} {name} stands in line {first.place.line} already")
+                raise one.place.problem(
+                    f"{one.kind.kind} {name} is defined in line {first.place.line} already"
+                )
     return ManifestContents(list(found.values()), others)
 
 
@@ -227,10 +229,10 @@ def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = ManifestPlace(mark.line + 1, mark.column + 1) if mark else ManifestPlace(1, 1)
-        raise place.problem(error.problem or error.context or "no YAML") from error
+        raise place.problem(error.problem or error.context or "not YAML") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         line = text[: getattr(error, "position", 0) or 0].count(b"\n") + 1
-        raise ManifestProblem(line, 1, f"no YAML: {error}".splitlines()[0]) from error
+        raise ManifestProblem(line, 1, f"not YAML: {error}".splitlines()[0]) from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -418,7 +420,7 @@ class Folder:
                 shown = "/".join(part for part in one.key if part)
                 place = f"{self._path / name}:{one.place.line}:{one.place.column}"
                 clashes.setdefault(
-                    name, f"{place}: {one.kind.kind} {shown} stands in {owner} already, which counts"
+                    name, f"{place}: {one.kind.kind} {shown} is defined in {owner} already, which is used"
                 )
         return merged, clashes
 

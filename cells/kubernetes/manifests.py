@@ -128,7 +128,7 @@ class ManifestsSource:
                 await changed.wait()
             if quiet.cancelled_caught:
                 self._emptied = False
-                self._log.info("the folder of manifests is filled again", path=str(self._path))
+                self._log.info("the folder of manifests has files again", path=str(self._path))
                 self._report()
 
     def _report(self) -> None:

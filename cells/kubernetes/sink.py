@@ -371,11 +371,11 @@ class Sink(Generic[T]):
         before = self._now
         text = str(error) or type(error).__name__
         if before.error != text:
-            self._log.warning("objects cannot be followed", kind=self._kind.qualified, error=text)
+            self._log.warning("objects cannot be watched", kind=self._kind.qualified, error=text)
         self._status(msgspec.structs.replace(before, state="failing", error=text, objects=len(self._table)))
         heard = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(before.changed)) if before.changed else ""
         self._health.degraded(
-            f"{self._kind.qualified}: {text}; {f'last event {heard}' if heard else 'nothing heard yet'}"
+            f"{self._kind.qualified}: {text}; {f'last event {heard}' if heard else 'no event yet'}"
         )
 
     @property

@@ -382,7 +382,7 @@ class EtcdClient:
     async def _open_channel(self) -> Any:
         await self._loaded.wait()
         if self._channel is None:
-            raise StoreUnavailableError("the agent is ending")
+            raise StoreUnavailableError("the agent is stopping")
         return self._channel
 
     async def _ask(self, kind: str, method: str, request: Any, answer: Any) -> Any:

@@ -162,7 +162,7 @@ async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
         await client.txn(put(key, b"", lease), when=[absent(key)])
         own = (await client.txn(get(key))).found[0]
         if own is None:
-            raise StoreError(f"the lock {key} was taken away")
+            raise StoreError(f"the lock {key} was lost")
         await _wait(client, prefix, own)
         yield Lock(key, own.create_revision)
     finally:
@@ -178,7 +178,7 @@ async def _wait(client: EtcdClient, prefix: str, own: KeyValue) -> None:
                 if any(event.kv is None and event.key == first.key for event in events):
                     break
     if first is None:
-        raise StoreError(f"the lock {own.key} was taken away")
+        raise StoreError(f"the lock {own.key} was lost")
 
 
 INTERVAL: Final = 15.0
@@ -230,7 +230,7 @@ class KVStore:
         """Its last change, and when that was seen."""
         if settings.enabled:
             lifecycle.enter("connect to the store", self.client.open)
-            self._timer = jobs.timer("look at the store", self._look, INTERVAL)
+            self._timer = jobs.timer("monitor the store", self._look, INTERVAL)
             self._timer.trigger()
             jobs.one_shot("keep leases", self.leases.run)
             self.leases.on_lost(self._lease_lost)
@@ -266,7 +266,7 @@ class KVStore:
         """It answered."""
         if not self._error:
             return
-        self._log.info("etcd is reached", endpoint=self.client.endpoint)
+        self._log.info("connected to etcd", endpoint=self.client.endpoint)
         self._error, self._errors = "", 0
         self._health.ok(f"connected to {self.client.endpoint}")
         self._timer.trigger()
@@ -277,10 +277,10 @@ class KVStore:
     def failed(self, error: StoreError) -> None:
         """It did not; everything stays as it was."""
         if not self._error:
-            self._log.warning("etcd is not reached: what is known stays in force", error=str(error))
+            self._log.warning("etcd is unreachable: the last known state stays in force", error=str(error))
             self._timer.trigger()
         self._error = str(error)
-        self._health.degraded("etcd is not reached: what is known stays in force", error)
+        self._health.degraded("etcd is unreachable: the last known state stays in force", error)
 
     def replaced(self) -> None:
         """It is another one, or an old copy: what it misses is written again, and read again."""
@@ -336,7 +336,7 @@ class KVStore:
                 async with lock(self.client, INIT_LOCK):
                     self._takes_writes = True
         except TimeoutError as error:
-            raise StoreError(f"no turn at the lock {INIT_LOCK} within {LOCK_TIMEOUT:g} s") from error
+            raise StoreError(f"lock {INIT_LOCK} not acquired within {LOCK_TIMEOUT:g} s") from error
         finally:
             self.lock_leases -= 1
 

@@ -76,7 +76,7 @@ class PrefixWatch(Generic[Row]):
             except StoreError as error:
                 failures = 1 if self._reached else failures + 1
                 self._store.failed(error)
-                health.degraded(f"{len(self._table)} keys as last seen; not followed now", error)
+                health.degraded(f"{len(self._table)} keys as last seen; not watched now", error)
                 await anyio.sleep(RETRY.pause(failures))
 
     async def _follow(self, health: Health) -> None:

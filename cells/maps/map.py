@@ -336,7 +336,7 @@ class Map:
         if voids is None:
             return ()
         if self.epochs is None:
-            raise RuntimeError(f"map {self.spec.name} was opened to be read: write it by way of Maps")
+            raise RuntimeError(f"map {self.spec.name} is open for reading only: write it through Maps")
         if isinstance(voids, int):
             return (voids,)
         return {voids(row) for key in keys if (row := self.lookup(key)) is not None}

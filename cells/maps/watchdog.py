@@ -47,13 +47,15 @@ class MapWatchdog:
             if table is None or table.id != pinned[path]:
                 continue  # it was given back meanwhile
             self.found[PIN] += 1
-            self._log.warning("pin of a map was removed, made again", map=path.name)
+            self._log.warning("pin of a map was removed, created again", map=path.name)
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_pin(table.fd, path)
         lost = await to_thread.run_sync(partial(enter_lost, self._maps.policies.id, self._policies.all()))
         for policy in lost:
             self.found[POLICY] += 1
-            self._log.warning("policy map was taken from its endpoint, put back", endpoint=policy.endpoint_id)
+            self._log.warning(
+                "policy map was detached from its endpoint, attached again", endpoint=policy.endpoint_id
+            )
             self._maps.epochs.advance(policy.endpoint_id)  # written by the thread
 
     def _pins(self) -> dict[Path, Map]:

@@ -289,7 +289,7 @@ def run() -> None:
 
 cell = module(
     "masquerade",
-    "Pods behind the node's address",
+    "Masquerading behind the node's address",
     config(MasqueradeSettings),
     provide(Masquerade, IpMasqAgent, network_table, report),
     provide_private(MasqueradedPods, ProgramUses, ProxySenders, device_target),

@@ -291,7 +291,9 @@ class DeviceTarget:
             self._rows().update(key, config.pack())
         elif self._slow.get(device.ifindex) != device.name:
             self._slow[device.ifindex] = device.name
-            self._log.warning("a driver cannot serve clients outside: the stack does", device=device.name)
+            self._log.warning(
+                "the driver does not support XDP: external clients are served by tc", device=device.name
+            )
 
 
 def _without_driver(config: DeviceConfig) -> DeviceConfig:

@@ -234,7 +234,7 @@ class EgressGateways:
             if before.get(name) != text:
                 left = "; it stays as it was before" if name in self._policies else ""
                 self._log.warning(
-                    f"an egress gateway policy cannot be followed{left}", policy=name, error=text
+                    f"an egress gateway policy cannot be applied{left}", policy=name, error=text
                 )
         return list(self._policies.values())
 
@@ -249,7 +249,7 @@ class EgressGateways:
                 )
         faults = self._wrong | {name: each.wrong for name, each in chosen.items() if each.wrong}
         if not faults:
-            self._health.ok(f"{len(chosen)} policies are followed")
+            self._health.ok(f"{len(chosen)} policies are in force")
             return
         name, text = next(iter(faults.items()))
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -282,7 +282,7 @@ def _filter_of(device: str) -> str:
 
 cell = module(
     "egress-gateway",
-    "Ways out of the cluster for chosen pods",
+    "Egress gateways for selected pods",
     provide(EgressGateways, egress_gateway_metrics),
     provide_private(GatewayPods, GatewayDevices),
     invoke(EgressGateways),

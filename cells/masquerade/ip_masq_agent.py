@@ -127,7 +127,7 @@ class IpMasqAgent:
         networks = [each for each in found if each.version in self._families]
         with self._table.txn() as rows:
             rows.replace_all(MasqueradedNetwork(each) for each in networks)
-        self._health.ok(f"{len(networks)} networks are not masqueraded to")
+        self._health.ok(f"{len(networks)} networks are excluded from masquerading")
 
     async def _changes(self) -> AsyncIterator[None]:
         """One item at first, and after every burst of changes, of the nearest directory that there is."""

@@ -57,7 +57,7 @@ class ForeignRouteError(HiveError):
 
     def __init__(self, destination: object, way: str) -> None:
         super().__init__(
-            f"a route to {destination} that is not the agent's is there ({way}): it is left in place;"
+            f"a route to {destination} of another owner exists ({way}): it is left in place;"
             " remove it, or give the node another range"
         )
 

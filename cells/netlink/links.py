@@ -89,7 +89,7 @@ class Reaper:
         Raises NetlinkError for the first that the kernel would not delete.
         """
         if self._queue is None:
-            raise NotStartedError("links cannot be reaped: the netlink hook has not started, or has stopped")
+            raise NotStartedError("links cannot be deleted: the netlink hook has not started, or has stopped")
         ticket = _Ticket(frozenset(ifindexes))
         if not ticket.ifindexes:
             return

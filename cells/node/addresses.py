@@ -427,7 +427,7 @@ class NodeAddresses:
         self._route = route
         self._internal = internal
         self._log = log
-        self._first = table.initializer("first look at devices and routes")
+        self._first = table.initializer("read devices and routes")
         lifecycle.append(Hook("find the node's addresses", self._start))
         jobs.observe("watch devices", devices.changes, self._look)
         jobs.observe("watch default routes", route.hints, self._look)

@@ -96,13 +96,17 @@ async def ensure_pair(
     if pair is None:
         obstacles = [link for name in (HOST, NET) if (link := links.find(name)) is not None]
         for link in obstacles:
-            log.warning("link is not half of our pair, creating it again", link=link.name, kind=link.kind)
+            log.warning(
+                "link is not one end of the agent's veth pair, creating it again",
+                link=link.name,
+                kind=link.kind,
+            )
         await links.reap(link.ifindex for link in obstacles)
         macs = macs or Macs(random_mac(), random_mac())
         await writer.create_veth(VethPair(HOST, macs.host, NET, macs.net, mtu, None))
         pair = found_pair(links)
         if pair is None:
-            raise RuntimeError(f"{HOST} and {NET} were created, and are no pair")
+            raise RuntimeError(f"{HOST} and {NET} were created, but are not a veth pair")
     for link in (pair.host, pair.net):
         if not is_right(link, mtu):
             await writer.set_device(link.ifindex, link.name, mtu)
@@ -291,7 +295,7 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
         """The two devices; HiveError when they are not there."""
         pair = found_pair(self._links)
         if pair is None:
-            raise HiveError(f"{HOST} is not there, or is not half of our pair")
+            raise HiveError(f"{HOST} is missing, or is not one end of the agent's veth pair")
         return pair
 
     # The reconciler's target

@@ -160,7 +160,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
             else:
                 name = row.name.replace("/", ".")
                 self._log.warning(
-                    "kernel setting was changed, put right", setting=name, was=now, now=row.value
+                    "kernel setting was changed by others, restored", setting=name, was=now, now=row.value
                 )
         if failures:
             raise BatchError(failures)

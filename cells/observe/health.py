@@ -364,7 +364,7 @@ class HealthServer:
                 server = HttpServer(self._answer, grace=1.0, limits=SCRAPED, log=self._log)
                 await server.serve(listener)
                 self._servers.append(server)
-        self._log.info("health served", addresses=", ".join(self._hosts), port=self._port)
+        self._log.info("serving health", addresses=", ".join(self._hosts), port=self._port)
 
     def _listen(self, host: str) -> socket.socket | None:
         """A listener; None where the node has no such address."""

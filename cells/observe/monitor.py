@@ -263,7 +263,7 @@ class Monitor:
         now = anyio.current_time()
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET
-            self._log.warning("too many clients of the monitor: one is turned away", clients=MOST_CLIENTS)
+            self._log.warning("too many clients of the monitor: refusing one", clients=MOST_CLIENTS)
 
 
 async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> None:

@@ -24,10 +24,8 @@ class ShellSettings(Settings, frozen=True):
 
 
 _NOT_STOPPED: Final = {
-    "agent.endpoint-restore": (
-        "pods that run would not come back as they are: to start it anew, restart the agent"
-    ),
-    "agent.router": "pods' way out of the node would change: to start it anew, restart the agent",
+    "agent.endpoint-restore": ("running pods would not be restored unchanged: restart the agent instead"),
+    "agent.router": "routes of running pods would change: restart the agent instead",
 }
 """Modules that are not brought back as they were while pods run."""
 

@@ -51,14 +51,14 @@ LEADER: Final = (
 work = nest(
     LeaderHive,
     "leader",
-    "What only the leader does",
+    "Tasks of the leader",
     *LEADER,
     share=(ClusterAPI, OperatorOptions, Metrics),
 )
 
 operator = module(
     "operator",
-    "Operator: what a cluster needs done once",
+    "Operator: tasks that a cluster needs once",
     options.cell,
     api_server.cell,
     work,

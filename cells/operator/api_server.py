@@ -132,11 +132,11 @@ class ClusterAPI:
         if settings.k8s_heartbeat_timeout:
             beat = partial(self._client.heartbeat, settings.k8s_heartbeat_timeout)
             self._jobs.timer("k8s-heartbeat", beat, settings.k8s_heartbeat_timeout)
-        self._log.info("the API server is known", servers=list(access.servers))
+        self._log.info("found the API server", servers=list(access.servers))
 
     async def _stop(self) -> None:
         if self._client is not None:
             await self._client.reset()
 
 
-cell = module("api-server", "The way to the API server", config(ApiServerSettings), provide(ClusterAPI))
+cell = module("api-server", "Connection to the API server", config(ApiServerSettings), provide(ClusterAPI))

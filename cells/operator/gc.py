@@ -79,7 +79,7 @@ class GCSettings(Settings, frozen=True):
         if self.cilium_endpoint_gc_interval <= 0:
             yield (
                 f"cilium-endpoint-gc-interval={self.cilium_endpoint_gc_interval}: expected more than 0:"
-                " identities are collected by what endpoints say"
+                " CiliumEndpoints show which identities are in use"
             )
         for name in ("nodes_gc_interval", "identity_gc_interval"):
             if getattr(self, name) < 0:
@@ -233,7 +233,7 @@ class CiliumEndpointGC:
                 break
             query = {"limit": str(PAGE), "continue": page.metadata.next}
         if self.deleted:
-            self._log.info("CiliumEndpoints deleted: there are to be none", count=self.deleted)
+            self._log.info("CiliumEndpoints deleted: disable-endpoint-crd is set", count=self.deleted)
 
     async def collect(self) -> None:
         """One pass. Raises KubernetesError when some could not be deleted."""

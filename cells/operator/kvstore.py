@@ -189,7 +189,7 @@ class KVStoreGC:
                     await anyio.sleep(self._settings.identity_gc_rate_interval)
         self._passes.found(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
         if deleted:
-            self._log.info("identities that no node uses deleted", count=deleted)
+            self._log.info("deleted identities that no node uses", count=deleted)
 
     async def _delete(self, master: KeyValue) -> bool:
         """Delete the number, unless it is used by now. Raises StoreError."""

@@ -96,7 +96,7 @@ class UnmanagedPods:
             if pod.key in self._deleted:
                 continue
             self._deleted[pod.key] = now
-            self._log.info("pod without an endpoint is started again", pod="/".join(pod.key))
+            self._log.info("restarting a pod without an endpoint", pod="/".join(pod.key))
             try:
                 await self._server.client.delete(CLUSTER_PODS, pod.name, pod.namespace, uid=pod.metadata.uid)
             except ConflictError:

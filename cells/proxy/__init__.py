@@ -109,4 +109,4 @@ def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> 
 #
 # Why: who looks at an endpoint wants to see that its messages pass a proxy, and what became of them.
 
-cell = module("proxy-statistics", "Messages that passed proxies", provide(RedirectCounters))
+cell = module("proxy-statistics", "Statistics of messages that passed proxies", provide(RedirectCounters))

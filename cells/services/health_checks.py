@@ -262,7 +262,7 @@ def go_time(moment: datetime) -> str:
 
 cell = module(
     "service-health-checks",
-    "Answers to load balancers",
+    "Health checks of load balancers",
     config(HealthCheckSettings),
     provide(HealthCheckPorts, HealthzServer),
     invoke(HealthCheckPorts, HealthzServer),

@@ -393,8 +393,8 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         except NetlinkError as error:
             if error.errno == errno.EOPNOTSUPP:
                 raise HiveError(_no_device(wanted.protocol)) from error
-            raise HiveError(f"the tunnel cannot be made on UDP port {wanted.port}: {error}") from error
-        self._log.info("tunnel made", device=wanted.name, port=wanted.port, mtu=wanted.mtu)
+            raise HiveError(f"the tunnel cannot be created on UDP port {wanted.port}: {error}") from error
+        self._log.info("tunnel created", device=wanted.name, port=wanted.port, mtu=wanted.mtu)
         return link
 
 

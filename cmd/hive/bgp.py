@@ -85,7 +85,9 @@ def routes(
     Received routes are never followed: this node only announces.
     """
     if peer and table == "known":
-        raise click.UsageError("--peer: expected with sent or received; what is known is of no peer")
+        raise click.UsageError(
+            "--peer: expected with sent or received; routes of the table known have no peer"
+        )
     given = {"table_type": _TABLES[table], "safi": "unicast"}
     given |= {"router_asn": str(router)} if router is not None else {}
     given |= {"neighbor": peer} if peer else {}

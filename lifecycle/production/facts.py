@@ -25,7 +25,7 @@ def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables
         "level",
     )
     degraded = {status.module: float(status.level == "degraded") for status in statuses}
-    yield gauge("lifecycle_degraded", "Whether it is degraded.", degraded, "module")
+    yield gauge("lifecycle_degraded", "Whether the module is degraded.", degraded, "module")
     took = {(one.module, one.name): one.took for one in profile.timings if one.kind == "start"}
     yield gauge("lifecycle_hook_start_seconds", "What each hook took to start.", took, "module hook")
     yield from _jobs(jobs)

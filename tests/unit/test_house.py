@@ -702,7 +702,7 @@ def test_a_caller_that_forgets_to_void_verdicts_does_not_exist() -> None:
             assert table.voided, f"{name}: {how}"
         unwired: FakeMap[bytes, bytes] = FakeMap(spec)
         unwired.epochs = None
-        with pytest.raises(RuntimeError, match="opened to be read"):
+        with pytest.raises(RuntimeError, match="open for reading only"):
             unwired.update(bytes(spec.key_size), bytes(spec.value_size))
 
 

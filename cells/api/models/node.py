@@ -268,7 +268,7 @@ class MapEvent(Model, frozen=True, omit_defaults=False):
 
 
 class ClusterNodeStatus(Model, frozen=True, omit_defaults=False):
-    """The nodes that came and went since the client asked last."""
+    """Nodes added and removed since the last request of the client."""
 
     self_name: str = field(name="self")
     client_id: int | UnsetType = UNSET
@@ -409,7 +409,7 @@ class BgpRoutePolicy(Model, frozen=True):
 
 
 class DebugInfo(Model, frozen=True, omit_defaults=False):
-    """Everything a maintainer asks for at first."""
+    """Information for a bug report."""
 
     cilium_version: str
     kernel_version: str

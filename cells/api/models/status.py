@@ -68,7 +68,7 @@ class EncryptionStatus(Model, frozen=True):
 
 
 class HostFirewall(Model, frozen=True):
-    """Whether the node has a policy of its own, and on which devices."""
+    """Whether host endpoint is ready, host policy enforced, and on which devices."""
 
     mode: str = ""
     devices: list[str] = field(default_factory=list)

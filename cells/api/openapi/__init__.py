@@ -72,7 +72,7 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [
-            {"url": "http://localhost", "description": "on the unix socket; the host is not looked at"}
+            {"url": "http://localhost", "description": "on the unix socket; the host name is ignored"}
         ],
         "paths": paths,
         "components": {"schemas": {name: _without_zeros(components[name]) for name in sorted(components)}},

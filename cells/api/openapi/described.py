@@ -93,7 +93,7 @@ class Described(msgspec.Struct, frozen=True):
                 problem(400, "The body is not JSON of this form."),
                 problem(413, "The body is larger than 1 MiB."),
                 problem(415, f"The body's Content-Type is not {JSON}."),
-                problem(422, "The body lacks what is required, or a word in it is none of the known ones."),
+                problem(422, "The body lacks a required field, or has an unknown value."),
             ]
         if self.is_cilium and self.tag == "endpoint":
             found.append(error(429, "Too many requests in the given time."))

@@ -38,7 +38,7 @@ LABELS = Body(
     required=False,
     example=["k8s:app=web"],
 )
-DELETED = ok("It was removed."), ok("It was removed; so many things went wrong meanwhile.", int, status=206)
+DELETED = ok("It was removed."), ok("It was removed; the body is the number of errors.", int, status=206)
 OWNER = query("owner", "Owner of the address, shown to people: namespace/pod.", example="default/web-0")
 POOL = query("pool", "The pool the address is of.", example="default")
 REQUEST = {
@@ -68,24 +68,24 @@ OPERATIONS = (
         "/v1/config",
         "Change the policy enforcement, or an option",
         (
-            ok("Every endpoint follows it now."),
-            error(400, "No such option, or no such value of it."),
-            error(500, "Some endpoints could not follow yet."),
+            ok("Every endpoint has the new configuration."),
+            error(400, "Unknown option, or invalid value."),
+            error(500, "Some endpoints do not have it yet."),
         ),
         body=Body(
             models.DaemonConfigurationSpec,
-            "What is to change; what it does not name stays.",
+            "The options to change; others stay as they are.",
             example={"policy-enforcement": "default", "options": {"DropNotification": "Enabled"}},
         ),
     ),
     Described(
         "GET",
         "/v1/healthz",
-        "How the agent is",
-        (ok("The status; also of an agent that is not well.", StatusResponse),),
+        "Status of the agent",
+        (ok("The status, whether the agent is healthy or not.", StatusResponse),),
         (
-            header("brief", "Only the verdict, and at most one failing controller."),
-            header("require-k8s-connectivity", "Taken and not looked at, as there is no Kubernetes."),
+            header("brief", "Only the overall state, and at most one failing controller."),
+            header("require-k8s-connectivity", "Accepted and ignored."),
         ),
     ),
     Described(
@@ -110,33 +110,37 @@ OPERATIONS = (
         "GET",
         ONE,
         "An endpoint",
-        (ok("The endpoint.", models.EndpointModel), error(400, "This cannot name an endpoint."), NOT_FOUND),
+        (
+            ok("The endpoint.", models.EndpointModel),
+            error(400, "This is not a valid endpoint ID."),
+            NOT_FOUND,
+        ),
         (ENDPOINT,),
     ),
     Described(
         "PUT",
         ONE,
-        "Make the endpoint of a link that is there",
+        "Create an endpoint for an existing link",
         (
             ok("The endpoint, ready.", models.EndpointModel, status=201, links=FOUND),
-            error(400, "The endpoint cannot be made as it is asked for, or is there already."),
-            error(500, "The endpoint could not be made."),
+            error(400, "The request is invalid, or the endpoint exists already."),
+            error(500, "The endpoint could not be created."),
         ),
-        (path("id", "Not looked at; clients send cilium-local:0.", example="cilium-local:0"),),
+        (path("id", "Ignored; clients send cilium-local:0.", example="cilium-local:0"),),
         body=Body(models.EndpointChangeRequest, "The endpoint.", example=REQUEST),
     ),
     Described(
         "DELETE",
         ONE,
         "Delete an endpoint",
-        (*DELETED, error(400, "This cannot name an endpoint."), NOT_FOUND),
+        (*DELETED, error(400, "This is not a valid endpoint ID."), NOT_FOUND),
         (ENDPOINT,),
     ),
     Described(
         "GET",
         f"{ONE}/healthz",
         "Whether an endpoint works",
-        (ok("Its health.", models.EndpointHealth), bare(400, "This cannot name an endpoint."), NOT_FOUND),
+        (ok("Its health.", models.EndpointHealth), bare(400, "This is not a valid endpoint ID."), NOT_FOUND),
         (ENDPOINT,),
     ),
     Described(
@@ -144,8 +148,8 @@ OPERATIONS = (
         f"{ONE}/log",
         "What happened to an endpoint",
         (
-            ok("The newest first.", list[models.EndpointStatusChange]),
-            bare(400, "This cannot name an endpoint."),
+            ok("The log, newest first.", list[models.EndpointStatusChange]),
+            bare(400, "This is not a valid endpoint ID."),
             NOT_FOUND,
         ),
         (ENDPOINT,),
@@ -160,11 +164,17 @@ OPERATIONS = (
     Described(
         "PATCH",
         f"{ONE}/labels",
-        "Put a user's labels on an endpoint",
-        (ok("It has them."), NOT_FOUND, error(500, "They cannot be put on it, or its build went wrong.")),
+        "Set the user's labels of an endpoint",
+        (
+            ok("The labels are set."),
+            NOT_FOUND,
+            error(500, "The labels are invalid, or the regeneration failed."),
+        ),
         (ENDPOINT,),
         body=Body(
-            models.LabelConfigurationSpec, "All that it is to have.", example={"user": ["any:tier=front"]}
+            models.LabelConfigurationSpec,
+            "The complete list of the user's labels.",
+            example={"user": ["any:tier=front"]},
         ),
     ),
     Described(
@@ -179,15 +189,15 @@ OPERATIONS = (
         f"{ONE}/config",
         "Change the options of an endpoint",
         (
-            ok("It follows them now."),
-            bare(400, "An option that cannot be changed, or no such value of it."),
+            ok("The options are in force."),
+            bare(400, "The option cannot be changed, or the value is invalid."),
             NOT_FOUND,
-            error(500, "Its build went wrong."),
+            error(500, "The regeneration failed."),
         ),
         (ENDPOINT,),
         body=Body(
             models.EndpointConfigurationSpec,
-            "What is to change.",
+            "The options to change.",
             example={"options": {"SourceIPVerification": "Enabled"}},
         ),
     ),
@@ -202,21 +212,24 @@ OPERATIONS = (
                 status=201,
                 links={"DeleteIPAMIP": {"ip": "$response.body#/address/ipv4"}},
             ),
-            problem(422, "There is no such family."),
-            error(502, "There is none left, or the family is off."),
+            problem(422, "Unknown address family."),
+            error(502, "No address is free, or the address family is disabled."),
         ),
         (
-            query("family", "Only of this one.", kind=Literal["ipv4", "ipv6"], example="ipv4"),
+            query("family", "Only this address family.", kind=Literal["ipv4", "ipv6"], example="ipv4"),
             OWNER,
             POOL,
-            header("expiration", "They are free again unless an endpoint has them soon."),
+            header(
+                "expiration",
+                "Whether to release the addresses unless an endpoint uses them within ten minutes.",
+            ),
         ),
     ),
     Described(
         "POST",
         "/v1/ipam/{ip}",
         "This very address",
-        (ok("It is allocated to you."), error(500, "It is in use, or not in this node's pod ranges.")),
+        (ok("The address is allocated."), error(500, "It is in use, or not in this node's pod ranges.")),
         (path("ip", "The address.", example="10.0.1.78"), OWNER, POOL),
     ),
     Described(
@@ -224,9 +237,9 @@ OPERATIONS = (
         "/v1/ipam/{ip}",
         "Free an address",
         (
-            ok("It is free."),
+            ok("The address is released."),
             bare(400, "This is not an address."),
-            error(500, "An endpoint or the router has it, or no pool is named."),
+            error(500, "An endpoint or the router uses the address, or the pool is missing."),
         ),
         (path("ip", "The address.", example="10.0.1.78"), POOL),
     ),

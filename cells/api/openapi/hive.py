@@ -17,22 +17,27 @@ ROWS: Any = dict[str, list[TableRow]]
 NO_TABLE = DescribedResponse(404, "There is no such table.", wire.Failure)
 
 PORT = (
-    query("port", "The destination's, a number or a name; for ICMP the type.", example="80"),
-    query("protocol", "Of the port; TCP by default, of a service whichever it has.", example="TCP"),
+    query("port", "Destination port, a number or a name; for ICMP the type.", example="80"),
+    query("protocol", "Protocol of the port; TCP by default, for a service that of its port.", example="TCP"),
 )
-UNKNOWN_END = DescribedResponse(
-    400, "An end is not known here, or there is no such port or protocol.", wire.Failure
-)
+UNKNOWN_END = DescribedResponse(400, "The source, destination, port or protocol is unknown.", wire.Failure)
 
 OPERATIONS = (
     Described(
         "GET",
         "/hive/policy/explain",
         "Why a connection is allowed or not",
-        (ok("Each way it may take, as far as this node decides them.", Explained), UNKNOWN_END),
+        (
+            ok("The verdict of each path that the connection may take and this node decides.", Explained),
+            UNKNOWN_END,
+        ),
         (
             query("source", "A pod, an address, a reserved identity, or a number.", example="host"),
-            query("destination", "Likewise, or a service.", example="10.0.1.77"),
+            query(
+                "destination",
+                "A pod, a service, an address, a reserved identity, or a number.",
+                example="10.0.1.77",
+            ),
             *PORT,
         ),
     ),
@@ -42,7 +47,7 @@ OPERATIONS = (
         "Which rules decide on a packet of an endpoint",
         (
             ok("The verdict and its rules.", wire.VerdictRules),
-            DescribedResponse(400, "What is asked for cannot be understood.", wire.Failure),
+            DescribedResponse(400, "The query is invalid.", wire.Failure),
         ),
         (
             query("endpoint", "The endpoint's number.", example="12"),
@@ -56,10 +61,10 @@ OPERATIONS = (
     Described(
         "POST",
         "/hive/policy/trial",
-        "What would have become of flows with more policies in force",
+        "What more policies would have done with recorded flows",
         (
-            ok("The fates, and which flow has which.", TrialOutcome),
-            DescribedResponse(400, "A policy would be refused, or no policies are followed.", wire.Failure),
+            ok("The outcomes, and the outcome of each flow.", TrialOutcome),
+            DescribedResponse(400, "A policy is invalid, or this agent reads no policies.", wire.Failure),
         ),
         body=Body(
             TrialRequest,
@@ -73,12 +78,12 @@ OPERATIONS = (
         "What policies allow between identities, on all ports",
         (
             ok("Every pair that this node decides.", wire.PolicyMatrix),
-            DescribedResponse(400, "What is asked for cannot be understood, or is not known.", wire.Failure),
+            DescribedResponse(400, "The query is invalid, or names something unknown.", wire.Failure),
         ),
         (
             query("from", "Only sources of this namespace.", example=""),
             query("to", "Only destinations of this namespace.", example=""),
-            query("most", "Identities on each side, 60 at most.", example="40"),
+            query("most", "Number of identities on each side, 60 at most.", example="40"),
         ),
     ),
     Described(
@@ -91,17 +96,17 @@ OPERATIONS = (
     Described(
         "GET",
         "/hive/events",
-        "Events of packets and requests that the agent holds, and those that come from then on",
+        "Stored events of packets and requests, and new ones as they happen",
         (
             ok("A line for each, without end.", wire.EventLine, lines=True),
-            DescribedResponse(404, "The agent keeps none: Hubble is off.", wire.Failure),
+            DescribedResponse(404, "The agent stores no events: Hubble is disabled.", wire.Failure),
             problem(422, "The time is not a number."),
         ),
         (
-            query("since", "Only those since, in nanoseconds since 1970.", kind=INT64, example=0),
+            query("since", "Only events since this time, in nanoseconds since 1970.", kind=INT64, example=0),
             query(
                 "names",
-                "Whether those that were there have the names of their time; true by default.",
+                "Whether stored events show names as of their time; true by default.",
                 example="false",
             ),
         ),
@@ -118,7 +123,7 @@ OPERATIONS = (
     Described(
         "GET",
         "/statedb/changes/{table}",
-        "Every row of a table, and every change of it from then on",
+        "Every row of a table, and every change as it happens",
         (
             ok(
                 "A line for each, without end. A line that is a Failure is the last.",
@@ -145,27 +150,27 @@ OPERATIONS = (
     Described(
         "GET",
         "/hive/graph",
-        "What the agent is made of",
+        "The dependency graph of the agent",
         (ok("The graph, in the form of docs/reference/graph-schema.json.", OBJECT),),
     ),
     Described(
         "GET",
         "/hive/timeline",
-        "What the start took",
+        "The timeline of the start",
         (ok("The start, in the form of docs/reference/timeline-schema.json.", OBJECT),),
     ),
     Described(
         "GET",
         "/hive/config",
         "Settings in force, and what a restart would change",
-        (ok("They.", wire.Settings),),
+        (ok("The settings.", wire.Settings),),
     ),
     Described(
         "GET",
         "/hive/loop",
         "How busy the event loop was",
         (
-            ok("Its stretches.", wire.LoopLoad),
+            ok("Its time slices.", wire.LoopLoad),
             DescribedResponse(404, "This event loop is not measured.", wire.Failure),
         ),
     ),

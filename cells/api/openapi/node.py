@@ -33,7 +33,7 @@ from cells.api.openapi.described import (
     query,
 )
 
-METRICS = (ok("What a scrape would show.", list[models.Metric]),)
+METRICS = (ok("The metrics, as a scrape returns them.", list[models.Metric]),)
 INT64: Any = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAP = path("name", "A map, by the name of its pin.", example="cilium_lxc")
 
@@ -74,7 +74,7 @@ OPERATIONS = (
         (
             ok("The prefixes, sorted.", list[wire.IPListEntry]),
             error(400, "This is not a prefix."),
-            bare(404, "There is none inside."),
+            bare(404, "No known prefix is inside."),
         ),
         (query("cidr", "Only those inside this prefix.", example="10.0.0.0/8"),),
     ),
@@ -82,7 +82,7 @@ OPERATIONS = (
         "GET",
         "/v1/map",
         "Every map of the node",
-        (ok("The maps; those that only the agent writes to with their rows.", wire.BPFMapList),),
+        (ok("The maps, with the rows of those that only the agent writes.", wire.BPFMapList),),
     ),
     Described(
         "GET",
@@ -101,35 +101,35 @@ OPERATIONS = (
         ),
         (
             MAP,
-            Parameter("follow", "query", bool, "Report changes to come too, without end."),
+            Parameter("follow", "query", bool, "Also report new changes, without end."),
         ),
     ),
     Described(
         "GET",
         "/v1/cluster/nodes",
-        "The nodes that came and went since the client asked last",
+        "Nodes added and removed since the last request of the client",
         (
-            ok("The changes, for a client that is not known all nodes.", wire.ClusterNodeStatus),
+            ok("The changes; all nodes for an unknown client.", wire.ClusterNodeStatus),
             problem(422, "The client-id is not a number."),
         ),
-        (header("client-id", "That of the last answer; 0 or none at first.", kind=INT64),),
+        (header("client-id", "The client-id of the last answer; 0 or absent at first.", kind=INT64),),
     ),
     Described(
         "GET",
         "/v1/node/ids",
-        "The numbers nodes have in the datapath",
+        "The node IDs of the datapath",
         (ok("The nodes.", list[wire.NodeID]),),
     ),
     Described(
         "GET",
         "/v1/cgroup-dump-metadata",
         "The control groups of pods",
-        (ok("None: they are not looked at yet.", wire.CgroupDumpMetadata),),
+        (ok("Empty: control groups are not read yet.", wire.CgroupDumpMetadata),),
     ),
     Described(
         "GET",
         "/v1/debuginfo",
-        "Everything a maintainer asks for at first",
+        "Information for a bug report",
         (ok("Versions, status, endpoints, settings.", wire.DebugInfo),),
     ),
     Described("GET", "/v1/metrics/", "The agent's metrics", METRICS),
@@ -142,14 +142,14 @@ OPERATIONS = (
 # Source: Cilium 1.17, api/v1/openapi.yaml.
 
 LABELS = Body(list[str], "Only rules with all of these labels.", required=False, example=[])
-PATTERN = query("matchpattern", "Only of names like this one.")
+PATTERN = query("matchpattern", "Only names that match this pattern.")
 CACHED = (
     PATTERN,
-    query("cidr", "Only of addresses inside."),
-    query("source", "Only from there: lookup or connection."),
+    query("cidr", "Only addresses inside this prefix."),
+    query("source", "Only from this source: lookup or connection."),
 )
-NO_PATTERN = error(400, "What is asked for cannot be understood.")
-LOOKUPS = ok("What DNS has answered, and what is connected to after that has ended.", list[DNSLookup])
+NO_PATTERN = error(400, "The query is invalid.")
+LOOKUPS = ok("Addresses that DNS returned, and expired ones with open connections.", list[DNSLookup])
 BY_OBJECTS = (error(500, "Rules come from the cluster's objects, or from a folder of manifests."),)
 
 POLICY_OPERATIONS = (
@@ -179,11 +179,11 @@ POLICY_OPERATIONS = (
     Described(
         "DELETE",
         "/v1/fqdn/cache",
-        "Forget names that pods looked up",
+        "Delete names that pods looked up",
         (bare(200, "They are forgotten."), NO_PATTERN),
         (PATTERN,),
     ),
-    Described("GET", "/v1/fqdn/names", "Names that policies speak of", (ok("The selectors.", NameManager),)),
+    Described("GET", "/v1/fqdn/names", "Names that policies select", (ok("The selectors.", NameManager),)),
 )
 
 
@@ -203,19 +203,19 @@ REQUEST = {
 }
 
 SERVICE_OPERATIONS = (
-    Described("GET", "/v1/service", "All services", (ok("By number.", list[ServiceModel]),)),
+    Described("GET", "/v1/service", "All services", (ok("The services, by number.", list[ServiceModel]),)),
     Described("GET", ONE, "A service", (MISSING, ok("The service.", ServiceModel)), (SERVICE,)),
     Described(
         "PUT",
         ONE,
-        "Create a service manually, or give backends a state wherever they serve",
+        "Create a service manually, or set the state of backends in all services",
         (
-            error(501, "A state cannot become the one asked for, or the agent has no source of objects."),
-            ok("It is served as the body describes, or the states are set."),
-            ok("It is served, and was not before.", status=201),
+            error(501, "The change of state is invalid, or the agent has no source of objects."),
+            ok("The service is changed, or the states are set."),
+            ok("The service is created.", status=201),
             error(460, "There is no such frontend, or it has another number."),
             error(461, "There is no such backend, or no such state."),
-            error(500, "It cannot be served."),
+            error(500, "The service cannot be served."),
         ),
         (SERVICE,),
         Body(
@@ -227,11 +227,13 @@ SERVICE_OPERATIONS = (
     Described(
         "DELETE",
         ONE,
-        "Delete a service; one of an object comes back with the object's next change",
-        (MISSING, ok("It was removed."), error(500, "It is still there."), WITHOUT_OBJECTS),
+        "Delete a service; one of a Service object is restored with the next change of the object",
+        (MISSING, ok("It was removed."), error(500, "The service could not be removed."), WITHOUT_OBJECTS),
         (SERVICE,),
     ),
-    Described("GET", "/v1/lrp", "All local redirect policies", (ok("By name.", list[LRPSpec]),)),
+    Described(
+        "GET", "/v1/lrp", "All local redirect policies", (ok("The policies, by name.", list[LRPSpec]),)
+    ),
 )
 
 
@@ -251,9 +253,9 @@ def _empty(path: str, summary: str) -> Described:
 
 
 NOT_BUILT_OPERATIONS = (
-    Described("GET", "/v1/prefilter", "What is dropped at the device", NO_FILTER),
-    Described("PATCH", "/v1/prefilter", "Drop more at the device", NO_FILTER),
-    Described("DELETE", "/v1/prefilter", "Drop less at the device", NO_FILTER),
+    Described("GET", "/v1/prefilter", "Prefixes that the prefilter drops", NO_FILTER),
+    Described("PATCH", "/v1/prefilter", "Add prefixes to the prefilter", NO_FILTER),
+    Described("DELETE", "/v1/prefilter", "Remove prefixes from the prefilter", NO_FILTER),
     _empty("/v1/recorder", "All recorders"),
     _empty("/v1/recorder/masks", "All masks of recorders"),
     Described("GET", "/v1/recorder/{id}", "A recorder", NO_RECORDER, (RECORDER,)),

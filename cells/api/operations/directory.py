@@ -111,7 +111,9 @@ class AgentServices:
     def _shown(self, frontend: ServedAt, client: End, at: str = "") -> ServedPort:
         address, name = frontend.key.address, str(frontend.service)
         if frontend.l7_proxy_port:
-            raise UnanswerableError(f"service {name} is served by Envoy, which chooses: ask of its backends")
+            raise UnanswerableError(
+                f"service {name} is served by Envoy, which selects the backend: ask about its backends"
+            )
         chosen, _ = selectable(frontend.backends)
         return ServedPort(
             service=name,

@@ -265,7 +265,9 @@ class EndpointOperations:
     def _find_pod(self, request: Request) -> Endpoint:
         endpoint = self._find(request)
         if self._host is not None and endpoint is self._host.row:
-            raise EndpointError(400, f"endpoint {endpoint.id} is the node itself: it follows its Node object")
+            raise EndpointError(
+                400, f"endpoint {endpoint.id} is the node itself: its labels are those of its Node object"
+            )
         return endpoint
 
     def _shown(self, endpoint: Endpoint) -> tuple[State, StatusLog]:
@@ -293,9 +295,7 @@ class EndpointOperations:
 
 def _built(wrong: str) -> Response:
     """The answer to a change of an endpoint, from what its build failed with."""
-    return (
-        answer(500, f"the endpoint could not follow yet, it is tried again: {wrong}") if wrong else empty(200)
-    )
+    return answer(500, f"the endpoint has failed to regenerate, retrying: {wrong}") if wrong else empty(200)
 
 
 def part(operations: EndpointOperations) -> Member[ApiPart]:

@@ -186,7 +186,7 @@ class OwnPolicies:
 
     @property
     def host_row(self) -> Endpoint | None:
-        """The host's endpoint, where the node has a policy of its own."""
+        """The host's endpoint, where host endpoint is ready, host policy enforced."""
         return self._host.row if self._host is not None else None
 
     def policy(self, title: str, endpoint_id: int) -> _Policy | None:
@@ -293,7 +293,7 @@ class AgentEnds:
         if self._others.is_host_network(name):
             return self._at(remote.address)._replace(title=f"{name} (in the host's network)")
         if self._others.node_of(remote.address) is None and remote.node == self._agent.node_name:
-            raise UnanswerableError(f"{name} is of this node, and is not attached to its network yet")
+            raise UnanswerableError(f"{name} is a pod of this node that has no network yet")
         addresses = self._others.addresses(name) or [remote.address]
         return self._remote(name, self.identity_at(remote.address), remote.node, addresses)
 
@@ -307,7 +307,7 @@ class AgentEnds:
 
     def network(self, text: str) -> End:
         """A network has many identities here. Raises ValueError for what is none."""
-        raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: ask of an address in it")
+        raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: give an address in it")
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
         """The owner of the address."""
@@ -325,7 +325,7 @@ class AgentEnds:
         if not found:
             raise UnanswerableError(
                 f"{name} is neither a pod nor a name that pods of this node have asked DNS for;"
-                " until one has, it is as open as the world is: ask of world"
+                " until one has, policies treat it as world: give world"
             )
         ends = [self._at(address) for address in sorted(found, key=lambda one: (one.version, int(one)))]
         return [end._replace(title=f"{name} ({end.title})") for end in ends]

@@ -104,7 +104,7 @@ class ConfigOperations:
         self._facts.log_debug(debug)
         failed = await self._enforcement.change(wanted)
         if failed:
-            return answer(500, f"endpoints {failed} could not follow yet, they are tried again")
+            return answer(500, f"endpoints {failed} have failed to regenerate, retrying")
         return empty(200)
 
 

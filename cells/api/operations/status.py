@@ -161,7 +161,7 @@ class StatusFacts(msgspec.Struct):
     encryption: wire.EncryptionStatus = NOT_ENCRYPTED
     """How traffic between nodes is encrypted."""
     host_firewall: bool = False
-    """Whether the node has a policy of its own."""
+    """Whether host endpoint is ready, host policy enforced."""
     host_routing: str = "Legacy"
     """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
 

@@ -159,7 +159,7 @@ def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
 
 
 def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
-    """Whether the node has a policy of its own."""
+    """Whether host endpoint is ready, host policy enforced."""
 
     def fill(facts: StatusFacts) -> None:
         facts.host_firewall = host is not None and host.enabled

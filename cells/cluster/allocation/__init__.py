@@ -89,8 +89,8 @@ class IdentityMirror:
         self._timer.trigger()
         store.on_return(self._timer.trigger)
         jobs.observe("watch identities in use", identities.used.changes, self._look)
-        jobs.observe("watch what numbers stand for", identities.table.changes, self._look)
-        jobs.observe("watch the other store", self._there.changes, self._look)
+        jobs.observe("watch the labels of identities", identities.table.changes, self._look)
+        jobs.observe("watch the second identity store", self._there.changes, self._look)
 
     async def _look(self, _: list[Change[Any, Any]]) -> None:
         self._timer.trigger()
@@ -107,7 +107,7 @@ class IdentityMirror:
             else:
                 other += 1
         if other:
-            self._health.degraded(f"{other} identities in use here stand for other labels in {self._name}")
+            self._health.degraded(f"{other} identities in use here have other labels in {self._name}")
         else:
             self._health.ok(f"identities in use here are in {self._name}, too")
 
@@ -151,7 +151,7 @@ def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log
         log.warning("identity-allocation-mode is crd: no kvstore is set", wanted=wanted.value)
 
     if not store.enabled and wanted.writes_both:
-        lifecycle.append(Hook("report how nodes agree upon identities", report))
+        lifecycle.append(Hook("report the identity allocation mode", report))
     return wanted if store.enabled else AllocationMode.CRD
 
 
@@ -175,7 +175,7 @@ def cluster_allocator(
     served = source is ObjectSource.API_SERVER
     needs_objects = store.enabled and mode is not AllocationMode.KVSTORE
     if needs_objects and not served:
-        lifecycle.append(Hook("check how nodes agree upon identities", check))
+        lifecycle.append(Hook("check the identity allocation mode", check))
     if mode.reads_keys:
         return keys
     if served:
@@ -186,7 +186,7 @@ def cluster_allocator(
 cell = group(
     module(
         "identity-allocation",
-        "Numbers that all nodes agree upon",
+        "Identity numbers shared by all nodes",
         config(AllocationSettings),
         provide(identity_objects, identity_keys, cluster_allocator, mode, SharedIdentities),
     ),

@@ -121,7 +121,7 @@ class KVStoreAllocator(AgreedNumbers):
                     with anyio.fail_after(self._store.settings.kvstore_connectivity_timeout):
                         if await self._make(labels, previous):
                             continue
-                    error = "every number tried is another identity's"
+                    error = "every identity number that was tried is in use"
                 except (StoreError, TimeoutError) as failed:
                     error = str(failed) or "no lock within kvstore-connectivity-timeout"
                 failures += 1
@@ -141,7 +141,9 @@ class KVStoreAllocator(AgreedNumbers):
     async def restore(self, number: int, labels: Labels) -> None:
         """Write the key of a number in use again. Raises StoreError."""
         if await self._created(number, labels):  # else another node was faster: the watch brings its labels
-            self._log.warning("identity in use had no key, it has one again", identity=number, labels=labels)
+            self._log.warning(
+                "identity in use had no kvstore key, created it again", identity=number, labels=labels
+            )
 
     async def keep(self, number: int, labels: Labels) -> None:
         """Have a master key. Raises StoreError."""

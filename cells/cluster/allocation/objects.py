@@ -122,7 +122,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
         """Make the object of a number in use again. Raises KubernetesError."""
         if await self._created(number, labels):  # else another node was faster: the watch brings its labels
             self._log.warning(
-                "identity in use had no object, it has one again", identity=number, labels=labels
+                "identity in use had no CiliumIdentity, created it again", identity=number, labels=labels
             )
 
     async def keep(self, number: int, labels: Labels) -> None:
@@ -171,7 +171,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
                         return None
         except KubernetesError as error:
             return str(error) or type(error).__name__
-        return "every number tried is another identity's"
+        return "every identity number that was tried is in use"
 
     def _free(self, labels: Labels, previous: int) -> Iterable[int]:
         first = next(candidates(labels))
@@ -268,7 +268,7 @@ class CiliumIdentityWatch:
     def _take(self, name: str, row: CiliumIdentity | None) -> None:
         number = int(name) if name.isascii() and name.isdigit() else 0
         if number not in CLUSTER:
-            self._log.warning("identity ignored: its name is not a number of a cluster's", name=name)
+            self._log.warning("CiliumIdentity ignored: its name is not a cluster identity number", name=name)
         elif row is None:
             self._known.discard(name)
             self._identities.unlearn(number)

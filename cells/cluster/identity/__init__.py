@@ -76,7 +76,7 @@ def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        log.warning("local identities get new numbers", path=str(path), error=str(error))
+        log.warning("saved local identities not read, they get new numbers", path=str(path), error=str(error))
         return {}
     numbers: dict[Labels, int] = {}
     for one in found:
@@ -198,7 +198,7 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
 
 cell = module(
     "identity",
-    "Numbers for sets of labels",
+    "Security identities of sets of labels",
     config(IdentitySettings),
     provide(identities, allocator, configured_filter, known_identities, identity_metrics, agent_namespace),
 )

@@ -129,7 +129,7 @@ class NodeAllocator:
         return self.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
-        """It is free."""
+        """The address is released."""
         self._taken.discard(number)
 
     def grace(self, number: int) -> float:

@@ -326,9 +326,9 @@ class RefusedClaims:
             else:
                 self._known.pop(name, None)
             for text in set(refused) - set(before.get(name, ())):
-                self._log.warning("refusing what a node claims", node=name, claim=text)
+                self._log.warning("refusing an address or range of a node", node=name, claim=text)
         if not self._known:
-            self._health.ok("no node claims what is not its own")
+            self._health.ok("no node claims addresses of others")
             return
         texts = [f"{name}: {text}" for name, several in sorted(self._known.items()) for text in several]
         more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""

@@ -173,7 +173,7 @@ class NodeInformation:
             self._log.info(
                 "Received own node information", node=self._agent.node_name, kind=self._kind, **ranges
             )
-        self._health.ok("known")
+        self._health.ok("received")
 
     async def _until_heard(self) -> None:
         """Wait until the source has listed everything, or does not answer, or the time is up."""

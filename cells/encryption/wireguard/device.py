@@ -439,7 +439,7 @@ class WireguardDevice:
         link = self._links.find(WIREGUARD_LINK)
         if link is None:
             raise HiveError(f"{WIREGUARD_LINK} is not there")
-        self._log.info("WireGuard made", device=WIREGUARD_LINK, kind=link.kind, mtu=self.mtu)
+        self._log.info("WireGuard device created", device=WIREGUARD_LINK, kind=link.kind, mtu=self.mtu)
         return link
 
     def _facts(self, ifindex: int) -> EncryptionConfig:

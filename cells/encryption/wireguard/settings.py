@@ -182,7 +182,7 @@ class WireguardKey:
         self.public = base64.b64encode(public_key(self.private)).decode()
         self._publish()
         if made:
-            self._log.info("a key of WireGuard was made", path=str(path), public_key=self.public)
+            self._log.info("WireGuard key created", path=str(path), public_key=self.public)
 
     async def _own_changes(self) -> AsyncIterator[None]:
         key = ("", self._agent.node_name)

@@ -70,7 +70,7 @@ class HostEndpoint:
         self._programs = programs
         self._log = log
         self._row: Endpoint | None = None
-        lifecycle.append(Hook("take the host endpoint", self._start))
+        lifecycle.append(Hook("create the host endpoint", self._start))
 
     @property
     def row(self) -> Endpoint | None:
@@ -106,7 +106,7 @@ class HostEndpoint:
         self._policies.realize(row.id, HOST, row.labels)
         self._programs.set_host_policy(HostPolicy(row.id, audited=self.audited))
         self.status.add(Code.OK, Subject.OTHER, COMPLETED, State.READY)
-        self._log.info("the node has a policy of its own", endpoint=row.id, labels=row.labels)
+        self._log.info("host endpoint is ready, host policy enforced", endpoint=row.id, labels=row.labels)
 
     async def _start(self) -> None:
         previous = self._programs.host_policy

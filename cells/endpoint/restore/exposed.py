@@ -155,7 +155,7 @@ class QuarantinedEndpoints:
         self._files = files
         self._health = health.child("quarantined")
         self._log = log
-        jobs.one_shot("free what quarantined endpoints had", self._watch)
+        jobs.one_shot("release addresses of quarantined endpoints", self._watch)
 
     async def _watch(self) -> None:
         quarantined = self._restored.quarantined
@@ -167,9 +167,9 @@ class QuarantinedEndpoints:
                 for number in [number for number, one in quarantined.items() if one.ifindex not in present]:
                     await self._free(quarantined.pop(number))
                 if quarantined:
-                    self._health.degraded(f"not restored, left alone: endpoints {sorted(quarantined)}")
+                    self._health.degraded(f"endpoints not restored, left unchanged: {sorted(quarantined)}")
                     await removed()
-        self._health.ok("no endpoint is left that was not restored")
+        self._health.ok("no endpoint is quarantined")
 
     async def _free(self, freed: QuarantinedEndpoint) -> None:
         """Take every step of a delete, whatever becomes of the others."""
@@ -191,4 +191,4 @@ class QuarantinedEndpoints:
         try:
             step()
         except (OSError, HiveError, IpamError) as error:
-            self._log.warning("endpoint left something behind", endpoint=number, error=str(error))
+            self._log.warning("endpoint not removed completely", endpoint=number, error=str(error))

@@ -303,11 +303,11 @@ class RestoredEndpoints:
         if failed:
             summary += f"; failed: {_reasons(failed)}"
         if over:
-            summary += f"; cleared away: {_reasons(over)}"
+            summary += f"; removed as stale: {_reasons(over)}"
         if self.quarantined:
-            summary += f"; not restored, left alone: {sorted(self.quarantined)}"
+            summary += f"; not restored, left unchanged: {sorted(self.quarantined)}"
         if troubles:
-            summary += f"; not cleared away: {'; '.join(troubles)}"
+            summary += f"; not removed: {'; '.join(troubles)}"
         if failed or self.quarantined or troubles:
             self._health.degraded(summary)
         else:
@@ -360,7 +360,7 @@ class RestoredEndpoints:
                 return
         self.failed[number] = fault
         if number in self._over:  # as when its DEL came while no agent ran
-            self._log.info("old endpoint cleared away", endpoint=number, pod=endpoint.title, reason=fault)
+            self._log.info("stale endpoint removed", endpoint=number, pod=endpoint.title, reason=fault)
         else:
             self._log.warning(
                 "Unable to restore endpoint, ignoring", endpoint=number, pod=endpoint.title, error=fault
@@ -379,7 +379,7 @@ class RestoredEndpoints:
         ips = [row.ip for row in live]
         self.quarantined[number] = self._claims.quarantine(number, link.ifindex, identity, ips)
         self._log.warning(
-            "endpoint not restored, it goes on as it is until its pod is removed",
+            "endpoint not restored: it stays unchanged until its pod is removed",
             endpoint=number,
             reason=reason,
             addresses=", ".join(map(str, ips)),

@@ -159,7 +159,7 @@ class HubbleMetrics:
             self._log.warning(wrong)
             self._health.degraded(wrong)
         else:
-            self._log.info("metrics of flows", names=" ".join(one.name for one in wanted))
+            self._log.info("flow metrics", names=" ".join(one.name for one in wanted))
             self._health.ok(f"{len(wanted)} metrics of the file are counted")
 
     async def _count(self) -> None:
@@ -229,7 +229,7 @@ class HubbleMetricsServer:
         # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await server.serve(self._bound(address))
-        self._log.info("metrics of flows served", address=str(address), tls=tls is not None)
+        self._log.info("serving flow metrics", address=str(address), tls=tls is not None)
         if tls is None:
             self._health.ok("serving")
         try:

@@ -292,7 +292,7 @@ class HubbleServer:
         acceptor = Acceptor(listener, accepted, self._log, self._health)
         tasks.start_soon(_until_stopped, acceptor)
         self._servers.append(server)
-        self._log.info("Hubble served", address=_text(listener), tls=tls)
+        self._log.info("serving Hubble", address=_text(listener), tls=tls)
 
     async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
         """Serve one client until it leaves. What it does wrong ends its connection alone."""
@@ -362,7 +362,7 @@ class HubbleServer:
         self._quiet_until = now + _QUIET
         self._report()
         self._log.warning(
-            "a client of Hubble failed TLS", client=str(peer), error=self._missing() or str(error)
+            "TLS handshake with a Hubble client failed", client=str(peer), error=self._missing() or str(error)
         )
 
 

@@ -217,7 +217,7 @@ def _read(path: Path) -> _Config:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "no YAML"
+        problem = getattr(error, "problem", None) or "not YAML"
         raise AccessError(f"{path}{where}: {problem}; expected a kubeconfig") from error
     if not isinstance(document, dict):
         raise AccessError(f"{path}: expected a kubeconfig, a mapping with clusters, users and contexts")

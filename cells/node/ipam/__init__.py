@@ -112,7 +112,7 @@ class Ipam(Allocator):
             if pools.assigned is not None:
                 jobs.observe("follow pools", pools.assigned.changes, self._look_at_pools)
             return
-        pools.requests.initializer("this node asks of no pools").done()
+        pools.requests.initializer("this node requests no pools").done()
         if self.delegated:
             lifecycle.append(Hook("leave addresses to the delegated plugin", self._start_delegated))
             return
@@ -136,7 +136,7 @@ class Ipam(Allocator):
     async def _start_pools(self) -> None:
         for family in Family:
             if self._settings.explicit_range(family) is not None:
-                self._log.warning(f"{family}-range is set, and ipam=multi-pool: pods get none of it")
+                self._log.warning(f"{family}-range has no effect with ipam=multi-pool")
         if self._node_pools is not None:
             self._ranges_changed()
             self._first.done()
@@ -151,7 +151,7 @@ class Ipam(Allocator):
                     f" --ipam={self.mode}"
                 )
             if self._settings.explicit_range(family) is not None:
-                self._log.warning(f"{family}-range is set, and ipam={self.mode}: pods get none of it")
+                self._log.warning(f"{family}-range has no effect with ipam={self.mode}")
         self.delegate(families)
         self._first.done()
 
@@ -191,7 +191,7 @@ class Ipam(Allocator):
         saved = restored.primary
         for family in Family:
             if not enabled[family] and self._settings.explicit_range(family) is not None:
-                self._log.warning(f"{family}-range is set, and enable-{family} is not: pods get none of it")
+                self._log.warning(f"{family}-range has no effect without enable-{family}")
         assigned = self._assigned.current() if self._assigned is not None else {}
         found = {
             family: self._settings.explicit_range(family)

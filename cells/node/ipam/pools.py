@@ -180,7 +180,7 @@ class NodePools:
         self._assigned = operator.assigned
         self._pods = operator.pods
         self._requests = operator.requests
-        self._first = operator.requests.initializer("what this node asks of pools")
+        self._first = operator.requests.initializer("requests of this node to pools")
         self._health = health
         self._log = log
         self._state_dir: Path = agent.state_dir

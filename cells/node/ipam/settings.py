@@ -248,7 +248,7 @@ def saved_ranges(state_dir: Path, log: Logger) -> SavedRanges:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        log.warning("pod ranges are chosen again", path=str(path), error=str(error))
+        log.warning("saved pod ranges not read, choosing new ones", path=str(path), error=str(error))
     else:
         return SavedRanges(ranges, frozenset(saved.assigned) & ranges.keys())
     return SavedRanges({}, frozenset())
@@ -270,7 +270,7 @@ def saved_pools(state_dir: Path, log: Logger) -> dict[str, tuple[IPNetwork, ...]
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("ranges of earlier pools are not known", path=str(path), error=str(error))
+        log.warning("saved ranges of earlier pools not read", path=str(path), error=str(error))
         return {}
 
 

@@ -300,7 +300,7 @@ def _verdict_text(verdict: Verdict, names: EventNames) -> str:
     if verdict.verdict < 0:
         action = f"denied ({reason_name(-verdict.verdict)})"
         if verdict.audited:
-            action = f"let pass by audit, else {action}"
+            action = f"allowed by audit mode, else {action}"
     else:
         action = f"redirected to the proxy at port {verdict.verdict}" if verdict.verdict else "allowed"
     own, peer = (verdict.source, 0), (0, verdict.remote_identity)

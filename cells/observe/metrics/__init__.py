@@ -280,7 +280,7 @@ class MetricsServer:
         # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
-        self._log.info("metrics served", address=str(address))
+        self._log.info("serving metrics", address=str(address))
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -43,7 +43,9 @@ def _health(health: HealthTree) -> Iterator[MetricFamily]:
     degraded: Mapping[str, float] = {
         status.module: float(status.level == "degraded") for status in statuses if status.level != "unknown"
     }
-    yield gauge("cilium_hive_degraded_status", "Whether it is degraded.", degraded, "module", on=False)
+    yield gauge(
+        "cilium_hive_degraded_status", "Whether the module is degraded.", degraded, "module", on=False
+    )
 
 
 def _hooks(profile: Profile) -> Iterator[MetricFamily]:
@@ -53,7 +55,10 @@ def _hooks(profile: Profile) -> Iterator[MetricFamily]:
             if timing.kind == kind:
                 took[timing.module, timing.name] = timing.took
         yield gauge(
-            f"hive_hook_{kind}_seconds", f"What each hook took when it last {when}.", took, "module hook"
+            f"hive_hook_{kind}_seconds",
+            f"Seconds that each hook took when it last {when}.",
+            took,
+            "module hook",
         )
 
 
@@ -95,21 +100,21 @@ def _reconcilers(jobs: JobMetrics) -> Iterator[MetricFamily]:
         ("prune_count", "Comparisons of everything.", {module: one.sweeps for module, one in found.items()}),
         (
             "prune_errors_total",
-            "Comparisons of everything that failed.",
+            "Full reconciliations that failed.",
             {module: one.failed_sweeps for module, one in found.items()},
         ),
     ):
         yield counter(f"cilium_reconciler_{name}", text, values, "module_id", on=False)
     yield gauge(
         "cilium_reconciler_errors_current",
-        "Objects that differ and cannot be put right.",
+        "Objects that differ from their desired state and cannot be reconciled.",
         failing,
         "module_id",
         on=False,
     )
     yield counter(
         "hive_reconciler_drift_total",
-        "Objects found changed by someone else.",
+        "Objects that others changed.",
         {module: one.drift for module, one in found.items()},
         "module_id",
     )
@@ -146,10 +151,10 @@ def _loop() -> Iterator[MetricFamily]:
     coarse.sum = lag.seconds
     yield histogram(
         "hive_loop_stretch_seconds",
-        "For how long at a stretch the event loop was busy, while others that were ready waited.",
+        "Seconds that the event loop was busy without a break while other tasks were ready.",
         coarse,
     )
-    yield gauge("hive_loop_longest_seconds", "The longest stretch since the start.", lag.longest)
+    yield gauge("hive_loop_longest_seconds", "The longest time without a break since the start.", lag.longest)
 
 
 # What the kernel knows of this process.

@@ -251,7 +251,7 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
             "Plot a sampled metric as a line graph",
             plot,
             "match regex",
-            (Flag("rate", "How fast it grows, a second", "switch"), _FILE),
+            (Flag("rate", "Show the rate per second", "switch"), _FILE),
             "The first of the metrics that match by name and labels; `metrics --sampled` shows all of them.",
             least=1,
             most=1,

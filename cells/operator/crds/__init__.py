@@ -119,7 +119,7 @@ class CustomResources:
         self.endpoints = not (options.disable_endpoint_crd and store.enabled)
         """Whether there are CiliumEndpoints; without them nodes publish their pods in the kvstore alone."""
         if options.disable_endpoint_crd and self.endpoints:
-            log.warning("disable-endpoint-crd needs a kvstore: it is put back to false")
+            log.warning("disable-endpoint-crd needs a kvstore: using false instead")
         if not self.endpoints and options.identity_allocation_mode != "kvstore":
             raise HiveError(
                 "disable-endpoint-crd=true: expected identity-allocation-mode=kvstore, not"
@@ -140,7 +140,7 @@ class CustomResources:
 
     async def _register(self) -> None:
         if self._settings.skip_crd_creation:
-            self._log.info("custom resource definitions are left to others", setting="skip-crd-creation")
+            self._log.info("custom resource definitions are not created", setting="skip-crd-creation")
             return
         try:
             async with anyio.create_task_group() as group:
@@ -162,7 +162,7 @@ class CustomResources:
             if outdated(found.spec, found.labels):
                 await self._replace(wanted)
         await self._established(wanted)
-        self._log.info("custom resource definition is there and up to date", definition=wanted.name)
+        self._log.info("custom resource definition is up to date", definition=wanted.name)
 
     async def _replace(self, wanted: Definition) -> None:
         """All labels and the whole spec are ours from now on; annotations stay."""

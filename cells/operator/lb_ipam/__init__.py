@@ -419,7 +419,7 @@ class NodeIPAM:
             key, why = next(iter(wrong.items()))
             self._health.degraded(f"service {'/'.join(key)} keeps the addresses it has: {why}")
         else:
-            self._health.ok("every selector of nodes can be read")
+            self._health.ok("every node selector is valid")
 
 
 def _patch_of(service: ClusterService, addresses: Collection[str]) -> ServicePatch:
@@ -464,10 +464,10 @@ def families(ipam: LBIPAM) -> list[MetricFamily]:
         gauge(f"{PREFIX}_conflicting_pools_total", "Pools in conflict.", conflicts),
         gauge(f"{PREFIX}_ips_available_total", "Addresses that are free.", free, "pool"),
         gauge(f"{PREFIX}_ips_used_total", "Addresses that services have.", used, "pool"),
-        gauge(f"{PREFIX}_services_matching_total", "Services that ask for addresses.", len(grants)),
+        gauge(f"{PREFIX}_services_matching_total", "Services that request addresses.", len(grants)),
         gauge(
             f"{PREFIX}_services_unsatisfied_total",
-            "Services that have not all they ask for.",
+            "Services that lack a requested address.",
             sum(not one.satisfied for one in grants),
         ),
     ]

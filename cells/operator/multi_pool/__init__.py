@@ -194,18 +194,18 @@ class MultiPool:
                     txn.delete(name)
                     continue
                 if patch.error and patch.error_changed:
-                    self._log.warning("node has not all it asks for", node=name, error=patch.error)
+                    self._log.warning("node lacks requested addresses", node=name, error=patch.error)
                 txn.put(patch)
 
     def _report_faults(self, before: dict[str, str]) -> None:
         faults = self.ledger.faults
         for name, why in faults.items():
             if before.get(name) != why:
-                self._log.error("pool cannot be as it is defined", pool=name, error=why)
+                self._log.error("pool definition cannot be applied", pool=name, error=why)
         if faults:
             self._health.degraded("; ".join(f"{name}: {why}" for name, why in sorted(faults.items())))
         else:
-            self._health.ok("all pools are as defined")
+            self._health.ok("all pool definitions are applied")
 
 
 def write(server: ClusterAPI, patches: Table[str, NodePatch], pools: MultiPool, jobs: Jobs) -> None:
@@ -216,7 +216,7 @@ def write(server: ClusterAPI, patches: Table[str, NodePatch], pools: MultiPool, 
 
 cell = module(
     "multi-pool",
-    "Ranges of nodes out of pools that they choose",
+    "Pod ranges of nodes, from the pools that they request",
     config(MultiPoolSettings),
     provide(MultiPool),
     invoke(write),

@@ -302,7 +302,7 @@ class PoolLedger:
             pool = self.pools.get(name)
             why = self.faults.get(name, "")
             if pool is None:
-                return f"cannot be as it is defined: {why}" if why else f"{_NO_POOL}: {name}"
+                return f"definition cannot be applied: {why}" if why else f"{_NO_POOL}: {name}"
             network = pool.allocate(version, self._held)
             if network is None:
                 return f"pool empty, and its new definition is not in force: {why}" if why else "pool empty"

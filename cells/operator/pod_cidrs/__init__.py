@@ -157,9 +157,11 @@ class PodCIDRs:
 
     def _report(self, patch: NodePatch) -> None:
         if patch.error:
-            self._log.warning("node has no ranges, or not these", node=patch.name, error=patch.error)
+            self._log.warning(
+                "node does not get the pod ranges it requests", node=patch.name, error=patch.error
+            )
         elif patch.cidrs:
-            self._log.debug("node has its ranges", node=patch.name, cidrs=patch.cidrs)
+            self._log.debug("node has its pod ranges", node=patch.name, cidrs=patch.cidrs)
 
 
 def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> CidrPools:
@@ -267,7 +269,7 @@ def write(server: ClusterAPI, patches: Table[str, NodePatch], pod_cidrs: PodCIDR
 
 cell = module(
     "pod-cidrs",
-    "Ranges of nodes out of the cluster's pools",
+    "Pod ranges of nodes, from the cluster's pools",
     config(PodCIDRSettings),
     provide(node_patches, PodCIDRs),
     invoke(write),

@@ -100,7 +100,7 @@ class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
         if self.source and self.path:
             return f"{self.path} of {self.source}"
         if any("allow-localhost" in label for label in self.labels):
-            return "allow-localhost: the node reaches its own pods, whatever policies say"
+            return "allow-localhost: the node reaches its own pods under every policy"
         if any("allow-any" in label for label in self.labels):
             return "no policy: none selects the endpoint in this direction"
         return "enableDefaultDeny: its policies do not deny by default"

@@ -240,7 +240,7 @@ def _without_policy(source: End, target: Target) -> Way:
     """A way on which no policy is asked: nothing is there, or the packets stay with their sender."""
     note = target.note
     if not target.problem:
-        note = f"{source.title} reaches itself: no policy is asked"
+        note = f"{source.title} reaches itself: no policy applies"
     return Way(
         destination=target.end.title,
         port=port_text(target.port, target.protocol) if target.port is not None else ANY_PORT,

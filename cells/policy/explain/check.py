@@ -283,9 +283,9 @@ def _unselected(cluster: Cluster) -> Iterator[Finding]:
     for pod in cluster.pods.values():
         open_ = [one for one in DIRECTIONS if not cluster.repository.resolve(pod.labels, one).enforced]
         if len(open_) == len(DIRECTIONS):
-            text = f"no policy selects {pod.name}: it may talk to everybody, and everybody to it"
+            text = f"no policy selects {pod.name}: all connections from and to it are allowed"
         elif open_:
-            text = f"no policy speaks of {open_[0]} of {pod.name}: that direction is open"
+            text = f"no policy applies to {open_[0]} of {pod.name}: that direction is open"
         else:
             continue
         yield Finding(pod.located.at("metadata"), "note", text)

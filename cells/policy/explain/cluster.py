@@ -318,7 +318,7 @@ class Cluster:
         within = [prefix for prefix in self._local if prefix != network and contains(network, prefix)]
         if within:
             named = ", ".join(map(str, within[:3])) + (", ..." if len(within) > 3 else "")
-            raise PolicyError(f"rules name networks within {network}: ask for one of them ({named})")
+            raise PolicyError(f"rules name networks within {network}: give one of them ({named})")
         nearest = _nearest(self._local, network)
         return self._local[nearest] if nearest is not None else RESERVED["world"]
 

@@ -84,7 +84,7 @@ def refusal(client: End, service: str, *, inside_only: bool, ranges: Sequence[st
     if inside_only:
         return f"service {service} is served to clients in the cluster only"
     if ranges and client.network is None:
-        raise UnanswerableError(f"service {service} has source ranges: ask of the client's address")
+        raise UnanswerableError(f"service {service} has source ranges: give the client's address")
     if not ranges or any(_within(client.network, one) for one in ranges) != deny:
         return ""
     return f"source ranges of service {service} do not include {client.title}"
@@ -216,11 +216,11 @@ def source_of(directory: Directory, text: str) -> End:
     """Who connects. Raises UnanswerableError."""
     text = text.removeprefix("reserved:")
     if text.startswith(SERVICE) or (_service(directory, text) and directory.pod(_qualified(text)) is None):
-        raise UnanswerableError(f"{text} is a service, which connects to nothing: ask of a pod")
+        raise UnanswerableError(f"{text} is a service, which opens no connections: give a pod")
     found = _ends(directory, text, None)
     if len(found) > 1:
         names = ", ".join(end.title for end, _ in found)
-        raise UnanswerableError(f"{text} may be several ends, ask of one of them: {names}")
+        raise UnanswerableError(f"{text} is ambiguous, give one of: {names}")
     return found[0][0]
 
 

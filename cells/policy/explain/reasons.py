@@ -44,7 +44,7 @@ class Near(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """The decision in one direction. ``enforced`` is false where no policy speaks of the direction."""
+    """The decision in one direction. ``enforced`` is false where no policy applies in the direction."""
 
     direction: Direction
     match: Match

@@ -1,4 +1,4 @@
-"""What would have become of flows with more policies in force: the engine of ``hive policy try``.
+"""What more policies would have done with recorded flows: the engine of ``hive policy try``.
 
 Rules are computed as those in force are - the same repository, selectors, entries and lookup - for the ends
 that flows name. Where a flow does not show what decides (names of an address, requests, ports of a pod that
@@ -276,11 +276,15 @@ class _Rules:
         found = decide(policy, peer, flow.protocol, flow.port, self._known.unread)
         there = _there(policy, PortKey(flow.protocol, flow.port, FULL_PORT))
         if found.match.entry is None and not names and any(map(_is_by_name, there)):
-            raise UnknownFateError(f"rules allow names there, and which names {address} has is not known")
+            raise UnknownFateError(
+                f"toFQDNs rules allow names there, and which names {address} has is not known"
+            )
         if found.allowed and names and not any(one.parser == "dns" for one in policy.filters):
             unnamed = decide(policy, self._peer(flow, address, ()), flow.protocol, flow.port)
             if not unnamed.allowed:
-                raise UnknownFateError("allowed by a name, and no rule has the pod's requests of DNS read")
+                raise UnknownFateError(
+                    "allowed by a name, but no rule lets the DNS proxy see the pod's lookups"
+                )
         asked = {
             repr(how.rules)
             for filter_ in there

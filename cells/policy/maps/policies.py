@@ -218,7 +218,7 @@ class EndpointPolicies:
             for row in there:
                 txn.put(row)
         for row, error in self._write_all(there):
-            self._log.warning("policy map does not follow", endpoint=row.endpoint_id, error=str(error))
+            self._log.warning("policy map not updated", endpoint=row.endpoint_id, error=str(error))
             self._changed.add(row.endpoint_id)
         if self._changed:
             self._apply_soon()
@@ -317,7 +317,7 @@ class EndpointPolicies:
             count = min(2 * count, STRETCH) if time.monotonic() - began < SLICE / 2 else max(count // 2, 1)
             await anyio.lowlevel.checkpoint()
         if failed:
-            raise PolicyMapError(f"{len(failed)} policy maps do not follow, {failed[0]}")
+            raise PolicyMapError(f"{len(failed)} policy maps are not updated, {failed[0]}")
 
     async def reconcile(self) -> None:
         """Compare every policy map as a whole, and put right what differs; raises OSError."""
@@ -326,7 +326,11 @@ class EndpointPolicies:
             if self.table.get(policy.endpoint_id) is policy and not skipped:
                 wrong = self._pool.repair(policy.endpoint_id, policy.entries)
                 if wrong:
-                    self._log.warning("policy map was put right", endpoint=policy.endpoint_id, entries=wrong)
+                    self._log.warning(
+                        "policy map was changed by others, repaired",
+                        endpoint=policy.endpoint_id,
+                        entries=wrong,
+                    )
             if position % STRETCH == STRETCH - 1:
                 await anyio.lowlevel.checkpoint()
 

@@ -242,13 +242,16 @@ class Unenforced(msgspec.Struct, frozen=True, gc=False):
     path: str
     reason: str
     instead: Literal[
-        "allows nothing", "denies what it selects", "denies all that it could mean", "leaves nodes open"
+        "allows nothing",
+        "denies everything that it selects",
+        "denies everything that it might select",
+        "leaves nodes open",
     ]
 
     @property
     def text(self) -> str:
         """What is wrong, and what is in force meanwhile."""
-        return f"{self.reason}; until that is mended, it {self.instead}"
+        return f"{self.reason}; until it is corrected, it {self.instead}"
 
 
 class Rule(msgspec.Struct, frozen=True, gc=False):

@@ -169,7 +169,7 @@ def _entry(
         inside = error.path.removeprefix(place).lstrip(".")
         where = f"{path}.{inside}".rstrip(".")
         if deny:
-            unenforced.append(Unenforced(where, error.reason, "denies all that it could mean"))
+            unenforced.append(Unenforced(where, error.reason, "denies everything that it might select"))
             if inside.startswith(("toPorts", "icmps")):
                 return build.denied(path, rule, ports=False)
             return PeerRule(path, (ALL,), None, deny=True)  # one without peers denies nothing
@@ -177,7 +177,7 @@ def _entry(
             unenforced.append(Unenforced(where, error.reason, "leaves nodes open"))
             return PeerRule(path, (), None)
         if build.binds_others(rule):
-            unenforced.append(Unenforced(where, error.reason, "denies what it selects"))
+            unenforced.append(Unenforced(where, error.reason, "denies everything that it selects"))
             return build.denied(path, rule, ports=True)
         unenforced.append(Unenforced(where, error.reason, "allows nothing"))
         return PeerRule(path, (), None)

@@ -95,13 +95,13 @@ def dns_metrics(
 cell = group(
     module(
         "dns-proxy-port",
-        "Where pods' queries are redirected to",
+        "Redirects of pods' DNS queries",
         config(DNSPortSettings),
         provide(ProxyPort, as_=(DNSProxyPort,)),
     ),
     module(
         "dns-proxy",
-        "Names that pods ask for",
+        "DNS names that pods look up",
         config(DNSProxySettings),
         provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
         provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, QuerySource, LearntAddresses),

@@ -168,7 +168,7 @@ class LearntAddresses:
         try:
             return self._store.learn(endpoint, answer)
         except OSError as error:
-            self._log.warning("a name is not noted for the next agent", name=answer.name, error=str(error))
+            self._log.warning("a name is not saved for the next agent", name=answer.name, error=str(error))
             return not self._names.stale(answer.addresses)
 
     async def allowed(self, answer: Answer) -> None:

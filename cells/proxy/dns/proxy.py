@@ -128,7 +128,7 @@ class DNSProxy:
                     loop.add_reader(open_sockets[-1], self._datagrams, open_sockets[-1])
                     open_sockets.append(tcp_listener(family, self._port.port))
                     self._tasks.start_soon(self._accept, open_sockets[-1])
-                self._log.info("the DNS proxy serves", port=self._port.port)
+                self._log.info("the DNS proxy is serving", port=self._port.port)
                 await anyio.sleep_forever()
         finally:
             for one in open_sockets:
@@ -180,7 +180,9 @@ class DNSProxy:
             query = read_query(asking.data)
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
-            self._log.debug("what a pod asks is not a DNS query", pod=str(asking.client[0]), error=str(error))
+            self._log.debug(
+                "request of a pod is not a DNS query", pod=str(asking.client[0]), error=str(error)
+            )
             return None
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:

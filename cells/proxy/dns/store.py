@@ -220,7 +220,7 @@ class NameStore:
                 del self._forbidden[next(iter(self._forbidden))]
             self._forbidden[name] = None
             self._log.warning(
-                "toFQDNs does not open an address that an answer has: tofqdns-forbidden-addresses",
+                "toFQDNs does not allow an address of an answer: tofqdns-forbidden-addresses",
                 name=name,
                 addresses=", ".join(f"{address} ({why})" for address, why in found.items() if why),
             )
@@ -318,7 +318,7 @@ class NameStore:
         try:
             records = await to_thread.run_sync(lambda: list(self._journal.read()))
         except OSError as error:
-            self._log.warning("names that the agent before knew cannot be read", error=str(error))
+            self._log.warning("names saved by the previous agent cannot be read", error=str(error))
             records = []
         for record in records:
             self._take(record)

@@ -214,12 +214,12 @@ class Envoy:
             return
         jobs.observe("configure Envoy", self._changes, self._write)
         if process.external:
-            jobs.one_shot("give way to the Envoy beside", process.give_way)
+            jobs.one_shot("stop Envoy if an external one runs", process.give_way)
         else:
             jobs.one_shot("run Envoy", self._run)
         jobs.one_shot("forget previous redirects", self._forget)
         self._acknowledge_soon = jobs.timer("await Envoy", self._acknowledge, math.inf).trigger
-        jobs.one_shot("notice that Envoy ends", self._watch)
+        jobs.one_shot("watch for the end of Envoy", self._watch)
 
     async def _run(self) -> None:
         """Raises EnvoyError, OSError, to be called again."""
@@ -309,7 +309,7 @@ def _discovery(found: Iterable[Resource]) -> Resource:
 cell = group(
     module(
         "envoy-ports",
-        "Where pods' requests are redirected to",
+        "Redirects of pods' HTTP requests",
         config(EnvoyProgramSettings),
         provide(RedirectPorts, as_=(HTTPProxyPorts,)),
         provide(EnvoyProgram),

@@ -90,7 +90,7 @@ class RedirectPorts:
             return port
         port = self._free()
         if not port:
-            self._log.error("no port is left for a redirect: nothing may pass it", redirect=name)
+            self._log.error("no port is free for a redirect: its connections are dropped", redirect=name)
             return 0
         self._assigned[name] = port
         self._taken.add(port)

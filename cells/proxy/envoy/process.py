@@ -60,7 +60,7 @@ class Process:
     async def give_way(self) -> None:
         """End one that an agent before this has started: two would share the ports. Raises OSError."""
         for process in _end_started(self._place):
-            self._log.info("gives way to the Envoy beside the agent", ended=process)
+            self._log.info("stopping Envoy: an external one runs beside the agent", ended=process)
 
     async def run(self, wanted: anyio.Event) -> None:
         """Have it run once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
@@ -85,7 +85,7 @@ class Process:
             self._log.info("Envoy was started", pid=pid, program=str(self._program.path))
         else:
             pid = running.pid
-            self._log.info("Envoy goes on", pid=pid)
+            self._log.info("Envoy is running already", pid=pid)
         await process_ended(pid)
         raise EnvoyError(f"Envoy ended, pid {pid}{exit_text(pid)}: see {self._log_file}")
 
@@ -99,7 +99,7 @@ class Process:
         ]
 
     async def _end(self, pid: int) -> None:
-        self._log.info("Envoy is ended: it was started otherwise", pid=pid)
+        self._log.info("restarting Envoy: its settings changed", pid=pid)
         os.kill(pid, signal.SIGTERM)
         with anyio.move_on_after(PATIENCE):
             await process_ended(pid)

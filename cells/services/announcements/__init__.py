@@ -225,7 +225,7 @@ class Announcements:
         asked = "enable-l2-announcements=true"
         if self._source is not ObjectSource.API_SERVER:
             raise UsageError(
-                f"{asked}: nodes agree by Leases upon who answers, which takes an API server;"
+                f"{asked}: nodes elect the one that answers by Leases, which need an API server;"
                 " set k8s-api-server or k8s-kubeconfig-path, or leave it out"
             )
         if not self._agent.ipv4:

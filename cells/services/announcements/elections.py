@@ -172,7 +172,7 @@ class Elections:
         self._jobs = jobs
         self.leases: Table[tuple[str, str], L2Lease] = Table("l2-leases", key=lambda row: row.service)
         """Who answers for which service."""
-        self._first = self.leases.initializer("who holds which lease")
+        self._first = self.leases.initializer("holders of leases")
         self._electing: set[Key] = set()
         if settings.enable_l2_announcements:
             tables.add(self.leases)

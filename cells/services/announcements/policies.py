@@ -253,7 +253,7 @@ class PolicyConditions:
         _, faults = read_policy(policy)
         for kind, text in faults.items():
             wrong = f"{kind}: {text}"
-            self._log.warning("an announcement policy cannot be followed", policy=policy.name, error=wrong)
+            self._log.warning("an announcement policy cannot be applied", policy=policy.name, error=wrong)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         wanted = conditions(policy, faults, now)
         if wanted is None:

@@ -243,9 +243,9 @@ def reconcile(
     log: Logger,
 ) -> None:
     """Write the table to the maps; without a source of objects leave them as an earlier agent did."""
-    initial = served.initializer("what the maps hold")
+    initial = served.initializer("read the service maps")
     if objects is ObjectSource.NOWHERE:
-        jobs.one_shot("look at what is left", partial(_leave, maps, log))
+        jobs.one_shot("check leftover entries", partial(_leave, maps, log))
         return
     target = ServicesTarget(table, balancer, maps, served, initial, shortage)
     reconciler = Reconciler(table, target, full_every=SWEEP)

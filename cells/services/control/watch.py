@@ -227,7 +227,7 @@ class ServiceWatch:
             fault = "weights count with bpf-lb-algorithm=maglev alone"
         if fault:
             self._log.warning(
-                "annotation of an EndpointSlice does nothing",
+                "annotation of an EndpointSlice has no effect",
                 slice=f"{row.namespace}/{row.name}", annotation=WEIGHT, reason=fault,
             )  # fmt: skip
 
@@ -251,7 +251,7 @@ class ServiceWatch:
         if row.metadata.annotations and (old is None or old.annotations != row.annotations):
             for annotation, fault in faults_of(row, self._options):
                 log.warning(
-                    "annotation of a service does nothing", service=name, annotation=annotation, reason=fault
+                    "annotation of a service has no effect", service=name, annotation=annotation, reason=fault
                 )
         if old is None or old.spec != row.spec:
             for part, fault in unserved_of(row, self._options):

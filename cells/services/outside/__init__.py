@@ -365,7 +365,7 @@ class NodePorts:
         self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, *sources)
         reconciler = Reconciler(self._facts, _FactsTarget(facts), full_every=INTERVAL)
         tables.add(self.addresses, self._facts, reconciler.statuses)
-        lifecycle.append(Hook("prepare for clients outside", self._start))
+        lifecycle.append(Hook("prepare services for external clients", self._start))
         jobs.observe("reconcile", reconciler)
         if reach.outside:
             jobs.one_shot("look-for-kube-proxy", self._look_for_others)
@@ -396,25 +396,25 @@ class NodePorts:
             raise UsageError(f"direct-routing-device={device}: the node has no such device")
         self._kernel.keep()
         served = ", ".join(str(each.ip) for each in self.addresses.all()) or "none"
-        self._log.info("clients outside are served", node_port_addresses=served)
+        self._log.info("external clients are served", node_port_addresses=served)
 
     async def _look_for_others(self) -> None:
         """Beside the start: reading many rules takes its time, and changes nothing here."""
         try:
             found = await to_thread.run_sync(self._read_others)
         except OSError as error:
-            self._log.warning("others' rules of netfilter cannot be looked for", error=str(error))
+            self._log.warning("netfilter rules of other programs cannot be listed", error=str(error))
             return
         if found.kube_proxy:
             self._log.warning(
-                "rules of kube-proxy are there, and stay as they are: they only see what is not served"
-                " before them; kube-proxy --cleanup removes them",
+                "rules of kube-proxy found and left in place: they see only packets that the datapath does"
+                " not serve; kube-proxy --cleanup removes them",
                 found=", ".join(found.kube_proxy),
             )
         if found.others:
             self._log.info(
-                "others' rules of netfilter are there, and stay as they are: they see neither what services"
-                " translate before them, nor what does not go through the host's stack",
+                "netfilter rules of other programs found and left in place: they see neither packets that"
+                " services translate before them, nor packets that bypass the host's stack",
                 found=", ".join(found.others),
             )
 
@@ -447,7 +447,7 @@ class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
 
 cell = module(
     "node-ports",
-    "Clients outside the node",
+    "Services for external clients",
     config(NodePortSettings),
     provide(NodePorts, KernelFacts.provided),
     provide_private(NodePortMode, NodePortSysctls, ServingAddresses),

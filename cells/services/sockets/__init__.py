@@ -104,7 +104,7 @@ class SocketLB:
         self._attached = False
         lifecycle.append(Hook("attach to sockets", self._start, self._stop))
         if self.enabled:
-            self._timer = jobs.timer("compare programs at sockets", self.compare, INTERVAL)
+            self._timer = jobs.timer("compare socket programs", self.compare, INTERVAL)
 
     async def compare(self) -> None:
         """Look at what is attached, and attach what is not as it should be. Raises HiveError, OSError."""
@@ -114,9 +114,9 @@ class SocketLB:
         self._hooks.configure(self._config())
         if missing := await to_thread.run_sync(self._hooks.missing, limiter=self._one):
             self.found += len(missing)
-            self._health.degraded(f"taken off: {', '.join(missing)}")
+            self._health.degraded(f"detached: {', '.join(missing)}")
             await self._attach()
-            text = "programs at sockets were taken off, attached again"
+            text = "socket programs were detached by others, attached again"
             self._log.warning(text, programs=", ".join(missing))
 
     async def _start(self) -> None:
@@ -154,7 +154,7 @@ class SocketLB:
             self._health.ok(f"attached to {root.path}")
             return
         text = (
-            f"only processes below {root.path} reach services at their sockets: it is not the first control"
+            f"only processes below {root.path} reach services at their sockets: it is not the root control"
             " group; run hive mount-cgroup in the node's own namespaces"
         )
         self._log.warning(text)
@@ -221,7 +221,7 @@ class SocketTermination:
         self._due = asyncio.Event()
         if sockets.enabled:
             jobs.one_shot("watch for removed backends", self._watch)
-            jobs.observe("end sockets of removed backends", self._looks, self._look)
+            jobs.observe("close sockets of removed backends", self._looks, self._look)
 
     async def _watch(self) -> None:
         """Have sockets looked at: at first, for what was removed while no agent ran, and after each removal.
@@ -255,7 +255,7 @@ class SocketTermination:
             )
             self.ended += ended
             if ended:
-                self._log.info("ended sockets that were connected to removed backends", sockets=ended)
+                self._log.info("closed sockets that were connected to removed backends", sockets=ended)
         self._looked_for = stale  # only now: after an error they are looked for again
 
 
@@ -285,8 +285,8 @@ def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[
     """Programs repaired and sockets ended, as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
-        text = "Programs at sockets that someone else took off or replaced."
-        ended = "Sockets ended because the backend they were connected to was removed."
+        text = "Socket programs that others detached or replaced."
+        ended = "Sockets closed because the backend they were connected to was removed."
         return [
             counter("hive_socket_lb_ended_total", ended, termination.ended),
             counter("hive_socket_lb_faults_total", text, sockets.found),

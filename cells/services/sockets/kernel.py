@@ -85,7 +85,7 @@ class SocketDiag:
         if -code in {errno.ENOENT, errno.ESTALE}:
             return False
         if -code == errno.EOPNOTSUPP:
-            raise OSError(-code, "sockets cannot be ended: the kernel has no CONFIG_INET_DIAG_DESTROY")
+            raise OSError(-code, "sockets cannot be closed: the kernel has no CONFIG_INET_DIAG_DESTROY")
         if code:
             raise OSError(-code, os.strerror(-code))
         return True

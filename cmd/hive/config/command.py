@@ -74,7 +74,7 @@ def _process(name: str) -> "tuple[Cell, ...]":
         from cells.operator import LEADER, operator
         from lifecycle import module
 
-        inside = module("operator", "Operator", module("leader", "What only the leader does", *LEADER))
+        inside = module("operator", "Operator", module("leader", "Tasks of the leader", *LEADER))
         return operator, inside
     from cells.agent import agent
 
@@ -153,7 +153,7 @@ def _show(changes: list[dict[str, str]]) -> None:
         click.echo(line)
     for text in wrong:
         click.echo(f"hive: {text}", err=True)
-    advice = "The agent would not start again: mend this first." if wrong else "A restart applies this."
+    advice = "The agent would not start again: correct this first." if wrong else "A restart applies this."
     click.echo(advice, err=True)
 
 
@@ -176,7 +176,7 @@ def diff(agent_socket: Path, timeout: float, output: str) -> int:
     elif not answer["places"]:
         click.echo("The agent has no config-dir and no config file: what it runs with cannot change.")
     else:
-        click.echo(click.style(f"{answer['places']} matches what runs.", fg=GOOD))
+        click.echo(click.style(f"{answer['places']} matches the running configuration.", fg=GOOD))
     return 1 if changes else 0
 
 

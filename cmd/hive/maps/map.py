@@ -52,7 +52,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
         return
     if found.get("cache") is None:
         raise click.ClickException(
-            f"the agent keeps no account of {name}; hive bpf dump {name} reads the kernel's"
+            f"the agent has no copy of {name}; hive bpf dump {name} reads the kernel's"
         )
     rows = [
         {"key": row["key"], "value": row["value"], "state": row["desired-action"], "error": row["last-error"]}
@@ -93,4 +93,4 @@ def _path(name: str) -> str:
 
 
 def _missing(name: str) -> str:
-    return f"the agent knows no map {name}, or keeps no account of it; hive map list names them"
+    return f"the agent knows no map {name}, or has no copy of it; hive map list names them"

@@ -65,7 +65,7 @@ class DropReasons:
     def _lines(self, flow: Flow) -> tuple[str, ...]:
         reason = flow.drop_reason_desc
         if flow.l7 is None and reason and reason not in BY_POLICY:
-            return (f"no matter of policy: {reason_text(reason)}",)
+            return (f"not caused by policy: {reason_text(reason)}",)
         question = question_of(flow)
         if question is None:
             return ("not explained: a packet without addresses",)

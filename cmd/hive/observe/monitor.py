@@ -132,7 +132,7 @@ _endpoint = _Endpoint()
     metavar="TIME",
     help="First those since a time, such as 2026-11-28T08:00:00Z, or a time ago, such as 5m.",
 )
-@click.option("--last", type=click.IntRange(min=1), metavar="N", help="First the last N that there were.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Start with the last N stored events.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="A line of JSON for each event, as -o json.")
 @click.option(
     "-o",

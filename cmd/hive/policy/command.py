@@ -68,9 +68,7 @@ def check(folder: Path, output: str) -> int:
         for one in findings:
             click.echo(f"{one.where}: {click.style(one.severity, fg=COLOURS[one.severity])}: {one.text}")
         if not findings:
-            click.echo(
-                "nothing to say: policies are valid, select pods and have an effect; services are served"
-            )
+            click.echo("no findings: policies are valid, select pods and have an effect; services are served")
     return WRONG if any(one.severity == "error" for one in findings) else 0
 
 
@@ -310,7 +308,7 @@ def _of_targets(
     from cells.policy.explain import UnanswerableError, explained
 
     if client.policy is None and not any(one.end.policy or one.problem for one in targets):
-        raise UnanswerableError("neither end is a pod of the manifests: no policy is asked")
+        raise UnanswerableError("neither end is a pod of the manifests: no policy applies")
     return explained(client, name, targets, lambda origin: _rule_text(cluster, origin), notes)
 
 
@@ -322,7 +320,7 @@ def _notes(cluster: Cluster) -> list[str]:
         name = one.located.object["metadata"].get("name", "")
         notes.append(f"{place}: policy {name} is refused, and not in force: {one.error}")
     if any(rule.selects_nodes for rule in cluster.repository.rules):
-        notes.append("policies of nodes are not asked: they count where enable-host-firewall is set")
+        notes.append("policies of nodes are not evaluated: they apply where enable-host-firewall is set")
     if cluster.options.cidr_matches_pods:
         notes.append("networks of rules select pods, too (policy-cidr-match-mode: pods)")
     return notes
@@ -375,7 +373,7 @@ def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:
     verdict = f"{one['verdict']}, which is only reported" if one["audited"] else one["verdict"]
     yield f"{one['direction']} of {one['of']}: {verdict}"
     if not one["enforced"]:
-        yield "  no policy speaks of this direction: it is open"
+        yield "  no policy applies in this direction: it is open"
         return
     yield from (f"  by {rule}" for rule in one["rules"])
     if one["verdict"] == "drop":

@@ -166,7 +166,7 @@ class FolderDirectory:
         inside = [str(self._pods[one].name) for one in self._pods if one in network]
         if inside:
             near = ", ".join(sorted(inside)[:3])
-            raise UnanswerableError(f"pods have addresses within {network}: ask of one of them ({near})")
+            raise UnanswerableError(f"pods have addresses within {network}: give one of them ({near})")
         try:
             number = self._cluster.identity_of(network)
         except PolicyError as error:

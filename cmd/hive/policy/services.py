@@ -72,7 +72,7 @@ def _services(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
             yield Finding(at.at(_path(at, part)), "warning", f"{name}: {part}: {reason}")
         for annotation, reason in faults_of(row, OPTIONS):
             place = at.at(f"metadata.annotations.{annotation}")
-            yield Finding(place, "warning", f"{name}: {annotation} does nothing: {reason}")
+            yield Finding(place, "warning", f"{name}: {annotation} has no effect: {reason}")
         for one in catalog.refused.get(name, ()):
             place = at.at(_place_of(at, one.part, str(one.address)))
             yield Finding(place, "error", f"{name}: {one.part}: {one.address} {one.reason}: not served")

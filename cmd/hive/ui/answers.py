@@ -53,7 +53,7 @@ class NodeAnswers:
     def answer_now(self, name: str, query: Mapping[str, str]) -> Answer:
         """A status and what the page gets; what cannot be answered is ``{"error": ...}``."""
         if name not in self._answers:
-            return 404, {"error": f"no question is {name[:20]}"}
+            return 404, {"error": f"unknown question {name[:20]}"}
         try:
             return 200, self._answers[name](query)
         except (click.ClickException, ConnectError, RpcError) as error:

@@ -39,7 +39,7 @@ class ClusterAnswers:
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
         """A status, and what the page gets."""
         if name not in self._answers:
-            return 404, {"error": f"no question is {name[:20]}"}
+            return 404, {"error": f"unknown question {name[:20]}"}
         try:
             return 200, await self._answers[name](query)
         except AgentError as error:

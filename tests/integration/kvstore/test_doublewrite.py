@@ -146,7 +146,7 @@ async def test_an_identity_number_with_other_labels_in_the_kvstore_degrades_heal
         web = await one.identities.acquire(WEB)
         await until(lambda: one.sees(web.id))
         etcd.put(f"{STATE}id/{web.id}", "k8s:app=other;")
-        await until(lambda: "stand for other labels in the kvstore" in one.trouble())
+        await until(lambda: "have other labels in the kvstore" in one.trouble())
         etcd.delete(f"{STATE}id/{web.id}")
         await until(lambda: "other labels" not in one.trouble())
         await until(lambda: "app=web" in keys(etcd, "id").get(str(web.id), ""))

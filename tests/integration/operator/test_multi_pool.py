@@ -198,7 +198,9 @@ def test_an_invalid_pool_change_is_rejected_and_reported() -> None:
     }
     cluster.add("a", {"p": 1, "over": 1})
     assert cluster.ranges("a") == ["10.0.0.0/28"]
-    assert 'from pool "over": cannot be as it is defined: requested CIDR 10.1.0.128/25' in cluster.errors["a"]
+    assert (
+        'from pool "over": definition cannot be applied: requested CIDR 10.1.0.128/25' in cluster.errors["a"]
+    )
     cluster.ask("a", "p", 1000)
     assert 'from pool "p": pool empty, and its new definition is not in force: cannot' in cluster.errors["a"]
     cluster.define(pool("p", "10.0.0.0/24"))

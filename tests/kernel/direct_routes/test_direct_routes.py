@@ -136,7 +136,7 @@ async def test_a_route_that_is_not_ours_is_never_replaced() -> None:
         assert routes()["10.2.0.0/24"] == "192.0.2.9"
         await eventually(lambda: len(failed(hive)) == 1)
         (error,) = failed(hive)
-        assert "a route to 10.2.0.0/24 that is not the agent's is there (via 192.0.2.9)" in error
+        assert "a route to 10.2.0.0/24 of another owner exists (via 192.0.2.9)" in error
     assert routes()["10.2.0.0/24"] == "192.0.2.9"
 
 

@@ -64,7 +64,10 @@ async def test_a_missing_endpoint_is_marked_by_one_pass_and_removed_by_the_next(
             await gc.collect()
             assert left_of(hive, gone) == (True, True, True, True)
             (status,) = hive.get(HealthTree).snapshot("endpoint-gc.gc")
-            assert status.message == f"links of endpoints {gone.id} have disappeared; removed the next time"
+            assert (
+                status.message
+                == f"links of endpoints {gone.id} have disappeared; the next pass removes the endpoints"
+            )
             await gc.collect()
             assert left_of(hive, gone) == (False, False, False, False)
             assert left_of(hive, kept) == (True, True, True, True)

@@ -143,7 +143,7 @@ async def test_it_is_degraded_while_an_endpoint_cannot_be_made_right(in_node: No
             run(f"mv {STATE} {STATE}.away; touch {STATE}")
             drop_lxc(hive, made)
             await eventually(
-                lambda: message(hive).startswith(f"endpoint {made.id}: cilium_lxc; not put right: ")
+                lambda: message(hive).startswith(f"endpoint {made.id}: cilium_lxc; not repaired: ")
             )
             assert level(hive) == "degraded"
             run(f"rm {STATE}; mv {STATE}.away {STATE}")

@@ -118,7 +118,7 @@ def test_queued_deletes_are_done_before_the_next_agent_serves(lab: Lab) -> None:
         assert asking.result(within=60) == 1
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {attached[2].ipv4}
     log = lab.agent_log.read_text(encoding="utf-8")
-    assert log.count('level=info msg="old endpoint cleared away"') == 2
+    assert log.count('level=info msg="stale endpoint removed"') == 2
     assert "Unable to restore endpoint" not in log
     for one in attached:
         assert invoke(lab, one.pod, "DEL").code == 0

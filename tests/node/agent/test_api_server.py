@@ -1,4 +1,4 @@
-"""An agent whose objects come from an API server, with one that comes late, goes, and forgets everything."""
+"""An agent with an API server that comes late, goes, and forgets everything."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
     assert hive("build-config", f"--dest={config_dir}", f"--source=directory:{mounted}").returncode == 0
     pid = serving(node, f"--config-dir={config_dir}")
     socket = f"--socket={api_socket(pid)}"
-    says = f"{mounted} matches what runs.\n"
+    says = f"{mounted} matches the running configuration.\n"
     eventually(lambda: hive("config", "diff", socket).stdout == says)
 
     swap(mounted, "..2", values | {"monitor-aggregation": "low"})

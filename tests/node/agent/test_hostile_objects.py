@@ -76,7 +76,11 @@ def test_a_node_and_its_endpoints_take_nothing_of_others(node: Lab, tmp_path: Pa
         assert host.run(ping, OUTSIDE_ADDRESS, 1)
         assert inside.run(ping, NODE_ADDRESS, 1)
         log = agent_process.log_end(node, 200)
-        assert log.count("refusing what a node claims") == 4 + log.count(": in use here, not announced") == 5
+        assert (
+            log.count("refusing an address or range of a node")
+            == 4 + log.count(": in use here, not announced")
+            == 5
+        )
         assert log.count("refusing a CiliumEndpoint") == 2
         modules = ask("/v1/healthz", agent_process.api_socket(pid))["modules"]
         degraded = " ".join(one["message"] for one in modules if one["level"] == "Degraded")

@@ -44,7 +44,7 @@ def rules() -> list[str]:
 
 def told_of_others(log: str) -> set[str]:
     """Where the last agent found rules that are not kube-proxy's."""
-    told = [line for line in log.splitlines() if "others' rules of netfilter are there" in line]
+    told = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
     return set(told[-1].partition('found="')[2].rstrip('"').split(", ")) if told else set()
 
 

@@ -97,7 +97,7 @@ def test_one_archive_has_all_a_maintainer_asks_for(looked_at: Lab, tmp_path: Pat
         }
     wanted = {"agent/debuginfo.json", "agent/graph.json", "kernel/maps/cilium_lxc.json", "state/listing.txt"}
     assert wanted <= files.keys()
-    assert "API served" in files["process/log.txt"]
+    assert "serving the API" in files["process/log.txt"]
     assert "05-cilium.conflist" in files["node/cni.txt"]
     network = json.loads(files["node/network.json"])
     links = {link["IFLA_IFNAME"] for link in network["links"]}

@@ -108,7 +108,7 @@ def test_a_start_loads_nothing_that_only_repairs_and_others_need(node: Lab) -> N
     pid = agent_process.start(node, wrapper=["env", "PYTHONPROFILEIMPORTTIME=1"])
     agent_process.wait_ready(node, pid)
     ask("/v1/healthz", agent_process.api_socket(pid))
-    eventually(lambda: "the DNS proxy serves" in node.agent_log.read_text())
+    eventually(lambda: "the DNS proxy is serving" in node.agent_log.read_text())
     lines = node.agent_log.read_text().splitlines()
     loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
     assert "cells.agent" in loaded

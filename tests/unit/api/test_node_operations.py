@@ -68,7 +68,7 @@ async def test_a_change_endpoints_cannot_follow_is_a_500(tmp_path: Path) -> None
         await added(node)
         node.kernel.policy_fault = OSError(12, "Cannot allocate memory")
         got = await node.ask("PATCH", "/v1/config", {"policy-enforcement": "always"})
-        assert (got.status, got.body) == (500, "endpoints [1] could not follow yet, they are tried again")
+        assert (got.status, got.body) == (500, "endpoints [1] have failed to regenerate, retrying")
 
 
 async def test_the_configuration_can_be_sent_back(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ async def test_an_endpoint_shows_the_controller_that_mends_it(tmp_path: Path) ->
         asked = {"options": {"SourceIPVerification": "0"}}
         answer = await node.ask("PATCH", "/v1/endpoint/1/config", asked)
         assert answer.status == 500
-        assert "it is tried again: [Errno 12] no memory" in answer.body
+        assert "retrying: [Errno 12] no memory" in answer.body
 
         async def failing() -> bool:
             shown = (await node.ask("GET", "/v1/endpoint/1")).body["status"]

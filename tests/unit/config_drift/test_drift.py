@@ -92,7 +92,7 @@ async def test_a_swapped_config_map_is_noticed_and_so_is_the_way_back(tmp_path: 
         await eventually(lambda: "restart the agent to apply it" in health(hive))
         swap(mounted, 3, mtu="1400", name="a")
         await eventually(lambda: drift.changes == ())
-        await eventually(lambda: "matches what runs" in health(hive))
+        await eventually(lambda: "matches the running configuration" in health(hive))
 
 
 async def test_a_configured_value_that_would_be_refused_is_reported(tmp_path: Path, mounted: Path) -> None:
@@ -121,7 +121,9 @@ async def test_a_named_file_is_watched_too(tmp_path: Path, mounted: Path) -> Non
     file.write_text("name: b")
     sources = Sources([f"--config={file}"], config_dir=mounted, file_flag="config")
     async with running(tmp_path, sources) as (hive, drift):
-        await eventually(lambda: f"ok {file} with {mounted} matches what runs" in health(hive))
+        await eventually(
+            lambda: f"ok {file} with {mounted} matches the running configuration" in health(hive)
+        )
         swap(mounted, 2, mtu="1400", name="never counts")
         file.write_text("name: c")
         await eventually(lambda: drift.changes == (Change("name", "b", "c", f"file {file}"),))
@@ -149,7 +151,9 @@ async def test_of_a_copied_config_dir_the_mounted_config_maps_are_watched(
     (second / "name").write_text("b")
     copied(tmp_path / "copy", mounted, second, mtu="1400", name="b")
     async with running(tmp_path, Sources(config_dir=tmp_path / "copy")) as (hive, drift):
-        await eventually(lambda: f"ok {second} with {mounted} matches what runs" in health(hive))
+        await eventually(
+            lambda: f"ok {second} with {mounted} matches the running configuration" in health(hive)
+        )
         swap(mounted, 2, mtu="1300", name="never counts")
         await eventually(lambda: drift.changes == (Change("mtu", "1400", "1300", f"file {mounted}/mtu"),))
         (second / "name").unlink()
@@ -171,7 +175,7 @@ async def test_what_cannot_be_followed_from_here_is_not(tmp_path: Path, mounted:
     if how == "broken":
         (copy / "config-sources").write_text("directory:/etc")
     async with running(tmp_path, Sources(config_dir=copy)) as (hive, drift):
-        await eventually(lambda: f"ok {copy} matches what runs" in health(hive))
+        await eventually(lambda: f"ok {copy} matches the running configuration" in health(hive))
         (copy / "mtu").write_text("1200")
         await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])
 
@@ -181,7 +185,7 @@ async def test_a_config_dir_that_is_replaced_is_watched_again(tmp_path: Path) ->
     directory.mkdir()
     (directory / "mtu").write_text("1400")
     async with running(tmp_path, Sources(config_dir=directory)) as (hive, drift):
-        await eventually(lambda: "matches what runs" in health(hive))
+        await eventually(lambda: "matches the running configuration" in health(hive))
         directory.rename(tmp_path / "away")
         await eventually(lambda: any("was removed or replaced" in one for one in told(hive)))
         directory.mkdir()

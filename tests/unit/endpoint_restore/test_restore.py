@@ -145,7 +145,7 @@ async def test_an_add_that_was_interrupted_leaves_a_healthy_agent(
     left.change_link(two, link(two.ifindex, two.ifname, up=False))
     left.remove_link(three)
     level, message = await health(left)
-    assert (level, message.split("; cleared away: ")[1].split(", ")) == (
+    assert (level, message.split("; removed as stale: ")[1].split(", ")) == (
         "ok",
         [
             "endpoint 2 (interface lxc000000000002 was never brought up: adding the pod was interrupted)",
@@ -409,7 +409,7 @@ async def test_what_cannot_be_cleared_does_not_stop_the_rest(left: Left, endpoin
         statuses = {status.module: status for status in hive.get(HealthTree).snapshot()}
     assert left.kernel.configs == {101: 1}
     assert names(left) == ["1"]
-    message = next(status.message for status in statuses.values() if "not cleared away" in status.message)
+    message = next(status.message for status in statuses.values() if "; not removed: " in status.message)
     assert "cilium_lxc" in message
 
 

@@ -173,7 +173,7 @@ def test_a_source_that_was_translated_is_shown() -> None:
         (0, 0, "allowed"),
         (10001, 0, "redirected to the proxy at port 10001"),
         (-133, 0, "denied (Policy denied)"),
-        (-181, 1, "let pass by audit, else denied (Policy denied by denylist)"),
+        (-181, 1, "allowed by audit mode, else denied (Policy denied by denylist)"),
     ],
 )
 def test_a_verdict_in_words(verdict: int, audited: int, action: str) -> None:

@@ -90,13 +90,17 @@ def test_config_diff_reports_values_that_would_be_refused(
         told = hive(capsys, "config", "diff", "-H", agent.socket)
     assert (told.code, told.out) == (1, "")
     assert (
-        told.err == "hive: /etc/hive/mtu: 'x': expected\nThe agent would not start again: mend this first.\n"
+        told.err
+        == "hive: /etc/hive/mtu: 'x': expected\nThe agent would not start again: correct this first.\n"
     )
 
 
 @pytest.mark.parametrize(
     ("places", "text"),
-    [("/etc/hive", "/etc/hive matches what runs."), ("", "The agent has no config-dir and no config file")],
+    [
+        ("/etc/hive", "/etc/hive matches the running configuration."),
+        ("", "The agent has no config-dir and no config file"),
+    ],
 )
 def test_config_diff_without_differences_prints_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], places: str, text: str

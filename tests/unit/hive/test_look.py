@@ -134,7 +134,7 @@ def test_what_there_is_is_listed(
         ("ip get 10.9.0.0/16", "there is no prefix inside 10.9.0.0/16"),
         (
             "map get nope",
-            "the agent knows no map cilium_nope, or keeps no account of it; hive map list names them",
+            "the agent knows no map cilium_nope, or has no copy of it; hive map list names them",
         ),
         ("map get cilium_ct4_global", "hive bpf dump cilium_ct4_global reads the kernel's"),
         ("map events nope", "the agent knows no map cilium_nope"),

@@ -131,7 +131,7 @@ def test_why_shows_the_policy_that_decides_below_each_kind_of_drop(
         "      entry: none matches",
         "    allowed now (allowed): policies or labels have changed since",
         "    not explained: there is no pod shop/gone",
-        f"    no matter of policy: {reason_text(196)}",
+        f"    not caused by policy: {reason_text(196)}",
     ]
 
 

@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "not YAML": ("a: [", ":2:1: did not find expected node content; expected a kubeconfig"),
     "nothing": ("", ": expected a kubeconfig, a mapping with clusters, users and contexts"),
     "a list": ("[]", ": expected a kubeconfig, a mapping with clusters, users and contexts"),
-    "no text": ("\x00", ": no YAML; expected a kubeconfig"),
+    "no text": ("\x00", ": not YAML; expected a kubeconfig"),
     "within itself": (
         "{current-context: x, users: [{name: u, user: {token: &a [*a]}}]}",
         ": users[0].user.token: expected `str`, got `array`",

@@ -157,7 +157,7 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
         ),
         (
             POD.format(name="a", app="x") + "---\n" + POD.format(name="a", app="y"),
-            "13:1: Pod default/a stands in line 1 already",
+            "13:1: Pod default/a is defined in line 1 already",
         ),
     ],
 )
@@ -217,7 +217,7 @@ def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
     assert folder.objects()["pods"]["default", "a"].labels == {"app": "first"}
     assert (
         folder.files()[1].error
-        == f"{tmp_path}/2.yaml:1:1: Pod default/a stands in 1.yaml already, which counts"
+        == f"{tmp_path}/2.yaml:1:1: Pod default/a is defined in 1.yaml already, which is used"
     )
 
 

@@ -227,6 +227,6 @@ async def test_a_server_that_refuses_events_is_in_the_log_and_the_next_one_is_wr
     with structlog.testing.capture_logs() as logged:
         async with running(there, tmp_path) as agent:
             agent.put(Row(1, "web", "first"))
-            await eventually(lambda: any(one["event"] == "event is not written" for one in logged))
+            await eventually(lambda: any(one["event"] == "Kubernetes event not written" for one in logged))
             agent.put(Row(2, "db", "second"))
             await eventually(lambda: messages(there) == {"db": "second"})

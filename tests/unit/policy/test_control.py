@@ -258,7 +258,7 @@ async def test_an_exception_outside_its_group_closes_the_rule_in_any_order(
         assert found.path == "spec.egress[0]"
         assert found.message == (
             "allow CIDR prefix 192.0.2.0/24 does not contain exclude CIDR prefix 10.0.0.0/8;"
-            " until that is mended, it allows nothing"
+            " until it is corrected, it allows nothing"
         )
         await eventually(lambda: node.entries.keys() == CLOSED)
 
@@ -308,7 +308,9 @@ async def test_a_deny_rule_that_cannot_be_read_denies_all_it_could_mean(
         (found,) = node.objects.all()
         assert (found.valid, found.path) == (not path, f"spec.ingressDeny[0].{path}" if path else "")
         if path:
-            assert found.message.endswith("; until that is mended, it denies all that it could mean")
+            assert found.message.endswith(
+                "; until it is corrected, it denies everything that it might select"
+            )
             assert [one.level for one in node.health("rules")] == ["degraded"]
         node.write(WEB)
         await eventually(lambda: node.entries.keys() == {HOST, EGRESS, key_of_web(frontend.id)})
@@ -328,7 +330,7 @@ async def test_a_rule_that_is_not_served_allows_nothing_and_the_rest_of_its_obje
         await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
         (found,) = node.objects.all()
         assert found.path == "spec.ingress[1].toPorts[0].rules.kafka"
-        assert found.message.endswith("; until that is mended, it allows nothing")
+        assert found.message.endswith("; until it is corrected, it allows nothing")
 
 
 @pytest.mark.parametrize("mode", ["required", "test-always-fail"])
@@ -375,7 +377,7 @@ def test_a_node_is_not_closed_by_what_is_not_served_but_its_deny_rules_hold() ->
     assert not rule.egress_default_deny
     assert [one.deny for one in rule.egress] == [True]
     assert [one.text.rpartition("; ")[2] for one in rule.unenforced] == [
-        "until that is mended, it leaves nodes open"
+        "until it is corrected, it leaves nodes open"
     ]
 
 

@@ -161,7 +161,7 @@ def test_networks_names_and_identities_are_asked_of(tmp_path: Path) -> None:
     for peer, may in {"reserved:remote-node": True, "6": True, "reserved:health": False}.items():
         assert explain(folder, peer, "shop/cart:80")[0] is may, peer
     for peer, why in {
-        "10.0.0.0/8": "rules name networks within 10.0.0.0/8: ask for one of them",
+        "10.0.0.0/8": "rules name networks within 10.0.0.0/8: give one of them",
         "77": "there is no identity 77 in the manifests",
     }.items():
         with pytest.raises(ClickException, match=why):
@@ -262,14 +262,14 @@ def test_what_a_service_cannot_do_is_reported(tmp_path: Path) -> None:
     )
     for arguments, why in {
         ("shop/front", "shop/cart"): "shop/cart is a pod and a service: write pod/shop/cart or svc/shop/cart",
-        ("svc/shop/cart", "shop/front"): "svc/shop/cart is a service, which connects to nothing",
+        ("svc/shop/cart", "shop/front"): "svc/shop/cart is a service, which opens no connections",
         ("shop/front", "shop/none:81"): "service shop/none has no port 81 (it has: 80/TCP)",
         ("shop/front", "svc/shop/front"): "there is no service shop/front in the manifests",
     }.items():
         assert why in str(run("explain", "--manifests", folder, *arguments).exception)
     code, found = answer(folder, "shop/cart", "svc/shop/cart")
     assert code == 0
-    assert found["ways"][0]["note"] == "shop/cart reaches itself: no policy is asked"
+    assert found["ways"][0]["note"] == "shop/cart reaches itself: no policy applies"
     assert found["ways"][0]["via"] == "10.96.0.9:80/TCP of service shop/cart"
 
 
@@ -373,7 +373,7 @@ def test_a_deny_rule_that_cannot_be_read_is_an_error_with_its_line(tmp_path: Pat
     )
     found = [one for one in findings(folder) if one[1] == "error"]
     assert [where for where, *_ in found] == ["policy.yaml:9"]
-    assert found[0][2].endswith("; until that is mended, it denies all that it could mean")
+    assert found[0][2].endswith("; until it is corrected, it denies everything that it might select")
 
 
 def test_misspelt_fields_and_labels_are_reported_with_suggestions(tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ def test_what_services_would_not_get_is_found(tmp_path: Path) -> None:
     warned = [(where, text) for where, severity, text in findings(tmp_path) if severity == "warning"]
     (place, text), *_ = warned
     assert place == "thief.yaml:7"
-    assert text.startswith("default/thief: service.cilium.io/forwarding-mode does nothing")
+    assert text.startswith("default/thief: service.cilium.io/forwarding-mode has no effect")
 
 
 def test_a_word_that_is_none_is_found_in_a_service(tmp_path: Path) -> None:

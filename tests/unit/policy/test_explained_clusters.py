@@ -325,7 +325,7 @@ def test_what_this_node_does_not_decide_is_of_another() -> None:
     ("source", "destination", "why"),
     [
         (NAMES[1002], NAMES[1004], "neither end is an endpoint of this node: ask the agent of node-0"),
-        (NAMES[1001], "10.0.0.0/8", "10.0.0.0/8 is a network: ask of an address in it"),
+        (NAMES[1001], "10.0.0.0/8", "10.0.0.0/8 is a network: give an address in it"),
         (
             NAMES[1001],
             "a.example.org",
@@ -333,7 +333,7 @@ def test_what_this_node_does_not_decide_is_of_another() -> None:
         ),
         (NAMES[1001], "shop/s0:81", "service shop/s0 has no port 81 (it has: p 80/TCP)"),
         (NAMES[1001], f"{NAMES[1002]}:http", "has no port named http (it has: web)"),
-        ("shop/s0", NAMES[1001], "shop/s0 is a service, which connects to nothing"),
+        ("shop/s0", NAMES[1001], "shop/s0 is a service, which opens no connections"),
         (NAMES[1001], "shop/shopfrnt", "did you mean "),
     ],
 )

@@ -141,7 +141,7 @@ def test_addresses_of_names_are_known_by_the_names_that_dns_gave_them() -> None:
         ([named, DNS], (), ["api.example.org."], "passes", ""),
         ([named, DNS], ("www.example.org",), [], "cut", ""),
         ([named, DNS], (), [], "unknown", "which names 198.51.100.7 has is not known"),
-        ([named], ("api.example.org",), [], "unknown", "no rule has the pod's requests of DNS read"),
+        ([named], ("api.example.org",), [], "unknown", "no rule lets the DNS proxy see the pod's lookups"),
     ):
         names = {ip_address("198.51.100.7"): known}
         (found,) = tried(world, egress(*rules), [replace(there, names=seen)], names)

@@ -197,6 +197,6 @@ async def test_without_the_cilium_host_pair_each_object_reports_it() -> None:
     with pytest.raises(BatchError) as caught:
         await world.kernel.put(batch)
     assert {str(why) for why in caught.value.failures.values()} == {
-        "cilium_host is not there, or is not half of our pair"
+        "cilium_host is missing, or is not one end of the agent's veth pair"
     }
     await anyio.lowlevel.checkpoint()

@@ -463,7 +463,7 @@ async def test_the_chart_s_rights_for_announcements_suffice_and_all_are_used(
 
 
 async def test_without_an_api_server_l2_announcements_degrade_health(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="nodes agree by Leases upon who answers"):
+    with pytest.raises(StartError, match="nodes elect the one that answers by Leases"):
         async with agent(
             "", tmp_path, "a", FakeKernel(), manifests_dir=str(tmp_path), k8s_kubeconfig_path=""
         ):
