@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum, IntFlag
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from socket import AF_INET, inet_pton
-from typing import Literal, NamedTuple, Self, TypeGuard
+from typing import Final, Literal, NamedTuple, Self, TypeGuard
 
 import msgspec
 
@@ -261,6 +261,30 @@ def is_port(number: int | None) -> TypeGuard[int]:
 def is_wildcard(address: IPAddress) -> bool:
     """Whether it stands for every address of the node."""
     return int(address) == 0
+
+
+SPECIAL: Final[tuple[IPv4Network | IPv6Network, ...]] = tuple(
+    map(
+        ip_network,
+        ("0.0.0.0", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::", "::1", "fe80::/10", "ff00::/8"),
+    )
+)
+"""Unspecified, loopback, link-local and multicast: what Kubernetes refuses as an endpoint's address, too."""
+FIRST_BYTES_OF_SPECIAL: Final = frozenset({0, 127, 169, *range(224, 240), 0xFE, 0xFF})
+"""Of either family: addresses that begin otherwise are looked at no further."""
+
+
+def plain(ip: IPAddress) -> IPAddress:
+    """The address itself; of an IPv4 address that is written as IPv6, the IPv4 address."""
+    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
+
+
+def is_special(ip: IPAddress) -> bool:
+    """Whether it cannot be reached from other hosts: unspecified, loopback and the like."""
+    address = plain(ip)
+    return address.packed[0] in FIRST_BYTES_OF_SPECIAL and any(
+        address in network for network in SPECIAL if network.version == address.version
+    )
 
 
 # The agent's options that change what services become.

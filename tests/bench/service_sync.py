@@ -20,16 +20,17 @@ from typing import Any
 import anyio
 import msgspec
 
-from cells.kubernetes.objects.core import EndpointSlice, Node, Service
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice, Node, Service
+from cells.kubernetes.resources import INDEXES
 from cells.maps.map import Epochs, create_map, possible_cpus
 from cells.maps.specs import MapSettings, map_specs, sizes
 from cells.services import LoadBalancerOptions
-from cells.services.control import frontends
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import KernelServices, ServicesTarget
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevBackend, fill
+from cells.services.model.claims import frontends
 from lifecycle import Reconciler, Table
 from lifecycle.process.health import HealthTree
 from tests.bench.peers import namespaces
@@ -112,7 +113,7 @@ class Ours:
     def __init__(self, maps: KernelServices) -> None:
         self.services: Table[tuple[str, str], Service] = Table("k8s-services", key=lambda one: one.key)
         self.slices: Table[tuple[str, str], EndpointSlice] = Table(
-            "k8s-endpoint-slices", key=lambda one: one.key
+            "k8s-endpoint-slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
         )
         nodes: Table[tuple[str, str], Node] = Table("k8s-nodes", key=lambda one: one.key)
         self._listed = [each.initializer("the list") for each in (self.services, self.slices, nodes)]

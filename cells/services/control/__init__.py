@@ -64,7 +64,7 @@ from cells.services.control.target import KernelServices, ServiceMaps, ServicesT
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_of
-from cells.services.model.claims import RefusedAddress
+from cells.services.model.claims import RefusedAddress, frontends
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
 from cells.services.outside import NodePorts
 from cells.tunnel.settings import PodTunnel
@@ -151,11 +151,6 @@ def options(
         node_port_min=first,
         node_port_max=last,
     )
-
-
-def frontends() -> Table[FrontendKey, Frontend]:
-    """The ``frontends`` table: every address that is served, with its backends, by address and scope."""
-    return Table("frontends", key=lambda one: one.key)
 
 
 def watched_objects(

@@ -33,9 +33,7 @@ from cells.services.model import ServiceCatalog
 from cells.services.model.backends import WEIGHT, refused_backends, weight_of
 from cells.services.model.claims import (
     HOST_IP,
-    FrontendChange,
     RefusedAddress,
-    Upsert,
     node_reservations,
     pod_reservations,
     unserved_of,
@@ -46,14 +44,14 @@ from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
 
 Row = TypeVar("Row")
-Feed = Callable[[ServiceCatalog, Change[Any, Row]], Iterable[FrontendChange]]
+Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
 
 
 class _Follow(NamedTuple):
     """A table that frontends follow from: what its rows mean now, and as they change."""
 
-    first: Callable[[ServiceCatalog], Iterable[FrontendChange]]
-    follow: Callable[[ServiceCatalog, Table[FrontendKey, Frontend]], Coroutine[Any, Any, None]]
+    first: Callable[[ServiceCatalog], None]
+    follow: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
 
 
 def _order(ip: IPAddress) -> tuple[int, int]:
@@ -118,7 +116,7 @@ class ServiceWatch:
         """Follow the objects for ever; run again after an error, it begins anew."""
         objects = self._objects
         self._node = ServingNode(self._node_name())
-        catalog = ServiceCatalog(self._options, self._node)
+        catalog = ServiceCatalog(self._options, self._node, objects.slices, self._frontends)
         for table in objects:
             if table is not None and table is not objects.cluster:
                 await table.wait_initialized()
@@ -134,84 +132,68 @@ class ServiceWatch:
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _override_state),
         ]
-        first: dict[FrontendKey, Frontend] = {}
-        for feed in follows:
-            for change in feed.first(catalog):
-                if isinstance(change, Upsert):
-                    first[change.frontend.key] = change.frontend
-                else:
-                    first.pop(change.key, None)
-        with self._frontends.txn() as rows:
-            rows.replace_all(first.values())
+        with catalog.changes as changes:
+            changes.clear()
+            for feed in follows:
+                feed.first(catalog)
         self._report(catalog)
         self._first.done()
         if self._refusals_known is not None:
             self._refusals_known.done()
         async with anyio.create_task_group() as group:
             for feed in follows:
-                group.start_soon(feed.follow, catalog, self._frontends)
+                group.start_soon(feed.follow, catalog)
 
     def _followed(self, table: ReadTable[Any, Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
         if table is None:
             return
         changes = table.changes()
 
-        def first(catalog: ServiceCatalog) -> Iterable[FrontendChange]:
-            return _changes(catalog, changes.take(), feed)
+        def first(catalog: ServiceCatalog) -> None:
+            for change in changes.take():
+                feed(catalog, change)
 
-        async def follow(catalog: ServiceCatalog, frontends: Table[FrontendKey, Frontend]) -> None:
+        async def follow(catalog: ServiceCatalog) -> None:
             async for batch in changes:
-                with frontends.txn() as rows:
-                    for change in _changes(catalog, batch, feed):
-                        if isinstance(change, Upsert):
-                            rows.put(change.frontend)
-                        else:
-                            rows.delete(change.key)
+                with catalog.changes:
+                    for change in batch:
+                        feed(catalog, change)
                 self._report(catalog)
 
         yield _Follow(first, follow)
 
-    def _addresses_changed(
-        self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]
-    ) -> Iterable[FrontendChange]:
+    def _addresses_changed(self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]) -> None:
         """All of them, whichever has changed."""
         table = self._objects.addresses
         rows = table.all() if table is not None else []
-        return self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
+        self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
 
-    def _device_changed(
-        self, catalog: ServiceCatalog, change: Change[int, Device]
-    ) -> Iterable[FrontendChange]:
+    def _device_changed(self, catalog: ServiceCatalog, change: Change[int, Device]) -> None:
         """All of them, where addresses have changed."""
         table = self._objects.devices
         if table is None or _addresses(change.old) == _addresses(change.row):
-            return ()
-        return catalog.set_own_addresses(frozenset(ip for row in table.all() for ip in _addresses(row)))
+            return
+        catalog.set_own_addresses(frozenset(ip for row in table.all() for ip in _addresses(row)))
 
-    def _service_changed(
-        self, catalog: ServiceCatalog, change: Change[tuple[str, str], Service]
-    ) -> Iterable[FrontendChange]:
+    def _service_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Service]) -> None:
         old, row = change.old, change.row
         if row is None:
-            if old is None:
-                return ()
             self.events["delete"] += 1
-            return catalog.delete_service(ServiceName(*old.key))
+            catalog.delete_service(ServiceName(*change.key))
+            return
         self.events["add" if old is None else "update"] += 1
         self._report_faults(old, row)
-        return catalog.upsert_service(row)
+        catalog.upsert_service(row)
 
-    def _slice_changed(
-        self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]
-    ) -> Iterable[FrontendChange]:
+    def _slice_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]) -> None:
         """A slice may come to belong to another service."""
         old, row = change.old, change.row
         if old is not None and (row is None or row.service != old.service):
-            yield from catalog.delete_slice(ServiceName(old.namespace, old.service), old.name)
+            catalog.slices_changed(ServiceName(old.namespace, old.service))
         if row is not None and row.service:
             self._report_weight(old, row)
             self._report_backends(old, row)
-            yield from catalog.upsert_slice(row)
+            catalog.slices_changed(ServiceName(row.namespace, row.service))
 
     def _report_weight(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
         given = row.metadata.annotations
@@ -257,38 +239,39 @@ class ServiceWatch:
             for part, fault in unserved_of(row, self._options):
                 log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
-    def _pod_changed(
-        self, catalog: ServiceCatalog, change: Change[tuple[str, str], Pod]
-    ) -> Iterable[FrontendChange]:
+    def _pod_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Pod]) -> None:
         """Only pods of this node have host ports here; no service may have the address of any."""
         old, row = change.old, change.row
         if row is not None and row.spec.node_name == self._node.name:
-            yield from catalog.upsert_pod(row)
+            catalog.upsert_pod(row)
         elif old is not None:
-            yield from catalog.delete_pod(old.namespace, old.name)
+            catalog.delete_pod(old.namespace, old.name)
         known = row or old
         if known is not None:
             name = f"pod {known.namespace}/{known.name}"
-            yield from catalog.reserve(name, pod_reservations(row) if row is not None else ())
+            catalog.reserve(name, pod_reservations(row) if row is not None else ())
 
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[tuple[str, str], CiliumLocalRedirectPolicy]
-    ) -> Iterable[FrontendChange]:
+    ) -> None:
         """A policy that cannot be served redirects nothing; its row has the reason."""
         row = change.row
         known = row or change.old
         if known is None:
-            return ()
+            return
         name = ServiceName(known.namespace, known.name)
         self._refused.pop(name, None)
         if row is not None:
             try:
-                return catalog.upsert_redirect(read_redirect(row))
+                redirect = read_redirect(row)
             except ValueError as error:
                 self._refused[name] = LocalRedirect(name, row.metadata.uid, error=str(error))
                 if self._log is not None:
                     self._log.warning("local redirect policy refused", policy=str(name), error=str(error))
-        return catalog.delete_redirect(name)
+            else:
+                catalog.upsert_redirect(redirect)
+                return
+        catalog.delete_redirect(name)
 
     def _report(self, catalog: ServiceCatalog) -> None:
         """Everything that is not served as it was asked for."""
@@ -358,7 +341,7 @@ class ServiceWatch:
         *,
         labels: Mapping[str, str] | None = None,
         addresses: tuple[IPAddress, ...] | None = None,
-    ) -> Iterable[FrontendChange]:
+    ) -> None:
         """The node has other labels, or other addresses."""
         node = self._node
         if labels is not None:
@@ -367,18 +350,16 @@ class ServiceWatch:
         if addresses is not None:
             node = msgspec.structs.replace(node, node_port_addresses=addresses)
         if node == self._node:
-            return ()
+            return
         self._node = node
-        return catalog.move(node)
+        catalog.move(node)
 
-    def _node_changed(
-        self, catalog: ServiceCatalog, change: Change[tuple[str, str], NodeObject]
-    ) -> Iterable[FrontendChange]:
+    def _node_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], NodeObject]) -> None:
         """Only this node counts, and of it only what decides which backends are used."""
         row = change.row
         if row is None or row.name != self._node.name:
-            return ()
-        return self._move(catalog, labels=row.labels)
+            return
+        self._move(catalog, labels=row.labels)
 
 
 def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
@@ -397,32 +378,20 @@ def _local_redirect(catalog: ServiceCatalog, redirect: RedirectPolicy) -> LocalR
     return LocalRedirect(redirect.name, redirect.uid, redirect, error, frontends, pods)
 
 
-def _cluster_node_changed(
-    catalog: ServiceCatalog, change: Change[str, ClusterNode]
-) -> Iterable[FrontendChange]:
+def _cluster_node_changed(catalog: ServiceCatalog, change: Change[str, ClusterNode]) -> None:
     """No service may have a node's addresses, nor its pods'."""
     row = change.row
     found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
-    return catalog.reserve(f"node {change.key}", found)
+    catalog.reserve(f"node {change.key}", found)
 
 
-def _changes(
-    catalog: ServiceCatalog, batch: Iterable[Change[Any, Row]], feed: Feed[Row]
-) -> Iterable[FrontendChange]:
-    for change in batch:
-        yield from feed(catalog, change)
-
-
-def _override(
-    catalog: ServiceCatalog, change: Change[FrontendKey, ManualService]
-) -> Iterable[FrontendChange]:
+def _override(catalog: ServiceCatalog, change: Change[FrontendKey, ManualService]) -> None:
     if change.row is not None:
-        return catalog.override(change.row.key, change.row.frontend)
-    return catalog.clear_override(change.old.key) if change.old is not None else ()
+        catalog.override(change.row.key, change.row.frontend)
+    else:
+        catalog.clear_override(change.key)
 
 
-def _override_state(
-    catalog: ServiceCatalog, change: Change[ServiceAddress, ManualState]
-) -> Iterable[FrontendChange]:
-    row = change.row
-    return catalog.set_state(row.address, row.state) if row is not None else ()
+def _override_state(catalog: ServiceCatalog, change: Change[ServiceAddress, ManualState]) -> None:
+    if change.row is not None:
+        catalog.set_state(change.row.address, change.row.state)

@@ -1,11 +1,11 @@
 """Kubernetes' services as the datapath serves them: frontends, backends, and which serve which.
 
-Pure values; no cell.
+Values and tables; no cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
@@ -21,33 +21,35 @@ from cells.services import (
     ServiceType,
     ServingNode,
     parse_address,
+    plain,
 )
-from cells.services.model.backends import Backends, backends_of
+from cells.services.model.backends import backends_of
 from cells.services.model.claims import (
     FOREIGN_HOST_IP,
     HOST_IP,
     Claims,
-    FrontendChange,
     Holder,
     RefusedAddress,
     Reservation,
     ReservedAddresses,
     cluster_reservations,
     outside_addresses,
-    plain,
 )
-from cells.services.model.frontends import frontends_of
+from cells.services.model.frontends import frontends_of, may_differ
 from cells.services.model.redirect import (
     RedirectPolicy,
     foreign_host_ips,
     host_port_frontends,
+    pod_claimant,
+    redirect_claimant,
     redirect_frontends,
 )
+from lifecycle import ReadTable, Table
 
 __all__ = ["ServiceCatalog"]
 
 
-# The services of a node: objects in, changed frontends out.
+# The services of a node: objects in, the table of frontends out.
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
@@ -61,19 +63,23 @@ _SYSTEM: Final = {
 
 
 class ServiceCatalog:
-    """Services with their slices, and the frontends that follow from them.
+    """Services, and the frontends that follow from them and their slices: those are found in their own table.
 
     A service without slices is served without backends, so that its clients are refused, as Kubernetes asks
     of proxies. The recorded tree waits for the first slice, even an empty one.
     """
 
-    def __init__(self, options: LoadBalancerOptions, node: ServingNode) -> None:
+    def __init__(
+        self,
+        options: LoadBalancerOptions,
+        node: ServingNode,
+        slices: ReadTable[tuple[str, str], EndpointSlice],
+        frontends: Table[FrontendKey, Frontend],
+    ) -> None:
         self._options = options
         self._node = node
         self._services: dict[ServiceName, Service] = {}
-        self._slices: dict[ServiceName, dict[str, EndpointSlice]] = {}
-        self._backends: dict[ServiceName, Backends] = {}
-        """The backends of the slices, computed when first asked for after a change."""
+        self._slices = slices.by("service")
         self._pods: dict[ServiceName, Pod] = {}
         self.redirects: dict[ServiceName, RedirectPolicy] = {}
         """The redirections to pods of this node."""
@@ -88,63 +94,53 @@ class ServiceCatalog:
         """Services by the addresses outside that they ask for."""
         self.refused: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
         """What of that they do not get; of pods, as ``pod/NAME``, addresses of host ports."""
-        self._claims = Claims()
+        self._claims = Claims(frontends)
 
-    def upsert_service(self, service: Service) -> Iterator[FrontendChange]:
+    @property
+    def changes(self) -> Claims:
+        """For ``with``: what changes inside appears together in the table of frontends."""
+        return self._claims
+
+    def upsert_service(self, service: Service) -> None:
         """A service, new or changed."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
         if not served_by(service.labels, self._options.k8s_service_proxy_name):
-            yield from self._remove(name)
-            yield from self._reserve_cluster_addresses(name, service)
+            self._remove(name)
+            self._reserve_cluster_addresses(name, service)
             return
         self._services[name] = service
-        yield from self._changes(name)
-        yield from self._redirects_of(name)
-        yield from self._reserve_cluster_addresses(name, service)
+        self._changes(name)
+        self._redirects_of(name)
+        self._reserve_cluster_addresses(name, service)
 
-    def delete_service(self, name: ServiceName) -> Iterator[FrontendChange]:
+    def delete_service(self, name: ServiceName) -> None:
         """A service that no longer exists."""
-        yield from self._remove(name)
-        yield from self._reserve_cluster_addresses(name, None)
+        self._remove(name)
+        self._reserve_cluster_addresses(name, None)
 
-    def _remove(self, name: ServiceName) -> Iterator[FrontendChange]:
+    def _remove(self, name: ServiceName) -> None:
         self._services.pop(name, None)
-        yield from self._changes(name)
-        yield from self._redirects_of(name)
+        self._changes(name)
+        self._redirects_of(name)
 
-    def upsert_slice(self, slice_: EndpointSlice) -> Iterator[FrontendChange]:
-        """A slice, new or changed."""
-        name = ServiceName(slice_.metadata.namespace, slice_.service)
-        if slice_.labels.get(MANAGED_BY) == OF_OTHER_CLUSTERS or HEADLESS in slice_.labels:
-            return self.delete_slice(name, slice_.metadata.name)
-        self._slices.setdefault(name, {})[slice_.metadata.name] = slice_
-        return self._slices_changed(name)
-
-    def delete_slice(self, name: ServiceName, slice_name: str) -> Iterator[FrontendChange]:
-        """A slice that no longer exists."""
-        slices = self._slices.get(name, {})
-        slices.pop(slice_name, None)
-        if not slices:
-            self._slices.pop(name, None)
-        return self._slices_changed(name)
-
-    def _slices_changed(self, name: ServiceName) -> Iterator[FrontendChange]:
-        self._backends.pop(name, None)
-        yield from self._changes(name)
+    def slices_changed(self, name: ServiceName) -> None:
+        """A service has other slices, or others than before."""
+        if name in self._services:
+            self._changes(name)
         use = _SYSTEM.get(name)
         if use is not None:
             texts = [
                 text
-                for slice_ in self._slices.get(name, {}).values()
+                for slice_ in self._slices_of(name)
                 for endpoint in slice_.endpoints or ()
                 for text in endpoint.addresses or ()
             ]
             found = [
                 Reservation(ip, Holder.SYSTEM, use) for ip in map(parse_address, texts) if ip is not None
             ]
-            yield from self.reserve(f"endpoints of {name}", found)
+            self.reserve(f"endpoints of {name}", found)
 
-    def reserve(self, name: str, reservations: Iterable[Reservation]) -> Iterator[FrontendChange]:
+    def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
         """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
         changed = self._reserved.replace(name, reservations)
         affected: dict[ServiceName, None] = {}
@@ -156,32 +152,31 @@ class ServiceCatalog:
                     if ip in what:
                         affected |= names
         for each in affected:
-            yield from self._changes(each)
+            self._changes(each)
         for redirect in list(self.redirects.values()) if changed else ():
             if redirect.address is not None:
-                yield from self._redirect(redirect)
+                self._redirect(redirect)
 
-    def _reserve_cluster_addresses(
-        self, name: ServiceName, service: Service | None
-    ) -> Iterator[FrontendChange]:
+    def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
         found = cluster_reservations(service) if service is not None else frozenset()
-        return self.reserve(f"cluster addresses of {name}", found)
+        self.reserve(f"cluster addresses of {name}", found)
 
-    def move(self, node: ServingNode) -> Iterator[FrontendChange]:
+    def move(self, node: ServingNode) -> None:
         """The node has changed: its addresses, its zone, its exposure."""
-        self._node = node
-        for name in list(self._services):
-            yield from self._changes(name)
+        before, self._node = self._node, node
+        for name, service in self._services.items():
+            if may_differ(service, before, node, self._options):
+                self._changes(name)
         for name, pod in list(self._pods.items()):
-            yield from self._host_ports(name, pod)
+            self._host_ports(name, pod)
 
-    def set_own_addresses(self, addresses: Collection[IPAddress]) -> Iterator[FrontendChange]:
+    def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
         """The addresses of the node's devices: host ports are served at no others."""
         self._own_addresses = addresses
         for name, pod in list(self._pods.items()):
-            yield from self._host_ports(name, pod)
+            self._host_ports(name, pod)
 
-    def _host_ports(self, name: ServiceName, pod: Pod) -> Iterator[FrontendChange]:
+    def _host_ports(self, name: ServiceName, pod: Pod) -> None:
         own = self._own_addresses
         foreign = foreign_host_ips(pod, own, self._options) if own is not None else []
         if foreign:
@@ -189,61 +184,61 @@ class ServiceCatalog:
         else:
             self.refused.pop(name, None)
         found = host_port_frontends(pod, self._node, self._options)
-        return self._claims.replace(name, [one for one in found if one.key.address.ip not in foreign])
+        self._claims.replace(name, [one for one in found if one.key.address.ip not in foreign])
 
-    def upsert_pod(self, pod: Pod) -> Iterator[FrontendChange]:
+    def upsert_pod(self, pod: Pod) -> None:
         """A pod of this node, new or changed: its host ports, and what is redirected to it."""
-        name = ServiceName(pod.metadata.namespace, f"pod/{pod.metadata.name}")
+        name = pod_claimant(pod.metadata.namespace, pod.metadata.name)
         self._pods[name] = pod
-        yield from self._host_ports(name, pod)
-        yield from self._redirects_in(pod.metadata.namespace)
+        self._host_ports(name, pod)
+        self._redirects_in(pod.metadata.namespace)
 
-    def delete_pod(self, namespace: str, name: str) -> Iterator[FrontendChange]:
+    def delete_pod(self, namespace: str, name: str) -> None:
         """A pod that no longer exists."""
-        key = ServiceName(namespace, f"pod/{name}")
+        key = pod_claimant(namespace, name)
         self._pods.pop(key, None)
         self.refused.pop(key, None)
-        yield from self._claims.replace(key, [])
-        yield from self._redirects_in(namespace)
+        self._claims.replace(key, [])
+        self._redirects_in(namespace)
 
-    def upsert_redirect(self, redirect: RedirectPolicy) -> Iterator[FrontendChange]:
+    def upsert_redirect(self, redirect: RedirectPolicy) -> None:
         """A redirection to pods of this node, new or changed."""
         self.redirects[redirect.name] = redirect
-        return self._redirect(redirect)
+        self._redirect(redirect)
 
-    def delete_redirect(self, name: ServiceName) -> Iterator[FrontendChange]:
+    def delete_redirect(self, name: ServiceName) -> None:
         """A redirection that no longer exists."""
         self.redirects.pop(name, None)
         self.redirected.pop(name, None)
         self.refused_redirects.pop(name, None)
-        return self._claims.replace(_owner(name), [])
+        self._claims.replace(redirect_claimant(name), [])
 
-    def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
+    def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
         """Serve this manually, or nothing if None, until an object changes the same frontend."""
-        return self._claims.override(key, frontend)
+        self._claims.override(key, frontend)
 
-    def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:
+    def clear_override(self, key: FrontendKey) -> None:
         """Serve what objects say of the frontend."""
-        return self._claims.clear_override(key)
+        self._claims.clear_override(key)
 
-    def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
+    def set_state(self, address: ServiceAddress, state: BackendState) -> None:
         """Set a backend's state manually, until no frontend has the backend any more."""
-        return self._claims.set_state(address, state)
+        self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:
         """The names of a namespace's pods here, by address."""
         pods = [pod for pod in self._pods.values() if pod.namespace == namespace]
         return {address: pod.name for pod in pods for address in pod.addresses}
 
-    def _redirects_of(self, service: ServiceName) -> Iterator[FrontendChange]:
+    def _redirects_of(self, service: ServiceName) -> None:
         for redirect in [each for each in self.redirects.values() if each.service == service]:
-            yield from self._redirect(redirect)
+            self._redirect(redirect)
 
-    def _redirects_in(self, namespace: str) -> Iterator[FrontendChange]:
+    def _redirects_in(self, namespace: str) -> None:
         for redirect in [each for each in self.redirects.values() if each.name.namespace == namespace]:
-            yield from self._redirect(redirect)
+            self._redirect(redirect)
 
-    def _redirect(self, redirect: RedirectPolicy) -> Iterator[FrontendChange]:
+    def _redirect(self, redirect: RedirectPolicy) -> None:
         service = self._services.get(redirect.service) if redirect.service is not None else None
         found = []
         reason = ""
@@ -255,27 +250,24 @@ class ServiceCatalog:
             self.refused_redirects.pop(redirect.name, None)
             found = redirect_frontends(redirect, self._pods.values(), service, self._node, self._options)
         self.redirected[redirect.name] = found
-        return self._claims.replace(_owner(redirect.name), found)
+        self._claims.replace(redirect_claimant(redirect.name), found)
 
     @property
     def contested(self) -> Mapping[FrontendKey, tuple[ServiceName, ...]]:
         """Frontends that several services claim: the one that is served, then those that are not."""
         return self._claims.contested
 
-    def names(self) -> Iterable[ServiceName]:
-        """Every known service."""
-        return self._services.keys()
-
-    def _changes(self, name: ServiceName) -> Iterator[FrontendChange]:
+    def _changes(self, name: ServiceName) -> None:
         """What became of a service's frontends; unchanged ones are left out."""
         service = self._services.get(name)
         frontends: list[Frontend] = []
         if service is not None:
-            frontends = frontends_of(service, self._backends_of(name), self._node, self._options)
+            backends = backends_of(self._slices_of(name), self._options)
+            frontends = frontends_of(service, backends, self._node, self._options)
         refused = self._refuse(name, service)
         if refused:
             frontends = [one for one in frontends if (one.type, one.key.address.ip) not in refused]
-        return self._claims.replace(name, frontends)
+        self._claims.replace(name, frontends)
 
     def _refuse(
         self, name: ServiceName, service: Service | None
@@ -302,16 +294,10 @@ class ServiceCatalog:
             self.refused.pop(name, None)
         return refused
 
-    def _backends_of(self, name: ServiceName) -> Backends:
-        slices = self._slices.get(name)
-        if not slices:
-            return {}
-        found = self._backends.get(name)
-        if found is None:
-            found = self._backends[name] = backends_of(slices.values(), self._options)
-        return found
-
-
-def _owner(redirect: ServiceName) -> ServiceName:
-    """Under which name a redirection claims its frontends; no service has such a one."""
-    return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
+    def _slices_of(self, name: ServiceName) -> list[EndpointSlice]:
+        """Those that agents read."""
+        return [
+            slice_
+            for slice_ in self._slices.get(name)
+            if slice_.labels.get(MANAGED_BY) != OF_OTHER_CLUSTERS and HEADLESS not in slice_.labels
+        ]

@@ -18,6 +18,7 @@ from cells.services import (
     ANY_PROTOCOL,
     DEFAULT_WEIGHT,
     EXTERNAL,
+    FIRST_BYTES_OF_SPECIAL,
     PROTOCOLS,
     Backend,
     BackendState,
@@ -27,9 +28,9 @@ from cells.services import (
     ServiceName,
     address_end,
     is_port,
+    is_special,
     parse_address,
 )
-from cells.services.model.claims import is_special
 
 __all__ = [
     "WEIGHT",
@@ -111,7 +112,7 @@ def _add(
                 packed = inet_pton(family, text)
             except (OSError, ValueError):
                 continue
-            if packed[0] in _DOUBTFUL and is_special(ip_address(packed)):
+            if packed[0] in FIRST_BYTES_OF_SPECIAL and is_special(ip_address(packed)):
                 continue
             for name, end, of_port in ports:
                 address = new(ServiceAddress, mark + packed + end)  # Address.read(), without its call
@@ -132,14 +133,13 @@ def refused_backends(slice_: EndpointSlice) -> list[str]:
         text
         for endpoint in slice_.endpoints or ()
         for text in endpoint.addresses or ()
-        if text.startswith(_DOUBTFUL_TEXTS)
+        if text.startswith(_SPECIAL_TEXTS)
     ]
     return [text for text in doubtful if (ip := parse_address(text)) is not None and is_special(ip)]
 
 
-_DOUBTFUL = frozenset({0, 127, 169, *range(224, 240), 0xFE, 0xFF})
-"""The first bytes of all special addresses, of either family: others are looked at no further."""
-_DOUBTFUL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
+_SPECIAL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
+"""How special addresses begin."""
 _FAMILIES = {"IPv4": (b"\4", int(AF_INET)), "IPv6": (b"\6", int(AF_INET6))}
 """How an :class:`ServiceAddress` begins, and which texts are one."""
 new = bytes.__new__

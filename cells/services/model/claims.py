@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Final, NamedTuple
+from ipaddress import IPv4Network, IPv6Network
+from types import TracebackType
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
@@ -29,23 +30,24 @@ from cells.services import (
     ServiceName,
     ServiceType,
     is_port,
+    is_special,
     parse_address,
     parse_prefix,
+    plain,
 )
+from cells.services.model.redirect import claimant
+from lifecycle import Table
 
 __all__ = [
     "EXTERNAL_IPS",
     "HOST_IP",
     "INGRESS",
-    "Delete",
-    "FrontendChange",
     "Holder",
     "RefusedAddress",
     "Reservation",
     "ReservedAddresses",
-    "Upsert",
     "cluster_reservations",
-    "is_special",
+    "frontends",
     "node_reservations",
     "pod_reservations",
     "unserved_of",
@@ -53,14 +55,6 @@ __all__ = [
 
 
 IPNetwork = IPv4Network | IPv6Network
-
-SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
-    map(
-        ip_network,
-        ("0.0.0.0", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::", "::1", "fe80::/10", "ff00::/8"),
-    )
-)
-"""Unspecified, loopback, link-local and multicast: what Kubernetes refuses as an endpoint's address, too."""
 
 EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
 """The fields of a Service that have addresses outside."""
@@ -224,17 +218,6 @@ def pod_reservations(pod: Pod) -> Iterator[Reservation]:
             yield Reservation(ip, Holder.POD, f"the address of pod {pod.namespace}/{pod.name}")
 
 
-def plain(ip: IPAddress) -> IPAddress:
-    """The address itself; of an IPv4 address that is written as IPv6, the IPv4 address."""
-    return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
-
-
-def is_special(ip: IPAddress) -> bool:
-    """Whether it cannot be reached from other hosts: unspecified, loopback and the like."""
-    address = plain(ip)
-    return any(address in network for network in SPECIAL if network.version == address.version)
-
-
 def outside_addresses(
     service: Service, options: LoadBalancerOptions
 ) -> Iterator[tuple[ServiceType, str, IPAddress, bool]]:
@@ -319,108 +302,166 @@ def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator
 
 # Of several services that claim a frontend, one is served.
 
-
-class Upsert(NamedTuple):
-    """A frontend to be served under this claim."""
-
-    frontend: Frontend
+CLAIMANT: Final = "claimant"
+"""The index of the table ``frontends`` by who claims the row."""
 
 
-class Delete(NamedTuple):
-    """A frontend that is to be served no more."""
-
-    key: FrontendKey
-
-
-FrontendChange = Upsert | Delete
+def frontends() -> Table[FrontendKey, Frontend]:
+    """The ``frontends`` table: every address that is served, with its backends, by address and scope."""
+    return Table("frontends", key=lambda one: one.key, indexes={CLAIMANT: lambda one: (claimant(one),)})
 
 
 class Claims:
-    """Frontends by address, each of one or several owners, and what was set for them manually.
+    """Which of the frontends that are claimed are served; the only writer of the table ``frontends``.
 
     A frontend that several claim is served for one of them until that claim goes. What is set manually holds
-    until an owner changes the same frontend. The state that a backend was given manually holds
+    until a claimant changes the same frontend. The state that a backend was given manually holds
     until no frontend has the backend any more.
+
+    The claim on a frontend is its row. Held beside the table is only what differs from the rows: frontends
+    with several claims, with one and a manual setting, or with backends in a state that was set manually.
+
+    Inside a ``with`` block all changes appear together, at its end; without one those of each call.
     """
 
-    def __init__(self) -> None:
-        self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
-        self._claimed: dict[ServiceName, tuple[FrontendKey, ...]] = {}
+    def __init__(self, table: Table[FrontendKey, Frontend]) -> None:
+        self._table = table
+        self._index = table.by(CLAIMANT)
+        self._rows = table.txn()
+        self._depth = 0
+        self._written: dict[ServiceName, dict[FrontendKey, None]] = {}
+        """Frontends by claimant that the transaction put, and the index does not have yet."""
+        self._beside: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
+        self._beside_of: dict[ServiceName, dict[FrontendKey, None]] = {}
         self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whatever the claims."""
         self._states: dict[ServiceAddress, BackendState] = {}
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         """Frontends that several services claim: the one that is served, then those that are not."""
 
-    def replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> Iterator[FrontendChange]:
+    def __enter__(self) -> Self:
+        if not self._depth:
+            self._rows = self._table.txn().__enter__()
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._written.clear()
+            self._rows.__exit__(kind, error, trace)
+
+    def clear(self) -> None:
+        """Forget what is in the table from before, in a ``with`` block that puts what is claimed now."""
+        self._rows.replace_all(())
+
+    def replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> None:
         """The frontends that one owner claims are these from now on."""
         wanted = {frontend.key: frontend for frontend in frontends}
-        for key in self._claimed.get(owner, ()):
-            if key not in wanted:
-                before = self._served(key)
-                self._manual.pop(key, None)
-                claims = self._claims[key]
-                del claims[owner]
-                if not claims:
-                    del self._claims[key]
-                self._contest(key, claims)
-                yield from self._change(key, before)
-        if wanted:
-            self._claimed[owner] = tuple(wanted)
-        else:
-            self._claimed.pop(owner, None)
-        for key, frontend in wanted.items():
-            held = self._claims.get(key)
-            if held is None and key not in self._manual and not self._states:
-                self._claims[key] = {owner: frontend}
-                yield Upsert(frontend)
-                continue
-            before = self._served(key)
-            claims = self._claims.setdefault(key, {})
-            if claims.get(owner) != frontend:
-                self._manual.pop(key, None)
-                claims[owner] = frontend
-                self._contest(key, claims)
-            yield from self._change(key, before)
-        self._forget_states()
+        with self:
+            for key in self._claimed_by(owner):
+                if key not in wanted:
+                    self._withdraw(key, owner)
+            for key, frontend in wanted.items():
+                self._claim(key, owner, frontend)
+            self._forget_states()
 
-    def override(self, key: FrontendKey, frontend: Frontend | None) -> Iterator[FrontendChange]:
+    def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
         """Serve this manually, or nothing if None, whatever the claims for the frontend."""
-        before = self._served(key)
-        self._manual[key] = frontend
-        yield from self._change(key, before)
-        self._forget_states()
+        with self:
+            claims = self._claims_on(key)
+            self._manual[key] = frontend
+            self._settle(key, claims)
+            self._forget_states()
 
-    def clear_override(self, key: FrontendKey) -> Iterator[FrontendChange]:
+    def clear_override(self, key: FrontendKey) -> None:
         """Serve again who claims the frontend."""
-        before = self._served(key)
-        self._manual.pop(key, None)
-        yield from self._change(key, before)
-        self._forget_states()
+        with self:
+            claims = self._claims_on(key)
+            self._manual.pop(key, None)
+            self._settle(key, claims)
+            self._forget_states()
 
-    def set_state(self, address: ServiceAddress, state: BackendState) -> Iterator[FrontendChange]:
+    def set_state(self, address: ServiceAddress, state: BackendState) -> None:
         """Set a backend's state manually, wherever it serves; a backend of no frontend is ignored."""
-        having = [key for key in self._keys() if self._has(key, address)]
-        before = {key: self._served(key) for key in having}
-        if having:
-            self._states[address] = state
-        for key, old in before.items():
-            yield from self._change(key, old)
+        with self:
+            having = [key for key in self._keys() if self._has(key, address)]
+            if having:
+                self._states[address] = state
+            for key in having:
+                self._settle(key, self._claims_on(key))
+
+    def _claimed_by(self, owner: ServiceName) -> Iterable[FrontendKey]:
+        """All of them; the index has rows that the transaction has replaced, and lacks those it put."""
+        found = [*self._index.keys(owner), *self._written.get(owner, ())]
+        if found:
+            found = [key for key in dict.fromkeys(found) if self._is_only_of(key, owner)]
+        return [*found, *self._beside_of.get(owner, ())]
+
+    def _is_only_of(self, key: FrontendKey, owner: ServiceName) -> bool:
+        row = self._rows.get(key)
+        return row is not None and key not in self._beside and claimant(row) == owner
+
+    def _claims_on(self, key: FrontendKey) -> Mapping[ServiceName, Frontend]:
+        claims = self._beside.get(key)
+        if claims is None:
+            row = self._rows.get(key)
+            claims = {claimant(row): row} if row is not None else {}
+        return claims
+
+    def _claim(self, key: FrontendKey, owner: ServiceName, frontend: Frontend) -> None:
+        if key not in self._beside and not self._states:
+            row = self._rows.get(key)
+            if row is None or claimant(row) == owner:  # as nearly all are: no other claims it
+                self._written.setdefault(owner, {})[key] = None
+                self._rows.put(frontend)
+                return
+        claims = self._claims_on(key)
+        if claims.get(owner) != frontend:
+            self._manual.pop(key, None)
+            self._settle(key, {**claims, owner: frontend})
+
+    def _withdraw(self, key: FrontendKey, owner: ServiceName) -> None:
+        self._manual.pop(key, None)
+        self._settle(key, {name: one for name, one in self._claims_on(key).items() if name != owner})
+
+    def _settle(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
+        """Put the row that follows from these claims, and hold the claims unless the row is the only one."""
+        for name in self._beside.pop(key, ()):
+            del self._beside_of[name][key]
+            if not self._beside_of[name]:
+                del self._beside_of[name]
+        self._contest(key, claims)
+        manual = key in self._manual
+        plain = self._manual[key] if manual else _first(claims)
+        served = _with_states(plain, self._states) if plain is not None else None
+        if manual or len(claims) > 1 or served is not plain:
+            self._beside[key] = dict(claims)
+            for name in claims:
+                self._beside_of.setdefault(name, {})[key] = None
+        elif served is not None:
+            self._written.setdefault(next(iter(claims)), {})[key] = None
+        if served is None:
+            self._rows.delete(key)
+        else:
+            self._rows.put(served)
 
     def _contest(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
         """Note whether several services claim it. A redirect ahead of its own service does not count."""
         self.contested.pop(key, None)
-        if len(claims) > 1:
-            served = _first(claims)
-            others = [name for name, one in claims.items() if one is not served]
-            if served.type is not ServiceType.LOCAL_REDIRECT and others:
-                self.contested[key] = (served.service, *(claims[name].service for name in others))
+        served = _first(claims) if len(claims) > 1 else None
+        if served is not None and served.type is not ServiceType.LOCAL_REDIRECT:
+            others = [one.service for one in claims.values() if one is not served]
+            self.contested[key] = (served.service, *others)
 
     def _keys(self) -> Iterable[FrontendKey]:
-        return [*self._claims, *(key for key in self._manual if key not in self._claims)]
+        written = [key for keys in self._written.values() for key in keys]
+        return dict.fromkeys([*self._table.keys(), *written, *self._beside])
 
     def _has(self, key: FrontendKey, address: ServiceAddress) -> bool:
-        frontend = self._plain(key)
+        frontend = self._manual[key] if key in self._manual else _first(self._claims_on(key))
         return frontend is not None and any(one.address == address for one in frontend.backends)
 
     def _forget_states(self) -> None:
@@ -428,28 +469,10 @@ class Claims:
             if not any(self._has(key, address) for key in self._keys()):
                 del self._states[address]
 
-    def _change(self, key: FrontendKey, before: Frontend | None) -> Iterator[FrontendChange]:
-        now = self._served(key)
-        if now is None:
-            if before is not None:
-                yield Delete(key)
-        elif now != before:
-            yield Upsert(now)
-
-    def _served(self, key: FrontendKey) -> Frontend | None:
-        frontend = self._plain(key)
-        return _with_states(frontend, self._states) if frontend is not None and self._states else frontend
-
-    def _plain(self, key: FrontendKey) -> Frontend | None:
-        if key in self._manual:
-            return self._manual[key]
-        claims = self._claims.get(key)
-        return _first(claims) if claims is not None else None
-
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
     """A source that ends a backend takes precedence over a state set manually."""
-    if not any(one.address in states for one in frontend.backends):
+    if not states or not any(one.address in states for one in frontend.backends):
         return frontend
     backends = tuple(
         msgspec.structs.replace(one, state=states[one.address], manual=True)
@@ -460,14 +483,14 @@ def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendStat
     return msgspec.structs.replace(frontend, backends=backends)
 
 
-def _first(claims: Mapping[ServiceName, Frontend]) -> Frontend:
+def _first(claims: Mapping[ServiceName, Frontend]) -> Frontend | None:
     """The claim that is served: of a service before that of a host port, else the oldest.
 
     A cluster address goes before what clients outside reach: no other service may take it. What is
     redirected goes before cluster addresses, and after all that clients outside reach.
     """
-    if len(claims) == 1:
-        return next(iter(claims.values()))
+    if len(claims) < 2:
+        return next(iter(claims.values()), None)
     in_cluster = any(one.type is ServiceType.CLUSTER_IP for one in claims.values())
     ranks = _CLUSTER_RANKS if in_cluster else _OUTSIDE_RANKS
     return min(claims.values(), key=lambda one: ranks.get(one.type, 2))

@@ -29,11 +29,11 @@ from cells.services import (
     ServiceType,
     ServingNode,
     is_port,
+    is_special,
     parse_address,
     parse_prefix,
 )
 from cells.services.model.backends import Backends
-from cells.services.model.claims import is_special
 
 __all__ = ["backends_by_port", "faults_of", "frontends_of", "is_headless", "seen_inside", "selectable"]
 
@@ -244,6 +244,7 @@ DEFAULT_AFFINITY_TIMEOUT = 10800
 LONGEST_AFFINITY_TIMEOUT = 86400
 HEADLESS = "None"
 LOCAL = "Local"
+_WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
 NO_RANGES = ("0.0.0.0/32",)
 """A range that no client is in, of either family."""
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
@@ -261,6 +262,15 @@ def frontends_of(
     if not is_exposed(service, node):
         return []
     return list(_Conversion(service, backends, node, options).frontends())
+
+
+def may_differ(service: Service, old: ServingNode, new: ServingNode, options: LoadBalancerOptions) -> bool:
+    """Whether a service may have other frontends, or other backends, once the node has changed."""
+    if old.name != new.name or (options.enable_service_topology and old.zone != new.zone):
+        return True
+    if old.node_port_addresses != new.node_port_addresses and service.spec.type in _WITH_NODE_PORTS:
+        return True
+    return is_exposed(service, old) != is_exposed(service, new)
 
 
 def is_headless(service: Service) -> bool:
@@ -298,7 +308,7 @@ class _Conversion:
         if options.enable_external_ips:
             yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
         node_ports = options.enable_node_port and self._wants(ServiceType.NODE_PORT)
-        if node_ports and spec.type in ("NodePort", "LoadBalancer"):
+        if node_ports and spec.type in _WITH_NODE_PORTS:
             families = {address.version for address in cluster_ips}
             nodes = [WILDCARDS[version] for version in sorted(families)]
             nodes += [one for one in self._node.node_port_addresses if one.version in families]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
+from typing import Final
 
 import msgspec
 
@@ -29,8 +30,8 @@ from cells.services import (
     ServingNode,
     is_wildcard,
     parse_address,
+    plain,
 )
-from cells.services.model.claims import plain
 
 __all__ = ["RedirectPolicy", "read_redirect"]
 
@@ -88,7 +89,7 @@ def _frontends(pod: Pod, port: ContainerPort, protocol: int, node: ServingNode) 
         yield Frontend(
             key=FrontendKey(ServiceAddress(address, port.host_port, protocol)),
             type=ServiceType.HOST_PORT,
-            service=ServiceName(pod.namespace, f"{pod.name}/host-port/{port.host_port}"),
+            service=host_port_name(pod.namespace, pod.name, port.host_port),
             backends=(Backend(ServiceAddress(own, port.container_port, protocol), weight=0),),
             loopback=loopback,
             routable=not is_wildcard(address),
@@ -101,7 +102,40 @@ def _host_ports(pod: Pod) -> Iterator[ContainerPort]:
         yield from container.ports or ()
 
 
-SUFFIX = "-local-redirect"
+# Who claims the frontends of pods and redirections: services claim theirs by their own names.
+
+_HOST_PORT: Final = "/host-port/"
+_REDIRECT: Final = "-local-redirect"
+
+
+def pod_claimant(namespace: str, name: str) -> ServiceName:
+    """Under which name a pod claims its host ports; no service is called so."""
+    return ServiceName(namespace, f"pod/{name}")
+
+
+def redirect_claimant(redirect: ServiceName) -> ServiceName:
+    """Under which name a redirection claims its frontends; no service is called so."""
+    return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
+
+
+def host_port_name(namespace: str, pod: str, port: int) -> ServiceName:
+    """What the frontends of a pod's host port have in place of a service."""
+    return ServiceName(namespace, f"{pod}{_HOST_PORT}{port}")
+
+
+def redirect_name(redirect: ServiceName) -> ServiceName:
+    """What the frontends of a redirection have in place of a service."""
+    return ServiceName(redirect.namespace, redirect.name + _REDIRECT)
+
+
+def claimant(frontend: Frontend) -> ServiceName:
+    """Which service, pod or redirection claims a frontend, unless it is set manually."""
+    name = frontend.service
+    if frontend.type is ServiceType.HOST_PORT:
+        return pod_claimant(name.namespace, name.name.partition(_HOST_PORT)[0])
+    if frontend.type is ServiceType.LOCAL_REDIRECT:
+        return redirect_claimant(ServiceName(name.namespace, name.name.removesuffix(_REDIRECT)))
+    return name
 
 
 class LocalRedirectPort(msgspec.Struct, frozen=True):
@@ -190,7 +224,7 @@ def redirect_frontends(
         backends = tuple(_backends(redirect, port, ip, local, options))
         if backends and options.serves(ip):
             key = FrontendKey(ServiceAddress(ip, port.port, _protocol(port, options)))
-            name = ServiceName(redirect.name.namespace, redirect.name.name + SUFFIX)
+            name = redirect_name(redirect.name)
             found.append(Frontend(key, ServiceType.LOCAL_REDIRECT, name, backends, port_name=port.name))
     return found
 

@@ -5,15 +5,15 @@ Why: the agent's own code reads them, with the folder as the whole cluster: what
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cells.cluster.nodes.parse import ParsedNode, parse_cilium_node, parse_node
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
-from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES, EndpointSlice
 from cells.kubernetes.objects.kind import Kind
+from cells.kubernetes.resources import INDEXES
 from cells.policy.explain.check import Finding
 from cells.policy.explain.cluster import Cluster, Located
 from cells.services import LoadBalancerOptions, ServiceName, ServingNode, parse_address
@@ -22,12 +22,14 @@ from cells.services.model.backends import refused_backends
 from cells.services.model.claims import (
     EXTERNAL_IPS,
     INGRESS,
+    frontends,
     node_reservations,
     pod_reservations,
     unserved_of,
 )
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import read_redirect
+from lifecycle import Table
 
 OPTIONS = LoadBalancerOptions(enable_sctp=True, enable_local_redirect_policy=True)
 
@@ -45,24 +47,27 @@ def service_findings(cluster: Cluster) -> list[Finding]:
 
 def _catalog(cluster: Cluster) -> ServiceCatalog:
     """The services, beside nodes and pods; no service may have an address of these."""
-    catalog = ServiceCatalog(OPTIONS, ServingNode(""))
+    slices: Table[tuple[str, str], EndpointSlice] = Table(
+        "slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
+    )
+    catalog = ServiceCatalog(OPTIONS, ServingNode(""), slices, frontends())
     for _, node in _rows(cluster, NODES):
         _reserve_node(catalog, f"Node {node.name}", node.name, parse_node(node))
     for _, node in _rows(cluster, CILIUM_NODES):
         _reserve_node(catalog, f"CiliumNode {node.name}", node.name, parse_cilium_node(node))
     for _, pod in _rows(cluster, PODS):
-        _take(catalog.reserve(f"pod {pod.namespace}/{pod.name}", pod_reservations(pod)))
+        catalog.reserve(f"pod {pod.namespace}/{pod.name}", pod_reservations(pod))
     for _, service in _rows(cluster, SERVICES):
-        _take(catalog.upsert_service(service))
+        catalog.upsert_service(service)
     for _, slice_ in _rows(cluster, ENDPOINT_SLICES):
-        if slice_.service:
-            _take(catalog.upsert_slice(slice_))
+        slices.put(slice_)
+        catalog.slices_changed(ServiceName(slice_.namespace, slice_.service))
     return catalog
 
 
 def _reserve_node(catalog: ServiceCatalog, object_name: str, name: str, node: ParsedNode) -> None:
     ranges = [cidr for cidrs in node.cidrs.values() for cidr in cidrs]
-    _take(catalog.reserve(object_name, node_reservations(name, node.addresses, ranges)))
+    catalog.reserve(object_name, node_reservations(name, node.addresses, ranges))
 
 
 def _services(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
@@ -82,7 +87,7 @@ def _redirects(cluster: Cluster, catalog: ServiceCatalog) -> Iterator[Finding]:
     for at, row in _rows(cluster, CILIUM_LOCAL_REDIRECT_POLICIES):
         name = ServiceName(row.namespace, row.name)
         try:
-            _take(catalog.upsert_redirect(read_redirect(row)))
+            catalog.upsert_redirect(read_redirect(row))
         except ValueError as error:
             yield Finding(at.at("spec"), "error", f"{name}: {error}")
         if reason := catalog.refused_redirects.get(name):
@@ -96,11 +101,6 @@ def _rows(cluster: Cluster, kind: Kind[Any]) -> Iterator[tuple[Located, Any]]:
         if kind.namespaced and not metadata.get("namespace"):
             metadata = {**metadata, "namespace": "default"}
         yield located, kind.convert({**located.object, "metadata": metadata})
-
-
-def _take(changes: Iterable[object]) -> None:
-    """Have the catalog do its work: frontends are of no interest here."""
-    deque(changes, maxlen=0)
 
 
 def _path(at: Located, part: str) -> str:

@@ -106,19 +106,21 @@ class Index(Generic[Key, Row]):
     def apply(self, plan: Plan[Key]) -> None:
         """Write what was planned."""
         for key, values in plan.items():
-            before = self._of.pop(key, None)
-            if before is None:
-                for value in values:
-                    self._keys.setdefault(value, {})[key] = None
-                if values:
-                    self._of[key] = values
+            before = self._of.get(key)
+            if before == values:
                 continue
-            for value in before - values:
-                keys = self._keys[value]
-                del keys[key]
-                if not keys:
-                    del self._keys[value]
-            for value in values - before:
+            if before is None:
+                added = values
+            else:
+                added = values - before
+                for value in before - values:
+                    keys = self._keys[value]
+                    del keys[key]
+                    if not keys:
+                        del self._keys[value]
+            for value in added:
                 self._keys.setdefault(value, {})[key] = None
             if values:
                 self._of[key] = values
+            else:
+                self._of.pop(key, None)

@@ -24,7 +24,6 @@ from cells.services import (
     ServiceName,
     ServiceType,
     ServingNode,
-    control,
 )
 from cells.services.control.balancer import TABLE, Entries, LoadBalancer
 from cells.services.control.tables import MapFullError, served_frontends
@@ -32,6 +31,7 @@ from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
 from cells.services.map_entries import Batch, MapKey, backend_value, service_key
 from cells.services.model.backends import WEIGHT, backends_of
+from cells.services.model.claims import frontends
 from cells.services.model.frontends import frontends_of
 from lifecycle import BatchError
 
@@ -209,7 +209,7 @@ class Agent:
         self.maps = maps
         self.wanted = wanted
         self.to_drop: set[FrontendKey] = set()
-        self.table = control.frontends()
+        self.table = frontends()
         with self.table.txn() as rows:
             rows.replace_all(wanted.values())
         maglev = MaglevTables(251, Seed.parse(DEFAULT_SEED))

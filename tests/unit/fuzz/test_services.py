@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import LoadBalancerOptions, ServiceName, ServingNode
-from cells.services.control import frontends
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.model import ServiceCatalog
-from cells.services.model.claims import Upsert
+from tests.support.catalog import LoneCatalog
 from tests.unit.fuzz.inputs import bounded, json_values, odd_texts
 from tests.unit.services.replay import RecordedMaps, finished
 
@@ -90,40 +88,39 @@ class Agent:
     """A control plane, and the maps as they are after every write."""
 
     def __init__(self) -> None:
-        self.catalog = ServiceCatalog(OPTIONS, NODE)
+        self.catalog = LoneCatalog(OPTIONS, NODE)
         self.maps: dict[str, dict[str, str]] = {}
         self.served = served_frontends()
         balancer = LoadBalancer(OPTIONS, self.served, MaglevTables(251, Seed.parse(DEFAULT_SEED)))
-        self.target = ServicesTarget(frontends(), balancer, RecordedMaps(self.maps), self.served)
+        self.target = ServicesTarget(self.catalog.frontends, balancer, RecordedMaps(self.maps), self.served)
 
-    def see(self, changes: Any) -> None:
-        for change in changes:
-            if isinstance(change, Upsert):
-                finished(self.target.put({change.frontend.key: change.frontend}))
+    def write(self) -> None:
+        for change in self.catalog.news():
+            if change.row is not None:
+                finished(self.target.put({change.key: change.row}))
             else:
                 finished(self.target.drop([change.key]))
 
     def service(self, number: int, spec: Any, status: Any, notes: Any, labels: Any) -> None:
         metadata = {"name": f"s{number}", "namespace": "shop", "annotations": notes, "labels": labels}
         with suppress(msgspec.ValidationError):  # left out where it is read
-            self.see(
-                self.catalog.upsert_service(
-                    msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Service)
-                )
-            )
+            found = msgspec.convert({"metadata": metadata, "spec": spec, "status": status}, Service)
+            self.catalog.upsert_service(found)
+        self.write()
 
     def slice(self, number: int, more: Mapping[str, Any]) -> None:
         labels = {"kubernetes.io/service-name": f"s{number}"}
         metadata = {"name": f"s{number}-1", "namespace": "shop", "labels": labels}
         with suppress(msgspec.ValidationError):
-            self.see(
-                self.catalog.upsert_slice(msgspec.convert({"metadata": metadata, **more}, EndpointSlice))
-            )
+            self.catalog.upsert_slice(msgspec.convert({"metadata": metadata, **more}, EndpointSlice))
+        self.write()
 
     def remove(self, number: int) -> None:
         name = ServiceName("shop", f"s{number}")
-        self.see(self.catalog.delete_service(name))
-        self.see(self.catalog.delete_slice(name, f"s{number}-1"))
+        self.catalog.delete_service(name)
+        self.write()
+        self.catalog.delete_slice(name, f"s{number}-1")
+        self.write()
 
 
 steps = st.lists(

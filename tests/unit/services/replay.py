@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
@@ -25,19 +25,18 @@ from cells.services import (
     ServiceName,
     ServingNode,
 )
-from cells.services.control import ServedFrontend, frontends
+from cells.services.control import ServedFrontend
 from cells.services.control.balancer import TABLE, Entries, LoadBalancer
 from cells.services.control.manual import check_frontend, check_states, frontend_of
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
 from cells.services.map_entries import Batch, IdsExhaustedError, read
-from cells.services.model import ServiceCatalog
 from cells.services.model.backends import health_answers
-from cells.services.model.claims import FrontendChange, Upsert
 from cells.services.model.redirect import read_redirect
 from lifecycle import BatchError
 from lifecycle.http import Refusal
+from tests.support.catalog import LoneCatalog
 from tests.support.recordings import recordings
 
 DATA: Final = recordings("services")
@@ -138,12 +137,12 @@ class Run:
         self._labels = recorded["node"].get("labels") or {}
         self._name = recorded["node"]["name"]
         self._addresses = recorded["node_addresses"]
-        self.catalog = ServiceCatalog(self.options, self._node())
+        self.catalog = LoneCatalog(self.options, self._node())
         maglev = None
         if self.options.bpf_lb_algorithm == "maglev":
             maglev = MaglevTables(self.options.bpf_lb_maglev_table_size, Seed.parse(DEFAULT_SEED))
         last = recorded["id_space"][1] - 1 if "id_space" in recorded else 65534
-        self.table, self.served = frontends(), served_frontends()
+        self.table, self.served = self.catalog.frontends, served_frontends()
         balancer = LoadBalancer(self.options, self.served, maglev, last_service_id=last)
         self.maps: dict[str, dict[str, str]] = maps if maps is not None else {}
         self._kernel = RecordedMaps(self.maps)
@@ -171,16 +170,16 @@ class Run:
         object_ = event.get("object")
         match event["op"]:
             case "service-upsert" | "endpointslice-upsert" | "pod-upsert":
-                self._apply(self._upsert(object_))
+                self._upsert(object_)
             case "service-delete" | "endpointslice-delete" | "pod-delete":
-                self._apply(self._delete(object_))
+                self._delete(object_)
             case "local-redirect-policy-add":
                 with suppress(ValueError):  # refused, as recorded
-                    self._apply(self._redirect(object_))
+                    self._redirect(object_)
             case "local-redirect-policy-delete":
                 metadata = object_["metadata"]
                 name = ServiceName(metadata["namespace"], metadata["name"])
-                self._apply(self.catalog.delete_redirect(name))
+                self.catalog.delete_redirect(name)
             case "api-put-service":
                 self.results.append(self._put(event["body"]))
             case "api-delete-service":
@@ -192,6 +191,7 @@ class Run:
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
+        self._write()
 
     def _put(self, body: Json) -> Json:
         """As the API takes it. A refused call changes nothing; upstream's 460 comes after the change."""
@@ -199,16 +199,16 @@ class Run:
         try:
             if asked.update_services:
                 for one in check_states(requested_backends(asked), self._told()):
-                    self._apply(self.catalog.set_state(one.address, one.state))
+                    self.catalog.set_state(one.address, one.state)
                 return {"status": 200, "body": ""}
             frontend = frontend_of(requested(asked), self._name, self.options)
             try:
                 created = check_frontend(frontend, self._told())
             except Refusal as error:
                 if error.status == 460:
-                    self._apply(self.catalog.override(frontend.key, frontend))
+                    self.catalog.override(frontend.key, frontend)
                 raise
-            self._apply(self.catalog.override(frontend.key, frontend))
+            self.catalog.override(frontend.key, frontend)
         except Refusal as error:
             return {"status": error.status, "body": json.dumps(error.text)}
         return {"status": 201 if created else 200, "body": ""}
@@ -217,53 +217,48 @@ class Run:
         found = next((one.key for one in self._told() if one.id == number), None)
         if found is None:
             return {"status": 404, "body": ""}
-        self._apply(self.catalog.override(found, None))
+        self.catalog.override(found, None)
         return {"status": 200, "body": ""}
 
     def _told(self) -> list[ServedFrontend]:
         return [ServedFrontend(one.id, one.shown) for one in self.served.all()]
 
-    def _redirect(self, object_: Json) -> Iterable[FrontendChange]:
+    def _redirect(self, object_: Json) -> None:
         policy = msgspec.convert(object_, CiliumLocalRedirectPolicy)
-        return self.catalog.upsert_redirect(read_redirect(policy))
+        self.catalog.upsert_redirect(read_redirect(policy))
 
-    def _upsert(self, object_: Json) -> Iterable[FrontendChange]:
+    def _upsert(self, object_: Json) -> None:
         match object_["kind"]:
             case "Service":
-                return self.catalog.upsert_service(msgspec.convert(object_, Service))
+                self.catalog.upsert_service(msgspec.convert(object_, Service))
             case "EndpointSlice":
                 labels = object_["metadata"].get("labels") or {}
                 self._sliced.add(
                     f"{object_['metadata']['namespace']}/{labels.get('kubernetes.io/service-name')}"
                 )
-                return self.catalog.upsert_slice(msgspec.convert(object_, EndpointSlice))
+                self.catalog.upsert_slice(msgspec.convert(object_, EndpointSlice))
             case _:
-                return self.catalog.upsert_pod(msgspec.convert(object_, Pod))
+                self.catalog.upsert_pod(msgspec.convert(object_, Pod))
 
-    def _delete(self, object_: Json) -> Iterable[FrontendChange]:
+    def _delete(self, object_: Json) -> None:
         metadata = object_["metadata"]
         match object_["kind"]:
             case "Service":
-                return self.catalog.delete_service(ServiceName(metadata["namespace"], metadata["name"]))
+                self.catalog.delete_service(ServiceName(metadata["namespace"], metadata["name"]))
             case "EndpointSlice":
                 slice_ = msgspec.convert(object_, EndpointSlice)
                 name = ServiceName(slice_.metadata.namespace, slice_.service)
-                return self.catalog.delete_slice(name, slice_.metadata.name)
+                self.catalog.delete_slice(name, slice_.metadata.name)
             case _:
-                return self.catalog.delete_pod(metadata["namespace"], metadata["name"])
+                self.catalog.delete_pod(metadata["namespace"], metadata["name"])
 
-    def _apply(self, changes: Iterable[FrontendChange]) -> None:
-        for change in changes:
-            with self.table.txn() as rows:
-                if isinstance(change, Upsert):
-                    rows.put(change.frontend)
-                else:
-                    rows.delete(change.key)
+    def _write(self) -> None:
+        for change in self.catalog.news():
             if not self.synced:
                 continue
             try:
-                if isinstance(change, Upsert):
-                    finished(self._target.put({change.frontend.key: change.frontend}))
+                if change.row is not None:
+                    finished(self._target.put({change.key: change.row}))
                 else:
                     finished(self._target.drop([change.key]))
             except BatchError as error:

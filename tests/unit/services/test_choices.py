@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from ipaddress import IPv4Address
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cells.config.shared import ServiceSettings
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Service
 from cells.services import (
     EXPOSURE_LABEL,
+    Backend,
     Frontend,
-    FrontendKey,
     LoadBalancerOptions,
+    ServiceAddress,
     ServiceType,
     ServingNode,
 )
-from cells.services.model import ServiceCatalog
-from cells.services.model.claims import FrontendChange, Upsert, unserved_of
-from cells.services.model.frontends import faults_of, frontends_of
+from cells.services.model.claims import unserved_of
+from cells.services.model.frontends import NODE_SELECTOR, faults_of, frontends_of, may_differ
+from tests.support.catalog import LoneCatalog
+from tests.unit.fuzz.inputs import bounded
 
 NODE = ServingNode("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"
@@ -334,7 +337,7 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
 
     def served(labels: dict[str, str], of_slice: dict[str, str] | None = None, **options: Any) -> int:
         """How many backends; -1 without a frontend."""
-        catalog = ServiceCatalog(LoadBalancerOptions(**options), ServingNode("here"))
+        catalog = LoneCatalog(LoadBalancerOptions(**options), ServingNode("here"))
         service = {
             "metadata": {"name": "web", "namespace": "shop", "labels": labels},
             "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]},
@@ -349,11 +352,9 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
             "endpoints": [{"addresses": ["10.0.0.1"]}],
             "ports": [{"port": 8080}],
         }
-        changes = [
-            *catalog.upsert_service(msgspec.convert(service, Service)),
-            *catalog.upsert_slice(msgspec.convert(slice_, EndpointSlice)),
-        ]
-        found = [len(one.frontend.backends) for one in changes if isinstance(one, Upsert)]
+        catalog.upsert_service(msgspec.convert(service, Service))
+        catalog.upsert_slice(msgspec.convert(slice_, EndpointSlice))
+        found = [len(one.backends) for one in catalog.frontends.all()]
         return found[-1] if found else -1
 
     assert served({}) == 1
@@ -369,17 +370,11 @@ def test_services_of_others_and_slices_of_other_clusters_are_left_alone() -> Non
 
 
 def test_labels_that_come_and_go_take_frontends_and_backends_away_and_bring_them_back() -> None:
-    catalog = ServiceCatalog(LoadBalancerOptions(), ServingNode("here"))
-    held: dict[FrontendKey, Frontend] = {}
+    catalog = LoneCatalog(LoadBalancerOptions(), ServingNode("here"))
 
-    def follow(changes: Iterable[FrontendChange]) -> dict[str, int]:
+    def served() -> dict[str, int]:
         """How many backends, by frontend."""
-        for change in changes:
-            if isinstance(change, Upsert):
-                held[change.frontend.key] = change.frontend
-            else:
-                del held[change.key]
-        return {str(key): len(one.backends) for key, one in held.items()}
+        return {str(one.key): len(one.backends) for one in catalog.frontends.all()}
 
     def service(**labels: str) -> Service:
         metadata = {"name": "web", "namespace": "shop", "labels": labels}
@@ -397,13 +392,19 @@ def test_labels_that_come_and_go_take_frontends_and_backends_away_and_bring_them
         return msgspec.convert(body, EndpointSlice)
 
     web = "10.96.0.1:80"
-    assert follow(catalog.upsert_service(service())) == {web: 0}
-    assert follow(catalog.upsert_slice(slice_())) == {web: 1}
+    catalog.upsert_service(service())
+    assert served() == {web: 0}
+    catalog.upsert_slice(slice_())
+    assert served() == {web: 1}
     for label in (HEADLESS, "service.kubernetes.io/service-proxy-name"):
-        assert follow(catalog.upsert_service(service(**{label: "x"}))) == {}
-        assert follow(catalog.upsert_slice(slice_(**{label: "x"}))) == {}
-        assert follow(catalog.upsert_service(service())) == {web: 0 if label == HEADLESS else 1}
-        assert follow(catalog.upsert_slice(slice_())) == {web: 1}
+        catalog.upsert_service(service(**{label: "x"}))
+        assert served() == {}
+        catalog.upsert_slice(slice_(**{label: "x"}))
+        assert served() == {}
+        catalog.upsert_service(service())
+        assert served() == {web: 0 if label == HEADLESS else 1}
+        catalog.upsert_slice(slice_())
+        assert served() == {web: 1}
 
 
 def test_cluster_addresses_are_never_answered_directly() -> None:
@@ -450,3 +451,38 @@ def test_a_port_that_another_one_hides_is_reported() -> None:
 def test_without_telling_protocols_apart_a_port_is_one_frontend() -> None:
     assert {one.key.address.protocol for one in frontends()} == {6, 17}
     assert [one.key.address.protocol for one in frontends(bpf_lb_proto_diff=False)] == [0, 0, 0]
+
+
+nodes = st.builds(
+    ServingNode,
+    st.just("here"),
+    zone=st.sampled_from(["", "a", "b"]),
+    exposure=st.sampled_from(["", "front"]),
+    node_port_addresses=st.sampled_from([(), (IPv4Address("192.0.2.7"),)]),
+    labels=st.sampled_from([None, {"disk": "ssd"}]),
+)
+
+
+@bounded(300)
+@given(
+    nodes,
+    nodes,
+    st.sampled_from(["ClusterIP", "NodePort", "LoadBalancer", "ExternalName"]),
+    st.sampled_from([{}, {EXPOSURE_LABEL: "front"}, {NODE_SELECTOR: "disk=ssd"}]),
+    st.booleans(),
+)
+def test_a_changed_node_changes_no_service_that_is_left_out(
+    old: ServingNode, new: ServingNode, type_: str, annotations: dict[str, str], topology: bool
+) -> None:
+    options = LoadBalancerOptions(enable_service_topology=topology)
+    ports = [{"port": 80, "nodePort": 30080}]
+    spec = {"type": type_, "clusterIP": "10.96.0.1", "externalIPs": ["203.0.113.1"], "ports": ports}
+    service = msgspec.convert(
+        {"metadata": {"name": "web", "annotations": annotations}, "spec": spec}, Service
+    )
+    addresses = (ServiceAddress(IPv4Address(f"10.0.0.{at}"), 8080, 6) for at in (1, 2))
+    backends = {
+        "": tuple(Backend(ip, hinted_zones=(zone,)) for ip, zone in zip(addresses, "ab", strict=True))
+    }
+    before, after = (frontends_of(service, backends, one, options) for one in (old, new))
+    assert before == after or may_differ(service, old, new, options)

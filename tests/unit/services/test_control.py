@@ -37,6 +37,7 @@ from cells.services.map_entries import (
     reverse_nat_key,
     service_key,
 )
+from cells.services.model.claims import frontends
 from lifecycle import Cell, Hive, Lifecycle, Table, invoke, replace, supply
 from lifecycle.testing import eventually
 
@@ -246,7 +247,7 @@ async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> 
 
 
 async def test_foreign_map_entries_are_corrected() -> None:
-    maps, table = FakeServiceMaps(), control.frontends()
+    maps, table = FakeServiceMaps(), frontends()
     served = served_frontends()
     target = ServicesTarget(table, LoadBalancer(LoadBalancerOptions(), served), maps, served)
     backends = tuple(Backend(ServiceAddress(ip_address(ip), 8080, 6)) for ip in ("10.0.0.1", "10.0.0.2"))

@@ -19,12 +19,12 @@ from cells.kubernetes.objects.core import Pod, Service
 from cells.maps.records.flows import SkipLbKey
 from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.control import LocalRedirect, ServedFrontend
-from cells.services.model import ServiceCatalog
 from cells.services.model.claims import node_reservations
 from cells.services.model.redirect import read_redirect
 from cells.services.redirect_skips import RedirectSkip, skip_target, skips
 from lifecycle import BatchError, Table
 from lifecycle.testing import eventually
+from tests.support.catalog import LoneCatalog
 from tests.support.fake_map import SPECS, FakeMap
 from tests.unit.ciliumendpoint.test_objects import endpoint
 from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
@@ -177,7 +177,7 @@ ADDRESS = POLICY.replace(MATCHER, 'addressMatcher: {ip: "ADDRESS", toPorts: [{po
 def test_a_policy_redirects_no_address_of_others_in_the_cluster(
     address: str, reason: str, first: str
 ) -> None:
-    catalog = ServiceCatalog(LoadBalancerOptions(enable_local_redirect_policy=True), HERE)
+    catalog = LoneCatalog(LoadBalancerOptions(enable_local_redirect_policy=True), HERE)
     policy = msgspec.yaml.decode(ADDRESS.replace("ADDRESS", address), type=CiliumLocalRedirectPolicy)
     own = msgspec.yaml.decode(SERVICE, type=Service)
     other = msgspec.yaml.decode(
@@ -188,13 +188,13 @@ def test_a_policy_redirects_no_address_of_others_in_the_cluster(
     ready = msgspec.yaml.decode(POD.replace("NODE", HERE.name).replace("READY", "True"), type=Pod)
 
     def redirecting() -> None:
-        list(catalog.upsert_pod(ready))
-        list(catalog.upsert_redirect(read_redirect(policy)))
+        catalog.upsert_pod(ready)
+        catalog.upsert_redirect(read_redirect(policy))
 
     def reserving() -> None:
-        list(catalog.upsert_service(own))
-        list(catalog.upsert_service(other))
-        list(catalog.reserve("node n1", node_reservations("n1", *node)))
+        catalog.upsert_service(own)
+        catalog.upsert_service(other)
+        catalog.reserve("node n1", node_reservations("n1", *node))
 
     steps = (redirecting, reserving)
     for step in steps if first == "policy" else reversed(steps):
@@ -203,10 +203,10 @@ def test_a_policy_redirects_no_address_of_others_in_the_cluster(
     assert reason in catalog.refused_redirects.get(name, "")
     assert bool(catalog.redirected[name]) is not bool(reason)
     if reason:
-        list(catalog.delete_service(ServiceName("default", "kubernetes")))
-        list(catalog.reserve("node n1", ()))
+        catalog.delete_service(ServiceName("default", "kubernetes"))
+        catalog.reserve("node n1", ())
         assert bool(catalog.redirected[name]) is (address != "127.0.0.1"), "once it is free it is redirected"
-    list(catalog.delete_redirect(name))
+    catalog.delete_redirect(name)
     assert catalog.refused_redirects == {}
 
 

@@ -18,21 +18,18 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.node.devices import Device
-from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServingNode
+from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServingNode, plain
 from cells.services.control import ServedFrontend
-from cells.services.model import ServiceCatalog
 from cells.services.model.claims import (
     EXTERNAL_IPS,
     HOST_IP,
-    FrontendChange,
     Holder,
     RefusedAddress,
     Reservation,
-    Upsert,
-    plain,
 )
 from lifecycle import ReadTable, Table, provide
 from lifecycle.testing import eventually
+from tests.support.catalog import LoneCatalog
 from tests.unit.fuzz.inputs import bounded
 from tests.unit.services.test_control import FakeServiceMaps, agent
 
@@ -81,22 +78,15 @@ def slice_(name: str, *addresses: str, namespace: str = "shop") -> EndpointSlice
 
 
 class Cluster:
-    """A catalog, and the frontends as its changes leave them."""
+    """A catalog, and the frontends as it leaves them."""
 
     def __init__(self, **options: Any) -> None:
-        self.catalog = ServiceCatalog(LoadBalancerOptions(**options), ServingNode("here"))
-        self.frontends: dict[str, Frontend] = {}
+        self.catalog = LoneCatalog(LoadBalancerOptions(**options), ServingNode("here"))
 
-    def see(self, *streams: Iterable[FrontendChange]) -> int:
-        """How many changes these are."""
-        number = 0
-        for change in (each for stream in streams for each in stream):
-            number += 1
-            if isinstance(change, Upsert):
-                self.frontends[str(change.frontend.key)] = change.frontend
-            else:
-                del self.frontends[str(change.key)]
-        return number
+    @property
+    def frontends(self) -> dict[str, Frontend]:
+        """What is served."""
+        return {str(one.key): one for one in self.catalog.frontends.all()}
 
     @property
     def served(self) -> dict[str, str]:
@@ -119,12 +109,12 @@ def test_no_service_takes_the_cluster_address_of_another(first: str, port: int, 
     given: dict[str, Any] = {way: ["10.96.0.1", "203.0.113.7"]}
     thief = service("thief", "10.96.0.9", port=port, **given)
     for one in (victim, thief) if first == "victim" else (thief, victim):
-        cluster.see(cluster.catalog.upsert_service(one))
+        cluster.catalog.upsert_service(one)
     theirs = {f"{ip}:{port}": "thief" for ip in ("10.96.0.9", "203.0.113.7")}
     assert cluster.served == {"10.96.0.1:443": "kubernetes"} | theirs
     assert cluster.reasons("thief") == {"10.96.0.1": "is the cluster address of default/kubernetes"}
     assert cluster.catalog.contested == {}
-    cluster.see(cluster.catalog.delete_service(ServiceName("default", "kubernetes")))
+    cluster.catalog.delete_service(ServiceName("default", "kubernetes"))
     assert cluster.served == {f"10.96.0.1:{port}": "thief"} | theirs
     assert cluster.catalog.refused == {}
 
@@ -144,12 +134,13 @@ def test_addresses_that_are_not_served_anyway_are_refused_to_be_announced(
     cluster = Cluster(**options)
     web = service("web", "10.96.0.9", external=[NODE_IP, "198.51.100.5"], ingress=[ROUTER_IP])
     web = msgspec.structs.replace(web, spec=msgspec.structs.replace(web.spec, **spec))
-    cluster.see(cluster.catalog.upsert_service(web), cluster.catalog.reserve("node c/n1", RESERVED))
+    cluster.catalog.upsert_service(web)
+    cluster.catalog.reserve("node c/n1", RESERVED)
     assert cluster.reasons("web").keys() == {NODE_IP, ROUTER_IP}
     rows = cluster.catalog.refused[ServiceName("shop", "web")]
     assert all(row.announced_only and row.outcome == "not announced" for row in rows)
     assert cluster.served.keys() <= {"10.96.0.9:443"}
-    cluster.see(cluster.catalog.reserve("node c/n1", ()))
+    cluster.catalog.reserve("node c/n1", ())
     assert cluster.catalog.refused == {}
 
 
@@ -159,9 +150,10 @@ def test_the_cluster_address_of_a_service_of_another_proxy_is_refused_too() -> N
     label = {"service.kubernetes.io/service-proxy-name": "another"}
     foreign = msgspec.structs.replace(other, metadata=msgspec.structs.replace(other.metadata, labels=label))
     thief = service("thief", external=["10.96.0.1"])
-    cluster.see(cluster.catalog.upsert_service(thief), cluster.catalog.upsert_service(foreign))
+    cluster.catalog.upsert_service(thief)
+    cluster.catalog.upsert_service(foreign)
     assert cluster.served == {}
-    cluster.see(cluster.catalog.upsert_service(other))
+    cluster.catalog.upsert_service(other)
     assert cluster.served == {"10.96.0.1:443": "other"}
 
 
@@ -169,23 +161,24 @@ def test_the_cluster_address_of_a_service_of_another_proxy_is_refused_too() -> N
 def test_addresses_of_nodes_and_pods_are_refused_as_external_ones(written: str) -> None:
     cluster = Cluster()
     asked = [written.format(ip) for ip in (NODE_IP, ROUTER_IP, "10.1.0.200", "198.51.100.5")]
-    cluster.see(cluster.catalog.upsert_service(service("web", external=asked)))
+    cluster.catalog.upsert_service(service("web", external=asked))
     assert len(cluster.served) == 4
-    cluster.see(cluster.catalog.reserve("node c/n1", RESERVED))
+    cluster.catalog.reserve("node c/n1", RESERVED)
     assert len(cluster.served) == 1
     assert sorted(cluster.reasons("web").values()) == [
         "is an address of node n1",
         "is in 10.1.0.0/24, the pods' range of node n1",
         "is the router's address of node n1",
     ]
-    cluster.see(cluster.catalog.reserve("node c/n1", ()))
+    cluster.catalog.reserve("node c/n1", ())
     assert len(cluster.served) == 4
 
 
 def test_a_setting_allows_addresses_of_nodes() -> None:
     cluster = Cluster(enable_external_ips_of_nodes=True)
     web = service("web", external=[NODE_IP, ROUTER_IP, "10.1.0.200"])
-    cluster.see(cluster.catalog.reserve("node c/n1", RESERVED), cluster.catalog.upsert_service(web))
+    cluster.catalog.reserve("node c/n1", RESERVED)
+    cluster.catalog.upsert_service(web)
     assert cluster.served == {f"{NODE_IP}:443": "web"}
 
 
@@ -193,7 +186,8 @@ def test_load_balancers_may_have_addresses_of_nodes() -> None:
     """Node IPAM gives them; users cannot write a status."""
     cluster = Cluster()
     web = service("web", ingress=[NODE_IP, ROUTER_IP, "10.1.0.200"])
-    cluster.see(cluster.catalog.reserve("node c/n1", RESERVED), cluster.catalog.upsert_service(web))
+    cluster.catalog.reserve("node c/n1", RESERVED)
+    cluster.catalog.upsert_service(web)
     assert cluster.served == {f"{NODE_IP}:443": "web"}
     assert set(cluster.reasons("web")) == {ROUTER_IP, "10.1.0.200"}
 
@@ -209,10 +203,11 @@ def test_endpoints_that_the_cluster_relies_on_are_refused(name: ServiceName, use
     cluster = Cluster(enable_external_ips_of_nodes=True)
     endpoints = slice_(name.name, "198.51.100.1", "198.51.100.2", namespace=name.namespace)
     web = service("web", external=["198.51.100.1"], ingress=["198.51.100.2"])
-    cluster.see(cluster.catalog.upsert_service(web), cluster.catalog.upsert_slice(endpoints))
+    cluster.catalog.upsert_service(web)
+    cluster.catalog.upsert_slice(endpoints)
     assert cluster.reasons("web") == {"198.51.100.1": f"is {use}"}
     assert cluster.served == {"198.51.100.2:443": "web"}
-    cluster.see(cluster.catalog.delete_slice(name, endpoints.name))
+    cluster.catalog.delete_slice(name, endpoints.name)
     assert len(cluster.served) == 2
 
 
@@ -223,13 +218,13 @@ SPECIAL = ["127.0.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1", "::1", "::", 
 def test_special_addresses_are_neither_frontends_nor_backends(ip: str) -> None:
     cluster = Cluster()
     web = service("web", ip, external=[ip], ingress=[ip])
-    cluster.see(cluster.catalog.upsert_service(web))
+    cluster.catalog.upsert_service(web)
     assert cluster.frontends == {}
     reason = "is loopback, link-local, multicast or unspecified"
     assert cluster.reasons("web") == {str(ip_address(ip)): reason}
-    cluster.see(cluster.catalog.upsert_service(service("api", "fd00::5" if ":" in ip else "10.96.0.5")))
+    cluster.catalog.upsert_service(service("api", "fd00::5" if ":" in ip else "10.96.0.5"))
     good = "fd00::9" if ":" in ip else "10.0.0.9"
-    cluster.see(cluster.catalog.upsert_slice(slice_("api", ip, good)))
+    cluster.catalog.upsert_slice(slice_("api", ip, good))
     (frontend,) = cluster.frontends.values()
     assert [str(one.address.ip) for one in frontend.backends] == [good]
 
@@ -237,10 +232,14 @@ def test_special_addresses_are_neither_frontends_nor_backends(ip: str) -> None:
 def test_one_node_or_service_more_changes_only_services_that_ask_for_its_addresses() -> None:
     cluster = Cluster()
     for number in range(50):
-        cluster.see(cluster.catalog.upsert_service(service(f"s{number}", external=[f"198.51.100.{number}"])))
+        cluster.catalog.upsert_service(service(f"s{number}", external=[f"198.51.100.{number}"]))
     more = Reservation(ip_address("198.51.100.7"), Holder.NODE, "an address of node n2")
-    assert cluster.see(cluster.catalog.reserve("node c/n2", [more])) == 1
-    assert cluster.see(cluster.catalog.upsert_service(service("new", "198.51.100.8"))) == 1  # takes it over
+    cluster.catalog.news()
+    cluster.catalog.reserve("node c/n2", [more])
+    assert len(cluster.catalog.news()) == 1
+    cluster.catalog.news()
+    cluster.catalog.upsert_service(service("new", "198.51.100.8"))
+    assert len(cluster.catalog.news()) == 1  # takes it over
     assert len(cluster.served) == 49
 
 
@@ -310,13 +309,13 @@ def test_what_is_served_depends_on_what_there_is_and_not_on_its_order(script: An
     for what, value in script:
         if what == "service":
             known[value.name] = value
-            cluster.see(cluster.catalog.upsert_service(value))
+            cluster.catalog.upsert_service(value)
         elif what == "no service":
             known.pop(value, None)
-            cluster.see(cluster.catalog.delete_service(ServiceName("shop", value)))
+            cluster.catalog.delete_service(ServiceName("shop", value))
         else:
             held[what] = value
-            cluster.see(cluster.catalog.reserve(what, value))
+            cluster.catalog.reserve(what, value)
         claims: dict[str, set[str]] = {}
         for ip, port, name in wanted(known, held, of_nodes=of_nodes):
             claims.setdefault(f"{ip}:{port}", set()).add(name)
@@ -359,19 +358,19 @@ def test_host_ports_are_served_at_the_nodes_own_addresses_alone(
     cluster = Cluster()
     node = ServingNode("here", node_port_addresses=(ip_address("192.0.2.1"),))
     own = {ip_address(one) for one in ("192.0.2.1", "198.51.100.1", "2001:db8::1", "127.0.0.1")}
-    cluster.see(cluster.catalog.move(node))
+    cluster.catalog.move(node)
     for step in ("pod", "addresses") if first == "pod" else ("addresses", "pod"):
         if step == "pod":
-            cluster.see(cluster.catalog.upsert_pod(host_port(ip)))
+            cluster.catalog.upsert_pod(host_port(ip))
         else:
-            cluster.see(cluster.catalog.set_own_addresses(own))
+            cluster.catalog.set_own_addresses(own)
     assert cluster.frontends.keys() == served
     refused = {str(one.address): one.part for several in cluster.catalog.refused.values() for one in several}
     assert refused == ({} if served else {str(ip_address(ip)): HOST_IP})
     if not served:
-        cluster.see(cluster.catalog.set_own_addresses({*own, plain(ip_address(ip))}))
+        cluster.catalog.set_own_addresses({*own, plain(ip_address(ip))})
         assert len(cluster.frontends) == 1, "it came to the node"
-    cluster.see(cluster.catalog.delete_pod("shop", "web"))
+    cluster.catalog.delete_pod("shop", "web")
     assert (cluster.frontends, cluster.catalog.refused) == ({}, {})
 
 
