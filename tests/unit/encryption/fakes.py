@@ -11,6 +11,10 @@ from cells.netlink.network import MarkedRule, TableRoute
 from cells.netlink.xfrm import XfrmPolicy, XfrmState
 
 
+class KilledError(BaseException):
+    """The agent is killed before it changes the kernel."""
+
+
 class FakeXfrm:
     """The kernel, as the recordings' own fake: no two states have one SPI, address and mark."""
 
@@ -19,6 +23,13 @@ class FakeXfrm:
         self.held_states: dict[object, XfrmState] = {}
         self.held_policies: dict[object, XfrmPolicy] = {}
         self.held_rows: set[MarkedRule | TableRoute] = set()
+        self.cut_in = 0
+        """Before this change from now on, 1 is the next one, the agent is killed; 0: it lives."""
+
+    def _change(self) -> None:
+        if self.cut_in == 1:
+            raise KilledError
+        self.cut_in = max(0, self.cut_in - 1)
 
     async def states(self) -> list[XfrmState]:
         return list(self.held_states.values())
@@ -34,20 +45,25 @@ class FakeXfrm:
             return NetlinkError(errno.EPROTONOSUPPORT, f"add {one}", "Requested type not found")
         if one.key in self.held_states:
             return NetlinkError(errno.EEXIST, f"add {one}")
+        self._change()
         self.held_states[one.key] = one
         return None
 
     async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
         for one in states:
+            self._change()
             self.held_states.pop(one.key, None)
         return [None for _ in states]
 
     async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
-        self.held_policies |= {one.key: one for one in policies}
+        for one in policies:
+            self._change()
+            self.held_policies[one.key] = one
         return [None for _ in policies]
 
     async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
         for one in policies:
+            self._change()
             self.held_policies.pop(one.key, None)
         return [None for _ in policies]
 
