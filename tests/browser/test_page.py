@@ -183,7 +183,7 @@ def test_without_a_timeline_there_is_no_chart(page: Page) -> None:
     assert not page.browser.find_element(By.ID, "show-start").is_displayed()
 
 
-def test_it_is_light_or_dark_as_one_likes(page: Page) -> None:
+def test_the_colour_scheme_switches_between_light_and_dark(page: Page) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
     seen = [page.script(ground)]
     for _ in range(2):
@@ -192,7 +192,7 @@ def test_it_is_light_or_dark_as_one_likes(page: Page) -> None:
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_nothing_is_loaded_and_nothing_complains(page: Page) -> None:
+def test_the_page_loads_no_resource_and_logs_no_error(page: Page) -> None:
     assert page.script("return performance.getEntriesByType('resource').map((one) => one.name)") == []
     assert page.complaints == []
 
@@ -271,7 +271,7 @@ def test_a_constructor_that_is_clicked_shows_its_own_arrows(page: Page, graph: G
     assert "waits for" in page.browser.find_element(By.CSS_SELECTOR, "#panel .flash").text
 
 
-def test_a_place_opens_in_the_editor_one_likes(page: Page, graph: Graph) -> None:
+def test_a_source_location_opens_in_the_chosen_editor(page: Page, graph: Graph) -> None:
     page.click("agent.router")
     router = next(node for node in graph.constructors if node.id == "agent.router/Router")
     place = page.browser.find_element(By.CSS_SELECTOR, "#panel a.place")
@@ -282,7 +282,7 @@ def test_a_place_opens_in_the_editor_one_likes(page: Page, graph: Graph) -> None
     page.script("localStorage.clear()")
 
 
-def test_who_uses_what_the_hive_gives_is_marked_and_listed(page: Page, graph: Graph) -> None:
+def test_users_of_injected_types_are_marked_and_listed(page: Page, graph: Graph) -> None:
     users = {node.module for node in graph.nodes if "Health" in node.injected}
     page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Health']").click()
     assert page.named("match") == users
@@ -297,7 +297,7 @@ def test_who_uses_what_the_hive_gives_is_marked_and_listed(page: Page, graph: Gr
     page.wait_for("Logger")
 
 
-def test_who_uses_a_table_is_listed_with_who_makes_it(page: Page, graph: Graph) -> None:
+def test_users_of_a_table_are_listed_with_its_provider(page: Page, graph: Graph) -> None:
     page.browser.find_element(By.CSS_SELECTOR, "#uses option[value='Table[int, Device]']").click()
     made = next(node.id for node in graph.constructors if node.provides == "Table[int, Device]")
     users = {edge.source.partition("/")[0] for edge in graph.edges if edge.target == made}

@@ -58,7 +58,7 @@ def saved() -> dict[str, dict[str, Any]]:
     return {state["K8sPodName"]: state for state in found}
 
 
-def test_twenty_at_once_come_work_and_go(lab: Lab, runtime: Containerd) -> None:
+def test_twenty_pods_at_once_are_added_work_and_are_deleted(lab: Lab, runtime: Containerd) -> None:
     with nothing_left(lab), lab.open() as node:
         sandboxes = dict(zip(MANY, runtime.run(*MANY), strict=True))
         addresses = {name: runtime.address(sandbox) for name, sandbox in sandboxes.items()}

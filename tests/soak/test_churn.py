@@ -86,7 +86,7 @@ def _all(plugin: Path, configuration: Path, command: str, batch: list[dict[str, 
         assert process.returncode == 0, f"{command}: {stdout.decode()}"
 
 
-def test_churn_leaves_the_agent_as_it_was(lab: Lab, tmp_path: Path) -> None:
+def test_churn_of_pods_leaks_no_memory_descriptors_or_maps(lab: Lab, tmp_path: Path) -> None:
     pid = agent_process.running(lab)
     assert pid is not None
     stays = pods.add(lab, "stays")

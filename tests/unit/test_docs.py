@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_of_the_docs_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     paths = {target: (page.parent / target).resolve() for target in targets if "://" not in target}
     assert [target for target, path in paths.items() if path not in GENERATED and not path.exists()] == []

@@ -75,7 +75,7 @@ def test_the_example_of_an_operation_gets_its_first_described_answer(one: Descri
     assert ask(example(one.id)).status_code == one.answers[0].status
 
 
-def test_what_an_answer_names_the_next_operations_find(tmp_path: Path) -> None:
+def test_ids_in_an_answer_are_found_by_the_linked_operations(tmp_path: Path) -> None:
     numbers = count()
 
     class Life(LINKED.as_state_machine()):  # type: ignore[misc]  # a class made at run time

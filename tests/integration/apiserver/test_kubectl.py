@@ -78,7 +78,7 @@ POD = {
 }
 
 
-async def test_it_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
+async def test_kubectl_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
     assert "pod/web created" in await kubectl("apply", "-f", "-", stdin=json.dumps(POD))
     assert "pod/web unchanged" in await kubectl("apply", "-f", "-", stdin=json.dumps(POD))
     table = await kubectl("get", "pods", "-o", "wide")
@@ -102,7 +102,7 @@ async def test_it_applies_gets_watches_and_deletes(kubectl: Kubectl) -> None:
     assert await kubectl("get", "pods", "-o", "name") == ""
 
 
-async def test_it_finds_custom_resources_by_discovery(kubectl: Kubectl) -> None:
+async def test_kubectl_finds_custom_resources_by_discovery(kubectl: Kubectl) -> None:
     thing = {"apiVersion": "example.io/v1", "kind": "Thing", "metadata": {"name": "t"}, "spec": {"a": 1}}
     await kubectl("wait", "--for=condition=Established", "crd/things.example.io", "--timeout=10s")
     await kubectl("create", "-f", "-", stdin=json.dumps(thing))
@@ -110,7 +110,7 @@ async def test_it_finds_custom_resources_by_discovery(kubectl: Kubectl) -> None:
     assert "things" in await kubectl("api-resources")
 
 
-async def test_what_it_sends_is_checked_by_the_server(kubectl: Kubectl) -> None:
+async def test_invalid_objects_of_kubectl_are_refused_by_the_server(kubectl: Kubectl) -> None:
     wrong = {**POD, "spec": {"containers": [{"name": "c", "image": "x", "imagePullPolice": "Always"}]}}
     # What newer ones ask for by themselves: Debian 12's does not.
     strictly = "/api/v1/namespaces/default/pods?fieldValidation=Strict"

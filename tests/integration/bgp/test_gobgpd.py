@@ -182,7 +182,7 @@ async def test_a_peer_that_gobgpd_refuses_leaves_others_alone(short: Path) -> No
         assert (await one.observe())[EDGE].peers == {fine.address: wanted.facts.peers[fine.address]}
 
 
-async def test_what_is_wrong_is_named(short: Path) -> None:
+async def test_gobgpd_errors_name_the_cause(short: Path) -> None:
     with pytest.raises(GobgpUnreachableError, match=r"gobgpd at .*/none: connect: Unavailable: No such file"):
         async with connected(short / "none"):
             pass
@@ -210,7 +210,7 @@ async def test_a_program_that_does_not_run_is_named(tmp_path: Path) -> None:
     assert str(error).startswith(f"gobgpd for the instance {EDGE} ended when it was started: see ")
 
 
-async def test_one_beside_the_agent_serves_one_instance(short: Path) -> None:
+async def test_an_external_speaker_serves_one_bgp_instance(short: Path) -> None:
     async with running(short) as own:
         await put(own, row(65001))
         (place,) = (short / "bgp").glob("*.sock")

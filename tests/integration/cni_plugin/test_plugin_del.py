@@ -148,7 +148,7 @@ def test_an_agent_that_returns_while_the_delete_waits_for_the_lock_gets_it(sock:
     assert queue_of(sock) == ["lockfile"]
 
 
-def test_an_agent_that_dies_over_the_request_leaves_it_queued(sock: Path) -> None:
+def test_a_delete_with_a_dying_agent_stays_queued(sock: Path) -> None:
     sock.parent.mkdir()
     with StubAgent(sock).answering(hang_up, hang_up) as agent:
         ended = run_plugin(environment("DEL"), conf(sock))
@@ -170,7 +170,7 @@ def test_a_silent_agent_makes_the_delete_fail_so_that_it_is_tried_again(sock: Pa
 
 
 @pytest.mark.parametrize("packet", [b"HTTP/1.1 400", b"HCNI", reply(0, b"abc")[:-1]])
-def test_something_else_behind_the_socket_is_an_error(sock: Path, packet: bytes) -> None:
+def test_a_socket_of_another_service_is_an_error(sock: Path, packet: bytes) -> None:
     sock.parent.mkdir()
     with StubAgent(sock).answering(answer(packet)):
         ended = run_plugin(environment("DEL"), conf(sock))

@@ -171,9 +171,7 @@ def test_in_a_chain_addresses_are_the_business_of_the_plugin_before(sock: Path, 
 
 
 @pytest.mark.parametrize("command", ["CHECK", "STATUS", "GC"])
-def test_what_the_agent_finds_well_the_delegated_plugin_may_not(
-    sock: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_check_fails_when_the_delegated_plugin_fails(sock: Path, tmp_path: Path, command: str) -> None:
     if command == "CHECK":
         needs_root()
     error = {"cniVersion": "1.1.0", "code": 50, "msg": "the pool is closed"}

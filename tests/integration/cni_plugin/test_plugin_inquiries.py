@@ -33,7 +33,7 @@ def call(command: str, sock: Path, patience: Patience = Patience.USUAL) -> Ended
 
 
 @pytest.mark.parametrize("command", ["STATUS", "GC"])
-def test_the_agent_is_asked_and_its_answer_printed(command: str, sock: Path) -> None:
+def test_check_gc_and_status_print_the_answer_of_the_agent(command: str, sock: Path) -> None:
     with StubAgent(sock).answering(answer(reply(0, b"")), answer(reply(1, b'{"code":50}\n'))) as agent:
         first, second = call(command, sock), call(command, sock)
     assert (first.code, first.stdout) == (0, "")
@@ -43,20 +43,22 @@ def test_the_agent_is_asked_and_its_answer_printed(command: str, sock: Path) -> 
 
 
 @pytest.mark.parametrize(("command", "code"), [("STATUS", 50), ("GC", 11)])
-def test_without_an_agent_each_has_its_code(command: str, code: int, sock: Path) -> None:
+def test_without_an_agent_check_gc_and_status_return_their_own_codes(
+    command: str, code: int, sock: Path
+) -> None:
     ended = call(command, sock)
     assert (ended.code, ended.json["code"], ended.json["msg"]) == (1, code, "DaemonDown")
     assert f"dial unix {sock}: connect: no such file or directory" in ended.json["details"]
 
 
 @pytest.mark.parametrize("command", ["STATUS", "GC"])
-def test_an_agent_that_dies_over_it_is_asked_again(command: str, sock: Path) -> None:
+def test_a_request_to_a_dying_agent_is_repeated(command: str, sock: Path) -> None:
     with StubAgent(sock).answering(hang_up, answer(reply(0, b""))) as agent:
         assert call(command, sock, Patience.ENDLESS).code == 0
     assert len(agent.requests) == 2
 
 
-def test_a_silent_agent_is_not_taken_for_a_good_one(sock: Path) -> None:
+def test_a_request_to_a_silent_agent_fails(sock: Path) -> None:
     def be_silent(connected: socket.socket, seen: Seen) -> None:
         del seen
         assert connected.recv(1) == b""  # the plugin has given up

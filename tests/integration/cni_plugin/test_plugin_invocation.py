@@ -203,7 +203,7 @@ def test_a_configuration_that_is_too_long_is_refused() -> None:
         b"\xff{}",
     ],
 )
-def test_what_is_not_a_network_configuration_is_undecodable(text: bytes) -> None:
+def test_an_invalid_network_configuration_returns_code_6(text: bytes) -> None:
     assert refusal(environment("DEL"), text)["code"] == 6
 
 
@@ -214,7 +214,7 @@ JSON = st.recursive(
 )
 
 
-def test_bytes_that_are_no_text_do_not_make_the_error_undecodable() -> None:
+def test_an_error_about_binary_input_is_valid_json() -> None:
     stdin = b'{"cniVersion":"1.0.0","name":"\xff\xc3(\xe2\x82\xac"}'
     assert refusal(environment("DEL"), stdin)["details"] == "\ufffd\ufffd(€"
 

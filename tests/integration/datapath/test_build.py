@@ -51,7 +51,7 @@ def test_a_tag_makes_another_build_of_the_same_source(tmp_path: Path) -> None:
         assert compiled_constants(loaded).tag == "next-1.0_x+y"
 
 
-def test_only_what_has_constants_has_a_tag(tmp_path: Path) -> None:
+def test_only_objects_with_constants_have_a_build_tag(tmp_path: Path) -> None:
     with pytest.raises(ObjectBuildError, match=r"dispatch.o: expected an object with constants"):
         tagged(PACKAGED_OBJECTS / "dispatch.o", tmp_path / "tagged.o", "next")
     assert list(tmp_path.iterdir()) == []

@@ -167,7 +167,7 @@ def test_a_token_without_a_node_writes_nothing_of_nodes(policies: Policies) -> N
         "admin",
     ],
 )
-def test_others_are_not_concerned(policies: Policies, user: str) -> None:
+def test_admission_policies_ignore_other_users(policies: Policies, user: str) -> None:
     for resource, obj in (("ciliumnodes", node("n2")), ("ciliumendpoints", endpoint("n2"))):
         assert policies.refusals("UPDATE", resource, obj, obj, user=user, node=None) == []
     assert policies.refusals("DELETE", "ciliumidentities", None, identity(app="a"), user=user) == []
@@ -204,7 +204,7 @@ def test_an_agent_changes_the_meaning_of_no_identity(policies: Policies) -> None
     assert len(policies.refusals("DELETE", asked, None, identity(app="web"))) == 1
 
 
-def test_what_is_rendered() -> None:
+def test_the_chart_renders_admission_policies_for_the_given_values() -> None:
     names = {"cilium-agent-nodes", "cilium-agent-identities", "cilium-agent-endpoints"}
     assert Policies().policies.keys() == names
     assert Policies(annotateK8sNode=True).policies.keys() == {*names, "cilium-agent-k8s-nodes"}

@@ -175,7 +175,7 @@ def known_keys() -> set[str]:
     }
 
 
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_chart_files_are_up_to_date() -> None:
     for path, text in {**chart.generated(), **chart.manifests()}.items():
         assert path.read_text() == text, f"{path.name}: run python -m tests.support.chart"
 
@@ -221,17 +221,17 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
     ],
 )  # fmt: skip
-def test_what_is_not_served_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+def test_unsupported_values_are_refused_by_name(given: dict[str, Any], says: str) -> None:
     with pytest.raises(chart.RenderError, match=says.replace("(", r"\(")):
         chart.objects(given)
 
 
-def test_what_asks_for_nothing_is_taken_though_it_is_not_served() -> None:
+def test_disabled_unsupported_values_are_accepted() -> None:
     given = {"hubble": {"enabled": False}, "kubeProxyReplacement": "", "l2announcements": {"enabled": False}}
     assert chart.objects(given) == chart.objects({})
 
 
-def test_values_that_tune_what_is_not_here_stop_no_install_and_are_named_after_it() -> None:
+def test_values_without_effect_are_accepted_and_listed_after_the_install() -> None:
     given = {
         "nat": {"mapStatsEntries": 64},
         "monitor": {"enabled": True, "eventTypes": ["drop"]},
@@ -250,7 +250,7 @@ def test_values_that_tune_what_is_not_here_stop_no_install_and_are_named_after_i
     assert "without effect" not in chart.render({})["NOTES.txt"]
 
 
-def test_the_networks_of_nodes_are_a_list_or_a_text() -> None:
+def test_node_networks_may_be_a_list_or_a_string() -> None:
     def ranges(given: object) -> str:
         values = {"ipam": {"operator": {"clusterPoolIPv4PodCIDRList": given}}}
         return str(chart.objects(values)[CONFIG]["data"]["cluster-pool-ipv4-cidr"])
@@ -270,7 +270,7 @@ def test_values_that_equal_fixed_behaviour_are_accepted_without_effect() -> None
     assert chart.objects(given) == chart.objects({})
 
 
-def test_a_list_of_one_may_be_a_text() -> None:
+def test_a_list_with_one_element_may_be_a_string() -> None:
     given = {"policyCIDRMatchMode": "nodes", "nodePort": {"addresses": "192.0.2.0/24"}, "devices": "eth+"}
     data = chart.objects(given)[CONFIG]["data"]
     assert (data["policy-cidr-match-mode"], data["nodeport-addresses"]) == ("nodes", "192.0.2.0/24")
@@ -283,7 +283,7 @@ def test_a_list_of_one_may_be_a_text() -> None:
     assert chart.objects(listed)[CONFIG]["data"] == data
 
 
-def test_the_values_of_the_installation_page_are_taken() -> None:
+def test_the_values_of_the_installation_page_are_accepted() -> None:
     page = (chart.CONFIGS.parent / "docs" / "operate" / "install.md").read_text()
     text = page.partition("```yaml file=values.yaml\n")[2].partition("```")[0]
     found = chart.objects(yaml.safe_load(text))
@@ -292,7 +292,7 @@ def test_the_values_of_the_installation_page_are_taken() -> None:
     assert found[CONFIG]["data"]["auto-direct-node-routes"] == "true"
 
 
-def test_the_release_s_namespace_is_everywhere_it_belongs() -> None:
+def test_objects_are_in_the_namespace_of_the_release() -> None:
     found = chart.objects({}, namespace="net")
     assert {one["metadata"].get("namespace", "net") for one in found.values()} == {"net"}
     bindings = [one for one in found.values() if one["kind"].endswith("RoleBinding")]
@@ -405,7 +405,7 @@ def at(of: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("path", chart.needed())
-def test_what_cannot_be_null_is_refused_by_name(path: str) -> None:
+def test_values_that_cannot_be_null_are_refused_by_name(path: str) -> None:
     with pytest.raises(
         chart.RenderError, match=rf"\): {path}=null: expected a value|cluster name is invalid"
     ):

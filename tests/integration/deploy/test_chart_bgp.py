@@ -41,7 +41,7 @@ def test_the_operator_may_see_which_secrets_there_are_where_it_reports_them() ->
     assert objects["Role/cilium-operator-bgp-control-plane-secrets"]["metadata"]["namespace"] == "kube-system"
 
 
-def test_nothing_of_it_is_there_without_it() -> None:
+def test_without_bgp_no_bgp_object_is_rendered() -> None:
     objects = chart.objects({})
     assert [one for one in objects if "bgp" in one] == []
     assert [key for key in objects[CONFIG]["data"] if "bgp" in key] == []
@@ -66,7 +66,7 @@ def test_the_speaker_is_called_where_the_agent_looks_and_may_do_nothing_else() -
     assert objects[CONFIG]["data"]["external-bgp-speaker"] == "true"
 
 
-def test_without_a_pod_of_its_own_the_agent_starts_it() -> None:
+def test_without_a_speaker_pod_the_agent_starts_gobgpd() -> None:
     objects = rendered(speaker={"enabled": False})
     assert SPEAKER not in objects
     assert objects[CONFIG]["data"]["external-bgp-speaker"] == "false"

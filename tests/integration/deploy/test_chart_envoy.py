@@ -38,16 +38,14 @@ def bootstrap(objects: dict[str, Any]) -> str:
     ],
     ids=str,
 )
-def test_it_is_there_where_cilium_s_chart_has_it_by_the_same_names(
-    given: dict[str, Any], there: bool
-) -> None:
+def test_envoy_objects_have_the_names_of_cilium_s_chart(given: dict[str, Any], there: bool) -> None:
     theirs = {one for one in load("default")["other_objects"] if "envoy" in one}
     objects = rendered(**given)
     assert {one for one in objects if "envoy" in one} == (theirs if there else set())
     assert objects[CONFIG]["data"]["external-envoy-proxy"] == str(there).lower()
 
 
-def test_its_image_is_the_agent_s_with_envoy() -> None:
+def test_the_envoy_image_is_that_of_the_agent_with_envoy() -> None:
     objects = rendered()
     images = [
         objects[f"DaemonSet/{name}"]["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -56,7 +54,7 @@ def test_its_image_is_the_agent_s_with_envoy() -> None:
     assert images[1] == f"{images[0]}-envoy"
 
 
-def test_its_pod_is_as_cilium_s_but_for_what_it_may_do() -> None:
+def test_the_envoy_pod_is_as_in_cilium_except_for_its_privileges() -> None:
     pod = rendered()["DaemonSet/cilium-envoy"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["hostNetwork"]
@@ -125,6 +123,6 @@ def test_values_of_envoy_reach_the_agent_and_the_pod() -> None:
         {"debug": {"admin": {"enabled": True}}},
     ],
 )
-def test_what_is_not_served_of_envoy_is_refused_by_name(value: dict[str, Any]) -> None:
+def test_unsupported_envoy_values_are_refused_by_name(value: dict[str, Any]) -> None:
     with pytest.raises(chart.RenderError, match=rf"envoy\.{next(iter(value))}.*not served here yet"):
         rendered(envoy=value)

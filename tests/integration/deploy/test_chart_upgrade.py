@@ -39,7 +39,7 @@ def newer() -> dict[str, dict[str, Any]]:
     return chart.objects(OLDER["values"])
 
 
-def test_no_object_is_renamed_and_nothing_that_cannot_change_does() -> None:
+def test_an_upgrade_renames_no_object_and_changes_no_immutable_field() -> None:
     now = newer()
     assert OLDER["objects"].keys() - now.keys() == set(), "Helm would delete these"
     for name, was in OLDER["objects"].items():

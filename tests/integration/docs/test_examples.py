@@ -22,7 +22,7 @@ def test_the_examples_pass_their_own_tests() -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_finder_shows_itself(tmp_path: Path) -> None:
+def test_the_example_finder_prints_its_help(tmp_path: Path) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "finder", "inspect", "--look-every=5s"],
         cwd=tmp_path,

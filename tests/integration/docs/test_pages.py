@@ -35,7 +35,9 @@ from tests.support.pages import ROOT, blocks, play, shell
         "production",
     ],
 )
-def test_everything_runs_and_prints_what_it_shows(page: str, others: set[str], tmp_path: Path) -> None:
+def test_commands_of_the_pages_print_the_documented_output(
+    page: str, others: set[str], tmp_path: Path
+) -> None:
     path = ROOT / "docs/lifecycle" / page
     found = list(blocks(path.read_text(encoding="utf-8")))
     assert {block.language for block in found} == {"python", "console"} | others

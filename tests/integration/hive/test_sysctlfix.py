@@ -129,7 +129,7 @@ def test_the_settings_are_those_of_our_devices() -> None:
     ]
 
 
-def test_a_node_without_the_unit(bus: None, tmp_path: Path) -> None:
+def test_without_the_systemd_unit_nothing_is_restarted(bus: None, tmp_path: Path) -> None:
     with systemd_on_a_bus() as fake:
         output = sysctlfix(tmp_path, "--systemd-sysctl-unit=other.service")
         assert output[-1] == "systemd unit 'other.service' not found: nothing to restart"
@@ -150,13 +150,13 @@ def test_a_systemd_that_does_not_answer_is_given_up(bus: None) -> None:
         systemd.restart_unit(UNIT, within=0.2)
 
 
-def test_a_node_without_a_bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_message_bus_a_warning_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
     assert sysctlfix(tmp_path)[-1].startswith(
         f"systemd unit '{UNIT}' not restarted: the system's message bus is not there: "
     )
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_sysctl_directory_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "none" / "99-zzz-override_cilium.conf"
     assert sysctlfix(tmp_path / "none") == [f"sysctl config not written to {path}: No such file or directory"]

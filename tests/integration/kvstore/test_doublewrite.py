@@ -93,7 +93,9 @@ async def server() -> AsyncIterator[Cluster]:
 
 
 @pytest.mark.parametrize("mode", [READ_KEYS, READ_OBJECTS])
-async def test_an_identity_stands_in_both(etcd: Etcd, server: Cluster, tmp_path: Path, mode: str) -> None:
+async def test_in_doublewrite_mode_an_identity_is_in_both_stores(
+    etcd: Etcd, server: Cluster, tmp_path: Path, mode: str
+) -> None:
     async with agent(etcd, tmp_path, server, mode) as one:
         web = await one.identities.acquire(WEB)
         await until(lambda: objects(server) == {str(web.id)} == set(keys(etcd, "id")))
@@ -152,7 +154,7 @@ async def test_an_identity_number_with_other_labels_in_the_kvstore_degrades_heal
         await until(lambda: "app=web" in keys(etcd, "id").get(str(web.id), ""))
 
 
-async def test_both_need_an_api_server(etcd: Etcd, tmp_path: Path) -> None:
+async def test_doublewrite_modes_need_an_api_server(etcd: Etcd, tmp_path: Path) -> None:
     with pytest.raises(StartError, match="identity-allocation-mode=doublewrite-readcrd: there is no API"):
         async with agent(etcd, tmp_path, None, READ_OBJECTS):
             pass

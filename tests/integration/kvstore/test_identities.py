@@ -58,7 +58,7 @@ def keys(etcd: Etcd, kind: str) -> dict[str, str]:
     return {key.removeprefix(prefix): value for key, value in etcd.all(prefix).items()}
 
 
-async def test_the_keys_are_ciliums(etcd: Etcd) -> None:
+async def test_identity_keys_have_the_layout_of_cilium(etcd: Etcd) -> None:
     async with agent(etcd) as identities:
         web = await identities.acquire(WEB)
         assert web.id in CLUSTER
@@ -95,7 +95,7 @@ async def test_a_node_knows_what_the_others_numbers_stand_for(etcd: Etcd) -> Non
         await until(lambda: other.get(4711) is None)
 
 
-async def test_a_nodes_key_goes_with_its_last_use_and_the_number_stays(etcd: Etcd) -> None:
+async def test_the_key_of_a_node_is_deleted_with_the_last_use_and_the_identity_stays(etcd: Etcd) -> None:
     async with agent(etcd) as identities:
         web = await identities.acquire(WEB)
         identities.release(web.id)
@@ -105,7 +105,7 @@ async def test_a_nodes_key_goes_with_its_last_use_and_the_number_stays(etcd: Etc
         await until(lambda: keys(etcd, "value"))
 
 
-async def test_keys_of_what_is_in_use_are_made_again(etcd: Etcd) -> None:
+async def test_deleted_keys_of_identities_in_use_are_restored(etcd: Etcd) -> None:
     async with agent(etcd) as identities:
         web = await identities.acquire(WEB)
         await until(lambda: str(web.id) in keys(etcd, "id"))

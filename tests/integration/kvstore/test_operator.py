@@ -43,7 +43,7 @@ def numbers(etcd: Etcd) -> set[str]:
     return {key.rpartition("/")[2] for key in etcd.all(f"{STATE}id/")}
 
 
-async def test_the_heart_beats(etcd: Etcd) -> None:
+async def test_the_operator_updates_the_kvstore_heartbeat(etcd: Etcd) -> None:
     async with operator(etcd) as found:
         await eventually(lambda: etcd.all("cilium/.heartbeat"), within=30)
         etcd.delete("cilium/.heartbeat")

@@ -73,7 +73,7 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
         assert found.store.state().state == "Ok"
 
 
-async def test_what_happened_while_etcd_was_down_is_seen_after(etcd: Etcd) -> None:
+async def test_changes_during_an_etcd_outage_are_read_after_it(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     async with following(etcd) as found:
         await until(lambda: found.store.state().state == "Ok")
@@ -85,7 +85,7 @@ async def test_what_happened_while_etcd_was_down_is_seen_after(etcd: Etcd) -> No
         await until(lambda: found.told() == {"a": "1", "b": "2"})
 
 
-async def test_history_that_was_compacted_is_made_up_for(etcd: Etcd) -> None:
+async def test_a_compacted_watch_is_replaced_by_a_new_list(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
@@ -99,7 +99,7 @@ async def test_history_that_was_compacted_is_made_up_for(etcd: Etcd) -> None:
         await until(lambda: found.told() == {"b": "2"})
 
 
-async def test_what_a_store_that_began_anew_misses_stays_for_a_while(etcd: Etcd) -> None:
+async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd) -> None:
     for name in "abc":
         etcd.put(f"their/{name}", "1")
     async with following(etcd) as found:
@@ -126,7 +126,7 @@ async def test_own_keys_are_written_restored_after_changes_and_withdrawn(etcd: E
         await until(lambda: etcd.all("our/") == {"our/x": "2"})
 
 
-async def test_a_lost_lease_is_made_up_for(etcd: Etcd) -> None:
+async def test_after_a_lost_lease_the_keys_are_written_again(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
         found.tell(OwnKey("our/x", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
@@ -137,7 +137,7 @@ async def test_a_lost_lease_is_made_up_for(etcd: Etcd) -> None:
         assert found.store.generation, "others' keys may have gone as well: all is read anew"
 
 
-async def test_a_key_that_is_another_nodes_by_now_is_left_alone(etcd: Etcd) -> None:
+async def test_a_key_that_another_node_owns_by_now_is_not_deleted(etcd: Etcd) -> None:
     async with following(etcd) as found:
         found.tell(OwnKey("our/x", "here"))
         await until(lambda: etcd.all("our/") == {"our/x": "here"})
@@ -175,7 +175,7 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         ({"kvstore-lease-ttl": "24s"}, "kvstore-lease-ttl=24s: expected from 25s to 24h"),
     ],
 )
-async def test_settings_that_cannot_be_are_refused(settings: dict[str, str], told: str) -> None:
+async def test_invalid_settings_are_refused(settings: dict[str, str], told: str) -> None:
     with pytest.raises(SettingsError) as error:
         Hive(kvstore.cell, settings=settings).check()
     assert told in str(error.value)
@@ -242,7 +242,7 @@ def certificates(folder: Path) -> dict[str, Path]:
     return found | {f"{name}-key": folder / f"{name}.key" for name in ("server", "client")}
 
 
-async def test_who_connects_takes_a_turn_at_the_lock_of_all(etcd: Etcd) -> None:
+async def test_connecting_clients_take_the_init_lock_in_turn(etcd: Etcd) -> None:
     other = "cilium/.initlock/1"
     etcd.put(other, "")
     async with following(etcd) as found:

@@ -46,7 +46,9 @@ def old_pod() -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **body}
 
 
-async def test_the_operator_registers_none_and_deletes_those_there_are(etcd: Etcd, tmp_path: Path) -> None:
+async def test_with_disable_endpoint_crd_the_operator_deletes_ciliumendpoints(
+    etcd: Etcd, tmp_path: Path
+) -> None:
     server = ApiServer()
     server.crd_delay = 0
     operators = Operators(server, tmp_path)
@@ -67,7 +69,9 @@ async def test_the_operator_registers_none_and_deletes_those_there_are(etcd: Etc
         assert "deletionTimestamp" not in dns["metadata"]
 
 
-async def test_an_empty_cluster_gets_no_definition_of_them(etcd: Etcd, tmp_path: Path) -> None:
+async def test_with_disable_endpoint_crd_a_new_cluster_gets_no_ciliumendpoint_crd(
+    etcd: Etcd, tmp_path: Path
+) -> None:
     server = ApiServer()
     server.crd_delay = 0
     async with server.serving(), Operators(server, tmp_path).running(settings(etcd)) as hive:
@@ -77,7 +81,7 @@ async def test_an_empty_cluster_gets_no_definition_of_them(etcd: Etcd, tmp_path:
         await eventually(lambda: not [one for one in hive.health.snapshot() if one.level == "degraded"], 30)
 
 
-async def test_identities_that_are_objects_need_them(etcd: Etcd, tmp_path: Path) -> None:
+async def test_with_ciliumidentities_disable_endpoint_crd_is_refused(etcd: Etcd, tmp_path: Path) -> None:
     server = ApiServer()
     server.crd_delay = 0
     async with server.serving():
@@ -87,7 +91,7 @@ async def test_identities_that_are_objects_need_them(etcd: Etcd, tmp_path: Path)
                 pass
 
 
-def test_without_a_kvstore_an_agent_puts_the_option_back() -> None:
+def test_without_a_kvstore_disable_endpoint_crd_is_reset() -> None:
     wanted = ClusterEndpointSettings(disable_endpoint_crd=True)
     with capture_logs() as told:
         assert endpoint_objects(wanted, KVStoreSettings(), structlog.get_logger()).served

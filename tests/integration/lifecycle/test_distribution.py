@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_framework_and_nothing_else(wheel: Path) -> None:
     assert (SOURCE / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
-def test_it_needs_five_libraries_and_one_more_for_http_and_for_traces(wheel: Path) -> None:
+def test_the_wheel_needs_five_libraries_and_one_more_for_each_extra(wheel: Path) -> None:
     needs = [Requirement(text) for text in described(wheel).get_all("Requires-Dist", [])]
     assert {one.name for one in needs if one.marker is None} == {
         "anyio",
@@ -140,7 +140,7 @@ def test_the_hive_of_the_tutorial_runs_with_it_alone(python: Path, tmp_path: Pat
     assert not (tmp_path / "heartbeat").exists()
 
 
-def test_it_has_a_command_and_a_plugin_of_pytest(wheel: Path, python: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_a_command_and_a_pytest_plugin(wheel: Path, python: Path, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from lifecycle import invoke, module\n\n\ndef open_it() -> None: ...\n\n\n"
         'shop = module("shop", "A shop", invoke(open_it))\n'
@@ -158,7 +158,7 @@ def test_it_has_a_command_and_a_plugin_of_pytest(wheel: Path, python: Path, tmp_
         assert "[pytest11]\nlifecycle.testing.pytest_plugin = " in archive.read(name).decode()
 
 
-def test_its_version_and_pythons_are_stated(wheel: Path) -> None:
+def test_the_wheel_states_its_version_and_python_versions(wheel: Path) -> None:
     about = described(wheel)
     assert f"## [{about['Version']}]" in (SOURCE / "CHANGELOG.md").read_text(encoding="utf-8")
     stated = {one.rpartition(" ")[2] for one in about.get_all("Classifier", []) if "Python :: 3." in one}

@@ -228,7 +228,7 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
         ("raise KeyboardInterrupt", 130, "daemon: hook 'listen' (server) was interrupted"),
     ],
 )
-def test_a_hook_that_exits_ends_the_process_so(call: str, code: int, told: str) -> None:
+def test_a_hook_that_exits_ends_the_process_with_its_code(call: str, code: int, told: str) -> None:
     with daemon(start=call) as process:
         out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", code)
@@ -451,7 +451,7 @@ def test_unknown_levels_and_formats_are_refused() -> None:
         configure_logging("info", "xml")  # type: ignore[arg-type]  # the mistake under test
 
 
-def test_importing_it_brings_nothing_heavy() -> None:
+def test_importing_lifecycle_loads_no_heavy_module() -> None:
     program = "import sys, lifecycle; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -475,7 +475,7 @@ def test_importing_it_brings_nothing_heavy() -> None:
     assert unwanted & set(done.stdout.split()) == set()
 
 
-def test_it_imports_only_what_it_stands_on() -> None:
+def test_lifecycle_imports_only_its_declared_libraries() -> None:
     allowed = {"lifecycle", "dependency_injector", "anyio", "structlog", "yaml", "msgspec", "immutables"}
     for path in (ROOT / "lifecycle").glob("*.py"):
         import ast

@@ -132,7 +132,7 @@ OBJECTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.anyio
-async def test_the_server_takes_what_is_right_and_refuses_what_is_not() -> None:
+async def test_the_server_accepts_valid_objects_and_refuses_invalid_ones() -> None:
     versions = {one.kind: one.body["spec"]["versions"][0]["name"] for one in DEFINITIONS}
     made = ApiServer()
     made.crd_delay = 0

@@ -73,7 +73,7 @@ def test_every_endpoint_is_in_one_slice_of_its_kind(
         assert moved <= {key}
 
 
-def test_slices_there_are_go_on_and_of_an_endpoint_that_two_hold_one_keeps_it() -> None:
+def test_existing_slices_are_adopted_and_an_endpoint_in_two_stays_in_one() -> None:
     def held(name: str, *names: str) -> CiliumEndpointSlice:
         cores = tuple(CoreEndpoint(each, 7, Networking(node="n")) for each in names)
         return CiliumEndpointSlice(Meta(name=name), cores, "a")
@@ -149,7 +149,7 @@ async def test_a_namespace_that_goes_first_does_not_wait_for_the_others(
 
 
 @pytest.mark.anyio
-async def test_a_slice_stays_when_its_namespace_comes_to_go_first(
+async def test_a_slice_stays_when_its_namespace_gets_priority(
     server: ApiServer, operators: Operators
 ) -> None:
     values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}

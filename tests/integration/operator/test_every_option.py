@@ -93,7 +93,7 @@ DEFAULTS = dict(zip(names(UnservedOperator), UnservedOperator.__struct_defaults_
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_what_is_not_served_is_refused_by_name_and_its_default_is_not(name: str) -> None:
+def test_unsupported_options_are_refused_by_name_and_their_defaults_accepted(name: str) -> None:
     default = DEFAULTS[name]
     text = str(default).lower()
     other = {"true": "false", "false": "true"}.get(text, "7")
@@ -103,7 +103,7 @@ def test_what_is_not_served_is_refused_by_name_and_its_default_is_not(name: str)
     ]
 
 
-async def test_what_has_no_effect_is_taken_and_named_in_the_log() -> None:
+async def test_options_without_effect_are_accepted_and_logged() -> None:
     argv = ["--gops-port=1", "--taint-sync-workers=3"]
     with capture_logs() as told:
         async with Hive(options.cell, settings=Sources(argv=argv)).started():

@@ -69,7 +69,7 @@ async def test_identities_are_deleted_at_most_at_the_rate_limit(
         assert "1000" in names(server, IDENTITIES)
 
 
-async def test_endpoints_go_with_their_pods(server: ApiServer, operators: Operators) -> None:
+async def test_ciliumendpoints_without_pods_are_deleted(server: ApiServer, operators: Operators) -> None:
     async with operators.running(POOL | {"cilium-endpoint-gc-interval": "50ms"}):
         server.add(pod("there"))
         server.add(endpoint("there", 1))

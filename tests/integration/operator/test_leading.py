@@ -70,7 +70,7 @@ def names(server: ApiServer) -> set[str]:
     }
 
 
-async def test_one_of_two_leads_until_it_stops(server: ApiServer, operators: Operators) -> None:
+async def test_one_of_two_operators_leads_until_it_stops(server: ApiServer, operators: Operators) -> None:
     async with operators.running() as one:
         async with operators.running(leads=False) as two:
             leader = one.get(Leadership).identity

@@ -154,7 +154,7 @@ def test_a_node_that_found_the_pool_empty_is_served_when_a_range_comes_free() ->
     assert cluster.errors["b"] == ""
 
 
-def test_what_nodes_hold_is_theirs_though_no_pool_has_it_and_only_one_can_hold_an_address() -> None:
+def test_ranges_of_nodes_are_adopted_without_a_pool_and_each_address_once() -> None:
     cluster = Cluster()
     cluster.define(pool("p", "10.10.0.0/24", mask=26))
     bodies = {
@@ -219,7 +219,7 @@ def test_a_range_that_was_given_and_never_seen_is_not_given_to_another() -> None
     assert (cluster.ranges("a"), cluster.ranges("b")) == (["10.0.0.0/28"], ["10.0.0.16/28"])
 
 
-def test_what_an_agent_has_changed_meanwhile_is_not_written_over() -> None:
+def test_concurrent_changes_of_an_agent_are_not_overwritten() -> None:
     ledger = PoolLedger()
     ledger.define({"p": pool("p", "10.0.0.0/24")})
     cluster = Cluster()

@@ -149,7 +149,7 @@ async def test_services_follow_nodes_and_their_labels(server: ApiServer, operato
         await eventually(lambda: addresses(server, "pooled") == ["192.0.2.1", "192.0.2.2"], 30)
 
 
-async def test_the_default_needs_the_feature(operators: Operators) -> None:
+async def test_default_lb_service_ipam_nodeipam_needs_enable_node_ipam(operators: Operators) -> None:
     with pytest.raises(GraphError, match="expected enable-node-ipam=true"):
         async with operators.running({**POOL, "default-lb-service-ipam": "nodeipam"}):
             pass

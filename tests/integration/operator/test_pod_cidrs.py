@@ -89,7 +89,7 @@ def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
             assert "allocator full" not in cluster.errors.values()
 
 
-def test_what_is_held_is_adopted_before_anything_is_given_out() -> None:
+def test_held_ranges_are_adopted_before_new_ones_are_allocated() -> None:
     cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/8"], 24), CidrPools(6, ["fd00::/104"], 120)))
     cluster.tell({"a": node("a"), "z": node("z", ("10.0.0.0/24", "fd00::/120"))})
     assert cluster.nodes["a"].spec.ipam.pod_cidrs == ("10.0.1.0/24", "fd00::100/120")

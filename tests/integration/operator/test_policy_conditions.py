@@ -87,7 +87,7 @@ async def test_rules_with_node_selectors_are_valid_only_with_enable_node_selecto
         await eventually(lambda: told(server, "nodes") == ("True", SUCCEEDED), 30)
 
 
-async def test_a_verdict_is_written_though_the_server_refuses_it_at_first(
+async def test_a_policy_condition_is_retried_after_a_refused_write(
     server: ApiServer, operators: Operators
 ) -> None:
     where = on("/apis/cilium.io/v2/namespaces/default/ciliumnetworkpolicies/one/status", method="PUT")

@@ -255,7 +255,7 @@ def change(draw: random.Random, wanted: Wanted) -> tuple[Wanted, set[FrontendKey
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_frontend_leads_nowhere_while_maps_are_full_or_not(seed: int) -> None:
+async def test_every_frontend_has_its_backends_with_full_and_other_maps(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
     agent = Agent(maps, {})
@@ -272,7 +272,7 @@ async def test_no_frontend_leads_nowhere_while_maps_are_full_or_not(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_nowhere(seed: int) -> None:
+async def test_after_a_kill_before_any_write_every_frontend_has_its_backends(seed: int) -> None:
     """The next one goes on from there."""
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
@@ -311,7 +311,7 @@ async def test_an_agent_killed_before_any_write_leaves_no_frontend_that_leads_no
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_no_look_up_table_leads_nowhere_while_they_cannot_be_written(seed: int) -> None:
+async def test_maglev_tables_have_only_known_backends_while_writes_fail(seed: int) -> None:
     """Nor after a restart: then nobody knows what the tables lead to."""
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
@@ -346,7 +346,7 @@ async def test_a_backend_stays_while_a_look_up_table_leads_to_it() -> None:
     await agent.settled()
 
 
-async def test_what_needs_a_backend_that_does_not_fit_fails_alone() -> None:
+async def test_only_services_of_a_backend_that_does_not_fit_fail() -> None:
     maps = WatchedMaps()
     agent = Agent(maps, {})
     await agent.target.observe()

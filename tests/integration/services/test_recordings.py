@@ -147,13 +147,13 @@ def known(state: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", names("model"))
 @pytest.mark.parametrize("protocols", [True, False])
-def test_a_recorded_model(name: str, protocols: bool) -> None:
+def test_a_recorded_service_model_is_reproduced(name: str, protocols: bool) -> None:
     """As agents are by default, and with bpf-lb-proto-diff=false, as the recorded tree was."""
     replay(load(name), protocols=protocols)
 
 
 @pytest.mark.parametrize("name", names("restore"))
-def test_a_recorded_restart(name: str) -> None:
+def test_a_recorded_restart_with_services_is_reproduced(name: str) -> None:
     replay(load(name))
 
 
@@ -201,7 +201,7 @@ def without_form(body: str) -> str:
 
 
 @pytest.mark.parametrize("case", load("maglev")["cases"], ids=lambda case: str(case["description"]))
-def test_a_recorded_maglev_table(case: Any) -> None:
+def test_a_recorded_maglev_table_is_reproduced(case: Any) -> None:
     backends = case["backends"]
     if isinstance(backends, dict):
         backends = [
@@ -215,6 +215,6 @@ def test_a_recorded_maglev_table(case: Any) -> None:
 
 
 @pytest.mark.parametrize("case", load("maglev")["invalid_seeds"], ids=lambda case: str(case["seed"]))
-def test_a_seed_that_is_none_is_refused(case: Any) -> None:
+def test_an_invalid_maglev_seed_is_refused(case: Any) -> None:
     with pytest.raises(ValueError, match=r"base64|bytes"):
         Seed.parse(case["seed"])

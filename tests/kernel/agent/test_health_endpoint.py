@@ -91,7 +91,7 @@ def shell(command: str) -> None:
     subprocess.run(command.split(), check=True)
 
 
-async def test_it_answers_heals_and_keeps_its_addresses_over_a_restart(in_node: None) -> None:
+async def test_the_health_endpoint_answers_recovers_and_keeps_its_addresses(in_node: None) -> None:
     async with Hive(agent, settings=SETTINGS).started() as hive:
         await eventually(partial(replaced, hive, None))
         assert await answers(hive)

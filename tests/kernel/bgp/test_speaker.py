@@ -65,7 +65,7 @@ ROWS = (
 )
 
 
-async def test_sessions_stay(in_node: None, tmp_path: Path) -> None:
+async def test_bgp_sessions_stay_established(in_node: None, tmp_path: Path) -> None:
     """One story of a node: its first dials take gobgpd 5 to 9 s, which the checks share."""
     wanted = Wanted()
     wanted.put(*ROWS)

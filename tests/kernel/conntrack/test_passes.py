@@ -55,7 +55,7 @@ def fill(table: Map, count: int, lifetime: int, first: int = 0, *, protocol: int
     table.update_batch([(CtKey(daddr, saddr, n & 0xFFFF, n >> 16, protocol).pack(), value) for n in ports])
 
 
-async def test_of_a_hundred_thousand_connections_those_go_that_have_ended(in_node: None) -> None:
+async def test_a_gc_pass_removes_ended_connections_of_a_hundred_thousand(in_node: None) -> None:
     async with running() as (node, collector):
         now = int(time.monotonic())
         fill(node.ct4_tcp, MANY // 2, now + 1000)

@@ -74,7 +74,7 @@ def test_replies_go_back_the_way_the_request_came(world: World, one: str, other:
 
 
 @pytest.mark.parametrize(("router", "ip"), [(ROUTER, B.ip), (ROUTER6, B.ip6)])
-def test_replies_to_the_host_are_no_detour(world: World, router: str, ip: str) -> None:
+def test_replies_to_the_host_take_the_direct_way(world: World, router: str, ip: str) -> None:
     assert by_stack(world, from_host() / tcp(router, ip, "S"), 0)[0] == REDIRECT
     assert world.pod_sends(B, from_pod(B) / tcp(ip, router, "SA", sport=80, dport=40000)).action == OK
     private = [entry.flags & 0x8000 for entry in world.connections(version=6 if ":" in ip else 4).values()]

@@ -50,7 +50,7 @@ def to_pod(pod: Pod) -> Packet:
     return Ether(src=B.mac, dst=pod.mac)
 
 
-def test_what_it_sends_to_a_neighbour_is_left_to_the_bridge(world: World) -> None:
+def test_packets_of_a_chained_pod_to_a_neighbour_go_to_the_bridge(world: World) -> None:
     for source, destination in ((A.ip, B.ip), (A.ip6, B.ip6)):
         packet = from_pod(A) / tcp(source, destination, "S")
         outcome = world.pod_sends(chained(A), packet)
@@ -136,7 +136,7 @@ def test_neighbour_discovery_passes_under_every_policy(world: World, packet: Pac
 @pytest.mark.parametrize(
     ("hops", "message"), [(255, ICMPv6ND_RS()), (1, ICMPv6MLReport2())], ids=["a router", "listeners"]
 )
-def test_what_is_for_neighbours_goes_no_further(world: World, hops: int, message: Packet) -> None:
+def test_packets_for_neighbours_stay_on_the_bridge(world: World, hops: int, message: Packet) -> None:
     world.allow(A, ())
     sent = IPv6(src=A.ip6, dst=OUTSIDE6, hlim=hops) / message
     assert world.pod_sends(chained(A), from_pod(A) / sent).dropped == (133, EGRESS)
@@ -151,13 +151,13 @@ def test_router_advertisements_are_dropped_from_a_pod_and_pass_to_it(world: Worl
     assert world.pod_gets(chained(A), to_pod(A) / told).action == OK
 
 
-def test_arp_is_the_bridges_both_ways(world: World) -> None:
+def test_arp_of_a_chained_pod_goes_through_the_bridge_both_ways(world: World) -> None:
     question = ARP(op=1, hwsrc=A.mac, psrc=A.ip, pdst=B.ip)
     assert world.pod_sends(chained(A), Ether(src=A.mac, dst=BROADCAST) / question).action == OK
     assert world.pod_gets(chained(A), Ether(src=B.mac, dst=BROADCAST) / question).action == OK
 
 
-def test_a_pod_without_ipv6_gets_none(world: World) -> None:
+def test_a_chained_pod_without_an_ipv6_address_gets_no_ipv6_packet(world: World) -> None:
     single = replace(chained(A), ip6="::")
     assert world.pod_gets(single, to_pod(A) / udp(OUTSIDE6, A.ip6)).dropped == (139, INGRESS)
 

@@ -61,7 +61,7 @@ def fill(world: World, name: str, count: int, lifetime: int, first: int = 0) -> 
     return keys
 
 
-def test_only_what_has_ended_is_removed(world: World, collector: ConntrackCollector) -> None:
+def test_only_ended_connections_are_removed(world: World, collector: ConntrackCollector) -> None:
     now = int(time.monotonic())
     kept = {name: fill(world, name, 20, now + 500) for name in TABLES}
     gone = {name: fill(world, name, 30, now - 2, first=100) for name in TABLES}

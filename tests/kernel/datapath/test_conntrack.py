@@ -132,7 +132,7 @@ def test_an_answer_needs_no_policy(world: World, there: Packet, back: Packet) ->
         echo(B.ip, A.ip, reply=True),
     ],
 )
-def test_what_only_looks_like_an_answer_needs_policy(world: World, wrong: Packet) -> None:
+def test_packets_that_resemble_a_reply_need_policy(world: World, wrong: Packet) -> None:
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
     world.allow(B, NOTHING)
     assert world.pod_sends(B, from_pod(B) / wrong).dropped == (133, EGRESS)
@@ -292,7 +292,7 @@ def test_an_entry_past_its_lifetime_is_absent(world: World) -> None:
     assert world.pod_sends(B, answer).dropped == (133, EGRESS)
 
 
-def test_a_dropped_packet_is_not_remembered(world: World) -> None:
+def test_a_dropped_packet_creates_no_conntrack_entry(world: World) -> None:
     world.allow(A, NOTHING)
     assert world.pod_sends(A, from_pod(A) / tcp(A.ip, OUTSIDE, "S")).dropped == (133, EGRESS)
     assert world.connections() == {}

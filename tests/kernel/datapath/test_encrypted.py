@@ -74,7 +74,7 @@ def encrypting(world: World) -> Iterator[None]:
     world.maps["hive_encryption"].update(bytes(4), EncryptionConfig().pack())
 
 
-def test_what_pods_send_to_other_nodes_pods_is_encrypted(world: World) -> None:
+def test_packets_to_pods_of_other_nodes_are_encrypted(world: World) -> None:
     for source, destination in ((A.ip, POD), (A.ip, UNKNOWN), (A.ip6, POD6)):
         assert sent(world, packet(source, destination)) == REDIRECT
     assert sent(world, packet(NODE, POD), PROXY) == REDIRECT, "a proxy sends, in the node's name"
@@ -84,7 +84,7 @@ def test_what_pods_send_to_other_nodes_pods_is_encrypted(world: World) -> None:
     assert sent(world, packet(A.ip, POD), MARK) == OK, "it is encrypted"
 
 
-def test_nodes_are_encrypted_to_where_that_is_asked_for(world: World) -> None:
+def test_with_encrypt_node_packets_to_nodes_are_encrypted(world: World) -> None:
     encrypt(world, ENCRYPTION_NODES)
     for source, destination in ((A.ip, PEER), (NODE, PEER), (NODE, POD), (NODE6, PEER6), (NODE6, POD6)):
         assert sent(world, packet(source, destination)) == REDIRECT

@@ -59,7 +59,7 @@ def test_a_drop_notification_has_source_and_reason(
     assert event.packet == bytes(packet)
 
 
-def test_of_a_long_packet_the_first_bytes_are_shown(world: World, told: Listen) -> None:
+def test_a_notification_of_a_long_packet_has_its_first_bytes(world: World, told: Listen) -> None:
     world.tell(NODE_NOTIFY_DROP)
     packet = from_pod(A) / udp(B.ip, OUTSIDE) / bytes(500)
     world.pod_sends(A, packet)

@@ -40,7 +40,7 @@ def test_a_later_fragment_follows_the_first(world: World, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_policy_is_asked_for_every_fragment(world: World, version: int) -> None:
+def test_policy_is_enforced_for_every_fragment(world: World, version: int) -> None:
     world.allow(A, [(PolicyKey(0, True, 17, 53, 16), PolicyEntry())])
     assert world.pod_sends(A, fragment(version, 0, 17, DATAGRAM)).action == REDIRECT
     assert world.pod_sends(A, fragment(version, 1, 17, Raw(bytes(64)))).action == REDIRECT

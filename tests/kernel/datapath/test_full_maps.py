@@ -52,7 +52,7 @@ def flood(table: Map, like: bytes, at: int) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [(A.ip, B.ip), (A.ip6, B.ip6)])
-def test_of_a_full_conntrack_unused_flows_go_and_have_to_begin_again(world: World, a: str, b: str) -> None:
+def test_a_full_conntrack_map_evicts_unused_flows(world: World, a: str, b: str) -> None:
     """A flood pushes out what had one packet, not what is used; and nothing passes that policy denies."""
     world.allow(A, ONLY_OUT)
 
@@ -78,7 +78,7 @@ def test_of_a_full_conntrack_unused_flows_go_and_have_to_begin_again(world: Worl
     assert world.pod_sends(B, answer(5)).action == REDIRECT
 
 
-def test_of_fragments_that_have_no_room_the_later_ones_are_dropped(world: World) -> None:
+def test_without_room_for_the_first_fragment_later_ones_are_dropped(world: World) -> None:
     first, later = fragment(IP(src=A.ip, dst=B.ip, id=7) / UDP(dport=53) / Raw(bytes(2000)), 1400)
     assert world.pod_sends(A, from_pod(A) / first).action == REDIRECT
     table = world.maps["cilium_ipv4_frag_datagrams"]
@@ -95,7 +95,7 @@ def small_ipcache() -> MapSpec:
     return MapSpec("cilium_ipcache", found.type, found.key_size, found.value_size, 1, found.flags)
 
 
-def test_who_has_no_room_in_the_ipcache_is_the_world(world: World) -> None:
+def test_an_address_without_room_in_the_ipcache_is_world(world: World) -> None:
     """Rules that name the pod hold neither to allow nor to deny: docs/understand/datapath.md."""
     with create_map(small_ipcache()) as table:
         table.update(IpcacheKey.of(ip_network("203.0.113.0/24")).pack(), IpcacheValue(4242).pack())

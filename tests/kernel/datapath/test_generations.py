@@ -138,7 +138,7 @@ async def test_a_replacement_cut_short_is_finished(in_node: None, other_build: P
         assert [one.build for one in constants if one] == [node.datapath.build] * len(GENERATION)
 
 
-async def test_a_missing_entry_is_made_good(in_node: None) -> None:
+async def test_a_missing_dispatcher_entry_is_restored(in_node: None) -> None:
     async with running() as node:
         node.maps.entry.delete(struct.pack("<I", 2))
     async with running() as node:

@@ -32,13 +32,13 @@ def test_an_address_without_an_endpoint_is_unroutable(world: World, destination:
     assert world.host_sends(from_host() / udp(ROUTER, destination)).dropped == (151, INGRESS)
 
 
-def test_what_is_for_the_node_itself_goes_on_to_cilium_net(world: World) -> None:
+def test_packets_for_the_node_go_on_to_cilium_net(world: World) -> None:
     outcome = world.host_sends(Ether(src="0a:00:00:00:00:01", dst="0a:00:00:00:00:01") / udp(ROUTER, NODE))
     assert outcome.action == OK
     assert outcome.packet.dst == NET_MAC
 
 
-def test_other_protocols_are_not_the_datapaths(world: World) -> None:
+def test_other_protocols_pass_the_datapath(world: World) -> None:
     assert world.host_sends(from_host() / IPv6(src="fe80::1", dst="ff02::2")).action == OK
 
 

@@ -171,7 +171,7 @@ def test_the_node_reaches_a_pod_by_both_policies_and_the_pod_answers(host: Host)
     assert host.world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "SA", sport=80, dport=40000)).action == OK
 
 
-def test_what_only_passes_through_the_node_is_not_its_own(host: Host) -> None:
+def test_host_policy_ignores_forwarded_packets(host: Host) -> None:
     assert host.world.device_gets(FRAME / tcp(OUTSIDE, "203.0.113.9", "S")).action == OK
     assert host.world.device_sends(FRAME / tcp("203.0.113.9", OUTSIDE, "S")).action == OK
 
@@ -211,7 +211,7 @@ REFUSED = (133, INGRESS)
     "target",
     [LINK_LOCAL, "ff02::1", "ff05::2", "224.0.0.1", "239.1.2.3", "255.255.255.255", "0.0.0.0"],
 )
-def test_what_no_router_passes_on_is_the_nodes(host: Host, target: str) -> None:
+def test_packets_that_routers_never_forward_are_of_the_node(host: Host, target: str) -> None:
     client, pod = (OUTSIDE6, A.ip6) if ":" in target else (OUTSIDE, A.ip)
     for packet in (tcp(client, target, "S", dport=10250), udp(client, target), echo(client, target)):
         assert host.world.device_gets(FRAME / packet).dropped == REFUSED
@@ -224,7 +224,7 @@ def test_what_no_router_passes_on_is_the_nodes(host: Host, target: str) -> None:
 
 @pytest.mark.parametrize(("source", "target"), [(OUTSIDE, "192.168.7.255"), (OUTSIDE6, "fd00:7::")])
 @pytest.mark.parametrize("route", [NOWHERE, FWD_DISABLED], ids=["local", "no router"])
-def test_what_routes_lead_nowhere_else_is_the_nodes(
+def test_packets_without_another_route_are_of_the_node(
     host: Host, source: str, target: str, route: Route
 ) -> None:
     """Broadcast addresses of networks, anycast addresses of routers, and all of it on what is no router."""
@@ -309,7 +309,7 @@ TAGS = [
 
 @pytest.mark.parametrize("tags", TAGS, ids=repr)
 @pytest.mark.parametrize(("client", "node"), [(OUTSIDE, NODE), (OUTSIDE6, NODE6)])
-def test_priority_tags_hide_nothing(host: Host, tags: Packet, client: str, node: str) -> None:
+def test_priority_tagged_frames_are_filtered(host: Host, tags: Packet, client: str, node: str) -> None:
     """The kernel takes them off behind the program, however many there are."""
     knock = FRAME / tags / tcp(client, node, "S", dport=22)
     assert host.world.device_gets(knock).dropped == REFUSED
@@ -317,7 +317,7 @@ def test_priority_tags_hide_nothing(host: Host, tags: Packet, client: str, node:
     assert host.world.device_gets(knock).action == OK
 
 
-def test_more_tags_than_anybody_needs_are_dropped(host: Host) -> None:
+def test_frames_with_too_many_vlan_tags_are_dropped(host: Host) -> None:
     knock: Packet = tcp(OUTSIDE, NODE, "S", dport=22)
     for _ in range(9):
         knock = Dot1Q(vlan=0) / knock
@@ -336,7 +336,7 @@ def test_more_tags_than_anybody_needs_are_dropped(host: Host) -> None:
     ],
     ids=repr,
 )
-def test_a_vlan_is_its_devices(host: Host, tags: Packet, to: str) -> None:
+def test_vlan_tagged_frames_belong_to_the_vlan_device(host: Host, tags: Packet, to: str) -> None:
     """Its policy decides there, whatever priority tags stand before the VLAN's."""
     done = host.world.device_gets(FRAME / tags / tcp(OUTSIDE, to, "S", dport=22))
     assert (done.action, done.counted) == (OK, {})
@@ -351,7 +351,7 @@ def test_a_vlan_is_its_devices(host: Host, tags: Packet, to: str) -> None:
     ],
     ids=["MPLS", "experimental", "802.3"],
 )
-def test_what_is_neither_ip_nor_arp_is_dropped_where_the_node_has_a_policy(
+def test_frames_other_than_ip_and_arp_are_dropped_under_a_host_policy(
     host: Host, frame: Packet, reason: int
 ) -> None:
     assert host.world.device_gets(frame).dropped == (reason, INGRESS)

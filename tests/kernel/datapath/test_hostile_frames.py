@@ -213,7 +213,7 @@ def may_be_taken(frame: bytes) -> bool:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_by_a_device_policy_lets_in_what_it_allows_and_nothing_else(hostile: HostileWorld, seed: int) -> None:
+def test_hostile_frames_by_a_device_pass_only_as_policy_allows(hostile: HostileWorld, seed: int) -> None:
     model = Model(from_outside)
     for attack in attacks(seed):
         first = hostile.device_gets(attack.frame)
@@ -233,7 +233,9 @@ def test_by_a_device_policy_lets_in_what_it_allows_and_nothing_else(hostile: Hos
 
 
 @pytest.mark.parametrize("node", ["of the cluster", "stranger", "as host"])
-def test_by_the_tunnel_the_same_and_of_nodes_alone(hostile: HostileWorld, node: str) -> None:
+def test_hostile_frames_by_the_tunnel_pass_only_from_nodes_as_policy_allows(
+    hostile: HostileWorld, node: str
+) -> None:
     believed = node == "of the cluster"
     model = Model(lambda ip: None if is_local(ip) or not believed else REMOTE_IDENTITY)
     more = {"stranger": {"node": STRANGER}, "as host": {"vni": 1}}.get(node, {})
@@ -244,7 +246,7 @@ def test_by_the_tunnel_the_same_and_of_nodes_alone(hostile: HostileWorld, node: 
     nothing_is_remembered_of_a(hostile)
 
 
-def test_by_another_runtimes_bridge_the_same(hostile: HostileWorld) -> None:
+def test_hostile_frames_by_a_bridge_pass_only_as_policy_allows(hostile: HostileWorld) -> None:
     model = Model(from_outside)
     for attack in attacks(4, tagged=False):
         if target(attack.frame) not in PODS or ip_address(attack.source).is_loopback:
@@ -254,7 +256,7 @@ def test_by_another_runtimes_bridge_the_same(hostile: HostileWorld) -> None:
     nothing_is_remembered_of_a(hostile)
 
 
-def test_a_pod_reaches_neither_a_neighbour_nor_the_node_nor_plays_another(hostile: HostileWorld) -> None:
+def test_hostile_frames_of_a_pod_reach_no_neighbour_node_or_other_identity(hostile: HostileWorld) -> None:
     own = {ip_address(ip) for ip in (A.ip, A.ip6)}
     made = Attacker(5, (A.mac, A.host_mac), (A.ip, A.ip6) * 6 + LOCAL + OTHERS, TARGETS, (53, 80))
     for attack in made.frames(COUNT):

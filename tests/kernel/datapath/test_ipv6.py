@@ -67,18 +67,18 @@ def test_the_node_answers_for_its_gateway_and_its_pods(
     assert Ether(bytes(answer))[ICMPv6ND_NA].cksum == sent
 
 
-def test_a_question_without_sender_is_answered_to_all(world: World) -> None:
+def test_a_solicitation_from_the_unspecified_address_is_answered_to_all_nodes(world: World) -> None:
     answer = world.pod_sends(A, solicit(B.ip6, source="::", option=False)).packet
     assert (answer[IPv6].dst, answer[ICMPv6ND_NA].S) == ("ff02::1", 0)
 
 
-def test_a_pods_own_address_and_the_nodes_are_not_ours_to_answer(world: World) -> None:
+def test_solicitations_for_the_own_address_and_the_node_are_not_answered(world: World) -> None:
     assert world.pod_sends(A, solicit(A.ip6, source="::", option=False)).action == OK
     assert world.pod_sends(A, solicit(NODE6)).action == OK
     assert world.pod_sends(A, solicit("fe80::1", source="::", option=False)).action == OK
 
 
-def test_a_node_without_ipv6_takes_none_of_it(world: World) -> None:
+def test_a_node_without_ipv6_drops_ipv6(world: World) -> None:
     single = Pod(A.id, A.ip, "::", A.identity, A.mac, A.host_mac)
     assert world.pod_sends(single, from_pod(A) / udp(A.ip6, B.ip6)).dropped == (139, EGRESS)
     assert world.pod_sends(single, solicit(B.ip6)).dropped == (139, EGRESS)
@@ -89,7 +89,7 @@ def test_neighbour_solicitations_for_unknown_addresses_are_dropped(world: World)
 
 
 @pytest.mark.parametrize("target", ["fe80::1", A.ip6, NODE6])
-def test_a_question_goes_to_its_target_or_to_a_group_and_nowhere_else(world: World, target: str) -> None:
+def test_a_solicitation_to_another_destination_is_invalid(world: World, target: str) -> None:
     world.allow(A, ())
     message = IPv6(src=A.ip6, dst=OUTSIDE6, hlim=255) / ICMPv6ND_NS(tgt=target)
     assert world.pod_sends(A, from_pod(A) / message).dropped == (134, EGRESS)
@@ -97,7 +97,7 @@ def test_a_question_goes_to_its_target_or_to_a_group_and_nowhere_else(world: Wor
     assert world.pod_sends(A, from_pod(A) / message).action == OK
 
 
-def test_a_question_from_beyond_the_link_is_invalid(world: World) -> None:
+def test_a_solicitation_with_a_hop_limit_below_255_is_invalid(world: World) -> None:
     assert world.pod_sends(A, solicit(B.ip6, hops=64)).dropped == (134, EGRESS)
 
 

@@ -120,7 +120,7 @@ async def test_between_pods_the_hosts_end_is_passed_by(in_node: None) -> None:
         assert two.sent_by_link() - before < 20
 
 
-async def test_denied_is_denied_and_allowed_again(in_node: None) -> None:
+async def test_a_policy_change_denies_and_allows_a_live_connection(in_node: None) -> None:
     async with running() as node:
         one, two = node.add_pod(10), node.add_pod(11)
         with connected(one, two) as (client, server):

@@ -54,7 +54,7 @@ def test_a_source_that_is_not_the_pods_is_dropped(world: World, packet: Packet) 
     assert world.connections(tcp=False) == {}
 
 
-def test_a_packet_of_no_known_pod_is_dropped(world: World) -> None:
+def test_a_packet_of_an_unknown_endpoint_is_dropped(world: World) -> None:
     world.maps["hive_endpoints"].clear()
     outcome = world._run("hive_from_pod", from_pod(A) / tcp(A.ip, B.ip, "S"), 1)
     assert outcome.dropped == (165, EGRESS)
@@ -69,7 +69,7 @@ def test_a_packet_of_no_known_pod_is_dropped(world: World) -> None:
     ],
     ids=["IPv6", "LLDP", "802.3"],
 )
-def test_what_is_not_the_pods_to_send_is_dropped(world: World, frame: Packet, reason: int) -> None:
+def test_frames_that_a_pod_may_not_send_are_dropped(world: World, frame: Packet, reason: int) -> None:
     assert world.pod_sends(A, frame).dropped == (reason, EGRESS)
 
 

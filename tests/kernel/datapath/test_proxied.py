@@ -25,19 +25,19 @@ def on_port_80(*, egress: bool) -> PolicyKey:
 
 
 @pytest.mark.parametrize("egress", [True, False], ids=["egress", "ingress"])
-def test_nothing_passes_unread_while_the_proxy_is_away(world: World, egress: bool) -> None:
+def test_without_the_proxy_redirected_packets_are_dropped(world: World, egress: bool) -> None:
     world.allow(A if egress else B, [(on_port_80(egress=egress), READ)])
     direction = EGRESS if egress else INGRESS
     assert world.pod_sends(A, SYN).dropped == (178, direction)
     assert world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "A")).dropped == (178, direction), "nor later"
 
 
-def test_a_proxy_that_may_be_missed_is_passed_by(world: World) -> None:
+def test_an_optional_proxy_that_is_missing_is_bypassed(world: World) -> None:
     world.allow(A, [(on_port_80(egress=True), ASKED)])
     assert world.pod_sends(A, SYN).action == REDIRECT
 
 
-def test_another_port_is_not_the_proxys(world: World) -> None:
+def test_packets_to_another_port_are_not_redirected(world: World) -> None:
     world.allow(B, [(on_port_80(egress=False), READ), (PolicyKey(0, False), PolicyEntry())])
     assert world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S", dport=81)).action == REDIRECT
 

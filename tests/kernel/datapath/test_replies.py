@@ -104,7 +104,7 @@ def test_a_pod_that_is_denied_to_talk_gets_no_more_answers_of_its_neighbour(
 
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_of_flows_with_the_world(world: World, kind: str, version: int) -> None:
+def test_a_deny_rule_ends_replies_with_the_world(world: World, kind: str, version: int) -> None:
     a, _, outside = ends(version)
     world.allow(A, ONLY_OUT)
     world.pod_sends(A, from_pod(A) / asks(kind, a, outside))
@@ -124,7 +124,7 @@ def test_the_same_of_flows_with_the_world(world: World, kind: str, version: int)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_identity_of_the_other_side_counts(world: World, kind: str) -> None:
+def test_replies_are_filtered_by_the_new_identity_of_the_peer(world: World, kind: str) -> None:
     """A network that a policy denies gets an identity with the policy."""
     network = 1 << 24 | 7
     world.host_sends(from_host() / asks(kind, OUTSIDE, B.ip))

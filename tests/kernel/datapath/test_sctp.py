@@ -32,7 +32,7 @@ def test_without_enable_sctp_sctp_packets_are_dropped(world: World, one: str, ot
 
 
 @pytest.mark.parametrize(("one", "other"), ENDS)
-def test_its_flows_are_tracked_and_policy_knows_its_ports(tracking: World, one: str, other: str) -> None:
+def test_sctp_flows_are_tracked_and_filtered_by_port(tracking: World, one: str, other: str) -> None:
     tracking.reset()
     tracking.allow(B, [(PolicyKey(A.identity, False, SCTP_NUMBER, 80, 16), PolicyEntry())])
     there = ip(one, other) / SCTP(sport=40000, dport=80) / SCTPChunkInit()

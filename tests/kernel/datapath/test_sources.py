@@ -78,7 +78,7 @@ def test_a_node_without_ipv4_takes_none(world: World) -> None:
     assert world.pod_sends(A, who_has(A, ROUTER)).action == REDIRECT
 
 
-def test_a_fragment_in_anothers_name_leaves_no_ports(world: World) -> None:
+def test_a_fragment_with_the_address_of_another_leaves_no_ports(world: World) -> None:
     first, second = fragment(IP(src=B.ip, dst=OUTSIDE, id=7) / UDP(dport=53) / Raw(bytes(2000)), 1400)
     assert world.pod_sends(A, from_pod(A) / first).dropped == (132, EGRESS)
     assert dict(world.maps["cilium_ipv4_frag_datagrams"].items()) == {}
@@ -86,7 +86,7 @@ def test_a_fragment_in_anothers_name_leaves_no_ports(world: World) -> None:
 
 
 @pytest.mark.parametrize("source", [B.ip6, OTHER_LINK_LOCAL, "::"])
-def test_nor_does_one_in_ipv6(world: World, source: str) -> None:
+def test_an_ipv6_fragment_with_the_address_of_another_leaves_no_ports(world: World, source: str) -> None:
     first = IPv6(src=source, dst=ROUTER6) / IPv6ExtHdrFragment(m=1, id=7) / UDP(dport=53) / Raw(bytes(64))
     assert world.pod_sends(A, from_pod(A) / first).dropped == (132, EGRESS)
     assert dict(world.maps["cilium_ipv6_frag_datagrams"].items()) == {}

@@ -48,7 +48,7 @@ def in_one_second(do: Callable[[], T]) -> T:
 
 
 @pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
-def test_every_change_of_policy_is_felt_by_the_next_packet(world: World, packet: Packet) -> None:
+def test_every_policy_change_applies_to_the_next_packet(world: World, packet: Packet) -> None:
     allowed, denied = [(PolicyKey(0, True), ALLOW)], [(PolicyKey(0, True), PolicyEntry(deny=True))]
     establish(world, packet)
     for _ in range(300):  # more changes than a byte counts
@@ -60,13 +60,13 @@ def test_every_change_of_policy_is_felt_by_the_next_packet(world: World, packet:
 
 
 @pytest.mark.parametrize("packet", TO_POD)
-def test_the_receivers_changes_are_felt_too(world: World, packet: Packet) -> None:
+def test_policy_changes_of_the_receiver_apply_to_the_next_packet(world: World, packet: Packet) -> None:
     establish(world, packet)
     world.allow(B, [])
     assert world.pod_sends(A, packet).dropped == (133, INGRESS)
 
 
-def test_a_change_of_identity_is_felt(world: World) -> None:
+def test_an_identity_change_applies_to_the_next_packet(world: World) -> None:
     world.allow(A, [(PolicyKey(2, True), ALLOW)])
     establish(world, TO_WORLD[0])
     world.identify(f"{OUTSIDE}/32", 4711)
@@ -112,7 +112,7 @@ def test_every_packet_is_counted_at_the_latest_a_second_later(world: World) -> N
     assert world.policy_use(B) == {PolicyKey(0, False): sent + 1}
 
 
-def test_flags_that_change_a_connection_are_never_spared(world: World) -> None:
+def test_tcp_flags_that_change_a_connection_bypass_the_verdict_cache(world: World) -> None:
     establish(world, TO_POD[0])
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "FA"))
     closing = [entry.flags & 3 for key, entry in world.connections().items()]
@@ -121,9 +121,7 @@ def test_flags_that_change_a_connection_are_never_spared(world: World) -> None:
 
 @pytest.mark.parametrize("packet", [*TO_POD, *TO_WORLD])
 @pytest.mark.parametrize("idle", [256, 1 << 16])
-def test_a_verdict_of_long_ago_is_not_taken_for_one_of_this_second(
-    world: World, packet: Packet, idle: int
-) -> None:
+def test_an_expired_cached_verdict_is_not_used(world: World, packet: Packet, idle: int) -> None:
     """The remembered second has few bits: after just so long they are the same again."""
     establish(world, packet)
     world.age(idle)
@@ -131,7 +129,7 @@ def test_a_verdict_of_long_ago_is_not_taken_for_one_of_this_second(
     assert world.pod_sends(A, packet).dropped == (133, EGRESS)
 
 
-def test_the_host_is_asked_every_time(world: World) -> None:
+def test_packets_of_the_host_bypass_the_verdict_cache(world: World) -> None:
     packet = from_host() / udp(ROUTER, A.ip)
     for _ in range(3):
         assert world.host_sends(packet).action == REDIRECT

@@ -82,7 +82,7 @@ def checksum(data: bytes) -> int:
     hops=st.booleans(),
 )
 @settings(max_examples=scaled(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_errors_find_who_has_sent_what_they_are_about(
+def test_icmp_errors_reach_the_sender_of_the_masqueraded_packet(
     world: World, version: int, kind: str, port: int, cut: bool, hops: bool
 ) -> None:
     world.reset()
@@ -111,7 +111,7 @@ def test_errors_find_who_has_sent_what_they_are_about(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_errors_about_nothing_that_is_translated_are_left_alone(world: World, version: int) -> None:
+def test_icmp_errors_about_other_packets_are_unchanged(world: World, version: int) -> None:
     stranger = ip(NODES[version], SERVER[version]) / said("tcp", version, 1234, answer=False)
     sent = ip(ROUTER[version], NODES[version]) / error(version, bytes(network(stranger)), hops=False)
     outcome = world.device_gets(sent)

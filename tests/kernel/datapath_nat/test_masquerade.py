@@ -189,7 +189,7 @@ def test_sctp_keeps_its_port_or_does_not_leave(world: World) -> None:
     assert world.device_sends(init(B.ip)).dropped == (NO_MAPPING, EGRESS)
 
 
-def test_a_half_that_is_lost_is_made_again(world: World) -> None:
+def test_a_lost_half_of_a_nat_entry_is_restored(world: World) -> None:
     left = world.device_sends(udp(A.ip, OUTSIDE, FIRST_PORT))
     table = world.maps["cilium_snat_v4_external"]
     (answers,) = (key for key, _ in table.items() if key[-1] == 1)
@@ -199,7 +199,7 @@ def test_a_half_that_is_lost_is_made_again(world: World) -> None:
     assert NatEntry.unpack(table.lookup(answers) or b"").address == ip_address(A.ip)
 
 
-def test_the_nodes_own_packets_stay_as_they_are(world: World) -> None:
+def test_packets_of_the_node_are_not_masqueraded(world: World) -> None:
     own = udp(NODE, OUTSIDE, FIRST_PORT)
     assert bytes(world.device_sends(own).packet) == bytes(own)
     assert mapped(world) == 0
@@ -234,12 +234,14 @@ def test_no_pod_gets_the_port_of_a_socket_of_the_node(world: World) -> None:
     ("destination", "why"),
     [("10.1.77.7", "the pods' network"), ("fd00:10:1::77", "the same of IPv6"), (NODE, "the node itself")],
 )
-def test_nothing_is_translated_to_where_pods_are_known(world: World, destination: str, why: str) -> None:
+def test_packets_to_networks_that_know_pods_are_not_masqueraded(
+    world: World, destination: str, why: str
+) -> None:
     sent = udp(A.ip6 if ":" in destination else A.ip, destination)
     assert bytes(world.device_sends(sent).packet) == bytes(sent), why
 
 
-def test_ip_masq_agent_has_exceptions(world: World) -> None:
+def test_ip_masq_agent_networks_are_not_masqueraded(world: World) -> None:
     for version, listed in ((4, "198.51.100.0/24"), (6, "2001:db8::/64")):
         world.maps[f"cilium_ipmasq_v{version}"].update(key_of(ip_network(listed)), b"\1")
     assert network(world.device_sends(udp(A.ip, OUTSIDE)).packet).src == NODE
@@ -259,7 +261,7 @@ def test_other_nodes_see_pods_unless_only_tunnels_lead_back(world: World) -> Non
     assert network(world.device_sends(udp(A.ip, OTHER)).packet).src == A.ip
 
 
-def test_answers_to_who_asked_the_pod_itself_stay_as_they_are(world: World) -> None:
+def test_replies_to_direct_clients_of_a_pod_are_not_masqueraded(world: World) -> None:
     world.host_sends(udp(OUTSIDE, A.ip, 5000, 80))
     answer = udp(A.ip, OUTSIDE, 80, 5000)
     assert bytes(world.device_sends(answer).packet) == bytes(answer)

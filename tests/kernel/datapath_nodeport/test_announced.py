@@ -36,7 +36,7 @@ def answered(world: NodePortWorld) -> int:
 
 
 @pytest.mark.parametrize("to", [TO_ALL, OWN_MAC])
-def test_who_asks_for_an_announced_address_is_answered_with_the_device_s_mac(
+def test_an_arp_request_for_an_announced_address_is_answered_with_the_device_mac(
     world: NodePortWorld, to: str
 ) -> None:
     announces(world)
@@ -73,7 +73,7 @@ def test_an_arp_probe_for_an_announced_address_is_answered(world: NodePortWorld)
         "half a question",
     ],
 )
-def test_everything_else_is_left_to_the_stack(world: NodePortWorld, packet: Ether) -> None:
+def test_other_arp_requests_go_to_the_stack(world: NodePortWorld, packet: Ether) -> None:
     announces(world)
     before = bytes(packet)
     outcome = world.device_gets(packet)

@@ -66,7 +66,7 @@ def asked(world: DriverWorld, version: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_what_goes_to_another_node_leaves_from_the_driver(world: DriverWorld, version: int) -> None:
+def test_xdp_forwards_packets_to_backends_of_other_nodes(world: DriverWorld, version: int) -> None:
     serve(world, version, ELSEWHERE[version].format(9))
     assert asked(world, version) == (XDP_TX, 0)
     world.serve_outside(NODEPORT_DSR_TCP)
@@ -74,19 +74,19 @@ def test_what_goes_to_another_node_leaves_from_the_driver(world: DriverWorld, ve
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_what_is_for_a_pod_here_is_left_with_a_word_of_it(world: DriverWorld, version: int) -> None:
+def test_xdp_marks_packets_to_local_pods_and_passes_them_to_tc(world: DriverWorld, version: int) -> None:
     serve(world, version, HERE[version])
     assert asked(world, version) == (XDP_PASS, LOCAL)
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_neighbour_that_has_to_be_asked_for_is_left(world: DriverWorld, version: int) -> None:
+def test_xdp_passes_packets_to_unknown_neighbours_to_tc(world: DriverWorld, version: int) -> None:
     serve(world, version, ELSEWHERE[version].format(9))
     world.recorder.nothing(Route(NO_NEIGHBOUR, IFINDEX))
     assert asked(world, version) == (XDP_PASS, FORWARD)
 
 
-def test_another_device_gets_it_only_if_its_driver_has_a_program(world: DriverWorld) -> None:
+def test_xdp_redirects_only_to_devices_with_a_program(world: DriverWorld) -> None:
     serve(world, 4, ELSEWHERE[4].format(9))
     world.recorder.nothing(Route(0, OTHER_DEVICE, raw(OWN_MAC), raw(HOP)))
     assert asked(world, 4) == (XDP_PASS, FORWARD)
@@ -95,7 +95,7 @@ def test_another_device_gets_it_only_if_its_driver_has_a_program(world: DriverWo
     assert asked(world, 4) == (XDP_REDIRECT, 0)
 
 
-def test_what_goes_into_the_tunnel_is_left(world: DriverWorld) -> None:
+def test_xdp_passes_packets_for_the_tunnel_to_tc(world: DriverWorld) -> None:
     far = ELSEWHERE[4].format(9)
     serve(world, 4, far)
     world.maps["hive_tunnel"].update(bytes(4), TunnelConfig(77, 1450, 8472).pack())
@@ -110,7 +110,7 @@ def test_a_service_without_backends_is_left_by_xdp_to_the_tc_program(world: Driv
     assert asked(world, 4) == (XDP_PASS, 0)
 
 
-def test_who_may_not_ask_is_dropped_in_the_driver(world: DriverWorld) -> None:
+def test_xdp_drops_clients_outside_the_source_ranges(world: DriverWorld) -> None:
     backends = [Backend(1, HERE[4])]
     world.services.serve(SERVICE[4], backends, port=NODE_PORT, flags=ServiceFlag(0))
     assert asked(world, 4) == (XDP_DROP, 0)

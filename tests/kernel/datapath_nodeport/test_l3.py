@@ -113,7 +113,7 @@ kinds = st.sampled_from(("tcp", "udp"))
 
 @given(version=versions, kind=kinds, sport=ports, dport=ports, size=st.integers(0, 1200))
 @settings(max_examples=scaled(20), deadline=None, derandomize=True)
-def test_pods_are_masqueraded_there_alike(
+def test_pods_are_masqueraded_on_a_device_without_ethernet(
     both: BothWorld, version: int, kind: str, sport: int, dport: int, size: int
 ) -> None:
     pod = A.ip if version == 4 else A.ip6
@@ -131,7 +131,7 @@ def test_pods_are_masqueraded_there_alike(
 
 @given(version=versions, kind=kinds, sport=ports, far=st.booleans(), flags=st.sampled_from("SA"))
 @settings(max_examples=scaled(20), deadline=None, derandomize=True)
-def test_clients_are_served_there_alike(
+def test_node_ports_are_served_on_a_device_without_ethernet(
     both: BothWorld, version: int, kind: str, sport: int, far: bool, flags: str
 ) -> None:
     near = A.ip if version == 4 else A.ip6
@@ -152,7 +152,7 @@ def test_clients_are_served_there_alike(
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_echoes_and_foreign_packets_fare_there_alike(both: BothWorld, version: int) -> None:
+def test_echoes_and_foreign_packets_pass_a_device_without_ethernet(both: BothWorld, version: int) -> None:
     pod = A.ip if version == 4 else A.ip6
     head = IP if version == 4 else IPv6
     echo = ICMP(id=FIRST_PORT) if version == 4 else ICMPv6EchoRequest(id=FIRST_PORT)
@@ -171,7 +171,7 @@ def test_echoes_and_foreign_packets_fare_there_alike(both: BothWorld, version: i
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_the_nodes_own_policy_holds_there_alike(both: BothWorld, version: int) -> None:
+def test_host_policy_is_enforced_on_a_device_without_ethernet(both: BothWorld, version: int) -> None:
     number, world_identity = 20, {4: 9, 6: 10}[version]
     packets = [
         (segment("tcp", CLIENT[version], DIRECT[version], 1, 22), False),

@@ -62,7 +62,7 @@ def test_an_outsider_with_an_address_of_this_node_reaches_nothing(world: NodePor
     assert nothing_remembered(world)
 
 
-def test_nor_by_packets_that_are_hard_to_read(world: NodePortWorld) -> None:
+def test_malformed_packets_with_an_address_of_this_node_reach_nothing(world: NodePortWorld) -> None:
     first, second = fragment(IP(src=B.ip, dst=A.ip, id=7) / UDP(dport=53) / Raw(bytes(2000)), 1400)
     unknown: Packet = IP(src=NODE, dst=A.ip, proto=47) / Raw(bytes(20))
     short: Packet = IPv6(src=NODE6, dst=A.ip6, nh=6) / Raw(bytes(4))
@@ -71,7 +71,7 @@ def test_nor_by_packets_that_are_hard_to_read(world: NodePortWorld) -> None:
     assert dict(world.maps["cilium_ipv4_frag_datagrams"].items()) == {}
 
 
-def test_others_addresses_are_taken_as_before(world: NodePortWorld) -> None:
+def test_packets_from_other_addresses_are_delivered(world: NodePortWorld) -> None:
     for source, target in ((OUTSIDE, NODE), (OUTSIDE6, NODE6), ("128.0.0.1", NODE), ("::2", NODE6)):
         assert world.client_sends(udp(source, target)).action == OK
 

@@ -75,7 +75,7 @@ def test_a_host_port_is_served_by_this_node_alone(world: NodePortWorld) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_backend_hears_which_of_its_packets_did_not_fit(world: NodePortWorld, version: int) -> None:
+def test_an_icmp_error_about_a_reply_reaches_the_backend(world: NodePortWorld, version: int) -> None:
     """A router on the way knows the service; the backend itself, and who asks it."""
     far = ELSEWHERE[version].format(9)
     for backend, to in ((HERE[version], HERE[version]), (far, far)):
@@ -167,7 +167,9 @@ def long_datagram(version: int, length: int, flags: str = "DF") -> Packet:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_a_client_hears_that_its_datagram_is_too_long(world: NodePortWorld, version: int) -> None:
+def test_a_datagram_above_the_mtu_returns_an_icmp_error_to_the_client(
+    world: NodePortWorld, version: int
+) -> None:
     world.serve_outside(BOTH_DSR)
     serve(world, version, ELSEWHERE[version].format(9))
     world.recorder.narrow(1500)

@@ -83,7 +83,7 @@ def outward(source: str, *, sport: int = 40000, ttl: int = 63) -> Packet:
 
 
 @MODES
-def test_what_a_policy_selects_goes_to_the_gateway_in_the_tunnel(overlay: OverlayWorld, flags: int) -> None:
+def test_selected_packets_go_to_the_egress_gateway_in_the_tunnel(overlay: OverlayWorld, flags: int) -> None:
     serve(overlay, flags)
     policy(overlay, OTHER_NODE)
     sent = from_pod(A) / udp(A.ip, OUTSIDE)
@@ -138,7 +138,7 @@ def test_a_flow_follows_its_policy(overlay: OverlayWorld, flags: int) -> None:
     assert [becomes(), becomes()] == [OK, OK]
 
 
-def test_only_what_leaves_the_cluster_is_meant(overlay: OverlayWorld) -> None:
+def test_egress_gateway_policies_apply_only_to_traffic_out_of_the_cluster(overlay: OverlayWorld) -> None:
     serve(overlay)
     policy(overlay, OTHER_NODE, network="0.0.0.0/0")
     for identity, meant in ((REMOTE_NODE, False), (4712, False), (CIDR_IDENTITY, True), (WORLD, True)):
@@ -149,7 +149,7 @@ def test_only_what_leaves_the_cluster_is_meant(overlay: OverlayWorld) -> None:
         assert (overlay.recorder.tunnelled is not None) is meant, identity
 
 
-def test_what_a_pod_answers_goes_back_as_it_came(overlay: OverlayWorld) -> None:
+def test_replies_of_a_pod_bypass_the_egress_gateway(overlay: OverlayWorld) -> None:
     serve(overlay)
     policy(overlay, OTHER_NODE)
     overlay.pod_gets(A, from_pod(A) / tcp(OUTSIDE, A.ip, "S", sport=5000, dport=80))
@@ -160,7 +160,7 @@ def test_what_a_pod_answers_goes_back_as_it_came(overlay: OverlayWorld) -> None:
     assert (left.action, left.packet[IP].src) == (OK, A.ip)
 
 
-def test_without_the_setting_entries_mean_nothing(overlay: OverlayWorld) -> None:
+def test_without_enable_ipv4_egress_gateway_entries_are_ignored(overlay: OverlayWorld) -> None:
     serve(overlay)
     overlay.set_tunnel(on=True)
     policy(overlay, OTHER_NODE)
@@ -193,7 +193,7 @@ def test_a_pod_on_its_gateway_leaves_from_the_policys_address(overlay: OverlayWo
     assert overlay.device_sends(outward(A.ip, sport=40002)).dropped == (NO_EGRESS_IP, EGRESS)
 
 
-def test_what_the_stack_has_had_goes_to_the_gateway_all_the_same(overlay: OverlayWorld) -> None:
+def test_packets_out_of_the_stack_go_to_the_egress_gateway(overlay: OverlayWorld) -> None:
     serve(overlay)
     policy(overlay, OTHER_NODE)
     assert overlay.device_sends(outward(A.ip)).action == REDIRECT
@@ -238,7 +238,7 @@ def test_the_gateway_translates_and_sends_answers_back_in_the_tunnel(
     assert overlay.recorder.tunnelled == Tunnelled(WORLD, IPv4Address(OTHER_NODE), 64, 28, 2)
 
 
-def test_the_gateway_takes_what_policies_say_alone(overlay: OverlayWorld) -> None:
+def test_the_egress_gateway_accepts_only_selected_packets(overlay: OverlayWorld) -> None:
     serve(overlay)
     assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
     policy(overlay, NODE, NONE, pod=REMOTE)

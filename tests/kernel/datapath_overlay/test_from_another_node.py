@@ -55,7 +55,7 @@ def test_an_overlay_packet_is_delivered_with_the_identity_of_its_vni(
     assert other.dropped == (133, INGRESS)
 
 
-def test_the_flow_is_known_to_come_from_the_tunnel(overlay: OverlayWorld) -> None:
+def test_a_flow_from_the_tunnel_is_marked_in_conntrack(overlay: OverlayWorld) -> None:
     overlay.tunnel_brings(FRAME / tcp(REMOTE, A.ip, "S"))
     ((entry),) = [entry for key, entry in overlay.connections().items() if key.flags & CT_IN]
     assert entry.source_identity == REMOTE_IDENTITY
@@ -105,7 +105,7 @@ def test_an_overlay_packet_with_identity_host_is_dropped(overlay: OverlayWorld) 
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=1).dropped == (171, INGRESS)
 
 
-def test_without_a_tunnel_key_nothing_is_believed(overlay: OverlayWorld) -> None:
+def test_overlay_packets_without_a_tunnel_key_are_dropped(overlay: OverlayWorld) -> None:
     overlay.recorder.nothing()
     assert overlay._run("hive_from_vxlan", FRAME / udp(REMOTE, A.ip), 1).dropped == (147, INGRESS)
 
@@ -149,7 +149,9 @@ def test_another_node_may_be_known_as_more_than_that(overlay: OverlayWorld) -> N
 
 
 @pytest.mark.parametrize("source", [NODE, ROUTER, B.ip, A.ip, "127.0.0.1", NODE6, ROUTER6, B.ip6, "::1"])
-def test_an_address_of_this_node_inside_is_forged(overlay: OverlayWorld, source: str) -> None:
+def test_an_overlay_packet_from_an_address_of_this_node_is_dropped(
+    overlay: OverlayWorld, source: str
+) -> None:
     pod, router = (A.ip6, ROUTER6) if ":" in source else (A.ip, ROUTER)
     for target in (pod, router):
         for vni in (6, REMOTE_IDENTITY):
@@ -160,7 +162,7 @@ def test_an_address_of_this_node_inside_is_forged(overlay: OverlayWorld, source:
 @pytest.mark.parametrize(
     ("source", "own"), [(REMOTE, ROUTER), (REMOTE, NODE), (REMOTE6, ROUTER6), (REMOTE6, NODE6)]
 )
-def test_what_is_for_the_node_reaches_its_stack(overlay: OverlayWorld, source: str, own: str) -> None:
+def test_overlay_packets_for_the_node_reach_its_stack(overlay: OverlayWorld, source: str, own: str) -> None:
     done = overlay.tunnel_brings(FRAME / echo(source, own))
     assert done.action == REDIRECT
     assert overlay.recorder.redirected == Redirected(2, BPF_F_INGRESS)
@@ -231,7 +233,7 @@ def test_a_packet_arrives_only_as_an_allowed_identity_of_a_node(
     assert (done.action == SHOT) == (expected is not None)
 
 
-def test_bytes_of_any_kind_are_no_danger(overlay: OverlayWorld) -> None:
+def test_random_bytes_in_the_tunnel_are_handled(overlay: OverlayWorld) -> None:
     whole = bytes(FRAME / tcp(REMOTE, A.ip, "S"))
     for length in range(34, len(whole)):
         assert overlay.tunnel_brings(whole[:length]).action in {REDIRECT, SHOT}

@@ -91,7 +91,9 @@ def hops(packet: Packet) -> int:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_what_a_pod_sends_leaves_by_the_device(routed: RoutedWorld, version: int) -> None:
+def test_with_host_routing_packets_of_a_pod_are_redirected_to_the_device(
+    routed: RoutedWorld, version: int
+) -> None:
     source, target = own(A, version), CLIENT[version]
     for flags in ("S", "A", "A", "PA"):  # evaluated, remembered, spared
         routed.recorder.nothing(WAY_OUT)
@@ -103,7 +105,7 @@ def test_what_a_pod_sends_leaves_by_the_device(routed: RoutedWorld, version: int
         assert hops(out.packet) == hops(Ether(bytes(sent))) - 1
 
 
-def test_a_next_hop_without_a_mac_is_for_the_kernel_to_ask_for(routed: RoutedWorld) -> None:
+def test_with_host_routing_the_kernel_resolves_unknown_next_hops(routed: RoutedWorld) -> None:
     routed.recorder.nothing(WAY_OUT._replace(answer=7))
     out = routed.pod_sends(A, from_pod(A) / udp(A.ip, OUTSIDE))
     assert out.action == REDIRECT
@@ -120,7 +122,9 @@ def test_a_next_hop_without_a_mac_is_for_the_kernel_to_ask_for(routed: RoutedWor
     ],
     ids=["no route", "unreachable", "too large", "another device"],
 )
-def test_what_routes_do_not_lead_out_is_the_stacks(routed: RoutedWorld, route: Route) -> None:
+def test_with_host_routing_packets_without_a_route_out_go_to_the_stack(
+    routed: RoutedWorld, route: Route
+) -> None:
     for flags in ("S", "A", "A"):
         routed.recorder.nothing(route)
         sent = from_pod(A) / tcp(A.ip, OUTSIDE, flags)
@@ -130,7 +134,7 @@ def test_what_routes_do_not_lead_out_is_the_stacks(routed: RoutedWorld, route: R
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_the_stack_answers_what_has_used_up_its_hops(routed: RoutedWorld, version: int) -> None:
+def test_with_host_routing_expired_packets_go_to_the_stack(routed: RoutedWorld, version: int) -> None:
     packet = from_pod(A) / udp(own(A, version), CLIENT[version])
     if version == 4:
         packet[IP].ttl = 1
@@ -145,14 +149,14 @@ def test_the_stack_answers_what_has_used_up_its_hops(routed: RoutedWorld, versio
     assert routed.comes(back).action == OK
 
 
-def test_what_goes_to_the_node_or_stays_on_a_link_is_the_stacks(routed: RoutedWorld) -> None:
+def test_with_host_routing_packets_to_the_node_go_to_the_stack(routed: RoutedWorld) -> None:
     for target in (NODE, NODE6, "ff02::1", "fe80::1"):
         assert routed.pod_sends(A, from_pod(A) / udp(own(A, 6 if ":" in target else 4), target)).action == OK
         assert routed.recorder.redirected is None
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_what_is_for_a_pod_goes_into_it_and_its_answers_out(routed: RoutedWorld, version: int) -> None:
+def test_with_host_routing_packets_reach_a_pod_and_replies_leave(routed: RoutedWorld, version: int) -> None:
     client, pod = CLIENT[version], own(B, version)
     for asked, answered in (("S", "SA"), ("A", "A"), ("A", "A")):
         sent = tcp(client, pod, asked)
@@ -166,7 +170,7 @@ def test_what_is_for_a_pod_goes_into_it_and_its_answers_out(routed: RoutedWorld,
         assert routed.recorder.redirected == Redirected(UPLINK, 0)
 
 
-def test_policy_has_its_say(routed: RoutedWorld) -> None:
+def test_with_host_routing_policy_is_enforced(routed: RoutedWorld) -> None:
     routed.allow(B, [(PolicyKey(0, egress=True), PolicyEntry())])
     assert routed.comes(tcp(OUTSIDE, B.ip, "S")).dropped == (DENIED, INGRESS)
     routed.pod_sends(B, from_pod(B) / tcp(B.ip, OUTSIDE, "S", sport=5000, dport=443))
@@ -176,7 +180,7 @@ def test_policy_has_its_say(routed: RoutedWorld) -> None:
     assert routed.comes(echo(OUTSIDE, B.ip, reply=True)).action == REDIRECT
 
 
-def test_what_is_for_no_pod_is_the_stacks(routed: RoutedWorld) -> None:
+def test_with_host_routing_packets_without_a_pod_go_to_the_stack(routed: RoutedWorld) -> None:
     for target in (NODE, "10.1.0.99"):
         assert routed.comes(tcp(OUTSIDE, target, "S")).action == OK
 
@@ -210,7 +214,7 @@ def test_answers_to_a_proxy_of_this_node_do_not_pass_the_stack(
         assert routed.pod_sends(B, from_pod(B) / answer).action == REDIRECT
 
 
-def test_links_of_other_plugins_are_theirs(routed: RoutedWorld) -> None:
+def test_with_host_routing_links_of_other_plugins_are_not_redirected_to(routed: RoutedWorld) -> None:
     chained = replace(A, flags=ROUTED_BY_HOST)
     assert routed.pod_sends(chained, from_pod(A) / udp(A.ip, OUTSIDE)).action == OK
     link = struct.pack("<I", A.address().ifindex)
@@ -220,7 +224,7 @@ def test_links_of_other_plugins_are_theirs(routed: RoutedWorld) -> None:
 
 
 @pytest.mark.parametrize("source", ["fe80::bad", "::"])
-def test_what_no_router_may_pass_on_is_left_to_the_stack(routed: RoutedWorld, source: str) -> None:
+def test_with_host_routing_unroutable_addresses_go_to_the_stack(routed: RoutedWorld, source: str) -> None:
     """It refuses it (RFC 4291, 2.5.2 and 2.5.6)."""
     assert routed.comes(udp(OUTSIDE6, A.ip6)).action == REDIRECT
     assert routed.comes(udp(source, A.ip6)).action == OK

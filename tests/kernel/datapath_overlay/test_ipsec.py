@@ -124,7 +124,7 @@ def test_what_is_for_a_node_that_announces_no_key_is_marked_with_the_own_one(ips
 
 
 @pytest.mark.parametrize("mark", [BY_PROXY_FOR_A, BY_INGRESS_PROXY])
-def test_so_is_what_proxies_send_in_its_name(ipsec: IpsecWorld, mark: int) -> None:
+def test_proxied_packets_are_marked_with_the_node_and_key(ipsec: IpsecWorld, mark: int) -> None:
     sent = ipsec.host_sends(from_host() / udp(A.ip, REMOTE), mark=mark)
     assert (sent.action, sent.mark) == (OK, FOR_NODE_1_WITH_KEY_3)
 

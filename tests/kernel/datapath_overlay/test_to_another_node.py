@@ -86,7 +86,9 @@ def test_an_address_the_ipcache_does_not_know_goes_by_its_network(
 
 
 @pytest.mark.parametrize("destination", [OUTSIDE, NODE, OTHER_NODE, "10.3.0.1"])
-def test_what_is_for_no_pod_takes_the_stack(overlay: OverlayWorld, destination: str) -> None:
+def test_in_the_overlay_packets_without_a_pod_go_to_the_stack(
+    overlay: OverlayWorld, destination: str
+) -> None:
     overlay.identify(OTHER_NODE, 6)
     assert overlay.pod_sends(A, from_pod(A) / udp(A.ip, destination)).action == OK
     assert overlay.recorder.tunnelled is None
@@ -110,7 +112,7 @@ def test_without_a_tunnel_everything_takes_the_stack(overlay: OverlayWorld) -> N
     assert overlay.recorder.tunnelled is None
 
 
-def test_policy_is_asked_before_the_tunnel(overlay: OverlayWorld) -> None:
+def test_policy_is_enforced_before_encapsulation(overlay: OverlayWorld) -> None:
     overlay.allow(
         A, [(PolicyKey(REMOTE_IDENTITY, egress=True, protocol=17, port=53, port_bits=16), PolicyEntry())]
     )
@@ -119,7 +121,7 @@ def test_policy_is_asked_before_the_tunnel(overlay: OverlayWorld) -> None:
 
 
 @pytest.mark.parametrize("remembered", [False, True])
-def test_a_pod_cannot_play_the_tunnel(overlay: OverlayWorld, remembered: bool) -> None:
+def test_vxlan_packets_of_a_pod_are_dropped(overlay: OverlayWorld, remembered: bool) -> None:
     forged = from_pod(A) / udp(A.ip, OTHER_NODE, dport=PORT)
     if remembered:
         overlay.set_tunnel(on=False)
@@ -187,7 +189,7 @@ def test_an_ipv6_packet_above_the_tunnel_mtu_gets_packet_too_big(overlay: Overla
 @pytest.mark.parametrize(
     ("source", "service", "backend"), [(A.ip, VIP, REMOTE), (A.ip6, VIP6, REMOTE6)], ids=["ipv4", "ipv6"]
 )
-def test_what_does_not_fit_is_quoted_as_the_pod_has_sent_it(
+def test_an_icmp_error_quotes_the_packet_as_the_pod_sent_it(
     overlay: OverlayWorld, source: str, service: str, backend: str
 ) -> None:
     Services(overlay.maps).serve(service, [Backend(1, backend)], port=53)
@@ -206,7 +208,9 @@ def test_what_does_not_fit_is_quoted_as_the_pod_has_sent_it(
 
 
 @pytest.mark.parametrize(("length", "flags"), [(MTU, "DF"), (MTU + 1, "")])
-def test_what_fits_or_may_be_fragmented_goes(overlay: OverlayWorld, length: int, flags: str) -> None:
+def test_packets_that_fit_or_may_be_fragmented_are_encapsulated(
+    overlay: OverlayWorld, length: int, flags: str
+) -> None:
     packet = big(A.ip, REMOTE, length)
     packet[IP].flags = flags
     assert overlay.pod_sends(A, packet).action == REDIRECT
@@ -280,7 +284,7 @@ def test_over_ipv6_packets_go_to_the_node_with_the_range(overlay: OverlayWorld, 
     assert overlay.recorder.tunnelled == over_ipv6(6, source)
 
 
-def test_over_ipv6_what_is_for_no_range_does_as_before(overlay: OverlayWorld) -> None:
+def test_over_ipv6_packets_outside_pod_ranges_go_to_the_stack(overlay: OverlayWorld) -> None:
     """Other nodes and the world by the stack; and a range whose node's address is still of IPv4."""
     overlay.over_ipv6()
     overlay.identify(OTHER_NODE, 6)

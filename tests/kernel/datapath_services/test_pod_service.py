@@ -192,7 +192,7 @@ def test_a_client_with_affinity_comes_back_to_its_backend(
 
 
 @pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
-def test_policy_is_asked_about_the_backend(
+def test_policy_is_enforced_against_the_backend(
     world: World, services: Services, vip: str, a: str, b: str
 ) -> None:
     services.serve(vip, [Backend(11, b)])
@@ -235,7 +235,7 @@ def silent() -> Iterator[World]:
         yield world
 
 
-def test_or_drops_what_comes(silent: World) -> None:
+def test_with_no_backend_response_drop_a_service_without_backends_drops(silent: World) -> None:
     silent.reset()
     Services(silent.maps).serve(VIP, [])
     assert silent.pod_sends(A, request("tcp", A.ip, VIP)).dropped == (158, EGRESS)
@@ -257,7 +257,7 @@ def mitigating() -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
-def test_or_is_left_to_its_owner_while_the_node_does_not_have_it(
+def test_an_external_address_of_another_owner_is_not_translated(
     mitigating: World, vip: str, a: str, b: str
 ) -> None:
     mitigating.reset()
@@ -299,7 +299,9 @@ def test_a_pod_reaches_itself_by_a_service(world: World, services: Services) -> 
 
 
 @pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
-def test_errors_about_it_name_the_service(world: World, services: Services, vip: str, a: str, b: str) -> None:
+def test_icmp_errors_about_service_traffic_quote_the_service(
+    world: World, services: Services, vip: str, a: str, b: str
+) -> None:
     services.serve(vip, [Backend(11, b)])
     sent = world.pod_sends(A, request("udp", a, vip)).packet
     kind = ICMPv6DestUnreach(code=4) if ":" in vip else ICMP(type=3, code=3)

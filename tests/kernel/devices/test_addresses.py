@@ -46,7 +46,7 @@ async def test_addresses_on_lo_are_not_the_nodes_with_a_default_route_elsewhere(
         assert str(found.get(Family.IPV4)) == "192.0.2.7"
 
 
-async def test_it_is_what_the_default_route_sends_from(in_node: None) -> None:
+async def test_the_source_of_the_default_route_is_chosen(in_node: None) -> None:
     run("ip addr add 10.9.9.9/32 dev lo", *uplink("eth0"), *uplink("eth1"))
     run("ip addr add 192.0.2.7/24 dev eth0", "ip addr add 198.51.100.7/24 dev eth1")
     run("ip addr add 2001:db8:1::7/64 dev eth1 nodad", "ip -6 route add default via 2001:db8:1::1")

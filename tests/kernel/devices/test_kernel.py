@@ -46,7 +46,7 @@ def pair(one: str, two: str) -> VethPair:
     return VethPair(one, random_mac(), two, random_mac(), 1400, None)
 
 
-async def test_what_is_there_at_the_start_is_in_the_table(in_node: None) -> None:
+async def test_existing_devices_are_listed_at_the_start(in_node: None) -> None:
     async with node() as (table, _):
         [lo] = table.all()
         assert (lo.name, lo.ifindex, lo.up) == ("lo", 1, True)

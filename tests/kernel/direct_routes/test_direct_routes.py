@@ -140,7 +140,7 @@ async def test_a_route_that_is_not_ours_is_never_replaced() -> None:
     assert routes()["10.2.0.0/24"] == "192.0.2.9"
 
 
-async def test_what_an_earlier_agent_left_goes_once_all_nodes_are_known() -> None:
+async def test_routes_of_an_earlier_agent_are_removed_when_all_nodes_are_known() -> None:
     furnish()
     change("add", "10.9.0.0/24", "192.0.2.9")
     nodes = table(OWN, node(2, "10.2.0.0/24"))

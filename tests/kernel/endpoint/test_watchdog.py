@@ -135,7 +135,7 @@ def seen(hive: Hive, made: Endpoint) -> tuple[object, ...]:
     )
 
 
-async def test_it_is_degraded_while_an_endpoint_cannot_be_made_right(in_node: None) -> None:
+async def test_health_is_degraded_while_an_endpoint_cannot_be_repaired(in_node: None) -> None:
     with pods(1) as [pod]:
         async with agent(**INTERVAL) as hive:
             made = add_pod(hive, 1, pod)

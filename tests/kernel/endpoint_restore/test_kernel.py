@@ -123,7 +123,7 @@ def spoil(endpoints: list[Endpoint]) -> None:
         configs.update(struct.pack("<I", 4711), bytes(64))
 
 
-def test_rows_that_are_wrong_are_made_right() -> None:
+def test_wrong_map_rows_are_corrected_at_restore() -> None:
     with node_with_pods(3) as (node, made):
         before = node.run(snapshot)
         node.run(spoil, made)

@@ -122,7 +122,7 @@ async def test_no_reader_is_attached_without_a_subscriber(emitter: bytes) -> Non
         assert open_descriptors() == descriptors
 
 
-async def test_what_overflows_the_buffer_is_counted(emitter: bytes) -> None:
+async def test_lost_events_of_a_full_buffer_are_counted(emitter: bytes) -> None:
     async with running(emitter, monitor_num_pages=1) as (events_, _, emit):
         with events_.subscribe() as subscription, anyio.fail_after(30):
             assert emit(DROPPED, 500) == -errno.ENOSPC

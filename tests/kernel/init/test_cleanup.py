@@ -139,7 +139,7 @@ def test_programs_on_any_interface_go_by_their_name(in_node: None, tmp_path: Pat
     assert "other" in tc("filter", "show", "dev", "eth7", "egress")
 
 
-def test_it_asks_first_and_no_means_no(in_node: None, places: list[str]) -> None:
+def test_cleanup_asks_and_a_refusal_changes_nothing(in_node: None, places: list[str]) -> None:
     make_pin(Path("/sys/fs/bpf/tc/globals"), "cilium_lxc")
     result = CliRunner().invoke(command, places, input="n\n", catch_exceptions=False)
     assert "Nothing was removed." in result.output
@@ -159,7 +159,7 @@ def test_one_step_that_fails_does_not_stop_the_next(
     assert not (tmp_path / "state").exists()
 
 
-def test_it_is_refused_while_an_agent_runs(in_node: None, tmp_path: Path, places: list[str]) -> None:
+def test_cleanup_is_refused_while_an_agent_runs(in_node: None, tmp_path: Path, places: list[str]) -> None:
     import fcntl
 
     with (tmp_path / "state" / "agent.lock").open("w") as lock:

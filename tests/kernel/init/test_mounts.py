@@ -42,7 +42,7 @@ def test_bpffs_is_mounted_once(in_node: None, tmp_path: Path) -> None:
     assert call(mount_bpffs.command, target) == (0, f"bpffs is mounted on {target} already\n")
 
 
-def test_what_cannot_be_mounted_fails_for_bpffs(in_node: None, tmp_path: Path) -> None:
+def test_a_failed_mount_of_bpffs_exits_1(in_node: None, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, output = call(mount_bpffs.command, str(tmp_path / "file" / "bpf"))
     assert code == 1

@@ -11,7 +11,7 @@ from cells.maps.metrics import loaded_maps, loaded_programs, operations
 pytestmark = pytest.mark.kernel
 
 
-def test_what_is_done_to_a_map_is_counted_one_by_one_and_at_once(in_node: None) -> None:
+def test_map_operations_are_counted_singly_and_in_batches(in_node: None) -> None:
     with create_map(MapSpec("counted", MapType.HASH, 4, 8, 4)) as table:
         keys = [number.to_bytes(4, "little") for number in range(6)]
         table.update(keys[0], bytes(8))

@@ -70,7 +70,7 @@ async def test_a_map_of_another_size_keeps_its_entries(in_node: None) -> None:
         assert ("max 2048" in warning["new"], warning["entries"]) == (True, 500)
 
 
-async def test_what_old_programs_write_meanwhile_is_taken_over_at_the_end(in_node: None) -> None:
+async def test_entries_written_during_a_migration_are_copied(in_node: None) -> None:
     async with agent() as node:
         for number in range(4):
             node.maps.ct4_tcp.update(flow(number), entry(10))
@@ -92,7 +92,7 @@ async def test_what_old_programs_write_meanwhile_is_taken_over_at_the_end(in_nod
             assert former_pins() == set()
 
 
-async def test_a_start_cut_short_is_made_good_by_the_next(in_node: None) -> None:
+async def test_an_interrupted_start_is_completed_by_the_next(in_node: None) -> None:
     async with agent() as node:
         node.maps.ct4_tcp.update(flow(0), entry())
     with open_map(GLOBALS / "cilium_ct4_global") as old:

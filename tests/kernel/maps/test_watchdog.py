@@ -44,7 +44,9 @@ def seen(node: Node) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("damage", [pin_of_a_map, pin_of_a_policy, another_map, all_pins, policy_taken_away])
-async def test_it_comes_back(damage: Callable[[Node, PolicyMap], None], in_node: None) -> None:
+async def test_a_removed_map_pin_is_restored(
+    damage: Callable[[Node, PolicyMap], None], in_node: None
+) -> None:
     async with agent() as node:
         policy = node.policies.acquire()
         node.policies.release(node.policies.acquire())

@@ -132,7 +132,7 @@ async def test_a_key_is_published_once_there_are_states_of_it(in_node: None, tmp
         assert published(hive) == [EncryptionKey(4, overhead=77)]
 
 
-async def test_what_would_leave_in_clear_is_refused(in_node: None, tmp_path: Path) -> None:
+async def test_settings_that_would_send_clear_text_are_refused(in_node: None, tmp_path: Path) -> None:
     on = {"enable-ipsec": "true", "ipsec-key-file": str(key_file(tmp_path, KEY))}
     why = "enable-ipv4=false: nodes find each other's keys by their IPv4 addresses"
     with pytest.raises(StartError, match=why):

@@ -35,7 +35,7 @@ def shown(links: HostLinks, name: str) -> tuple[object, ...]:
     return (found.mac, found.mtu, found.kind, found.up, found.arp, found.tx_queue_length, found.link_netnsid)
 
 
-async def test_both_ways_make_the_same(in_node: None) -> None:
+async def test_synchronous_and_asynchronous_requests_have_the_same_effect(in_node: None) -> None:
     routes = (
         (ip_network("10.0.1.5/32"), None, None),
         (ip_network("10.0.1.0/24"), ip_address("10.0.1.5"), ip_address("10.0.1.5")),
@@ -99,6 +99,6 @@ async def test_a_refusal_of_the_kernel_is_reported_in_one_line(in_node: None) ->
     assert str(caught.value).startswith("set route 10.0.1.0/24: ")
 
 
-def test_it_is_not_loaded_before_it_is_needed() -> None:
+def test_the_netlink_library_is_loaded_on_first_use() -> None:
     code = "import sys; import cells.agent; sys.exit('pyroute2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

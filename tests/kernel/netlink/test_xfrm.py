@@ -93,7 +93,7 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-async def test_policies_are_made_listed_replaced_and_removed(in_node: None) -> None:
+async def test_xfrm_policies_are_created_listed_replaced_and_removed(in_node: None) -> None:
     kernel, made = XfrmKernel(), policies()
     assert await kernel.set_policies(made) == [None] * 8
     assert set(await kernel.policies()) == set(made)

@@ -77,7 +77,7 @@ def damage(hive: Hive, command: str) -> Callable[[], None]:
     return do
 
 
-async def test_it_comes_back_while_the_agent_runs(in_node: None) -> None:
+async def test_a_removed_router_is_restored_while_the_agent_runs(in_node: None) -> None:
     async with agent(**DUAL) as hive:
         before, gateways = seen(), hive.get(Router).gateways
         for command in DAMAGES:
@@ -90,7 +90,7 @@ async def test_it_comes_back_while_the_agent_runs(in_node: None) -> None:
             assert hive.get(Router).gateways == gateways, command
 
 
-async def test_it_comes_back_with_the_next_start(in_node: None) -> None:
+async def test_a_removed_router_is_restored_by_the_next_start(in_node: None) -> None:
     for command in [*DAMAGES[:4], DAMAGES[9]]:
         async with agent(**DUAL) as hive:
             before, gateways = seen(), hive.get(Router).gateways

@@ -224,7 +224,7 @@ async def test_an_external_address_is_served_that_no_node_has(
 
 
 @pytest.mark.parametrize("version", EXTERNAL)
-async def test_or_is_left_to_its_owner_while_the_node_does_not_have_it(
+async def test_an_external_address_of_another_owner_is_not_translated(
     in_node: None, cgroup: Path, version: str
 ) -> None:
     flags = ServiceFlag.EXTERNAL_IP | ServiceFlag.ROUTABLE

@@ -129,7 +129,7 @@ async def test_another_control_group_is_served_instead(in_node: None, cgroup: Pa
 
 
 @pytest.mark.anyio
-async def test_switched_off_nothing_is_left(in_node: None, cgroup: Path) -> None:
+async def test_with_bpf_lb_sock_off_no_program_is_attached(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         node.services.serve(VIP, [Backend(1, "127.0.0.1")])
         assert is_served()
@@ -157,7 +157,7 @@ async def test_a_cgroup_root_that_is_not_a_cgroup_is_reported(in_node: None, cgr
 
 
 @pytest.mark.anyio
-async def test_a_missing_mount_is_made(in_node: None, cgroup: Path) -> None:
+async def test_a_missing_cgroup_mount_is_created(in_node: None, cgroup: Path) -> None:
     root = find_root(Path("/run/cgroup-of-its-own"))
     assert (root.path / "cgroup.procs").exists()
     assert root.is_whole

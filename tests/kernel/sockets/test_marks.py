@@ -19,7 +19,7 @@ pods = st.sampled_from([256, 32767, 32768, 65535, 1 << 16, 1 << 23]) | st.intege
 @given(pods, st.sampled_from([4, 6]), st.sampled_from([socket.SOCK_STREAM, socket.SOCK_DGRAM]))
 @example(32768, 4, socket.SOCK_DGRAM)
 @example((1 << 24) - 1, 6, socket.SOCK_STREAM)
-def test_the_mark_of_a_socket_that_asks_in_a_pods_name(
+def test_sockets_of_the_dns_proxy_have_the_mark_of_the_identity_of_the_pod(
     identity: int, version: int, kind: socket.SocketKind
 ) -> None:
     with upstream(version, identity, kind) as made:

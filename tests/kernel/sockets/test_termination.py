@@ -113,7 +113,7 @@ async def test_sockets_of_ipv6_end_too(in_node: None, cgroup: Path) -> None:
             await eventually(lambda: not peer(caller))
 
 
-async def test_what_went_while_no_agent_ran_is_found(in_node: None, cgroup: Path) -> None:
+async def test_sockets_of_backends_removed_without_an_agent_are_closed(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
         await serve(node, (VIP, (GONE,)))
         caller = socket.socket(V4, UDP)

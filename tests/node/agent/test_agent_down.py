@@ -150,7 +150,7 @@ def test_a_plugin_that_is_writing_to_the_queue_is_waited_for(lab: Lab) -> None:
     assert agreed(lab).listed == {}
 
 
-def test_what_makes_no_sense_in_the_queue_does_not_keep_the_agent_from_serving(lab: Lab) -> None:
+def test_invalid_files_in_the_delete_queue_do_not_stop_the_agent(lab: Lab) -> None:
     attached = pods.add(lab, "pod")
     agent_process.crash(lab)
     with lab.open() as inside:

@@ -54,7 +54,7 @@ def endpoints(node: Lab) -> list[str]:
         ]
 
 
-def test_pods_come_and_go_with_and_without_it(lab: Lab) -> None:
+def test_pods_are_added_and_deleted_with_an_agent_in_other_directories(lab: Lab) -> None:
     (plugin,) = json.loads(lab.cni_conf.read_text())["plugins"]
     assert plugin["agent-socket"] == str(RUN / "cni.sock")
     first, second = pods.add(lab, "first"), pods.add(lab, "second")

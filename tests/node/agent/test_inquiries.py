@@ -77,7 +77,7 @@ def test_the_status_is_that_of_the_agent(lab: Lab) -> None:
     assert (told.code, told.json["code"], told.json["msg"]) == (1, 50, "DaemonDown")
 
 
-def test_what_the_runtime_has_forgotten_is_collected_even_over_a_restart(lab: Lab) -> None:
+def test_cni_gc_removes_forgotten_attachments_also_after_a_restart(lab: Lab) -> None:
     for pod in ("kept", "forgotten", "elsewhere"):
         lab.hold_pod(pod)
         changes = {"name": "other-net"} if pod == "elsewhere" else {}

@@ -116,7 +116,7 @@ def torment(lab: Lab, runtime: Runtime, chance: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2] if EVERY else [1])
-def test_whole_endpoints_or_none(node: Lab, seed: int) -> None:
+def test_a_killed_agent_leaves_whole_endpoints_or_none(node: Lab, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 (the same moments each time, as far as that goes)
     for pod in PODS:
         node.hold_pod(pod)

@@ -52,7 +52,7 @@ def send(target: str, count: int) -> None:
             sender.sendto(bytes(100), (target, 7))
 
 
-def test_what_pods_do_shows(node: Lab) -> None:
+def test_traffic_of_pods_is_counted_in_metrics(node: Lab) -> None:
     serving(node, "--prometheus-serve-addr=:9962", "--metrics=+cilium_statedb_table_objects")
     before = scrape(node)
     for pod in ("a", "b"):

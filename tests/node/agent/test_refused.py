@@ -152,7 +152,7 @@ def test_a_service_without_endpoints_refuses(
     eventually(everybody_is_refused)
 
 
-def test_or_is_silent_where_there_are_packets(node: Lab, tmp_path: Path) -> None:
+def test_a_service_without_endpoints_drops_packets_where_configured(node: Lab, tmp_path: Path) -> None:
     prepare(node)
     (tmp_path / "web.yaml").write_text(service() + slices({4: "", 6: ""}))
     known_pods(tmp_path, "client")
@@ -230,7 +230,7 @@ def test_an_external_address_that_is_the_nodes_own_is_refused(node: Lab, tmp_pat
             assert not answers(place, group, (NODE_ADDRESS, PORT)).endswith("server")
 
 
-def test_or_to_its_owner_where_only_addresses_of_the_node_are_served(node: Lab, tmp_path: Path) -> None:
+def test_an_external_address_of_another_owner_is_left_to_it(node: Lab, tmp_path: Path) -> None:
     mitigated = "--disable-external-ip-mitigation=false"
     with answering(node, tmp_path, mitigated), clients(node) as places:
         outside = places.pop("outside")[0]

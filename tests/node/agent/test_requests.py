@@ -226,7 +226,7 @@ def _refuses(host: Namespaces, address: str) -> bool:
     return host.run(ask_http, address, "/secret").status == 403
 
 
-def test_requests_by_ipv6_and_of_the_node_itself(node: Lab, tmp_path: Path) -> None:
+def test_http_rules_apply_to_ipv6_and_to_the_node(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path, "--allow-localhost=policy") as place, node.open() as host:
         answer = place.here.run(ask_http, place.server.ipv6, "/public/1")
         assert answer == (200, place.client.ipv6)
@@ -292,7 +292,7 @@ def _connects(address: str) -> bool:
     return True
 
 
-def test_rules_are_closed_and_say_so_while_no_envoy_runs(node: Lab, tmp_path: Path) -> None:
+def test_without_envoy_http_rules_deny_and_are_reported(node: Lab, tmp_path: Path) -> None:
     write(tmp_path, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
     pid = serving(node, f"--manifests-dir={tmp_path}", "--external-envoy-proxy=true")
     seller, client = pods.add(node, "server"), pods.add(node, "client")

@@ -65,7 +65,7 @@ def pidfile() -> tuple[str, int]:
     return path.read_text(), stat.S_IMODE(path.stat().st_mode)
 
 
-def test_what_appears_appears_in_order(lab: Lab) -> None:
+def test_start_steps_become_visible_in_order(lab: Lab) -> None:
     pods.add(lab, "pod")
     agent_process.crash(lab)
     conf = lab.cni_conf

@@ -55,7 +55,7 @@ def within(node: Lab, do: Callable[..., object], *args: object) -> None:
         inside.run(do, *args)
 
 
-def test_without_bpffs(node: Lab) -> None:
+def test_a_node_without_bpffs_is_refused(node: Lab) -> None:
     within(node, syscalls.unmount, "/sys/fs/bpf", syscalls.MNT_DETACH)
     refused(node, "no bpffs at bpf-root /sys/fs/bpf: mount one with: mount -t bpf bpf /sys/fs/bpf")
 
@@ -68,7 +68,7 @@ def test_without_bpffs(node: Lab) -> None:
         (("setpriv", "--bounding-set=-sys_admin"), "CAP_SYS_ADMIN"),
     ],
 )
-def test_without_privileges(node: Lab, wrapper: tuple[str, ...], lacks: str) -> None:
+def test_an_agent_without_privileges_is_refused(node: Lab, wrapper: tuple[str, ...], lacks: str) -> None:
     refused(node, f"the agent lacks {lacks}: run it as root, or grant the capabilities", wrapper=wrapper)
 
 
@@ -81,7 +81,7 @@ def test_a_state_directory_of_another_user_is_refused(node: Lab) -> None:
     refused(node, line, wrapper=NOT_OVER_FILES)
 
 
-def test_with_too_few_files(node: Lab) -> None:
+def test_a_too_low_file_limit_is_refused(node: Lab) -> None:
     line = (
         "the agent may open 100 files at most, and needs 256 and more, one for each pod:"
         " raise the limit (ulimit -Hn, or LimitNOFILE of systemd)"
@@ -89,7 +89,7 @@ def test_with_too_few_files(node: Lab) -> None:
     refused(node, line, wrapper=("prlimit", "--nofile=100:100"))
 
 
-def test_without_a_global_address(node: Lab) -> None:
+def test_a_node_without_a_global_address_is_refused(node: Lab) -> None:
     within(node, cut, "uplink")
     ended = run_agent(node)
     assert (ended.code, ended.line) == (
@@ -114,7 +114,7 @@ def read_only_sysctls() -> None:
     syscalls.mount("none", "/proc/sys", flags=syscalls.MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
-def test_with_kernel_settings_that_cannot_be_written(node: Lab) -> None:
+def test_a_read_only_proc_sys_is_refused(node: Lab) -> None:
     within(node, read_only_sysctls)
     ended = run_agent(node)
     assert ended.code == 1
@@ -150,12 +150,12 @@ def without_space() -> None:
         (without_space, "No space left on device"),
     ],
 )
-def test_a_state_directory_that_takes_no_files(node: Lab, prepare: Callable[[], None], why: str) -> None:
+def test_an_unwritable_state_directory_is_refused(node: Lab, prepare: Callable[[], None], why: str) -> None:
     within(node, prepare)
     refused(node, f"state-dir /var/run/cilium is not usable: {why}; {EXPECTED}")
 
 
-def test_a_file_in_place_of_a_directory(node: Lab) -> None:
+def test_a_file_in_place_of_a_directory_is_refused(node: Lab) -> None:
     refused(
         node,
         f"state-dir /proc/version is not usable: /proc/version: File exists; {EXPECTED}",
@@ -195,7 +195,7 @@ def listens(port: int) -> bool:
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
 @pytest.mark.parametrize("name", ["cilium.sock", "cni.sock"])
-def test_a_socket_that_a_live_process_serves(node: Lab, name: str, kind: int) -> None:
+def test_a_socket_in_use_is_refused(node: Lab, name: str, kind: int) -> None:
     within(node, (RUN / "cilium.pid").write_text, "1\n")
     with listening(node, socket.AF_UNIX, kind, str(RUN / name)):
         line = f"another process serves /var/run/cilium/{name}: stop that agent, or choose another state-dir"
@@ -226,7 +226,7 @@ def test_sockets_and_pidfile_of_a_dead_agent_are_taken_over(node: Lab) -> None:
     pods.add(node, "pod")
 
 
-def test_a_second_agent(lab: Lab) -> None:
+def test_a_second_agent_is_refused(lab: Lab) -> None:
     pid = agent_process.running(lab)
     pods.add(lab, "pod")
     refused(lab, f"another agent (pid {pid}) has the same state-dir, /var/run/cilium: stop it first")
@@ -235,7 +235,7 @@ def test_a_second_agent(lab: Lab) -> None:
     assert len(agreed(lab).listed) == 1
 
 
-def test_a_health_port_that_is_taken(node: Lab) -> None:
+def test_a_used_health_port_is_refused(node: Lab) -> None:
     with listening(node, socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 9879)):
         ended = run_agent(node)
         assert ended.code == 1
@@ -254,7 +254,7 @@ def test_a_health_port_that_is_taken(node: Lab) -> None:
 # The datapath
 
 
-def test_a_datapath_that_is_none(lab: Lab, tmp_path: Path) -> None:
+def test_an_invalid_datapath_object_is_refused(lab: Lab, tmp_path: Path) -> None:
     first, second = pods.add(lab, "first"), pods.add(lab, "second")
     with lab.open() as inside:
         before = inside.run(in_kernel)

@@ -62,7 +62,7 @@ def chains() -> int:
     return sum(run("", f"iptables-{kind}-save").count("KUBE-SVC") for kind in ("legacy", "nft"))
 
 
-def test_the_steps_of_the_page(node: Lab, tmp_path: Path) -> None:
+def test_the_documented_replacement_of_kube_proxy_works(node: Lab, tmp_path: Path) -> None:
     with node.open() as place:
         for kind in ("legacy", "nft"):
             place.run(run, OF_KUBE_PROXY, f"iptables-{kind}-restore", "--noflush")

@@ -112,14 +112,14 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
         yield Pod(node, tmp_path_factory.mktemp("bin"))
 
 
-def test_each_exec_answers(agent: Pod) -> None:
+def test_every_exec_of_cilium_cli_succeeds(agent: Pod) -> None:
     for one in EXECS:
         printed = agent.on_terminal(*one.words) if one.terminal else agent.text(*one.words)
         assert one.reads(printed), f"{one.words}: {printed}"
     assert b"multicast is not built" in agent.run(*MULTICAST, code=1)
 
 
-def test_its_health_test_is_content(agent: Pod) -> None:
+def test_the_health_test_of_cilium_cli_passes(agent: Pod) -> None:
     pid = agent_process.running(agent.node)
     assert pid is not None
     socket = agent_process.api_socket(pid).with_name("health.sock")
@@ -127,7 +127,7 @@ def test_its_health_test_is_content(agent: Pod) -> None:
     assert HEALTH.reads(agent.on_terminal(*HEALTH.words))
 
 
-def test_features_are_detected(agent: Pod) -> None:
+def test_cilium_cli_detects_features(agent: Pod) -> None:
     status = agent.json("cilium", "status", "-o", "json")
     assert ("proxy" in status) == (find_spec("envoy") is not None), "L7 proxy is detected by it"
     assert status["host-firewall"]["mode"] in {"Disabled", "Enabled"}
@@ -153,7 +153,7 @@ def test_features_are_detected(agent: Pod) -> None:
     assert {name: config[name] for name in read} == read
 
 
-def test_waiting_for_policies_services_and_identities(agent: Pod) -> None:
+def test_cilium_cli_waits_for_policies_services_and_identities(agent: Pod) -> None:
     def ready() -> bool:
         endpoints = agent.json("cilium", "endpoint", "list", "-o", "json")
         return bool(endpoints) and all(one["status"]["state"] == "ready" for one in endpoints)
@@ -168,7 +168,7 @@ def test_waiting_for_policies_services_and_identities(agent: Pod) -> None:
     assert "0.0.0.0/0" in prefixes
 
 
-def test_metrics_and_encryption_are_read(agent: Pod) -> None:
+def test_cilium_cli_reads_metrics_and_encryption(agent: Pod) -> None:
     metrics = agent.json("cilium", "metrics", "list", "-o", "json")
     assert all({"name", "value"} <= one.keys() for one in metrics)
     assert "cilium_endpoint_state" in {one["name"] for one in metrics}
@@ -207,7 +207,7 @@ LOOKS = (
 """What people look at."""
 
 
-def test_people_look_at_a_node(agent: Pod) -> None:
+def test_manual_cilium_dbg_commands_work_on_a_node(agent: Pod) -> None:
     for words in LOOKS:
         assert agent.text("cilium-dbg", *words.split()) or words == "bpf egress list"
 

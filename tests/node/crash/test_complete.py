@@ -122,7 +122,7 @@ def test_whatever_an_agent_does_the_interposer_sees_what_strace_sees(witnessed: 
     assert upgraded["bpf PROG_LOAD"] > restored["bpf PROG_LOAD"]
 
 
-def test_what_writes_is_never_taken_for_harmless() -> None:
+def test_writing_system_calls_are_never_classified_as_harmless() -> None:
     """Those that the issue of crashes names, and their kin."""
     writing = """
         write writev pwrite64 pwritev pwritev2 sendto sendmsg sendmmsg sendfile splice copy_file_range

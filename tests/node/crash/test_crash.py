@@ -39,7 +39,7 @@ def told(lab: Lab, point: int, calls: list[str]) -> Iterator[None]:
         raise
 
 
-def test_first_start(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_its_first_start_recovers(drill: Drill) -> None:
     calls = drill.record_start()
     serving(drill.lab)
     drill.keep_in_mind()
@@ -86,19 +86,19 @@ def starts(drill: Drill, what: str, *settings: str, between: bool) -> None:
     agent_process.crash(drill.lab)
 
 
-def test_restore(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_restore_recovers(drill: Drill) -> None:
     with drill.survivors():
         starts(drill, "restore", between=False)
 
 
-def test_upgrade(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_an_upgrade_recovers(drill: Drill) -> None:
     """Another build of the datapath, and another size of a map whose rows move: there, and back again."""
     build = f"--datapath-object={second_build(drill.lab)}"
     with drill.survivors():
         starts(drill, "upgrade", build, "--bpf-ct-global-any-max=70000", between=True)
 
 
-def test_shutdown(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_its_stop_recovers(drill: Drill) -> None:
     def stop() -> None:
         pid = agent_process.running(drill.lab)
         assert pid is not None
@@ -129,11 +129,11 @@ def test_shutdown(drill: Drill) -> None:
                 agent_process.crash(drill.lab)
 
 
-def test_add(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_an_add_recovers(drill: Drill) -> None:
     adds(drill, "ADD", drill.start)
 
 
-def test_a_recovery_that_is_cut_too(drill: Drill) -> None:
+def test_an_agent_killed_again_during_recovery_recovers(drill: Drill) -> None:
     """Its successor is killed as well, while it clears away what the first one left."""
     chance = random.Random(f"{SEED} recovery")  # noqa: S311 (the same points each time)
 
@@ -180,7 +180,7 @@ def adds(drill: Drill, what: str, recover: Callable[[], object]) -> None:
                 assert invoke(lab, "cut", "DEL").code == 0
 
 
-def test_delete(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_a_delete_recovers(drill: Drill) -> None:
     lab = drill.lab
     lab.hold_pod("cut")
     with drill.survivors():
@@ -205,7 +205,7 @@ def test_delete(drill: Drill) -> None:
                 drill.whole()
 
 
-def test_queue(drill: Drill) -> None:
+def test_an_agent_killed_at_any_call_of_the_delete_queue_recovers(drill: Drill) -> None:
     """Deletes queued while no agent was there, its successor killed while it does them."""
     lab = drill.lab
     namespaces = {"first": "/run/netns/first", "second": None}

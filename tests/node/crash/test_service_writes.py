@@ -88,7 +88,7 @@ def wanted(services: dict[int, tuple[str, ...]]) -> Served:
     }
 
 
-def test_no_frontend_leads_nowhere_whenever_the_agent_is_killed(drill: Drill, tmp_path: Path) -> None:
+def test_every_frontend_has_its_backends_whenever_the_agent_is_killed(drill: Drill, tmp_path: Path) -> None:
     lab, folder = drill.lab, tmp_path / "objects"
     folder.mkdir()
     settings = (f"--manifests-dir={folder}", *SETTINGS)

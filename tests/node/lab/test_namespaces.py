@@ -100,7 +100,7 @@ def test_a_whole_test_can_run_in_a_node(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("in_node")
-async def test_an_async_test_too() -> None:
+async def test_a_whole_async_test_can_run_in_a_node() -> None:
     assert links() == ["lo"]
 
 

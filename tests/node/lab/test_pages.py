@@ -20,7 +20,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_commands_of_the_pages_print_the_documented_output(page: str, tmp_path: Path) -> None:
     path = ROOT / "docs" / page
     lab = Lab(f"pages-{os.getpid()}")
     try:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.node
 
 
 @pytest.mark.parametrize("page", ["start/two-nodes.md", "operate/check.md", "operate/bgp-lab.md"])
-def test_everything_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
+def test_commands_of_the_pages_print_the_documented_output(page: str, tmp_path: Path) -> None:
     need_root()
     path = ROOT / "docs" / page
     cluster = Cluster(f"walk{os.getpid()}")

@@ -125,7 +125,7 @@ def restart(cluster: Cluster, lab: Lab) -> None:
     agent_process.wait_ready(lab, pid)
 
 
-def test_what_is_taken_from_the_device_comes_back(cluster: Cluster) -> None:
+def test_removed_wireguard_peers_are_restored(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     with first.open() as node:
         node.run(partial(os.system, "ip link delete cilium_wg0"))

@@ -29,7 +29,7 @@ def chosen(family: Family, *devices: Device, **known: str) -> str:
     return f"{found.ip} by {found.origin}" if isinstance(found, NodeAddress) else ""
 
 
-def test_the_first_that_is_known_wins() -> None:
+def test_the_first_known_address_is_chosen() -> None:
     known = {"internal": "198.51.100.1", "configured": "198.51.100.2", "route_source": "198.51.100.3"}
     assert chosen(V4, ETH0, **known) == "198.51.100.1 by Node object"
     del known["internal"]

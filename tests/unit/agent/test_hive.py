@@ -286,7 +286,7 @@ async def test_whichever_hook_fails_the_agent_ends_cleanly(
     assert len({one.hook for one in failed}) > 8
 
 
-async def test_nothing_of_the_start_takes_time(tmp_path: Path, settings: dict[str, object]) -> None:
+async def test_the_start_waits_for_no_timer(tmp_path: Path, settings: dict[str, object]) -> None:
     with VirtualClock() as clock:
         began = clock.now
         async with started(agent, *fakes(tmp_path, FakeKernel(), without_links()), settings=settings):

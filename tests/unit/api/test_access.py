@@ -40,12 +40,12 @@ NAMES = ["GetConfig", "GetHealthz", "PutEndpointID", ""]
     ],
     ids=["all", "none", "some", "two"],
 )
-def test_what_is_not_named_is_off(allowed: list[str], off: set[str]) -> None:
+def test_api_operations_that_are_not_listed_are_disabled(allowed: list[str], off: set[str]) -> None:
     assert denied(allowed, NAMES) == off
 
 
 @pytest.mark.parametrize("wanted", ["GetHealth", "get*", ""])
-def test_a_name_that_is_none_is_refused(wanted: str) -> None:
+def test_an_unknown_operation_name_is_refused(wanted: str) -> None:
     with pytest.raises(UsageError, match="no such operation; expected"):
         denied([wanted], NAMES)
 

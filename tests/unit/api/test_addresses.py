@@ -13,7 +13,7 @@ from tests.unit.api.pods import request_body
 pytestmark = pytest.mark.anyio
 
 
-async def test_addresses_one_by_one(tmp_path: Path) -> None:
+async def test_addresses_are_allocated_and_released_one_by_one(tmp_path: Path) -> None:
     async with running_node(tmp_path, cidr="10.0.1.0/30") as node:
         taken = await node.ask("POST", "/v1/ipam/10.0.1.1?owner=me&pool=default")
         assert (taken.status, taken.raw) == (200, b"")
@@ -44,7 +44,7 @@ async def test_the_routers_address_is_not_given_away(tmp_path: Path) -> None:
         assert node.ipam.owner(ROUTER) == "router"
 
 
-async def test_families_this_node_has_not_got(tmp_path: Path) -> None:
+async def test_allocation_of_a_disabled_family_is_refused(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         assert (await node.ask("POST", "/v1/ipam?family=ipv6")).status == 502
         unknown = await node.ask("POST", "/v1/ipam?family=ipx")

@@ -97,7 +97,9 @@ def test_sending_the_configuration_back_changes_nothing(enforcement: Enforcement
         ),
     ],
 )
-def test_what_is_named_is_changed(wanted: DaemonConfigurationSpec, enforced: Enforced) -> None:
+def test_named_options_are_changed_and_others_stay(
+    wanted: DaemonConfigurationSpec, enforced: Enforced
+) -> None:
     assert requested_configuration(wanted, NOW, NOTIFICATIONS) == (enforced, NOTIFICATIONS)
 
 
@@ -135,12 +137,12 @@ def test_notifications_are_changed(options: dict[str, str], notifications: Monit
         ),
     ],
 )
-def test_what_cannot_be_changed_is_named(wanted: DaemonConfigurationSpec, text: str) -> None:
+def test_unchangeable_options_are_refused_by_name(wanted: DaemonConfigurationSpec, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         requested_configuration(wanted, NOW, NOTIFICATIONS)
 
 
-def test_switches_that_ask_for_what_there_is_are_taken() -> None:
+def test_switches_with_the_current_value_are_accepted() -> None:
     wanted = DaemonConfigurationSpec(options={"ConntrackAccounting": "Disabled", "PolicyAccounting": "1"})
     assert requested_configuration(wanted, NOW, NOTIFICATIONS) == (NOW, NOTIFICATIONS)
 

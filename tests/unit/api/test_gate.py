@@ -103,7 +103,7 @@ async def all_of(ask: Client, wanted: tuple[tuple[str, str, int], ...]) -> list[
 
 
 @pytest.mark.parametrize(("method", "path", "status"), AT_ONCE)
-async def test_what_needs_no_daemon_is_answered_at_once(
+async def test_requests_without_need_of_the_daemon_are_answered_at_once(
     tmp_path: Path, method: str, path: str, status: int
 ) -> None:
     async with starting(tmp_path) as node:
@@ -112,7 +112,7 @@ async def test_what_needs_no_daemon_is_answered_at_once(
 
 
 @pytest.mark.parametrize(("method", "path", "status"), LATER)
-async def test_what_needs_the_daemon_is_answered_once_it_runs(
+async def test_requests_that_need_the_daemon_wait_for_it(
     tmp_path: Path, method: str, path: str, status: int
 ) -> None:
     answers: list[Answer] = []

@@ -60,7 +60,7 @@ async def processed(node: Node) -> dict[tuple[str, str, str], float]:
         ("endpoint-list", "GET", "/v1/endpoint"),
     ],
 )
-async def test_too_many_requests_are_answered_so(
+async def test_too_many_requests_are_answered_429(
     limiter: str, method: str, path: str, tmp_path: Path
 ) -> None:
     async with running_node(tmp_path, settings={"api-rate-limit": f"{limiter}={NOT_LATER}"}) as node:
@@ -74,7 +74,7 @@ async def test_too_many_requests_are_answered_so(
     assert counted == {(limiter, *outcome): 1, (limiter, "fail-limit-wait", "429"): 1}
 
 
-async def test_everything_else_is_never_limited(tmp_path: Path) -> None:
+async def test_other_operations_are_never_limited(tmp_path: Path) -> None:
     limits = ",".join(f"{name}={NOT_LATER}" for name in ("endpoint-get", "endpoint-list"))
     async with running_node(tmp_path, settings={"api-rate-limit": limits}) as node:
         for _ in range(60):
@@ -95,7 +95,7 @@ async def test_a_client_that_hangs_up_leaves_its_line(tmp_path: Path) -> None:
         }
 
 
-async def test_a_stop_lets_go_of_who_waits(tmp_path: Path) -> None:
+async def test_a_stop_releases_waiting_requests(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as clients:
         async with running_node(tmp_path, settings={"api-rate-limit": f"endpoint-list={ONCE}"}) as node:
             assert (await node.ask("GET", "/v1/endpoint")).status == 200
@@ -108,9 +108,7 @@ async def test_a_stop_lets_go_of_who_waits(tmp_path: Path) -> None:
     assert json.loads(body) == "request cancelled while waiting for rate limiting slot"
 
 
-async def test_what_is_switched_off_or_not_allowed_takes_no_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_requests_take_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cells.api.server.may_change", lambda _: False)
     settings = {"enable-cilium-api-server-access": "GetConfig,DeleteEndpoint"}
     async with running_node(tmp_path, settings=settings) as node:

@@ -71,7 +71,7 @@ def default(name: str) -> Parameters:
     return LimitSettings().parameters()[name]
 
 
-async def test_the_first_ones_pass_whatever_there_is() -> None:
+async def test_the_initial_requests_skip_the_limits() -> None:
     parameters = Parameters(rate_limit=1e-9, parallel_requests=1, skip_initial=3)
     async with line(parameters) as now:
         for name in "abcde":
@@ -90,7 +90,7 @@ async def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
     assert now.refused == [("b", "fail-limit-wait", text)]
 
 
-async def test_who_is_refused_for_the_rate_waits_as_long_as_requests_take() -> None:
+async def test_a_rate_limited_request_is_refused_after_the_estimated_wait() -> None:
     async with line(Parameters(rate_limit=0.1, rate_burst=1, max_wait_duration=1.5)) as now:
         now.ask("a", takes=0.25)
         await now.clock.advance(0.25)
@@ -112,7 +112,7 @@ async def test_a_request_without_a_slot_in_time_is_refused() -> None:
     assert now.refused == [("b", "fail-parallel-wait", text)]
 
 
-async def test_who_leaves_gives_its_place_to_the_next() -> None:
+async def test_a_leaving_request_frees_its_slot() -> None:
     async with line(Parameters(rate_limit=0.1, rate_burst=1, parallel_requests=2)) as now:
         for name in "abcd":
             now.ask(name, takes=0)
@@ -125,7 +125,7 @@ async def test_who_leaves_gives_its_place_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_who_is_cancelled_as_its_turn_comes_keeps_no_place(turns: int) -> None:
+async def test_a_request_cancelled_at_its_turn_frees_its_slot(turns: int) -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         first = await now.limiter.enter()
         waiting = asyncio.create_task(now.limiter.enter())
@@ -143,7 +143,7 @@ async def test_who_is_cancelled_as_its_turn_comes_keeps_no_place(turns: int) -> 
         assert now.let_in == ["next"]
 
 
-async def test_who_comes_as_a_place_becomes_free_comes_after_those_who_wait() -> None:
+async def test_new_requests_queue_behind_waiting_ones() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         first = await now.limiter.enter()
         now.ask("earlier")
@@ -182,7 +182,7 @@ async def test_a_request_of_a_disconnected_client_leaves_the_queue() -> None:
         assert now.let_in == ["a", "c"]
 
 
-async def test_closing_lets_go_of_all_who_wait() -> None:
+async def test_closing_the_limiter_releases_all_waiting_requests() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         for name in "abc":
             now.ask(name)
@@ -247,7 +247,7 @@ async def test_the_mean_of_the_latest_counts_and_only_of_what_succeeded() -> Non
         assert now.limiter.factor == pytest.approx(0.5)
 
 
-async def test_nothing_is_adjusted_that_should_not_be() -> None:
+async def test_without_auto_adjust_limits_stay_fixed() -> None:
     parameters = Parameters(rate_limit=5, rate_burst=3, parallel_requests=2)
     async with line(parameters) as now:
         await now.took(0.001)
@@ -255,7 +255,7 @@ async def test_nothing_is_adjusted_that_should_not_be() -> None:
         assert now.limiter.factor == 1
 
 
-async def test_who_waits_follows_the_rate_as_it_grows() -> None:
+async def test_waiting_requests_follow_a_growing_rate() -> None:
     async with line(default("endpoint-patch")) as now:
         for number in range(12):
             now.ask(str(number), takes=0.1)

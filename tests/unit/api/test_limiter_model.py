@@ -163,7 +163,7 @@ def simulated(parameters: Parameters, asked: list[Asked], fates: list[Fate]) -> 
 
 @bounded(150)
 @given(bounds, requests)
-def test_each_is_let_in_as_soon_as_it_may(parameters: Parameters, asked: list[Asked]) -> None:
+def test_requests_start_as_soon_as_the_limits_allow(parameters: Parameters, asked: list[Asked]) -> None:
     fates, limiter = outcome(parameters, asked)
     expected = simulated(parameters, asked, fates)
     assert all(abs(fate.let_in - when) < NEAR for fate, when in zip(fates, expected, strict=True))

@@ -89,7 +89,7 @@ def test_unset_limits_are_ciliums() -> None:
         ("log:true", "log", True),
     ],
 )
-def test_a_word_changes_one_thing(word: str, field: str, value: float) -> None:
+def test_a_rate_limit_option_changes_one_parameter(word: str, field: str, value: float) -> None:
     changed = parameters(word)
     assert getattr(changed, field) == pytest.approx(value)
     base = parameters("")

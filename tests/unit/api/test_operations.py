@@ -127,7 +127,7 @@ async def test_a_name_that_is_none_is_refused_as_documented(
         ({"properties": {"property-fake-endpoint": True}}, "property-fake-endpoint"),
     ],
 )
-async def test_an_endpoint_that_cannot_be_is_refused_and_leaves_nothing(
+async def test_an_invalid_endpoint_is_refused_and_leaves_nothing(
     changes: dict[str, object], text: str, tmp_path: Path
 ) -> None:
     async with running_node(tmp_path) as node:
@@ -196,7 +196,7 @@ async def test_no_endpoints_is_an_empty_list(tmp_path: Path) -> None:
         assert (got.status, got.raw) == (200, b"[]\n")
 
 
-async def test_the_parts_of_an_endpoint(tmp_path: Path) -> None:
+async def test_sub_resources_of_an_endpoint_are_answered(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         await added(node)
         health = await node.ask("GET", "/v1/endpoint/1/healthz")

@@ -37,17 +37,17 @@ def test_a_body_that_cannot_be_read_is_refused(body: bytes, status: int, message
 
 
 @pytest.mark.parametrize("text", ["true", "True", "1", "yes", "on", "t", "enabled"])
-def test_words_that_mean_true(text: str) -> None:
+def test_accepted_spellings_of_true_are_true(text: str) -> None:
     assert parse_bool(text, default=False)
 
 
 @pytest.mark.parametrize("text", ["false", "0", "", "nonsense"])
-def test_every_other_word_means_false(text: str) -> None:
+def test_other_spellings_are_false(text: str) -> None:
     assert not parse_bool(text, default=True)
 
 
 @pytest.mark.parametrize(("text", "number"), [(None, 0), ("", 0), ("7", 7), ("-1", -1), ("+5", 5)])
-def test_numbers_in_headers(text: str | None, number: int) -> None:
+def test_numbers_in_headers_are_parsed(text: str | None, number: int) -> None:
     assert parse_int(text, "client-id in header") == number
 
 

@@ -92,7 +92,7 @@ def test_a_node_port_comes_from_its_range(number: int) -> None:
 
 @settings(max_examples=scaled(60), deadline=None)
 @given(address=addresses)
-def test_an_address_is_one(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     host = {"apiVersion": "v1", "kind": "Pod", **pod("a", hostAliases=[{"ip": address}])}
     assert (added(host) == "") is valid(address)
     inside = valid(address) and any(
@@ -233,7 +233,7 @@ async def test_protocols_of_one_service_share_a_node_port_and_services_do_not(as
         ({"loadBalancerClass": "example.com/a"}, "spec.loadBalancerClass"),
     ],
 )
-async def test_what_load_balancers_alone_have(spec: Obj, field: str) -> None:
+async def test_load_balancer_fields_are_refused_on_other_services(spec: Obj, field: str) -> None:
     assert problem(service(**spec)) == field
 
 

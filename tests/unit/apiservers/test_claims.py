@@ -133,7 +133,7 @@ async def test_rules_for_the_prefix_around_it_hold_for_it_too() -> None:
         await eventually(lambda: "cidr:192.0.2.0/24" not in world.labels(world.identity))
 
 
-async def test_one_that_is_another_node_stays_reachable_as_that_node_was() -> None:
+async def test_an_api_server_on_another_node_keeps_the_label_remote_node() -> None:
     world = World()
     world.servers(SERVER)
     world.claim(f"{SERVER}/32", REMOTE_NODE, Source.CUSTOM_RESOURCE, peer="192.0.2.1")
@@ -144,7 +144,7 @@ async def test_one_that_is_another_node_stays_reachable_as_that_node_was() -> No
         await eventually(lambda: world.identity == REMOTE_NODE)
 
 
-async def test_one_on_this_node_gives_the_host_its_label() -> None:
+async def test_an_api_server_on_this_node_labels_the_host() -> None:
     world = World()
     world.claim(f"{SERVER}/32", HOST, Source.LOCAL)
     world.servers(SERVER)
@@ -156,7 +156,7 @@ async def test_one_on_this_node_gives_the_host_its_label() -> None:
         await eventually(lambda: world.identity not in {0, HOST})
 
 
-async def test_a_pod_stays_a_pod() -> None:
+async def test_an_api_server_in_a_pod_keeps_the_identity_of_the_pod() -> None:
     world = World()
     world.claim(f"{SERVER}/32", 4711, Source.LOCAL)
     world.servers(SERVER)

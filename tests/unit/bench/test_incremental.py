@@ -9,7 +9,7 @@ from lifecycle import ReadTable, Table
 from tests.bench.incremental import OPERATORS, as_a_whole, incrementally, one_change, tables
 
 
-def test_both_ways_give_the_same() -> None:
+def test_incremental_and_full_computation_agree() -> None:
     pods, nodes = tables(1000)
     ours, plain = incrementally(pods, nodes), as_a_whole(pods, nodes)
     for pod, cpu in ((5, 70), (999, 0), (500, 0)):

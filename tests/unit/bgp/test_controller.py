@@ -294,7 +294,7 @@ def faults_of(name: str) -> list[str]:
         ("instance-annotation-invalid", "router-id=foo: expected an IPv4 address"),
     ],
 )
-def test_what_cannot_be_followed_is_a_fault_of_its_own(name: str, fault: str) -> None:
+def test_an_invalid_bgp_resource_is_reported_separately(name: str, fault: str) -> None:
     (found,) = faults_of(name)
     assert fault in found
 

@@ -213,7 +213,7 @@ async def test_every_recorded_query_is_answered_as_recorded(count: Count) -> Non
 ORDER = ("vrouter", "neighbor", "afi", "safi")
 
 
-async def test_without_bgp_and_without_instances() -> None:
+async def test_bgp_queries_without_bgp_or_instances_return_errors() -> None:
     routes = "/v1/bgp/routes?table_type=loc-rib&afi=ipv4&safi=unicast"
     for url in ("/v1/bgp/peers", routes, "/v1/bgp/route-policies"):
         assert await Node(enabled=False).ask(url) == (501, "BGP control plane is disabled")

@@ -62,7 +62,7 @@ def line(message: str, peer: object, more: str = "") -> str:
         (line("Peer Up", A) + line("Peer Down", A, 'Reason="of another sort"'), "of another sort"),
     ],
 )
-def test_why_a_session_ended(tmp_path: Path, lines: str, end: str) -> None:
+def test_the_reason_of_an_ended_session_is_shown(tmp_path: Path, lines: str, end: str) -> None:
     path = tmp_path / "log"
     log = SpeakerLog(path)
     assert log.read() == [], "there need not be a log"

@@ -121,7 +121,7 @@ def found(one: Cluster, name: str = "web") -> dict[str, Any]:
     return one.get("CiliumEndpoint", name, "default") or {}
 
 
-async def test_where_there_are_to_be_no_objects_none_is_asked_for(one: Cluster, tmp_path: Path) -> None:
+async def test_with_disable_endpoint_crd_no_ciliumendpoint_is_requested(one: Cluster, tmp_path: Path) -> None:
     one.put(pod("web", app="web"))
     kubeconfig_path = kubeconfig(tmp_path, one.url)
     async with running(EndpointObjects(served=False), k8s_kubeconfig_path=kubeconfig_path) as node:
@@ -173,7 +173,7 @@ async def test_a_pod_has_an_object_that_follows_it_and_goes_with_it(one: Cluster
         await eventually(lambda: not found(one))
 
 
-async def test_what_others_do_to_an_object_is_put_right(one: Cluster, tmp_path: Path) -> None:
+async def test_foreign_changes_of_a_ciliumendpoint_are_reverted(one: Cluster, tmp_path: Path) -> None:
     one.put(pod("web", app="web"))
     async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
         node.put(endpoint())

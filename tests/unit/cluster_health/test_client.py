@@ -26,7 +26,7 @@ NAMES: Final = sorted(path.stem.removeprefix("client_") for path in DATA.glob("c
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in EXCLUDED])
-def test_it_asks_prints_and_exits_as_recorded(
+def test_requests_output_and_exit_codes_are_as_recorded(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded = recording(f"client_{name}")

@@ -72,7 +72,7 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
         ({"cni-log-file": "x.log"}, "cni-log-file=x.log: expected an absolute path"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, object], text: str) -> None:
+def test_inconsistent_settings_are_refused(values: dict[str, object], text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Hive(config(CniConfigSettings), invoke(read_settings), settings=values).check()
     assert text in str(caught.value)

@@ -286,7 +286,7 @@ async def test_a_bug_in_a_step_is_rolled_back_and_reported_in_one_line(served: H
         ({"cniVersion": "2.0.0"}, 1, "incompatible CNI versions"),
     ],
 )
-async def test_what_is_not_there_is_refused_before_anything_is_done(
+async def test_an_add_with_missing_arguments_is_refused_before_any_change(
     served: Harness, conf: dict[str, object], code: int, message: str
 ) -> None:
     reply = await served.call("ADD", conf=conf)
@@ -305,7 +305,7 @@ async def test_what_is_not_there_is_refused_before_anything_is_done(
         {"runtimeConfig": {"portMappings": [], "io.kubernetes.cri.pod-annotations": None}},
     ],
 )
-async def test_keys_that_ask_for_nothing_are_fine(served: Harness, conf: dict[str, object]) -> None:
+async def test_keys_without_effect_are_accepted(served: Harness, conf: dict[str, object]) -> None:
     assert (await served.call("ADD", conf=conf)).code == 0
 
 

@@ -181,7 +181,7 @@ async def test_a_refusal_of_the_kernel_is_reported(
     assert not served.node.all()
 
 
-async def test_no_policy_map_is_waited_for_as_ever(served: Harness, link: OthersLink) -> None:
+async def test_a_chained_add_waits_for_a_policy_map(served: Harness, link: OthersLink) -> None:
     served.node.policy_maps = 0
     assert (await add(served, runtimeConfig=ANNOTATION)).code == 0
     assert link.inner.mac.hex(":") == "0a:00:00:00:00:77"
@@ -212,7 +212,7 @@ async def test_a_check_asks_for_health_alone(served: Harness, link: OthersLink) 
     assert (await served.call("CHECK", conf=conf)).json["code"] == 100
 
 
-async def test_a_collection_leaves_it(served: Harness, link: OthersLink) -> None:
+async def test_cni_gc_leaves_chained_attachments(served: Harness, link: OthersLink) -> None:
     assert (await add(served)).code == 0
     conf: dict[str, object] = {"name": "mynet", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
     assert (await served.call("GC", pod=None, conf=conf)).code == 0

@@ -101,7 +101,7 @@ async def test_an_address_that_cannot_be_released_ends_nothing(served: Harness) 
     assert (await served.call("ADD", "cid2", pod="pod2")).code == 0
 
 
-async def test_in_a_chain_the_interface_is_left_alone(served: Harness) -> None:
+async def test_a_chained_delete_leaves_the_interface(served: Harness) -> None:
     leftover(served.node, "cid1", served.pod("pod1"))
     reply = await served.call("DEL", conf={"name": "mynet", "chaining-mode": "generic-veth"})
     assert (reply.code, reply.stdout) == (0, b"")

@@ -72,7 +72,7 @@ async def test_queued_deletes_are_done_and_their_files_go(served: Harness) -> No
         queue.release()
 
 
-async def test_what_cannot_be_read_holds_up_nothing(served: Harness) -> None:
+async def test_unreadable_queued_deletes_delay_no_other(served: Harness) -> None:
     await served.call("ADD")
     queue, lifecycle = queue_of(served)
     directory = served.folder / "deleteQueue"

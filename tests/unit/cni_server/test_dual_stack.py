@@ -64,7 +64,7 @@ async def test_a_pod_with_ipv6_off_is_left_to_the_plugin_clean(both: Harness) ->
     assert (await both.call("ADD")).patch == 0
 
 
-async def test_nothing_is_wished_of_a_pod_without_ipv6_addresses(served: Harness) -> None:
+async def test_without_an_ipv6_address_no_disable_ipv6_change_is_requested(served: Harness) -> None:
     served.node.pods_without_ipv6.add(served.pod("pod1"))
     assert (await served.call("ADD")).code == 0
     served.node.refuse.add("configure")

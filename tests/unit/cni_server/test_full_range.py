@@ -31,7 +31,7 @@ async def test_on_a_full_range_an_add_gets_the_address_after_the_link_is_deleted
     assert len(served.node.addresses) == 1
 
 
-async def test_as_many_as_there_are_addresses_get_one_and_the_others_hear_so(served: Harness) -> None:
+async def test_waiting_adds_get_the_freed_addresses_and_the_others_fail(served: Harness) -> None:
     reaped = await leaving(served, "old1", "old2")
     clients = [await served.begin("ADD", f"new{n}", pod=f"pod-of-new{n}") for n in range(8)]
     await anyio.wait_all_tasks_blocked()
@@ -41,7 +41,9 @@ async def test_as_many_as_there_are_addresses_get_one_and_the_others_hear_so(ser
     assert {reply.json["msg"] for reply in replies if reply.code} == {FULL}
 
 
-async def test_it_does_not_wait_for_ever(served: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_a_full_range_an_add_fails_after_its_deadline(
+    served: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cells.cni.add._ADDRESS_SECONDS", 0.02)
     reaped = await leaving(served, "old")
     reply = await served.call("ADD", "new", pod="pod-of-new")

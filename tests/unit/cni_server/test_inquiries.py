@@ -184,7 +184,7 @@ def containers(served: Harness) -> list[str]:
     return sorted(endpoint.container_id for endpoint in served.node.all())
 
 
-async def test_what_the_runtime_has_forgotten_goes_with_link_and_address(served: Harness) -> None:
+async def test_cni_gc_deletes_forgotten_attachments_with_link_and_address(served: Harness) -> None:
     for cid in ("cid1", "cid2", "cid3"):
         await attached(served, cid)
     reply = await collect(served, ("cid2", "eth0"), ("cid3", "net1"), ("unknown", "eth0"))

@@ -54,7 +54,7 @@ async def test_a_plugin_of_another_version_gets_an_error_with_both_versions(serv
 @pytest.mark.parametrize(
     "packet", [b"x", b"GET / HTTP/1.1\r\n\r\n", HEADER.pack(b"HCNI", 1, 0, 5, 5), request({}, b"{")]
 )
-async def test_what_is_not_a_request_is_answered_with_an_error(served: Harness, packet: bytes) -> None:
+async def test_malformed_packets_are_answered_with_an_error(served: Harness, packet: bytes) -> None:
     client = Client(served.path)
     await client.connect()
     client.send(packet, [])

@@ -103,7 +103,7 @@ async def test_a_configured_value_that_would_be_refused_is_reported(tmp_path: Pa
         assert drift.changes[0].configured.startswith(f"{mounted}/mtu: 'many': expected")
 
 
-async def test_what_a_flag_sets_does_not_drift(tmp_path: Path, mounted: Path) -> None:
+async def test_a_setting_given_by_flag_shows_no_drift(tmp_path: Path, mounted: Path) -> None:
     async with running(tmp_path, Sources(["--mtu=9000"], config_dir=mounted)) as (_, drift):
         swap(mounted, 2, mtu="1300", name="c")
         await eventually(lambda: [change.name for change in drift.changes] == ["name"])
@@ -161,7 +161,7 @@ async def test_of_a_copied_config_dir_the_mounted_config_maps_are_watched(
 
 
 @pytest.mark.parametrize("how", ["of a cluster", "filtered", "not mounted", "by hand", "broken"])
-async def test_what_cannot_be_followed_from_here_is_not(tmp_path: Path, mounted: Path, how: str) -> None:
+async def test_unwatchable_sources_are_not_watched(tmp_path: Path, mounted: Path, how: str) -> None:
     copy = tmp_path / "copy"
     copied(
         copy,

@@ -33,7 +33,7 @@ def test_only_directories_that_are_there_are_ever_found(
     assert all(path.is_absolute() and path.is_dir() for path in mounted_sources(directory))
 
 
-def test_they_are_in_their_order(tmp_path: Path) -> None:
+def test_mounted_directories_are_listed_in_order(tmp_path: Path) -> None:
     names = [tmp_path / "b", tmp_path / "a"]
     for name in names:
         name.mkdir()

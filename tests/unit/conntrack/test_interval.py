@@ -11,36 +11,38 @@ shares = st.floats(0, 1)
 
 
 @given(intervals, shares)
-def test_it_stays_within_its_bounds(expected: float, removed: float) -> None:
+def test_the_gc_interval_stays_within_its_bounds(expected: float, removed: float) -> None:
     assert SHORTEST <= next_interval(expected, removed) <= LONGEST
 
 
 @given(intervals, st.floats(MANY, 1, exclude_min=True))
-def test_many_removed_make_it_shorter_by_their_share(expected: float, removed: float) -> None:
+def test_many_removed_entries_shorten_the_gc_interval(expected: float, removed: float) -> None:
     got = next_interval(expected, removed)
     assert got == pytest.approx(max(SHORTEST, expected * (1 - min(removed, 0.9))), abs=0.5)
 
 
 @given(intervals, st.floats(0, FEW, exclude_min=True, exclude_max=True))
-def test_few_make_it_half_as_long_again(expected: float, removed: float) -> None:
+def test_few_removed_entries_lengthen_the_gc_interval_by_half(expected: float, removed: float) -> None:
     assert next_interval(expected, removed) == pytest.approx(min(LONGEST, expected * 1.5), abs=0.5)
 
 
 @given(intervals, st.one_of(st.just(0.0), st.floats(FEW, MANY)), st.floats(0, LONGEST) | st.none())
-def test_none_or_a_middling_share_leaves_it(expected: float, removed: float, actual: float | None) -> None:
+def test_a_moderate_share_of_removed_entries_leaves_the_gc_interval(
+    expected: float, removed: float, actual: float | None
+) -> None:
     late = actual is None or removed == 0 or actual == 0 or actual >= expected
     if late:
         assert next_interval(expected, removed, actual) == expected
 
 
 @given(intervals, shares, st.floats(0.001, 1, exclude_max=True))
-def test_a_pass_that_came_early_counts_for_more(expected: float, removed: float, part: float) -> None:
+def test_an_early_gc_pass_is_scaled_up(expected: float, removed: float, part: float) -> None:
     actual = expected * part
     assert next_interval(expected, removed, actual) == next_interval(expected, removed * (expected / actual))
 
 
 @given(intervals, shares, st.floats(1, 100))
-def test_one_that_came_late_does_not_count_for_less(expected: float, removed: float, part: float) -> None:
+def test_a_late_gc_pass_is_not_scaled_down(expected: float, removed: float, part: float) -> None:
     assert next_interval(expected, removed, expected * part) == next_interval(expected, removed)
 
 
@@ -57,5 +59,7 @@ def test_one_that_came_late_does_not_count_for_less(expected: float, removed: fl
         (0.001, 150, 450),
     ],
 )
-def test_from_the_interval_of_a_start(removed: float, actual: float | None, expected: float) -> None:
+def test_the_first_gc_interval_follows_from_the_start_interval(
+    removed: float, actual: float | None, expected: float
+) -> None:
     assert next_interval(START, removed, actual) == expected

@@ -46,7 +46,7 @@ def status(controllers: Controllers, name: str) -> ControllerState:
     return next(each for each in controllers.all() if each.name == name)
 
 
-async def test_it_runs_at_once_and_then_at_its_interval() -> None:
+async def test_a_controller_runs_at_once_and_then_at_its_interval() -> None:
     with VirtualClock() as clock:
         async with running() as controllers:
             work = Work()
@@ -81,7 +81,7 @@ async def test_without_retries_the_interval_counts_after_a_failure_too() -> None
             assert work.pauses == [30]
 
 
-async def test_a_trigger_runs_it_now_and_many_are_one() -> None:
+async def test_triggers_of_a_controller_are_merged_into_one_run() -> None:
     with VirtualClock() as clock:
         async with running() as controllers:
             work = Work()
@@ -95,7 +95,7 @@ async def test_a_trigger_runs_it_now_and_many_are_one() -> None:
             assert not controllers.trigger("another")
 
 
-async def test_what_is_triggered_while_it_runs_runs_once_more() -> None:
+async def test_a_trigger_during_a_run_causes_one_more_run() -> None:
     runs = 0
     go_on = anyio.Event()
 
@@ -128,7 +128,7 @@ async def test_an_update_keeps_uuid_and_counters() -> None:
             assert (status(controllers, "sync").uuid, status(controllers, "sync").successes) == (uuid, 2)
 
 
-async def test_a_removed_one_leaves_nothing_behind() -> None:
+async def test_a_removed_controller_leaves_nothing_behind() -> None:
     with VirtualClock() as clock:
         cell = module("controllers", "over jobs", provide(Controllers), invoke(_needed))
         async with Hive(cell).started() as hive:
@@ -161,7 +161,7 @@ async def test_jobs_of_other_modules_are_listed_as_controllers() -> None:
             assert found.uuid == status(hive.get(Controllers), "agent.ipam.sweep").uuid
 
 
-async def test_one_removed_before_it_began_never_runs() -> None:
+async def test_a_controller_removed_before_its_first_run_never_runs() -> None:
     async with running() as controllers:
         work = Work()
         controllers.update("sync", work)

@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> Datapath:
     return Datapath(DatapathSettings(), agent, other, other, Lifecycle("datapath"), structlog.get_logger())
 
 
-def test_the_graph_is_whole() -> None:
+def test_the_datapath_cell_has_all_dependencies() -> None:
     Hive(config.cell, maps.cell, netlink.cell, datapath.cell, invoke(root)).check()
 
 

@@ -22,7 +22,7 @@ def test_the_c_source_has_the_same_programs_and_entries() -> None:
     assert max(ENTRIES.values()) < int(room)
 
 
-def test_nothing_is_in_anothers_place() -> None:
+def test_no_two_programs_share_a_slot() -> None:
     assert len(set(ENTRIES.values())) == len(PROGRAMS)
     assert len(set(DISPATCHERS)) == len(DISPATCHERS)
     points = [point for program in PROGRAMS for point in program.attached]

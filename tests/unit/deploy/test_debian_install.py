@@ -57,13 +57,13 @@ def test_the_check_prints_nothing_when_all_requirements_are_met(machine: Machine
     assert machine.install() == (0, "")
 
 
-def test_root_gets_what_is_missing(machine: Machine) -> None:
+def test_the_installer_installs_missing_packages_as_root(machine: Machine) -> None:
     machine.has("dpkg-query", 'case "$*" in *clang*) exit 1;; *) echo installed;; esac')
     machine.has("apt-get", "exit 0")
     assert machine.install() == (0, f"{INSTALLING} clang\n")
 
 
-def test_one_of_several_packages_does(machine: Machine) -> None:
+def test_the_installer_accepts_one_of_several_packages(machine: Machine) -> None:
     machine.packages.write_text("kubernetes-client|kubectl   kubectl\n")
     machine.has("dpkg-query", 'case "$*" in *client*) exit 1;; *) echo installed;; esac')
     assert machine.install() == (0, "")
@@ -72,7 +72,7 @@ def test_one_of_several_packages_does(machine: Machine) -> None:
     assert machine.install() == (0, f"{INSTALLING} kubernetes-client\n")
 
 
-def test_others_hear_what_to_install(machine: Machine) -> None:
+def test_the_installer_names_missing_packages_to_other_users(machine: Machine) -> None:
     machine.has("dpkg-query", "exit 1")
     machine.has("apt-get", "exit 0")
     machine.has("id", "echo 1000")
@@ -81,7 +81,7 @@ def test_others_hear_what_to_install(machine: Machine) -> None:
     assert machine.install() == (1, said)
 
 
-def test_another_system_hears_what_is_needed(machine: Machine) -> None:
+def test_the_installer_names_requirements_on_another_system(machine: Machine) -> None:
     machine.lacks("dpkg-query")
     machine.lacks("python3")
     said = (

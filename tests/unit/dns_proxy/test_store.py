@@ -120,7 +120,7 @@ async def shop(directory: Path, settings: DNSProxySettings | None = None) -> Asy
     yield found
 
 
-async def test_what_is_known_outlives_a_killed_agent(tmp_path: Path) -> None:
+async def test_dns_names_survive_a_killed_agent(tmp_path: Path) -> None:
     async with shop(tmp_path) as first:
         first.learn(ONE)
         first.learn(TWO)
@@ -138,7 +138,7 @@ async def test_what_is_known_outlives_a_killed_agent(tmp_path: Path) -> None:
         assert not fourth.names.pairs
 
 
-async def test_another_pod_with_the_same_number_has_none_of_it(tmp_path: Path) -> None:
+async def test_another_pod_with_the_same_endpoint_id_gets_no_saved_names(tmp_path: Path) -> None:
     async with shop(tmp_path) as first:
         first.learn(ONE)
     text = (tmp_path / FILE).read_text().replace(POD.attachment_id, "other:eth0")
@@ -296,7 +296,7 @@ async def test_names_that_cannot_be_read_cost_the_endpoint_nothing(tmp_path: Pat
     assert json.loads(saved(tmp_path).read_text())["DNSHistory"][0]["fqdn"] == WEB
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for settings, name in (
         (DNSPortSettings(tofqdns_proxy_port=70000), "tofqdns-proxy-port"),
         (DNSProxySettings(tofqdns_min_ttl=-1), "tofqdns-min-ttl"),

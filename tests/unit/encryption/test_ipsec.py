@@ -105,7 +105,7 @@ def test_a_key_must_have_another_spi_than_the_one_in_force() -> None:
         read_keys(line, in_force=read_keys(line)[-1])
 
 
-def test_no_text_shows_a_key() -> None:
+def test_ipsec_keys_are_hidden_in_every_text() -> None:
     key = "44434241343332312423222114131211f4f3f2f1"
     shown = [repr(read_keys(f"3 rfc4106(gcm(aes)) {key} 128"))]
     for wrong in (f"3 rfc4106(gcm(aes)) {key}g 128", f"3 {key} rfc4106(gcm(aes)) 128", f"{key} 3 a 128"):
@@ -401,7 +401,7 @@ async def test_a_replaced_key_stays_for_its_duration_also_after_a_restart() -> N
     assert not before & set(second.kernel.held_states)
 
 
-async def test_what_others_made_is_left_alone() -> None:
+async def test_foreign_states_and_policies_stay() -> None:
     replay = Replay({"enable-ipv4": True, "enable-ipv6": False, "routing-mode": "native"})
     everywhere = ip_network("0.0.0.0/0")
     theirs = [

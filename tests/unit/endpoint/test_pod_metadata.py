@@ -127,7 +127,7 @@ async def test_without_an_answer_it_waits_and_then_gives_up(
     assert await pods.resolve(WEB) is None
 
 
-async def test_what_is_not_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_pod_missing_from_a_manifest_folder_is_not_waited_for(tmp_path: Path) -> None:
     web = pod("web", app="web")
     del web["spec"]["serviceAccountName"]
     (tmp_path / "web.yaml").write_text(json.dumps(web), encoding="utf-8")

@@ -41,7 +41,7 @@ def test_exactly_the_documented_transitions_are_accepted(old: State, new: State)
 
 
 @given(st.lists(st.tuples(states, st.booleans())))
-def test_nothing_leads_out_of_an_end(path: list[tuple[State, bool]]) -> None:
+def test_final_states_have_no_transition(path: list[tuple[State, bool]]) -> None:
     state = State.NEW
     for wanted, builder in path:
         was = state
@@ -52,7 +52,7 @@ def test_nothing_leads_out_of_an_end(path: list[tuple[State, bool]]) -> None:
         assert state is not State.NOT_READY
 
 
-def test_what_is_under_way_already_is_refused_without_a_word(tmp_path: Path) -> None:
+def test_a_transition_to_the_current_state_is_refused_silently(tmp_path: Path) -> None:
     node = Node(tmp_path)
     endpoint = node.create(request())
     registry = node.endpoints._registry

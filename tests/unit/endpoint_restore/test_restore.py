@@ -400,7 +400,7 @@ async def test_two_label_sets_with_one_saved_identity_get_different_identities(
     assert left.node.files.scan().endpoints[2].endpoint.identity == 257
 
 
-async def test_what_cannot_be_cleared_does_not_stop_the_rest(left: Left, endpoints: list[Endpoint]) -> None:
+async def test_a_failed_cleanup_does_not_stop_the_others(left: Left, endpoints: list[Endpoint]) -> None:
     left.running(endpoints[0])
     left.running(endpoints[1])
     left.remove_link(endpoints[1])

@@ -35,7 +35,7 @@ def raw(kind: int, subtype: int, source: int, hash_: int, length: int, body: byt
 
 
 @given(u16, u32, u8, u32, st.tuples(u32, u32, u32, u16, u8, st.integers(-128, 127), u32), packets)
-def test_a_drop_is_what_its_bytes_say(
+def test_a_drop_notification_is_decoded(
     source: int, hash_: int, reason: int, length: int, rest: tuple[int, ...], packet: bytes
 ) -> None:
     body = struct.pack("<IIIHBbI", *rest)
@@ -50,7 +50,7 @@ def test_a_drop_is_what_its_bytes_say(
 
 
 @given(u32, u32, u16, u8, st.booleans(), u32, st.binary(min_size=16, max_size=16), packets)
-def test_a_trace_is_what_its_bytes_say(
+def test_a_trace_notification_is_decoded(
     from_: int, to: int, destination: int, reason: int, ipv6: bool, ifindex: int, ip: bytes, packet: bytes
 ) -> None:
     body = struct.pack("<IIHBBI16s", from_, to, destination, reason, ipv6, ifindex, ip)
@@ -77,7 +77,7 @@ def test_a_trace_is_what_its_bytes_say(
     u8,
     packets,
 )
-def test_a_verdict_is_what_its_bytes_say(
+def test_a_verdict_notification_is_decoded(
     remote: int,
     verdict: int,
     port: int,
@@ -123,7 +123,7 @@ def test_an_unknown_record_is_returned_raw(data: bytes) -> None:
     assert decode(data) == Raw(data)
 
 
-def test_a_drop_in_words() -> None:
+def test_a_drop_notification_is_printed() -> None:
     body = struct.pack("<IIIHBbI", 1000, 1001, 12, 0, 0, 0, 5)
     assert event_text(decode(raw(1, 133, 11, 0xAB, 54, body, SYN))) == (
         "drop, Policy denied: from endpoint 11 10.0.0.1:40000 (identity 1000)"
@@ -131,7 +131,7 @@ def test_a_drop_in_words() -> None:
     )
 
 
-def test_a_trace_in_words() -> None:
+def test_a_trace_notification_is_printed() -> None:
     body = struct.pack("<IIHBBI16s", 1000, 1001, 12, 1, 0, 5, bytes(16))
     assert event_text(decode(raw(4, 0, 11, 0xAB, 54, body, SYN))) == (
         "trace, to-endpoint: from endpoint 11 10.0.0.1:40000 (identity 1000)"
@@ -176,7 +176,7 @@ def test_a_source_that_was_translated_is_shown() -> None:
         (-181, 1, "allowed by audit mode, else denied (Policy denied by denylist)"),
     ],
 )
-def test_a_verdict_in_words(verdict: int, audited: int, action: str) -> None:
+def test_a_verdict_notification_is_printed(verdict: int, audited: int, action: str) -> None:
     body = struct.pack("<IiHBBB3x", 1000, verdict, 80, 6, 1 | 2 << 3 | audited << 6, 0)
     assert event_text(decode(raw(5, 0, 11, 0xAB, 54, body, SYN))) == (
         f"verdict, ingress of endpoint 11 {action}: from 10.0.0.1:40000 (identity 1000)"
@@ -184,7 +184,7 @@ def test_a_verdict_in_words(verdict: int, audited: int, action: str) -> None:
     )
 
 
-def test_lost_events_in_words() -> None:
+def test_lost_events_are_printed() -> None:
     assert event_text(Lost(7, 1)) == "lost 7 events on CPU 1"
     assert event_text(Lost(7)) == "lost 7 events: they are read too slowly"
 
@@ -206,7 +206,7 @@ def test_lost_events_in_words() -> None:
         (Ether(type=0x88CC), "from an unknown address to an unknown address ethertype 0x88cc"),
     ],
 )
-def test_a_packet_in_words(packet: Ether, words: str) -> None:
+def test_a_packet_is_printed(packet: Ether, words: str) -> None:
     body = struct.pack("<IIIHBbI", 0, 0, 0, 0, 0, 0, 5)
     line = event_text(decode(raw(1, 133, 0, 0xAB, 54, body, bytes(packet))))
     assert line == f"drop, Policy denied: {words}, ifindex 5, flow 0xab"

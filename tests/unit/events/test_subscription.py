@@ -22,7 +22,7 @@ async def test_events_come_in_order() -> None:
     assert subscription.lost == 0
 
 
-async def test_what_finds_no_room_is_counted_where_it_is_missing() -> None:
+async def test_lost_events_are_counted_at_their_position() -> None:
     subscription = Subscription(1)
     for event in (ONE, TWO, Lost(5, 0)):
         subscription.publish(event)

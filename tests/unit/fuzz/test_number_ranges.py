@@ -210,7 +210,7 @@ def test_an_entry_of_a_policy_is_read_as_it_was_written(
 
 
 @given(u16, u32, u16, u8, networks4 | networks6, u16, u16)
-def test_entries_of_services(
+def test_service_entries_survive_any_number(
     number: int, backend: int, count: int, algorithm: int, clients: Any, flags: int, port: int
 ) -> None:
     timeout = backend >> 8
@@ -276,7 +276,7 @@ def requests(ifindex: int, number: int, address: IPv4Address | IPv6Address, mac:
 
 
 @given(ifindexes, u32, addresses, macs, unsigned(31))
-def test_requests_of_netlink(
+def test_netlink_requests_accept_any_number_in_range(
     ifindex: int, number: int, address: IPv4Address | IPv6Address, mac: bytes, sequence: int
 ) -> None:
     asked = list(requests(ifindex, number, address, mac))
@@ -287,7 +287,7 @@ def test_requests_of_netlink(
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1) | u32)
-def test_numbers_in_events_of_requests(number: int) -> None:
+def test_request_events_accept_any_number_in_range(number: int) -> None:
     types = {65: Type("Numbers", {"Number": INT})}
     assert read_gob(write_gob(types, {"Number": number})) == ({"Number": number} if number else {})
 

@@ -177,7 +177,7 @@ def far(name: str, ip: str) -> Body:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_what_is_right_counts_among_any_nonsense(
+async def test_valid_objects_are_used_among_invalid_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", OWN)

@@ -215,7 +215,7 @@ async def drained(made: Harness) -> None:
 
 @bounded(100)
 @given(st.lists(put(queued), max_size=3), st.sampled_from(["lockfile", "elsewhere"]), instead)
-def test_what_is_queued_is_done_or_skipped(files: list[Put], odd_name: str, odd: Put) -> None:
+def test_queued_delete_files_are_done_or_skipped(files: list[Put], odd_name: str, odd: Put) -> None:
     with (
         directory() as folder,
         start_blocking_portal("asyncio") as portal,

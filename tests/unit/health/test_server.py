@@ -59,7 +59,7 @@ async def test_an_agent_that_cannot_serve_pods_answers_503(port: int) -> None:
                 assert (got.status, await got.read()) == (status, b"")
 
 
-async def test_there_is_nothing_else(port: int) -> None:
+async def test_other_paths_of_the_health_port_are_404(port: int) -> None:
     address = f"http://127.0.0.1:{port}/"
     async with running(port), aiohttp.ClientSession() as session, session.get(address) as got:
         assert got.status == 404

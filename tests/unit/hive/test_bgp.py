@@ -51,7 +51,7 @@ def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, **mor
     return [" ".join(line.split()) for line in result.out.splitlines()]
 
 
-def test_sessions_with_their_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_peers_lists_sessions_with_their_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(tmp_path, capsys, "peers") == [
         "ROUTER PEER PEER AS SESSION SINCE",
         "65001 10.99.0.101:179 65101 established 1h2m5s",
@@ -103,7 +103,7 @@ def test_route_policies_list_prefixes_and_peers(tmp_path: Path, capsys: pytest.C
         ("route-policies", (500, "failed to get route policies: no answer"), 1, "no answer"),
     ],
 )
-def test_what_is_not_there_is_one_line(
+def test_a_missing_router_or_peer_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     words: str,

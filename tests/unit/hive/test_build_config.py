@@ -111,7 +111,7 @@ def test_without_the_node_source_its_annotations_mean_nothing(manifests: Path, t
         ("--allow-config-keys=", "1400", "false"),
     ],
 )
-def test_keys_that_later_sources_may_not_set(
+def test_protected_keys_of_later_sources_are_ignored(
     manifests: Path, tmp_path: Path, option: str, mtu: str, debug: str
 ) -> None:
     dest = tmp_path / "out"
@@ -204,7 +204,7 @@ def test_a_configuration_error_is_reported_in_one_line(
         "just a text",
     ],
 )
-def test_manifests_that_cannot_be_understood(tmp_path: Path, text: str) -> None:
+def test_invalid_manifests_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     result = build(tmp_path / "out", f"--manifests-dir={tmp_path}")
     assert result.exit_code == 1

@@ -204,7 +204,7 @@ async def check(folder: Path, *words: str) -> Done:
     return Done(process.returncode or 0, out.decode(), err.decode())
 
 
-async def test_a_cluster_that_works(net: Network, tmp_path: Path) -> None:
+async def test_every_check_passes_on_a_working_cluster(net: Network, tmp_path: Path) -> None:
     dns = {"apiVersion": "v1", "kind": "Service", "spec": {"clusterIPs": [], "ports": [{"port": 53}]}}
     metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
     net.cluster.put(dns | {"metadata": metadata})
@@ -217,7 +217,7 @@ async def test_a_cluster_that_works(net: Network, tmp_path: Path) -> None:
     assert lines[-1].startswith(f"{len(NAMES)} passed, in ")
 
 
-async def test_what_fails_is_named_with_what_to_do(net: Network, tmp_path: Path) -> None:
+async def test_a_failed_check_is_shown_with_the_remedy(net: Network, tmp_path: Path) -> None:
     net.lost = lambda _, one: one["kind"] == "mtu"
     done = await check(tmp_path, "--only", "mtu", "--json")
     assert done.code == 1

@@ -10,7 +10,7 @@ import pytest
 from hive.lab.children import Child, ChildDiedError, Stop, run_child
 
 
-def test_the_result_comes_back() -> None:
+def test_the_result_of_a_child_process_is_returned() -> None:
     assert run_child(divmod, 17, 5) == (3, 2)
 
 

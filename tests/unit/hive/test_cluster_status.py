@@ -67,7 +67,7 @@ async def errors(folder: Path) -> list[str]:
     return found
 
 
-async def test_a_cluster_that_is_well(well: Cluster, tmp_path: Path) -> None:
+async def test_a_healthy_cluster_exits_0(well: Cluster, tmp_path: Path) -> None:
     result = await ask(tmp_path)
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
@@ -131,7 +131,7 @@ async def test_every_page_of_a_long_list_counts(well: Cluster, tmp_path: Path) -
     assert json.loads(result.stdout)["pods"] == {"managed": 601, "all": 601}
 
 
-async def test_wait_ends_when_all_is_well(well: Cluster, tmp_path: Path) -> None:
+async def test_wait_ends_when_the_cluster_is_healthy(well: Cluster, tmp_path: Path) -> None:
     well.delete("CiliumEndpoint", "web", "default")
     before = len(well.server.requests)
     waiting = asyncio.ensure_future(ask(tmp_path, "--wait", "--timeout", "60"))
@@ -141,7 +141,7 @@ async def test_wait_ends_when_all_is_well(well: Cluster, tmp_path: Path) -> None
     assert result.exit_code == 0, result.output
 
 
-async def test_wait_that_ends_first_shows_what_is_wrong(well: Cluster, tmp_path: Path) -> None:
+async def test_an_expired_wait_shows_the_errors(well: Cluster, tmp_path: Path) -> None:
     well.delete("CiliumEndpoint", "web", "default")
     result = await ask(tmp_path, "--wait", "--timeout", "1")
     assert result.exit_code == 1

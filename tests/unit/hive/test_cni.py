@@ -157,7 +157,9 @@ def test_a_custom_configuration_stays(node: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_scripts_are_thin(tmp_path: Path, script: str, env: dict[str, str], called: list[str]) -> None:
+def test_the_image_scripts_only_call_hive(
+    tmp_path: Path, script: str, env: dict[str, str], called: list[str]
+) -> None:
     (tmp_path / "hive").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
     (tmp_path / "hive").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"

@@ -365,7 +365,7 @@ def test_permission_denied_prints_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes its user")
-def test_maps_that_are_not_ours_to_read_say_what_to_do(tmp_path: Path) -> None:
+def test_unreadable_maps_print_the_remedy(tmp_path: Path) -> None:
     from hive.lab.children import run_child
 
     tmp_path.chmod(0o700)
@@ -474,7 +474,9 @@ def test_status_starts_without_loading_the_agent() -> None:
     assert not {"cells", "lifecycle", "dependency_injector", "anyio", "rich"} & set(done.stdout.split())
 
 
-def test_the_lab_wants_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lab_without_root_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for arguments in (["up"], ["down"], ["demo"], ["exec", "--", "true"]):
         result = hive(capsys, "lab", *arguments)

@@ -21,7 +21,9 @@ RUNNING = {
 }
 
 
-def test_what_an_agent_would_start_with_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_list_shows_the_settings_of_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mtu").write_text("1400\n")
     told = hive(capsys, "config", "list", f"--config-dir={tmp_path}", "--debug", "--set", "--origin")
     assert [line.split(maxsplit=2) for line in told.out.splitlines()] == [
@@ -46,7 +48,7 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path, capsys: pytest.
     ]
 
 
-def test_a_running_agent_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_list_live_asks_the_running_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, {"/hive/config": (200, RUNNING)}) as agent:
         told = hive(capsys, "config", "list", "--live", "-H", agent.socket)
         one = hive(

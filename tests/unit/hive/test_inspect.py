@@ -80,7 +80,7 @@ def test_the_page_asks_the_network_for_nothing(capsys: pytest.CaptureFixture[str
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")  # a name, never asked for
 
 
-def test_a_module_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_module_shows_one_module(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, "--module", "cellar").splitlines() == [
         "honey.cellar  Where jars stand",
         "  · set     1 setting",
@@ -109,7 +109,7 @@ def test_why_reports_that_nothing_invoked_needs_it(capsys: pytest.CaptureFixture
     assert "  Nothing invoked needs it." in inspect(capsys, "--why", "Ladle").splitlines()
 
 
-def test_what_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_lists_unused_constructors(capsys: pytest.CaptureFixture[str]) -> None:
     module_line, ladle = inspect(capsys, "--unused").splitlines()
     assert module_line == "honey.press"
     assert ladle.startswith("  Ladle (private)  tests/unit/hive/test_inspect.py:")
@@ -117,7 +117,7 @@ def test_what_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, "--unused", "--module", "cellar") == "Everything that is provided is needed.\n"
 
 
-def test_settings_with_their_origins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_listed_with_their_origins(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, "--settings") == "honey.cellar\n  jars = 12  (default)\n"
     assert inspect(capsys, "--settings", "--jars=3") == "honey.cellar\n  jars = 3  (flag --jars)\n"
     (jars,) = json.loads(inspect(capsys, "--settings", "--format=json"))
@@ -125,7 +125,7 @@ def test_settings_with_their_origins(capsys: pytest.CaptureFixture[str]) -> None
     assert inspect(capsys, "--settings", "--module", "market") == "There are no settings.\n"
 
 
-def test_hooks_in_order_with_what_each_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_hooks_are_listed_in_order_with_dependencies(capsys: pytest.CaptureFixture[str]) -> None:
     assert inspect(capsys, "--hooks").splitlines() == [
         "  1  open the cellar  honey.cellar",
         "  2  oil the press  honey.press",
@@ -178,7 +178,7 @@ def test_a_hive_may_be_given_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
         (["--jars=many"], "--jars=many: expected a whole number"),
     ],
 )
-def test_what_cannot_be_shown_is_one_line_and_exit_2(
+def test_an_unavailable_view_is_one_line_and_exit_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = hive(capsys, "inspect", "--of", f"{HERE}:honey", *arguments)

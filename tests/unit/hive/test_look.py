@@ -118,7 +118,7 @@ ANSWERS = {
         ("endpoint log 1234", ["TIMESTAMP CODE STATE MESSAGE", "t OK ready made"]),
     ],
 )
-def test_what_there_is_is_listed(
+def test_nodes_identities_and_addresses_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, lines: list[str]
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
@@ -159,7 +159,7 @@ def test_unknown_objects_are_reported_in_one_line(
     assert (told.code, told.out, line in told.err, told.err.count("\n")) == (1, "", True, 1), told.err
 
 
-def test_a_prefix_that_is_none_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_prefix_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     told = hive(capsys, "ip", "get", "web")
     assert (told.code, "expected an address or a network, such as 10.0.1.0/24" in told.err) == (2, True)
 
@@ -183,7 +183,7 @@ def test_an_endpoint_has_the_names_that_people_know(
         ("node list", "No nodes: the agent does not know its own node yet."),
     ],
 )
-def test_nothing_is_a_sentence_and_not_a_header(
+def test_an_empty_list_prints_a_sentence_without_headers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, line: str
 ) -> None:
     answers: dict[str, tuple[int, object]] = {"/v1/cluster/nodes": (200, {"self": "a"})}
@@ -254,7 +254,7 @@ CHANGEABLE = {"/v1/endpoint/7/labels": (200, LABELS), "/v1/endpoint/7/config": (
         ("config 7 sourceipverification=off", ("config", {"options": {"SourceIPVerification": "off"}})),
     ],
 )
-def test_what_of_an_endpoint_can_be_changed_is(
+def test_endpoint_options_can_be_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, change: tuple[str, object]
 ) -> None:
     with stub_agent(tmp_path, CHANGEABLE) as agent:

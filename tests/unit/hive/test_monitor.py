@@ -151,7 +151,7 @@ NAMES = {
         (["--pod", "db-0", "-n", "-t", "trace"], ["trace"]),
     ],
 )
-def test_events_of_pods_namespaces_and_verdicts_alone(
+def test_events_are_filtered_by_pod_namespace_and_verdict(
     options: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:

@@ -64,7 +64,7 @@ def test_every_form_works_without_a_terminal(tmp_path: Path, capsys: pytest.Capt
         assert yaml.safe_load(hive(capsys, "status", "-H", agent.socket, "-o", "yaml").out) == HEALTHY
 
 
-def test_what_does_not_fit_is_named() -> None:
+def test_hidden_columns_are_named() -> None:
     rows = [{"name": "one", "text": "x" * 60, "on": True, "empty": ""}]
     assert [click.unstyle(line) for line in fitted(rows, 40, "--wide")] == [
         "NAME   ON",
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert [click.unstyle(line) for line in fitted([], 40, "--wide")] == ["no rows"]
 
 
-def test_what_matters_most_is_shown_before_what_is_narrow() -> None:
+def test_important_columns_are_shown_before_narrow_ones() -> None:
     rows = [{"name": "kube-system/coredns-668d6bf9bc-x2v4k", "on": True, "direction": "ingress", "id": 12}]
     shown = [click.unstyle(line) for line in fitted(rows, 40, "-o wide", first=("name", "direction"))]
     assert shown == [

@@ -68,7 +68,7 @@ ANSWERS = {
         ("wait 4", []),
     ],
 )
-def test_what_an_operator_sees(
+def test_policy_list_shows_policies_and_their_state(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, lines: list[str]
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
@@ -86,7 +86,9 @@ def test_labels_are_sent_as_the_body_and_nothing_found_is_one_line(
     assert (told.code, told.err) == (1, "hive: no rule has the labels k8s:a=b\n")
 
 
-def test_waiting_ends_with_who_is_late(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_expired_policy_wait_names_late_endpoints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     answers = {"/v1/endpoint": (200, [endpoint(1, 5), endpoint(7, 5, "regenerating")])}
     with stub_agent(tmp_path, answers) as agent:
         fast = ("--fail-wait-time", "0", "--socket", agent.socket)

@@ -124,7 +124,7 @@ def test_programs_get_json_and_codes(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "--since: 'yesterday': expected how long ago" in told.err
 
 
-def test_what_cannot_be_tried_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_invalid_trial_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     pod.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n")
     told = hive(capsys, "policy", "try", str(pod))

@@ -10,7 +10,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return click.unstyle(capsys.readouterr().out).splitlines()
 
 
-def test_it_reads_as_chapters_with_marks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_demo_prints_chapters_with_marks(capsys: pytest.CaptureFixture[str]) -> None:
     story = Story()
     story.step("pods", "Two pods are added", "By the plugin.")
     story.check("pod-1 is added", True, "10.10.0.7")
@@ -32,7 +32,7 @@ def test_no_line_is_wider_than_a_page(capsys: pytest.CaptureFixture[str]) -> Non
     assert max(map(len, told(capsys))) <= WIDTH
 
 
-def test_the_account_is_good_only_if_everything_held() -> None:
+def test_the_demo_succeeds_only_if_every_check_held() -> None:
     story = Story(quiet=True)
     assert not story.ok
     story.step("one", "One", "")

@@ -37,7 +37,7 @@ def body(answer: http.client.HTTPResponse) -> Any:
     return answer.body  # type: ignore[attr-defined]  # of got()
 
 
-def test_who_has_not_the_address_gets_nothing(address: str) -> None:
+def test_a_request_without_the_token_is_refused(address: str) -> None:
     assert got(address, "/").status == 403
     assert got(address, "/other/flows").status == 403
     rebound = got(address, Host="attacker.example")
@@ -64,7 +64,7 @@ def test_answers_of_the_agent_reach_the_page(address: str) -> None:
     assert not others
 
 
-def test_what_the_agent_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_agent_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = {**ANSWERS, "/hive/policy/matrix?from=nowhere": (400, {"err": "no pods of namespace nowhere"})}
     with serving(tmp_path, monkeypatch, refused) as address:
         answer = got(address, "policy?from=nowhere")
@@ -111,7 +111,7 @@ def test_flows_without_end_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
     assert (found["missed"], len(found["edges"]) + found["more"]) == (7, MOST_EDGES)
 
 
-def test_without_an_agent_it_does_not_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_agent_hive_ui_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = hive(capsys, "ui", "--no-browser", "--socket", tmp_path / "cilium.sock")
     assert (answer.code, answer.out) == (1, "")
     assert "no agent answers at" in answer.err

@@ -75,7 +75,7 @@ async def name(request: Request) -> Response:
     return Response(200, request.path.encode())
 
 
-async def test_who_connects_is_answered_however_many_are_idle(async_stack: contextlib.AsyncExitStack) -> None:
+async def test_idle_connections_delay_no_new_client(async_stack: contextlib.AsyncExitStack) -> None:
     port = await async_stack.enter_async_context(served(name, ServerLimits(connections=4)))
     idle = [await async_stack.enter_async_context(Client(port)) for _ in range(50)]
     for client in idle[::2]:
@@ -87,7 +87,9 @@ async def test_who_connects_is_answered_however_many_are_idle(async_stack: conte
         assert await client.closed()
 
 
-async def test_a_client_that_has_its_share_loses_its_own(async_stack: contextlib.AsyncExitStack) -> None:
+async def test_at_its_connection_share_a_client_loses_its_own_connection(
+    async_stack: contextlib.AsyncExitStack,
+) -> None:
     port = await async_stack.enter_async_context(served(name, ServerLimits(connections=8, per_peer=4)))
     other = await async_stack.enter_async_context(Client(port, "127.0.0.3"))
     greedy = [await async_stack.enter_async_context(Client(port, "127.0.0.2")) for _ in range(30)]
@@ -96,7 +98,7 @@ async def test_a_client_that_has_its_share_loses_its_own(async_stack: contextlib
     assert await other.body() == b"/other"
 
 
-async def test_when_all_places_are_taken_who_has_most_gives_one(
+async def test_at_the_connection_limit_the_largest_user_loses_one(
     async_stack: contextlib.AsyncExitStack,
 ) -> None:
     port = await async_stack.enter_async_context(served(name, ServerLimits(connections=6, per_peer=5)))
@@ -112,7 +114,7 @@ async def test_when_all_places_are_taken_who_has_most_gives_one(
         assert await client.body() == b"/here"
 
 
-async def test_who_is_being_answered_keeps_its_place(async_stack: contextlib.AsyncExitStack) -> None:
+async def test_busy_connections_are_not_closed(async_stack: contextlib.AsyncExitStack) -> None:
     begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow(request: Request) -> Response:
@@ -131,7 +133,7 @@ async def test_who_is_being_answered_keeps_its_place(async_stack: contextlib.Asy
     assert [await client.body() for client in asking] == [b"/x", b"/x"]
 
 
-async def test_who_was_answered_often_gives_its_place_to_who_was_not(
+async def test_often_used_connections_are_closed_before_unused_ones(
     async_stack: contextlib.AsyncExitStack,
 ) -> None:
     port = await async_stack.enter_async_context(served(name, ServerLimits(connections=2)))
@@ -165,7 +167,7 @@ async def test_requests_sent_at_once_take_turns_with_those_of_others(
     assert order.count("/greedy") < 100
 
 
-async def test_who_does_not_take_its_answer_gives_way_to_who_asks(
+async def test_connections_with_unread_answers_are_closed_for_new_ones(
     async_stack: contextlib.AsyncExitStack,
 ) -> None:
     async def large(request: Request) -> Response:
@@ -201,7 +203,7 @@ async def test_large_bodies_are_refused_when_too_many_are_held_and_small_ones_ar
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HTTP/1.1\r\nHo", b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"]
 )
-async def test_silence_has_an_end(sent: bytes, async_stack: contextlib.AsyncExitStack) -> None:
+async def test_a_silent_connection_is_closed(sent: bytes, async_stack: contextlib.AsyncExitStack) -> None:
     limits = ServerLimits(idle_seconds=0.05, request_seconds=0.05)
     port = await async_stack.enter_async_context(served(name, limits))
     client = await async_stack.enter_async_context(Client(port))

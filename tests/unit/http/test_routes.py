@@ -42,7 +42,7 @@ def test_a_path_without_named_parts_has_only_its_own_methods() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "", "/v1", "/v1/endpoint/", "/v1/endpoint/7/", "/v1%2Fendpoint", "*"])
-def test_other_paths_lead_nowhere(routes: Routes[str], path: str) -> None:
+def test_unknown_paths_have_no_handler(routes: Routes[str], path: str) -> None:
     match = routes.match("GET", path)
     assert (match.found, match.allowed) == (None, frozenset())
 

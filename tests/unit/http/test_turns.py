@@ -31,7 +31,7 @@ async def test_requests_come_in_order_each_with_a_round_for_others_before_it() -
     assert re.fullmatch(r"a\.{2,3}b\.\.c\.\.d\.\.e", "".join(seen).strip("."))
 
 
-async def test_who_goes_away_is_passed_over() -> None:
+async def test_a_disconnected_client_loses_its_turn() -> None:
     turns, seen = Turns(), list[int]()
 
     async def request(number: int) -> None:

@@ -162,7 +162,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_a_command_line_does_what_is_recorded(
+def test_hubble_commands_have_the_recorded_output(
     case: dict[str, Any],
     stub: Stub,
     capsys: pytest.CaptureFixture[str],
@@ -203,9 +203,7 @@ def test_flows_of_a_file_are_filtered(tmp_path: Path, capsys: pytest.CaptureFixt
     ]
 
 
-def test_a_filter_that_is_none_is_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_filter_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "flows.json").touch()
     assert run(["observe", "--input-file", str(tmp_path / "flows.json"), "--ip", "nowhere"]) == 1
     assert capsys.readouterr().err == 'invalid IP address in filter: "nowhere"\n'

@@ -205,7 +205,7 @@ async def test_the_watched_file_begins_and_ends_flow_logs(tmp_path: Path) -> Non
         assert exporters.reconfigurations == {"add": 3, "remove": 2, "failure": 1}
 
 
-def test_a_filter_of_the_settings_that_is_none_is_refused() -> None:
+def test_an_invalid_export_filter_is_refused() -> None:
     with pytest.raises(ValueError, match="hubble-export-allowlist: unknown field 'nope'"):
         HubbleExportSettings(hubble_export_allowlist='{"nope":[]}').validate()
     with pytest.raises(ValueError, match="the field mask has 'nope'"):

@@ -350,7 +350,7 @@ def test_the_queue_has_a_size_by_processors() -> None:
         ({"hubble_event_queue_size": -1}, "expected 0 or more"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], text: str) -> None:
+def test_inconsistent_settings_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         HubbleSettings(**settings).validate()
 

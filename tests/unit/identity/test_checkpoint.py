@@ -50,7 +50,7 @@ async def test_restored_numbers_stay_with_their_labels(tmp_path: Path) -> None:
         assert (await identities.acquire(B)).id not in {*numbers.values(), fresh}, "they are reused late"
 
 
-async def test_who_is_not_back_yet_keeps_its_number_over_another_restart(tmp_path: Path) -> None:
+async def test_identities_of_missing_pods_survive_another_restart(tmp_path: Path) -> None:
     async with agent(tmp_path).started() as hive:
         number = (await hive.get(Identities).acquire(A)).id
     async with agent(tmp_path).started() as hive:

@@ -74,7 +74,7 @@ async def test_a_file_takes_the_place_of_the_default_rules(tmp_path: Path) -> No
     assert both == {"k8s:pod-template-hash=1", "k8s:tier=front", "reserved:health"}
 
 
-async def test_what_ignores_only_lets_everything_else_count(tmp_path: Path) -> None:
+async def test_a_filter_with_only_exclusions_includes_all_other_labels(tmp_path: Path) -> None:
     path = tmp_path / "prefixes.json"
     prefixes = [{"prefix": "tier", "source": "k8s", "invalid": True}]
     path.write_text(json.dumps({"version": 1, "valid-prefixes": prefixes}))
@@ -92,20 +92,20 @@ async def test_what_ignores_only_lets_everything_else_count(tmp_path: Path) -> N
         ('{"version": 1, "valid-prefixes": [{"prefix": "", "source": "k8s"}]}', "regular expression"),
     ],
 )
-async def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, told: str) -> None:
+async def test_an_invalid_label_prefix_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "prefixes.json"
     path.write_text(text)
     with pytest.raises(StartError, match=told):
         await kept(label_prefix_file=str(path))
 
 
-async def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+async def test_a_missing_label_prefix_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"label-prefix-file=.*: No such file or directory"):
         await kept(label_prefix_file=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("labels", ["(", "k8s:", "!", "a[b"])
-def test_rules_that_are_none_are_refused(labels: str) -> None:
+def test_invalid_label_rules_are_refused(labels: str) -> None:
     with pytest.raises(Exception, match=r"labels=.*: .*regular expression"):
         hive(labels=labels).check()
 

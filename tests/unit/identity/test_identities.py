@@ -90,7 +90,7 @@ def test_a_number_that_is_held_no_more_is_free(identities: Identities) -> None:
     assert number(identities, WEB) == FIRST
 
 
-def test_there_is_an_end_to_the_numbers() -> None:
+def test_exhausted_identity_numbers_raise_an_error() -> None:
     few = over(NodeAllocator(range(256, 260)))
     for each in range(4):
         number(few, (f"k8s:n={each}",))
@@ -158,7 +158,7 @@ async def test_labels_that_several_wait_for_are_asked_for_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_who_waits_asks_itself_when_the_one_that_asked_gives_up() -> None:
+async def test_a_waiter_allocates_when_the_requester_gives_up() -> None:
     cluster = SlowAllocator()
     identities, got = over(cluster), list[int]()
 

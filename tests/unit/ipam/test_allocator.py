@@ -196,7 +196,7 @@ def test_the_old_timer_of_a_released_address_does_not_hurt_its_next_owner() -> N
     assert ipam.owner(second.ip) == "default/second"
 
 
-def test_no_range_no_address() -> None:
+def test_without_a_range_allocation_fails() -> None:
     with pytest.raises(NotStartedError, match="depend on Ipam"):
         Allocator("default", FakeClock()).allocate_next("x")
 

@@ -118,7 +118,7 @@ def test_every_kubeconfig_field_is_read(
     assert (found.exec.args, found.exec.env) == (("token",), (("A", "B"),))
 
 
-def test_what_is_null_in_a_kubeconfig_is_not_set(tmp_path: Path) -> None:
+def test_null_fields_of_a_kubeconfig_are_unset(tmp_path: Path) -> None:
     cluster = {**SERVER, "certificate-authority": None, "proxy-url": None, "insecure-skip-tls-verify": None}
     user = {"token": "t", "exec": None, "as-groups": None, "client-key-data": None}
     found = from_kubeconfig(written(tmp_path, document(cluster, user, preferences=None)))

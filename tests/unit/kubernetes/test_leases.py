@@ -56,7 +56,7 @@ class Candidate:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-async def test_one_leads_and_the_next_does_once_it_has_let_go(client: Client) -> None:
+async def test_a_released_lease_is_acquired_by_the_next(client: Client) -> None:
     one = Candidate(client, "one")
     await eventually(lambda: one.leads)
     two = Candidate(client, "two")

@@ -254,7 +254,7 @@ def test_skipped_documents_are_reported_where_they_may_be_a_mistake(
     assert one.others == (() if told else (kind,))
 
 
-async def test_what_is_left_out_stands_in_health_and_is_logged_once(tmp_path: Path) -> None:
+async def test_skipped_documents_are_in_health_and_logged_once(tmp_path: Path) -> None:
     other = "---\napiVersion: v1\nkind: Pods\n"
     (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web") + 2 * other)
     with structlog.testing.capture_logs() as logs:

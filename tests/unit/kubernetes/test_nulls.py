@@ -228,7 +228,7 @@ CILIUM_POLICY = {
         ),
     ],
 )
-def test_of_policies_too(with_nulls: dict[str, Any], without: dict[str, Any]) -> None:
+def test_null_fields_of_policies_mean_absent(with_nulls: dict[str, Any], without: dict[str, Any]) -> None:
     world = World(PolicyOptions())
     assert translate(with_nulls, world) == translate(without, world)
 

@@ -122,7 +122,7 @@ async def server() -> ApiServer:
     return one
 
 
-async def test_what_there_is_comes_first_then_what_changes(server: ApiServer) -> None:
+async def test_existing_objects_come_before_changes(server: ApiServer) -> None:
     server.add(pod("a"))
     async with server.serving() as url, following(server, url) as world:
         await world.table.wait_initialized()
@@ -230,7 +230,7 @@ TROUBLE = {
 
 @pytest.mark.parametrize("what", TROUBLE)
 @pytest.mark.parametrize("when", ["at the start", "later"])
-async def test_it_comes_through(server: ApiServer, what: str, when: str) -> None:
+async def test_the_reflector_recovers_from_each_fault(server: ApiServer, what: str, when: str) -> None:
     known = TROUBLE[what]
     fault = Fault(**{**known.__dict__, "hits": 0})
     server.add(pod("a"))
@@ -262,7 +262,7 @@ async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap
         assert not world.emptied
 
 
-async def test_what_is_known_stays_in_force_while_there_is_no_server(server: ApiServer) -> None:
+async def test_without_a_server_known_objects_stay(server: ApiServer) -> None:
     server.add(pod("a"))
     async with server.serving() as url, following(server, url) as world:
         await world.table.wait_initialized()
@@ -442,7 +442,7 @@ async def test_an_unserved_kind_delays_no_start_and_is_followed_when_served(
         await reach(lambda: world.names() == {"n"})
 
 
-async def test_only_what_is_asked_for_comes(server: ApiServer) -> None:
+async def test_a_selector_limits_the_watched_objects(server: ApiServer) -> None:
     server.add(pod("a"))
     other = pod("b")
     other["spec"]["nodeName"] = "node-b"
@@ -491,9 +491,7 @@ LIES: dict[str, tuple[list[bytes], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("what", LIES)
-async def test_a_server_that_lies_is_believed_to_the_letter_and_harms_nothing_else(
-    server: ApiServer, what: str
-) -> None:
+async def test_contradictory_watch_events_affect_only_their_objects(server: ApiServer, what: str) -> None:
     """The last event of an object counts, in any order; what the server has comes back with a new list."""
     lines, left = LIES[what]
     server.add(pod("a", "0"))

@@ -25,7 +25,7 @@ async def test_a_new_address_is_written_at_once_and_voids_verdicts_once() -> Non
     assert kernel.voided == 1
 
 
-async def test_what_is_right_is_not_written_again() -> None:
+async def test_correct_rows_are_not_written_again() -> None:
     kernel = FakeLxcMap()
     local = LocalAddressesOver(kernel)
     local.put_endpoint([POD], SEVEN)

@@ -20,5 +20,5 @@ def test_every_map_is_named() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(name for name in CODE if name.startswith("cells/")))
-def test_every_file_is_there(path: str) -> None:
+def test_every_documented_file_exists(path: str) -> None:
     assert (ROOT / path).exists()

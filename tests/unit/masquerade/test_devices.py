@@ -77,11 +77,11 @@ def test_a_family_that_is_off_is_left_alone() -> None:
     ],
     ids=lambda other: other.name,
 )
-def test_what_leads_nowhere_or_to_others_pods_has_no_programs(other: Device) -> None:
+def test_programs_are_attached_only_to_uplinks_of_the_node(other: Device) -> None:
     assert served(ETH0, other).keys() == {"eth0"}
 
 
-def test_a_bridge_that_the_setting_names_has_them() -> None:
+def test_a_bridge_named_by_devices_has_programs() -> None:
     assert served(device(4, "docker0", "172.17.0.1/16", kind="bridge", named=True)).keys() == {"docker0"}
 
 

@@ -45,7 +45,7 @@ def test_networks_are_read_from_the_ip_masq_agent_file(text: str | None, network
     "text",
     ["[1, 2]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [nowhere]", "a: [", "masqLinkLocal: 1"],
 )
-def test_what_it_may_not_say(text: str) -> None:
+def test_an_invalid_ip_masq_agent_file_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S") as refused:
         read_networks(text)
     assert "\n" not in str(refused.value)

@@ -87,7 +87,7 @@ async def test_the_node_answers_at_both_families(port: int) -> None:
         assert (await scrape(port, host="[::1]"))[0] == (await scrape(port, host="127.0.0.1"))[0] == 200
 
 
-async def test_there_is_nothing_but_metrics(port: int) -> None:
+async def test_other_paths_of_the_metrics_port_are_404(port: int) -> None:
     async with running(f"127.0.0.1:{port}"):
         for path in ("/", "/metrics/", "/healthz"):
             assert (await scrape(port, path))[0] == 404

@@ -58,7 +58,7 @@ def test_several_cells_contribute_series_of_one_family() -> None:
 
 
 @pytest.mark.parametrize(("chosen", "modes"), [("veth", 2), ("odd", 3)])
-def test_of_several_one_is_in_force(chosen: str, modes: int) -> None:
+def test_one_value_of_an_enum_metric_is_1(chosen: str, modes: int) -> None:
     got = read(exposition([one_of("mode", "M.", "is", ("veth", "netkit"), chosen)]))
     assert len(got) == modes
     assert [labels for (_, labels), value in got.items() if value] == [(("is", chosen),)]
@@ -80,7 +80,7 @@ def test_a_family_without_series_is_omitted() -> None:
         ([gauge("a", "A.", {("x", "y"): 1}, "one")], "a has series with other labels than ['one']"),
     ],
 )
-def test_what_contradicts_itself_is_refused(families: list[MetricFamily], told: str) -> None:
+def test_contradictory_metric_families_are_refused(families: list[MetricFamily], told: str) -> None:
     with pytest.raises(InconsistentError) as refused:
         exposition(families)
     assert str(refused.value) == told

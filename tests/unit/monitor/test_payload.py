@@ -41,7 +41,7 @@ def test_events_are_sent_as_ciliums_client_has_read_them() -> None:
     assert encode(Lost(7, 1)) == known["lost"]
 
 
-def test_what_cilium_sends_is_read() -> None:
+def test_monitor_messages_of_cilium_are_decoded() -> None:
     payloads = Payloads()
     agent, drop, trace, lost = payloads.feed(b"".join(frames().values()))
     assert isinstance(agent, Sample)

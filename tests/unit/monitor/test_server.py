@@ -143,6 +143,6 @@ async def test_a_datapath_that_cannot_be_read_ends_the_client_and_not_the_agent(
             await eventually(lambda: monitor.watchers == 1)
 
 
-async def test_it_can_be_switched_off(tmp_path: Path) -> None:
+async def test_the_monitor_can_be_disabled(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeEvents(), **{"enable-monitor": "false"}):
         assert not (tmp_path / SOCKET).exists()

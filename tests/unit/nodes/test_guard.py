@@ -231,7 +231,7 @@ def test_no_address_leads_to_two_nodes(claims: Iterable[tuple[list[IPv4Network],
 
 
 @pytest.mark.anyio
-async def test_what_is_refused_is_logged_and_health_shows_it_until_it_is_over() -> None:
+async def test_refused_claims_are_logged_and_in_health_until_withdrawn() -> None:
     nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
     cell = module("nodes", "Nodes", provide(RefusedClaims), invoke(RefusedClaims))
     hive = Hive(cell, supply(nodes, type=ReadTable[str, ClusterNode]))

@@ -59,7 +59,7 @@ def ranges(parsed: ParsedNode) -> tuple[list[str], list[str]]:
         ({}, ([], [])),
     ],
 )
-def test_the_ranges_of_the_spec(spec: object, expected: object) -> None:
+def test_pod_cidrs_are_read_from_the_spec(spec: object, expected: object) -> None:
     parsed = parse_node(node(spec))
     assert ranges(parsed) == expected
     assert not parsed.faults
@@ -72,7 +72,7 @@ def test_an_invalid_pod_cidr_is_logged_and_the_others_are_used() -> None:
     assert (fault.level, fault.text, fault.value) == ("warning", "Invalid PodCIDR value for node", "10.1.0.0")
 
 
-def test_of_three_ranges_none_counts() -> None:
+def test_three_pod_cidrs_are_refused() -> None:
     parsed = parse_node(
         node({"podCIDRs": ["10.1.0.0/24", "fd00::/112", "10.2.0.0/24"], "podCIDR": "10.1.0.0/24"})
     )

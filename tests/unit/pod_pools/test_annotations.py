@@ -86,7 +86,7 @@ async def test_a_pod_that_is_not_known_yet_is_waited_for() -> None:
     assert there.of("ns/a", V4) == "blue"
 
 
-def test_in_a_folder_what_is_not_there_is_not_to_come() -> None:
+def test_with_manifests_a_missing_pod_is_not_waited_for() -> None:
     there = Cluster(folder=True)
     there.namespace(ip_pool="blue")
     with pytest.raises(IpamLaterError):

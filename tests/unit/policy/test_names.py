@@ -107,7 +107,7 @@ def without_requests(value: Json) -> Json:
 
 
 @pytest.mark.parametrize("name", with_answers)
-async def test_a_recorded_case_with_names(name: str, tmp_path: Path, count: Count) -> None:
+async def test_a_recorded_fqdn_case_is_reproduced(name: str, tmp_path: Path, count: Count) -> None:
     """The identities that Cilium's engine gave the addresses, by their labels."""
     recording = load(name)
     config, expected = recording["config"], recording["expect"]

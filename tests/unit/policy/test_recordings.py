@@ -66,7 +66,7 @@ def imported(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recorded_case(name: str) -> None:
+def test_a_recorded_policy_case_is_reproduced(name: str) -> None:
     case = Case(name)
     if not imported(case):
         counts["with an object refused that upstream accepts by mistake"] += 1
@@ -82,7 +82,7 @@ def test_a_recorded_case(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recorded_case_with_what_an_agent_serves(name: str) -> None:
+def test_a_recorded_policy_case_is_reproduced_with_served_features(name: str) -> None:
     """What is not served allows nothing: no packet passes that does not pass in the recording."""
     case = Case(name, SERVED)
     if not imported(case):
@@ -155,7 +155,7 @@ def denied_more_broadly(where: tuple[Direction, Key], entries: dict[tuple[Direct
 
 
 @pytest.mark.parametrize("name", [name for name in names() if name.startswith("steps-")])
-def test_a_recorded_series(name: str) -> None:
+def test_a_recorded_series_of_policies_is_reproduced(name: str) -> None:
     case = Case(name)
     assert imported(case)
     steps = case.recording["steps"]

@@ -361,7 +361,7 @@ async def test_metrics_count_endpoints_by_enforcement(room: Room) -> None:
         (Enforcement.NEVER, Localhost.ALWAYS, ALLOW_ALL),
     ],
 )
-async def test_what_the_mode_alone_allows(
+async def test_enforcement_modes_without_rules_allow_or_deny(
     mode: Enforcement, localhost: Localhost, entries: PolicyEntries
 ) -> None:
     policy = NodePolicy(PolicySettings(enable_policy=mode, allow_localhost=localhost)).compute(1, 300, ())

@@ -60,7 +60,7 @@ CELLS: tuple[Cell, ...] = (
 
 
 @pytest.mark.parametrize("page", scripts(PAGES), ids=lambda page: page.stem)
-async def test_a_page_holds(page: Path) -> None:
+async def test_documented_scripts_have_the_documented_output(page: Path) -> None:
     await run_script(page, *CELLS, virtual_time=True)
 
 

@@ -150,7 +150,7 @@ def test_services_of_other_classes_and_addresses_of_ipv6_are_left_alone() -> Non
         ),
     ],
 )
-def test_what_cannot_be_followed_is_a_condition_until_it_is_mended(
+def test_an_invalid_announcement_policy_has_a_condition_until_corrected(
     spec: dict[str, Any], kind: str, text: str
 ) -> None:
     bad = policy(**spec)

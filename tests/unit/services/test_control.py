@@ -235,7 +235,7 @@ async def test_without_a_source_of_objects_services_stay_and_a_line_is_logged(fo
         await eventually(lambda: maps.entries == {})
 
 
-async def test_what_the_maps_hold_of_a_family_that_is_off_goes(folder: Path) -> None:
+async def test_service_map_entries_of_a_disabled_family_are_removed(folder: Path) -> None:
     maps = FakeServiceMaps()
     six = FrontendKey(ServiceAddress(ip_address("fd00::10"), 80, 6))
     off = [service_key(six, 0), service_key(six, 1), reverse_nat_key(7, 6), backend_key(9, 6)]

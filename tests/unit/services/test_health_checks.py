@@ -170,7 +170,7 @@ def test_an_address_without_a_port_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "case", load("kube_proxy_healthz")["cases"], ids=lambda case: str(case["agent_state"])
 )
-async def test_answers_are_those_recorded(case: Any) -> None:
+async def test_health_check_answers_are_as_recorded(case: Any) -> None:
     """Both times were made long before; an agent that was well at last tells when."""
     moments = [datetime(2024, 8, 23, 19, 24, 52, 123456, UTC), datetime(2024, 8, 23, 20, 0, 1, tzinfo=UTC)]
     well = case["agent_state"] not in {"Warning", "Failure"}

@@ -159,7 +159,7 @@ async def test_a_manual_service_is_served_and_deleted(folder: Path) -> None:
         (states(**{"10_0_0_1": "asleep"}), 461, "invalid backend state [asleep]"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_and_changes_nothing(
+async def test_an_unserviceable_manual_service_is_refused_and_changes_nothing(
     folder: Path, body: Any, status: int, text: str
 ) -> None:
     maps = FakeServiceMaps()

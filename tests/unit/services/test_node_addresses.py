@@ -37,7 +37,7 @@ def devices_of(case: Any) -> list[DeviceAddresses]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["description"]))
-def test_a_recorded_layout(case: Any) -> None:
+def test_node_port_addresses_of_a_recorded_layout_are_reproduced(case: Any) -> None:
     devices, config, expected = devices_of(case), case["config"], case["expect"]
     node_ips = [ip_address(one["IP"]) for one in case["node_ips"]]
     ranges = [ip_network(text) for text in config.get("nodeport-addresses", ())]

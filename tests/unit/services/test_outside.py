@@ -85,12 +85,12 @@ def test_node_ports_are_excluded_from_the_ephemeral_port_range(
         ),
     ],
 )
-def test_what_is_not_served_is_refused(settings: dict[str, str], said: str) -> None:
+def test_unsupported_load_balancing_settings_are_refused(settings: dict[str, str], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         ServiceSettings(**settings).validate()  # type: ignore[arg-type]
 
 
-def test_replacing_kube_proxy_is_everything() -> None:
+def test_kube_proxy_replacement_enables_all_service_types() -> None:
     served = ServiceSettings(kube_proxy_replacement=True)
     assert served.node_ports
     assert served.external_ips

@@ -149,7 +149,7 @@ async def test_without_the_setting_policies_are_not_followed(folder: Path) -> No
         ),
     ],
 )
-def test_what_is_wrong_in_a_policy_is_one_line(old: str, new: str, told: str) -> None:
+def test_an_invalid_redirect_policy_is_one_line(old: str, new: str, told: str) -> None:
     text = (
         POLICY.replace("redirectFrontend: {" + old + "}", f"redirectFrontend: {new}") if new == "{}" else ""
     )

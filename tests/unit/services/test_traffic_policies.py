@@ -84,7 +84,7 @@ def selected(frontends: list[Frontend], *types: ServiceType, inside: bool) -> se
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: "-".join(row[:2]))
-def test_a_row_of_the_table(row: list[str]) -> None:
+def test_a_traffic_policy_combination_selects_its_backends(row: list[str]) -> None:
     external, internal, outside, inside, cluster = row
     frontends = served(external, internal)
     north = ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER
@@ -93,7 +93,7 @@ def test_a_row_of_the_table(row: list[str]) -> None:
     assert selected(frontends, ServiceType.CLUSTER_IP, inside=True) == {cluster}
 
 
-def test_every_combination_is_in_it() -> None:
+def test_every_traffic_policy_combination_is_tested() -> None:
     assert len({tuple(row[:2]) for row in table()}) == 4
 
 

@@ -115,7 +115,7 @@ async def test_a_kernel_without_geneve_refuses_it_by_name_and_keeps_the_tunnel_i
 
 
 @pytest.mark.parametrize("settings", [VXLAN, GENEVE], ids=["vxlan", "geneve"])
-async def test_links_that_others_left_under_these_names_go(settings: TunnelSettings) -> None:
+async def test_foreign_links_with_tunnel_names_are_deleted(settings: TunnelSettings) -> None:
     node = Node("vxlan", "geneve")
     await node.start(settings)
     facts = node.facts

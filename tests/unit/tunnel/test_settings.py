@@ -38,7 +38,9 @@ def refused(directory: Path, **values: str) -> list[str]:
         ({"tunnel_source_port_range": "all"}, "expected LOW-HIGH"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(tmp_path: Path, values: dict[str, str], told: str) -> None:
+def test_inconsistent_tunnel_settings_are_refused_by_name(
+    tmp_path: Path, values: dict[str, str], told: str
+) -> None:
     assert any(told in line for line in refused(tmp_path, **values))
 
 
@@ -55,7 +57,7 @@ def test_geneve_has_its_own_device_and_port() -> None:
         assert (settings.link, settings.port, settings.overhead) == ("cilium_geneve", port, 50)
 
 
-def test_in_native_mode_nothing_of_a_tunnel_is_wanted() -> None:
+def test_in_native_mode_no_tunnel_is_created() -> None:
     assert wanted(TunnelSettings(routing_mode="native"), 1500, 1500, None, ()) == {}
 
 

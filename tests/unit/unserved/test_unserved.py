@@ -175,7 +175,7 @@ def test_default_values_of_the_chart_ask_for_nothing_that_is_refused(tmp_path: P
     assert refused(tmp_path, {key: text or "" for key, text in data.items()}) == []
 
 
-def test_what_is_not_built_is_refused_all_at_once_with_its_place(tmp_path: Path) -> None:
+def test_unsupported_options_are_refused_at_once_with_their_place(tmp_path: Path) -> None:
     faults = refused(tmp_path, {"enable-srv6": "true", "cluster-id": "3"})
     assert sorted(faults) == [
         f"{tmp_path}/cluster-id: '3': not supported yet, expected 0, or leave it unset",
@@ -183,7 +183,7 @@ def test_what_is_not_built_is_refused_all_at_once_with_its_place(tmp_path: Path)
     ]
 
 
-def test_what_this_agent_does_anyway_is_accepted(tmp_path: Path) -> None:
+def test_options_that_match_fixed_behaviour_are_accepted(tmp_path: Path) -> None:
     given = {"enable-srv6": "false", "restore": "true", "container-ip-local-reserved-ports": ""}
     assert refused(tmp_path, given) == []
 
@@ -196,7 +196,7 @@ OPTIONS: Final[dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_refuses_something(option: str, tmp_path: Path) -> None:
+def test_every_unsupported_option_has_a_refused_value(option: str, tmp_path: Path) -> None:
     """Not one of them is only read and then forgotten."""
     default = OPTIONS[option]
     other = str(not default).lower() if isinstance(default, bool) else "7"
@@ -208,7 +208,7 @@ def test_every_option_refuses_something(option: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_has_no_effect_is_named_in_the_log_where_it_is_not_the_default() -> None:
+async def test_options_without_effect_are_logged_unless_default() -> None:
     argv = ["--hubble-recorder-sink-queue-size=1", "--enable-tcx=false", "--pprof-port=6060"]
     with capture_logs() as logged:
         async with Hive(unsupported.cell, settings=Sources(argv=argv)).started():

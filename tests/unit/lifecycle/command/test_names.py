@@ -21,6 +21,6 @@ def test_names_that_moved_are_found_with_a_warning() -> None:
             assert name in importlib.import_module(package).__all__
 
 
-def test_other_names_are_none() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Grahp'"):
         _ = lifecycle.Grahp

@@ -67,7 +67,7 @@ def test_every_fault_names_the_nodes_it_is_about(graph: Graph) -> None:
     assert [(fault.text, fault.details) for fault in graph.faults] == texts
 
 
-def test_the_tree_marks_them(graph: Graph) -> None:
+def test_the_tree_marks_faults(graph: Graph) -> None:
     assert (
         graph.tree()
         == """\
@@ -88,7 +88,7 @@ hive
     )
 
 
-def test_graphviz_draws_them_in_red(graph: Graph) -> None:
+def test_graphviz_draws_faults_in_red(graph: Graph) -> None:
     dot = graph.dot()
     red = '[color="#c62828", penwidth=2]'
     for line in (
@@ -103,7 +103,7 @@ def test_graphviz_draws_them_in_red(graph: Graph) -> None:
     assert dot.count("{") == dot.count("}")
 
 
-def test_mermaid_draws_them_in_red(graph: Graph) -> None:
+def test_mermaid_draws_faults_in_red(graph: Graph) -> None:
     lines = graph.mermaid().splitlines()
     names = {  # what is provided stands before what is invoked
         found[2]: found[1]
@@ -120,12 +120,12 @@ def test_mermaid_draws_them_in_red(graph: Graph) -> None:
     assert sum(line.endswith(":::fault") for line in lines) == 6
 
 
-def test_the_json_has_them_and_is_read_back(graph: Graph) -> None:
+def test_the_json_has_faults_and_is_read_back(graph: Graph) -> None:
     jsonschema_rs.validate(graph_schema(), json.loads(graph.json()))
     assert read_graph(graph.json()) == graph
 
 
-def test_a_part_of_it_keeps_the_faults_in_it(graph: Graph) -> None:
+def test_a_part_of_a_graph_keeps_its_faults(graph: Graph) -> None:
     assert {fault.kind for fault in graph.only("three").faults} == {"missing", "private"}
     assert {fault.kind for fault in graph.only("two").faults} == {"cycle", "duplicate"}
 
@@ -147,7 +147,7 @@ def test_settings_with_one_name_are_marked() -> None:
     assert graph.tree().count("· set     1 setting (duplicate)\n") == 2
 
 
-def test_a_sound_hive_has_none_and_is_built() -> None:
+def test_a_hive_without_faults_is_built() -> None:
     graph = Hive(module("one", "One", provide(Store), invoke(Store))).graph(faulty=True)
     assert graph.faults == ()
     assert [node.built for node in graph.constructors] == [True]

@@ -119,7 +119,7 @@ class Daemon:
 
 
 @endings
-async def test_a_start_ends_with_it_and_what_had_started_is_stopped(
+async def test_a_base_exception_in_a_start_stops_started_hooks(
     end: Callable[[], Awaitable[None]], told: str, code: int
 ) -> None:
     @asynccontextmanager
@@ -137,7 +137,7 @@ async def test_a_start_ends_with_it_and_what_had_started_is_stopped(
 
 
 @endings
-async def test_a_stop_ends_with_it_and_everything_is_stopped(
+async def test_a_base_exception_in_a_stop_lets_all_hooks_stop(
     end: Callable[[], Awaitable[None]], told: str, code: int
 ) -> None:
     @asynccontextmanager

@@ -308,7 +308,7 @@ async def test_an_inner_hive_runs_once_at_a_time() -> None:
         ]
 
 
-async def test_its_settings_are_settings_of_the_outer_hive() -> None:
+async def test_settings_of_an_inner_hive_are_settings_of_the_outer_one() -> None:
     hive = Hive(*cells(ByHook), settings={"pool-size": 7})
     assert [option.name for option in hive.options()] == ["pool-size"]
     async with hive.started():
@@ -319,7 +319,7 @@ async def test_its_settings_are_settings_of_the_outer_hive() -> None:
         Hive(*cells(ByHook), settings={"pool-size": "many"}).check()
 
 
-def test_its_faults_are_faults_of_the_outer_hive() -> None:
+def test_faults_of_an_inner_hive_are_faults_of_the_outer_one() -> None:
     class Needy:
         def __init__(self, jobs: Jobs, kube: Kube, absent: Garbage) -> None: ...
 
@@ -330,7 +330,7 @@ def test_its_faults_are_faults_of_the_outer_hive() -> None:
     assert "operator.leader.needy" in str(caught.value)
 
 
-def test_what_it_shares_must_be_there() -> None:
+def test_a_shared_type_without_a_provider_is_a_fault() -> None:
     with pytest.raises(GraphError) as caught:
         Hive(*cells(ByHook)[1:]).check()
     text = str(caught.value)
@@ -338,7 +338,7 @@ def test_what_it_shares_must_be_there() -> None:
     assert "LeaderHive (operator.leader) at tests/unit/lifecycle/hive/test_nested.py" in text
 
 
-def test_the_graph_shows_it_as_a_part() -> None:
+def test_the_graph_shows_an_inner_hive_as_a_part() -> None:
     graph = Hive(*cells(ByHook)).graph()
     parents = {one.id: one.parent for one in graph.modules}
     assert parents["operator.leader.ipam"] == "operator.leader"
@@ -356,7 +356,7 @@ def test_the_graph_shows_it_as_a_part() -> None:
     assert log == []
 
 
-async def test_it_runs_after_its_graph_was_drawn() -> None:
+async def test_an_inner_hive_runs_after_its_graph_was_drawn() -> None:
     hive = Hive(*cells(ByHook))
     hive.graph()
     async with hive.started():

@@ -246,5 +246,7 @@ def test_a_second_signal_comes_at_every_point(case: tuple[dict[str, str], str]) 
     st.integers(0, 10**6),
     st.lists(st.integers(1, 80), max_size=1),
 )
-def test_in_any_order_of_tasks(acts: dict[str, Any], job: str, seed: int, signals: list[int]) -> None:
+def test_a_run_ends_correctly_in_any_order_of_tasks(
+    acts: dict[str, Any], job: str, seed: int, signals: list[int]
+) -> None:
     check(acts, job, seed=seed, signals=signals)

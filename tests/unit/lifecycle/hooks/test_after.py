@@ -64,7 +64,7 @@ def edges(hive: Hive) -> list[tuple[str, str, bool]]:
     return [(edge.source, edge.target, edge.order) for edge in hive.graph().edges]
 
 
-async def test_it_starts_after_and_stops_before_what_it_is_not_given() -> None:
+async def test_after_orders_start_and_stop_without_injection() -> None:
     log = Log()
     for seed in range(8):
         log.clear()
@@ -74,7 +74,7 @@ async def test_it_starts_after_and_stops_before_what_it_is_not_given() -> None:
         assert log == ["database starts", "server starts", "server stops", "database stops"]
 
 
-async def test_what_it_comes_after_is_built_though_nothing_else_needs_it() -> None:
+async def test_the_target_of_after_is_built_without_other_users() -> None:
     async with started(provide(Server, Database), supply(Log()), invoke(Server)) as hive:
         assert isinstance(hive.get(Database), Database)
 
@@ -135,7 +135,7 @@ async def test_a_group_a_name_and_a_generic_stand_in_it_as_in_a_parameter() -> N
     ]
 
 
-async def test_what_nothing_provides_is_a_fault_unless_it_is_optional() -> None:
+async def test_after_with_an_unprovided_type_is_a_fault_unless_optional() -> None:
     @after(Route)
     def needs() -> None: ...
 
@@ -173,7 +173,7 @@ async def test_a_circle_is_reported_with_its_order_only_edges() -> None:
     assert [fault.kind for fault in graph.faults] == ["cycle"]
 
 
-async def test_a_fake_takes_the_place_of_what_it_comes_after() -> None:
+async def test_a_fake_replaces_the_target_of_after() -> None:
     log = Log()
     async with started(
         provide(Server, Database), supply(log), invoke(Server), replace(Database, Database.__new__(Database))

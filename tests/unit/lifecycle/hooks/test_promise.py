@@ -36,7 +36,7 @@ async def test_all_who_wait_get_the_failure() -> None:
 
 
 @pytest.mark.parametrize("settled", ["resolved", "failed"])
-async def test_it_is_settled_once(settled: str) -> None:
+async def test_a_promise_is_settled_once(settled: str) -> None:
     promise: Promise[int | None] = Promise()
     if settled == "resolved":
         promise.resolve(None)

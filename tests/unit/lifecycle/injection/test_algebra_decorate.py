@@ -73,7 +73,7 @@ async def test_decorations_nest_and_the_innermost_is_applied_last() -> None:
         assert hive.get(Other).layers == ("traced", "client")
 
 
-async def test_without_cells_it_holds_for_the_whole_module_and_below() -> None:
+async def test_a_decorator_without_cells_applies_to_the_module_and_below() -> None:
     below = module("below", "Below", provide(User), invoke(User))
     top = module("top", "Top", below, group(decorate(retried)), provide(Client))
     async with Hive(top, provide(Other), invoke(Other)).started() as hive:
@@ -81,7 +81,7 @@ async def test_without_cells_it_holds_for_the_whole_module_and_below() -> None:
         assert hive.get(Other).layers == ("client",)
 
 
-async def test_for_the_whole_hive_it_is_what_get_gives() -> None:
+async def test_a_decorator_of_the_whole_hive_applies_to_get() -> None:
     async with Hive(provide(Client, User), invoke(User), decorate(retried)).started() as hive:
         assert hive.get(User).layers == ("retried", "client")
         assert hive.get(Client).layers == ("retried", "client")
@@ -118,7 +118,7 @@ async def test_a_decorator_inside_a_module_decorates_what_is_private_to_it() -> 
         assert hive.get(User).layers == ("retried", "client")
 
 
-async def test_a_fake_is_used_as_it_is() -> None:
+async def test_a_fake_is_not_decorated() -> None:
     cells = (provide(Client, Tracer), decorate(traced, provide(User), invoke(User)), decorate(retried))
     async with Hive(*cells, replace(Client, Layer(Client(), "fake"))).started() as hive:
         assert hive.get(User).layers == ("fake", "client")

@@ -241,7 +241,7 @@ async def test_one_of_its_types_may_be_replaced_alone() -> None:
         assert hive.get(Writes) is hive.get(File) is not fake
 
 
-def test_what_is_private_is_so_under_each_type() -> None:
+def test_a_private_provider_is_private_under_each_type() -> None:
     hive = Hive(module("files", "Files", provide_private(File, as_=(Reads,))), invoke(Reads))
     with pytest.raises(GraphError, match="Reads is private to files"):
         hive.check()
@@ -256,6 +256,6 @@ def test_what_is_private_is_so_under_each_type() -> None:
         (provide(Opened, as_=(Reads,)), "@results class"),
     ],
 )
-def test_types_that_it_is_not_are_refused(cell: Cell, fault: str) -> None:
+def test_provide_as_an_unrelated_type_is_refused(cell: Cell, fault: str) -> None:
     with pytest.raises(GraphError, match=fault):
         Hive(cell).check()

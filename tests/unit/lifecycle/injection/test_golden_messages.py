@@ -29,7 +29,7 @@ def told(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_message_is_as_it_was(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_messages_match_their_golden_files(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":

@@ -45,7 +45,7 @@ def test_waiting_does_not_count_as_loop_lag() -> None:
         assert runner.run(main()) < 10
 
 
-def test_of_another_loop_nothing_is_known() -> None:
+def test_an_unmeasured_loop_has_no_lag() -> None:
     async def main() -> LoopLag | None:
         return LoopLag.of(asyncio.get_running_loop())
 
@@ -69,7 +69,7 @@ def test_what_is_longer_than_all_bounds_is_not_lost() -> None:
     assert lag.longest == 100.0
 
 
-def test_no_stretches_no_lag() -> None:
+def test_without_measured_time_slices_there_is_no_lag() -> None:
     assert LoopLag().stretches.within(0.999) == 0.0
 
 

@@ -20,7 +20,7 @@ def squares(rows: list[int]) -> dict[str, int]:
     return {str(row): row * row for row in rows}
 
 
-def test_it_follows_its_source() -> None:
+def test_a_derived_table_follows_its_source() -> None:
     source = numbers()
     derived = source.derive(squares)
     assert (derived.name, derived.all()) == ("numbers-squares", [])
@@ -59,7 +59,7 @@ def test_a_burst_of_writes_runs_the_function_once() -> None:
     assert runs == [0, 5]
 
 
-def test_it_may_have_an_index() -> None:
+def test_a_derived_table_may_have_an_index() -> None:
     source = numbers()
     derived = source.derive(squares, indexes={"last digit": lambda square: [square % 10]})
     put(source, 2, 8, 3)

@@ -255,7 +255,7 @@ def test_rows_are_never_none(operator: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_it_is_initialized_when_all_it_follows_from_is() -> None:
+async def test_a_derived_table_is_initialized_with_all_its_sources() -> None:
     table, others = pods(WEB), nodes()
     source, other = table.initializer("kubernetes"), others.initializer("files")
     zones = table.filter(lambda pod: pod.cpu > 0).join(
@@ -303,7 +303,7 @@ def test_an_unreferenced_chain_of_derived_tables_stops_listening() -> None:
     assert len(table._listeners) == 0
 
 
-def test_it_can_be_shown_by_its_name() -> None:
+def test_a_named_derived_table_is_listed() -> None:
     table, known = pods(WEB), Tables()
     cpus = table.map(lambda pod: pod.cpu)
     known.add(table, cpus)

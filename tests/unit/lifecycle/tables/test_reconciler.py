@@ -13,7 +13,7 @@ from tests.unit.lifecycle.tables.reconciled import FakeTarget, Row, rows, world
 pytestmark = pytest.mark.anyio
 
 
-async def test_it_makes_the_target_equal_at_the_start() -> None:
+async def test_a_reconciler_makes_the_target_equal_at_the_start() -> None:
     held = {"a": Row("a"), "b": Row("b", 1), "x": Row("x")}
     async with world(rows(Row("a"), Row("b"), Row("c")), FakeTarget(held)) as w:
         assert w.target.rows == {"a": Row("a"), "b": Row("b"), "c": Row("c")}
@@ -24,7 +24,7 @@ async def test_it_makes_the_target_equal_at_the_start() -> None:
         assert (statistics.sweeps, statistics.puts, statistics.drops, statistics.drift) == (1, 2, 1, 0)
 
 
-async def test_then_it_writes_what_changes_and_nothing_else() -> None:
+async def test_after_the_start_a_reconciler_writes_only_changes() -> None:
     async with world(rows(Row("a"), Row("b"))) as w:
         w.target.told()
         w.put(Row("a", 1), Row("c"))
@@ -95,7 +95,7 @@ async def test_an_empty_table_at_the_start_wipes_nothing() -> None:
         assert await w.settle() == ["dump", "drop a"]
 
 
-async def test_nor_does_it_drop_before_what_it_is_to_come_after() -> None:
+async def test_a_reconciler_deletes_nothing_before_its_gate_is_open() -> None:
     restored: Promise[None] = Promise()
     async with world(rows(), FakeTarget({"a": Row("a")}), gate=restored) as w:
         assert await w.advance(3600) == []
@@ -112,7 +112,7 @@ async def test_a_failed_restore_degrades_health_and_changes_nothing() -> None:
         assert (w.health.level, w.health.error) == ("degraded", "OSError: disk full")
 
 
-async def test_it_may_put_early_but_never_drops_early() -> None:
+async def test_with_put_early_a_reconciler_writes_but_never_deletes_before_its_gate() -> None:
     table = rows(Row("a"))
     source = table.initializer("kubernetes")
     restored: Promise[None] = Promise()

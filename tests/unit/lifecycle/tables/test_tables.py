@@ -83,7 +83,7 @@ def test_an_added_table_is_known_for_as_long_as_it_is_held() -> None:
     assert tables.all() == []
 
 
-def test_it_comes_from_the_hive() -> None:
+def test_tables_are_injected_by_the_hive() -> None:
     def mine() -> Tables:
         return Tables()
 

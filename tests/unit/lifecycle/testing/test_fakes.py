@@ -65,7 +65,7 @@ def test_replace_checks_a_handwritten_fake() -> None:
         Hive(watch, replace(Clock, Broken())).check()
 
 
-async def test_started_is_over_after_the_block() -> None:
+async def test_a_hive_is_stopped_after_the_started_block() -> None:
     async with started(watch, replace(Clock, fake(Clock))) as hive:
         hive.get(Watch)
     with pytest.raises(RuntimeError, match="starts once"):

@@ -66,7 +66,7 @@ async def test_the_same_seed_is_the_same_order() -> None:
     assert len(orders) == 1
 
 
-async def test_luck_is_found_out_by_some_seed() -> None:
+async def test_some_seed_finds_an_order_that_works_by_chance() -> None:
     told = []
     for seed in range(8):
         recorder = Recorder(seed)

@@ -45,7 +45,7 @@ def test_a_page_reads_back_as_it_was_written(script: str, files: dict[str, str])
         ("-- /etc/passwd --\n", "line 1: the file /etc/passwd leads outside"),
     ],
 )
-def test_a_page_that_is_none_is_refused(page: str, text: str) -> None:
+def test_an_invalid_page_is_refused(page: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         parse(page)
 
@@ -104,7 +104,7 @@ async def refused(script: str, tmp_path: Path, found: Engine | None = None) -> s
     return str(caught.value)
 
 
-async def test_words_quotes_variables_and_comments(tmp_path: Path) -> None:
+async def test_a_script_line_has_words_quotes_variables_and_comments(tmp_path: Path) -> None:
     script = """\
         env who=world
         echo hello $who '$who  it''s' ${who}s # not this
