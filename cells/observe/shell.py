@@ -3,14 +3,14 @@
 Edge:   answers lines with text; its own commands look at tables, health, graph, start, jobs and logs.
 Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands can stop modules.
 
-Settings: shell-sock-path.
+Settings: shell-sock-path, shell-history.
 """
 
 from pathlib import Path
 from typing import Final
 
 from cells.config import AgentConfig
-from lifecycle import Settings, config, module
+from lifecycle import Settings, config, module, refuse
 from lifecycle.admin import AdminSocket, admin
 
 __all__ = ["ShellSettings", "cell"]
@@ -21,6 +21,13 @@ class ShellSettings(Settings, frozen=True):
 
     shell_sock_path: Path | None = Path("shell.sock")
     """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
+
+    shell_history: int = 0
+    """Past moments of all tables that the shell can show (db/moments), at most one a second; 0: none."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse([f"shell-history={self.shell_history}: expected 0 or more"] if self.shell_history < 0 else [])
 
 
 _NOT_STOPPED: Final = {
@@ -33,7 +40,9 @@ _NOT_STOPPED: Final = {
 def shell_socket(agent: AgentConfig, settings: ShellSettings) -> AdminSocket:
     """Where the shell is; made once the agent has claimed its node."""
     path = settings.shell_sock_path
-    return AdminSocket(None if path is None else agent.state_dir / path, keeps=_NOT_STOPPED)
+    return AdminSocket(
+        None if path is None else agent.state_dir / path, keeps=_NOT_STOPPED, history=settings.shell_history
+    )
 
 
 cell = module("shell", "Command shell on shell.sock", config(ShellSettings), admin(shell_socket))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from lifecycle.admin.history import TableHistory
 from lifecycle.admin.hive_commands import HiveCommands
 from lifecycle.admin.script import Commands
 from lifecycle.admin.server import AdminServer, AdminSocket
@@ -10,10 +11,11 @@ from lifecycle.admin.table_commands import TableCommands
 from lifecycle.hints import Member
 from lifecycle.hive.switch import Modules
 from lifecycle.hive.view import HiveView
+from lifecycle.hooks import Lifecycle
 from lifecycle.injection import Cell, ModuleId, config, group, invoke, module, provide_private
 from lifecycle.jobs import JobMetrics
 from lifecycle.process.health import HealthTree
-from lifecycle.settings import Settings
+from lifecycle.settings import Settings, refuse
 from lifecycle.tables import Tables
 
 __all__ = ["AdminSettings", "admin", "commands_cell"]
@@ -24,6 +26,13 @@ class AdminSettings(Settings, frozen=True):
 
     admin_socket: Path | None = Path("admin.sock")
     """Unix socket to look into this process with the command shell; nothing for none."""
+
+    admin_history: int = 0
+    """Past moments of all tables that the shell can show; 0: none."""
+
+    def validate(self) -> None:
+        """Refuse what cannot be; raises ValueErrors of one line."""
+        refuse([f"admin-history={self.admin_history}: expected 0 or more"] if self.admin_history < 0 else [])
 
 
 def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
@@ -36,18 +45,23 @@ def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
         "admin",
         "A look into the running hive",
         *place,
-        provide_private(table_commands, served_hive_commands, AdminServer),
+        provide_private(table_history, table_commands, served_hive_commands, AdminServer),
         invoke(AdminServer),
     )
 
 
 def _own(settings: AdminSettings) -> AdminSocket:
-    return AdminSocket(settings.admin_socket)
+    return AdminSocket(settings.admin_socket, history=settings.admin_history)
 
 
-def table_commands(tables: Tables) -> Member[Commands]:
+def table_history(place: AdminSocket, tables: Tables, lifecycle: Lifecycle) -> TableHistory:
+    """The moments that a shell can show."""
+    return TableHistory(place.history, tables, lifecycle)
+
+
+def table_commands(tables: Tables, history: TableHistory) -> Member[Commands]:
     """Commands that look at tables."""
-    return TableCommands(tables)
+    return TableCommands(tables, history)
 
 
 def hive_commands(
@@ -70,5 +84,10 @@ def served_hive_commands(
     return HiveCommands(view, health, jobs, modules, tables, served_by=own, keeps=place.keeps)
 
 
-commands_cell = group(provide_private(table_commands, hive_commands))
+def no_history(tables: Tables, lifecycle: Lifecycle) -> TableHistory:
+    """None: what a script looks at, it has just written."""
+    return TableHistory(0, tables, lifecycle)
+
+
+commands_cell = group(provide_private(no_history, table_commands, hive_commands))
 """The commands that every hive has, for the module that contains this cell."""

@@ -54,6 +54,8 @@ class AdminSocket(msgspec.Struct, frozen=True):
     group: str | None = None
     keeps: Mapping[str, str] = {}
     """Modules that ``hive/disable`` leaves running, with all that they need; of each, why."""
+    history: int = 0
+    """Past moments of all tables that commands can show."""
 
 
 class AdminServer:

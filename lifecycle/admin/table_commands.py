@@ -5,6 +5,7 @@ Source: the script commands of cilium/statedb; names and flags are the same.
 
 import heapq
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -13,10 +14,11 @@ import msgspec
 
 from lifecycle.admin.browse import Follower, TableRow, rows, tables_info
 from lifecycle.admin.columns import Columns, Golden, aligned, columns_of, fitted, left_out_note
+from lifecycle.admin.history import TableHistory
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
 from lifecycle.jobs import Stretch
-from lifecycle.tables import ReadTable, Tables
+from lifecycle.tables import ReadTable, Snapshot, Tables
 
 __all__ = ["TableCommands"]
 
@@ -25,7 +27,8 @@ _COLUMNS = Flag("columns", "Columns to show, with commas between")
 _FORMAT = Flag("format", "table, yaml or json", default="table", short="f", choices=("table", "yaml", "json"))
 _INDEX = Flag("index", "The index to search, instead of the key", short="i")
 _TIMEOUT = Flag("timeout", "How long to wait", "time", "5s")
-_SHOWN = (_OUT, _COLUMNS, _FORMAT)
+_AT = Flag("at", "The moment to show, by its number or age: db/moments")
+_SHOWN = (_OUT, _COLUMNS, _FORMAT, _AT)
 
 Item = tuple[Hashable, Any, int]
 """A row as a snapshot has it: key, row, revision."""
@@ -40,11 +43,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 class TableCommands(Commands):
     """Commands over the tables of one hive."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, history: TableHistory) -> None:
         self._tables = tables
+        self._history = history
         named = self._complete
         super().__init__(
             Command("db", "List the tables", self._list),
+            Command("db/moments", "List the moments that --at can show", self._list_moments),
             Command(
                 "db/show",
                 "Show the rows of a table",
@@ -142,8 +147,17 @@ class TableCommands(Commands):
         ]
         await state.print(fitted(found, ["name", "rows", "revision", "state"], state.width, keep=["name"]))
 
+    async def _list_moments(self, state: State, _given: Arguments) -> None:
+        now = time.time()
+        found = [
+            {"moment": str(one.number), "age": f"{now - one.at:.0f}s", "changed": ", ".join(one.changed)}
+            for one in self._history.all()
+        ]
+        columns = ["moment", "age", "changed"]
+        await state.print(fitted(found, columns, state.width, below="changed"))
+
     async def _show(self, state: State, given: Arguments) -> None:
-        await _print(state, given, await _sorted(self._table(given.words[0]).snapshot()))
+        await _print(state, given, await _sorted(self._seen(given)))
 
     async def _get(self, state: State, given: Arguments) -> None:
         found = await self._found(given, lambda value, wanted: text(value) == wanted)
@@ -226,15 +240,27 @@ class TableCommands(Commands):
         except LookupError as error:
             raise CommandError(str(error)) from None
 
+    def _seen(self, given: Arguments) -> Snapshot[Any, Any]:
+        """The table of the first word as it is, or was at the moment of ``--at``. Raises CommandError."""
+        name, at = given.words[0], given.flags["at"]
+        if not at:
+            return self._table(name).snapshot()
+        found = self._history.at(at).seen.get(name)
+        if found is None:
+            raise CommandError(f"--at={at}: there was no table named {name}")
+        if isinstance(found, str):
+            raise CommandError(f"--at={at}: table {name} could not be read: {found}")
+        return found
+
     async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
         """The rows that match the second word by key, or by their value of an index; in order of keys."""
         name, wanted = given.words
-        table = self._table(name)
-        held, turn = table.snapshot(), Stretch()
+        held, turn = self._seen(given), Stretch()
+        searched = held if given.flags["at"] else self._table(name)
         keys: dict[Hashable, None] = {}
         if index := given.flags["index"]:
             try:
-                values = table.by(index)
+                values = searched.by(index)
             except LookupError as error:
                 raise CommandError(str(error)) from None
             for value in values.values():

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from lifecycle import HealthStatus, Hive, StartError, Table, invoke, module, provide
+from lifecycle import HealthStatus, Hive, SettingsError, StartError, Table, invoke, module, provide
 from lifecycle.admin import AdminSocket, admin
 from lifecycle.admin.server import AdminServer
 from lifecycle.process import log_level, set_log_level
@@ -59,9 +59,9 @@ class Client:
 
 
 @asynccontextmanager
-async def shell(tmp_path: Path, *cells: Any) -> AsyncIterator[tuple[Client, Hive]]:
+async def shell(tmp_path: Path, *cells: Any, history: int = 0) -> AsyncIterator[tuple[Client, Hive]]:
     path = tmp_path / "admin.sock"
-    hive = started(shop.cell, admin(), *cells, settings={"admin-socket": path})
+    hive = started(shop.cell, admin(), *cells, settings={"admin-socket": path, "admin-history": history})
     async with hive as running, await anyio.connect_unix(path) as stream:
         yield Client(stream), running
 
@@ -84,6 +84,52 @@ async def test_a_command_gets_its_output_and_an_end_mark(tmp_path: Path) -> None
         assert (await client.ask("shop/deliver")) == ["delivered", "<<end>>"]
         assert await client.ask("") == ["<<end>>"]
         assert (await client.ask("help"))[0].startswith("db ")
+
+
+async def test_tables_are_shown_as_they_were_at_past_moments(tmp_path: Path) -> None:
+    async with shell(tmp_path, history=3) as (client, hive):
+        orders = hive.get(Table[int, Order])
+
+        async def remembered(number: int) -> str:
+            """The line of a moment, once it is there."""
+            with anyio.fail_after(30):
+                while not (lines := (await client.ask("db/moments"))[1:-1]) or int(lines[-1][:2]) < number:
+                    await anyio.lowlevel.checkpoint()
+            return lines[-1]
+
+        await remembered(1)
+        orders.put(Order(1, "ann", "192.0.2.1"))  # type: ignore[arg-type]  # any row will do
+        assert "orders" in await remembered(2)
+        with orders.txn() as txn:
+            txn.put(Order(1, "bob", "192.0.2.1"))  # type: ignore[arg-type]
+            txn.put(Order(2, "bob", "192.0.2.2"))  # type: ignore[arg-type]
+        await remembered(3)
+        columns = "--columns=number,customer"
+        header = "NUMBER   CUSTOMER"
+        assert await client.ask(f"db/show orders {columns} --at=1") == [header, "<<end>>"]
+        assert await client.ask(f"db/show orders {columns} --at=2") == [header, "1        ann", "<<end>>"]
+        assert await client.ask(f"db/get orders 1 {columns} --at=2") == [header, "1        ann", "<<end>>"]
+        assert await client.ask(f"db/get orders 1 {columns} --at=0s") == [header, "1        bob", "<<end>>"]
+        assert "no row with the key 2" in (await client.ask("db/get orders 2 --at=2"))[0]
+        assert "no table named meals" in (await client.ask("db/show meals --at=2"))[0]
+        with orders.txn() as txn:
+            txn.delete(1)
+        await remembered(4)
+        assert (await client.ask("db/show orders --at=1"))[
+            0
+        ] == "--at=1: expected 2 to 4; db/moments lists them"
+        assert (await client.ask("db/show orders --at=1h"))[0].startswith("--at=1h: the oldest moment is ")
+        assert "neither the number of a moment nor an age" in (await client.ask("db/show orders --at=x"))[0]
+
+
+async def test_without_a_history_there_is_no_past_moment(tmp_path: Path) -> None:
+    async with shell(tmp_path) as (client, _hive):
+        assert (await client.ask("db/show orders --at=1"))[0] == (
+            "--at=1: no moments are remembered; expected a setting such as admin-history=60"
+        )
+    with pytest.raises(SettingsError, match="admin-history=-1: expected 0 or more"):
+        async with shell(tmp_path, history=-1):
+            pass
 
 
 async def test_every_look_at_a_hive_works_over_the_socket(tmp_path: Path) -> None:
