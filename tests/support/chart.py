@@ -28,6 +28,12 @@ OPEN: Final = (
     "commonLabels",
     "extraConfig",
     "apiRateLimit",
+    "certgen.affinity",
+    "certgen.annotations.cronJob",
+    "certgen.annotations.job",
+    "certgen.nodeSelector",
+    "certgen.podLabels",
+    "certgen.resources",
     "cni.resources",
     "cni.prefixMacMap",
     "resources",
@@ -82,6 +88,7 @@ OPEN: Final = (
     "envoy.securityContext.seLinuxOptions",
     "serviceAccounts.cilium.annotations",
     "serviceAccounts.envoy.annotations",
+    "serviceAccounts.hubblecertgen.annotations",
     "serviceAccounts.operator.annotations",
 )
 """Values whose inside is the user's own."""
@@ -101,6 +108,8 @@ UNSET: Final = {
     "dnsProxy.enableTransparentMode": "boolean",
     "cni.chainingMode": "string",
     "cni.chainingTarget": "string",
+    "certgen.image.override": "string",
+    "certgen.ttlSecondsAfterFinished": "integer",
     "image.override": "string",
     "envoy.enabled": "boolean",
     "envoy.image.override": "string",
@@ -157,6 +166,7 @@ NEEDED: Final = (
     "securityContext.capabilities.ciliumAgent",
     "serviceAccounts.cilium.name",
     "serviceAccounts.envoy.name",
+    "serviceAccounts.hubblecertgen.name",
     "serviceAccounts.operator.name",
 )
 """Values that cannot be null. Others, being null, leave out a key or a field."""

@@ -204,17 +204,6 @@ true
 {{- if and (include "cilium.flowmetrics" .) .Values.hubble.metrics.tls.enabled -}}true{{- end -}}
 {{- end }}
 
-{{- /* The CA of certificates that Helm makes: that of the Secret, if there is one, so that old certificates stay good. */}}
-{{- define "cilium.ca" -}}
-{{- $held := lookup "v1" "Secret" (include "cilium.namespace" .) "cilium-ca" -}}
-{{- if and $held $held.data -}}
-{{- toJson (dict "cert" (index $held.data "ca.crt" | b64dec) "key" (index $held.data "ca.key" | b64dec)) -}}
-{{- else -}}
-{{- $ca := genCA "Cilium CA" (int .Values.hubble.tls.auto.certValidityDuration) -}}
-{{- toJson (dict "cert" $ca.Cert "key" $ca.Key) -}}
-{{- end -}}
-{{- end }}
-
 {{- define "cilium.check" -}}
 {{- $known := dict -}}
 {{- range .Files.Get "files/known.txt" | trim | splitList "\n" -}}{{- $_ := set $known . true -}}{{- end -}}
@@ -290,7 +279,7 @@ true
 {{- if and (has .Values.identityAllocationMode (list "kvstore" "doublewrite-readcrd" "doublewrite-readkvstore")) (not .Values.etcd.enabled) -}}
 {{- fail (printf "identityAllocationMode=%s: agents need a store to agree by: set etcd.enabled and etcd.endpoints" .Values.identityAllocationMode) -}}
 {{- end -}}
-{{- $tls := or (include "cilium.hubbletls" .) (include "cilium.flowmetricstls" .) -}}
+{{- include "cilium.checkcertificates" . -}}
 {{- with .Values.hubble -}}
 {{- if .enabled -}}
 {{- if and .metrics.enabled .metrics.dynamic.enabled -}}
@@ -298,12 +287,6 @@ true
 {{- end -}}
 {{- if and .redact.http.headers.allow .redact.http.headers.deny -}}
 {{- fail "Only one of .Values.hubble.redact.http.headers.allow, .Values.hubble.redact.http.headers.deny can be specified" -}}
-{{- end -}}
-{{- if and $tls .tls.auto.enabled (not (has .tls.auto.method (list "helm" "certmanager"))) -}}
-{{- fail (printf "hubble.tls.auto.method=%s: not served here: expected helm or certmanager" .tls.auto.method) -}}
-{{- end -}}
-{{- if and $tls .tls.auto.enabled (eq .tls.auto.method "certmanager") (not .tls.auto.certManagerIssuerRef) -}}
-{{- fail "Hubble TLS certgen method=certmanager requires that user specifies .Values.hubble.tls.auto.certManagerIssuerRef" -}}
 {{- end -}}
 {{- end -}}
 {{- if .relay.enabled -}}

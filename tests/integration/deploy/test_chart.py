@@ -46,8 +46,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def asked(name: str) -> dict[str, Any]:
-    """The values of a set, Hubble on, and what an API server would report of its kinds."""
+    """The values of a set, Hubble on, certgen's image, and what an API server would report of its kinds."""
     given: dict[str, Any] = copy.deepcopy(load(name)["values"])
+    given.setdefault("certgen", {"image": {"repository": "quay.io/cilium/certgen", "tag": "v0.2.1"}})
     if isinstance(hubble := given.setdefault("hubble", {}), dict):
         hubble.setdefault("enabled", True)
     if (load(name).get("rendered_with") or {}).get("extra_api_versions"):

@@ -30,6 +30,8 @@ OBJECTS: Final = {
     *("Service/hubble-metrics", "ConfigMap/cilium-dynamic-metrics-config"),
     *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
 }
+APART: Final = {"DaemonSet/cilium-bgp-speaker", "ServiceAccount/hubble-generate-certs"}
+"""Of Cilium's chart there is none, or the recording has its name alone."""
 UNSERVED: Final = "the part it is for is not built here"
 HALF: Final = "Cilium's chart follows its own value by half"
 OWN: Final = "commands of ours need neither shells nor a copy on the node"
@@ -169,7 +171,7 @@ def _name(of: Any) -> str | None:
 def compared(objects: Mapping[str, Any]) -> set[str]:
     """The objects that are compared, by ``Kind/name``; parts in pods of our own have tests of their own."""
     compare = {key for key in objects if key in OBJECTS or key.partition("/")[0] in KINDS}
-    return {key for key in compare if "envoy" not in key and key != "DaemonSet/cilium-bgp-speaker"}
+    return {key for key in compare if "envoy" not in key and key not in APART}
 
 
 def why(key: str, place: str) -> str | None:
@@ -339,10 +341,126 @@ def test_cert_manager_makes_the_certificate_of_metrics_though_the_api_has_none()
         ),
         (
             flow_metrics(enabled=["drop"], tls={"cert": "x"}),
-            "hubble.metrics.tls.server.cert: a value of Cilium's chart that is not served here",
+            "hubble.metrics.tls.server.cert: hubble.tls.auto makes this certificate",
         ),
     ],
 )
 def test_metrics_of_flows_refuse_what_is_not_served_by_name(given: dict[str, Any], why: str) -> None:
     with pytest.raises(chart.RenderError, match=re.escape(why)):
         chart.objects(given)
+
+
+AUTHORITY: Final = base64.b64encode(b"-----BEGIN CERTIFICATE-----").decode()
+KEY: Final = base64.b64encode(b"-----BEGIN PRIVATE KEY-----").decode()
+PAIR: Final = {"cert": AUTHORITY, "key": KEY}
+CERTGEN: Final = {"image": {"repository": "quay.io/cilium/certgen", "tag": "v0.2.1"}}
+
+
+def flows(of_hubble: dict[str, Any], relay: dict[str, Any] | None = None, **others: Any) -> dict[str, Any]:
+    """Values with flows over TLS; with a relay, its own TLS."""
+    served = {"enabled": True, "image": {"repository": "relay"}, "tls": relay} if relay is not None else {}
+    return {"hubble": {"enabled": True, "tls": of_hubble, "relay": served}, **others}
+
+
+def test_certgen_makes_the_certificates_of_the_recording_s_objects() -> None:
+    found = rendered("hubble-cronjob-certs")
+    assert isinstance(found, dict)
+    added = load("hubble-cronjob-certs")["other_objects"]["added"]
+    assert set(added) <= found.keys()
+    assert not [key for key in found if key.startswith("Secret/")]
+
+
+@pytest.mark.parametrize("relay", [None, {"server": {"enabled": True, "extraDnsNames": ["relay.example"]}}])
+def test_certgen_may_write_the_secrets_that_pods_mount_and_no_others(relay: dict[str, Any] | None) -> None:
+    given = flows({"auto": {"method": "cronJob", "schedule": "0 0 1 * *"}}, relay, certgen=CERTGEN)
+    objects = chart.objects(given | {"cluster": {"name": "blue"}})
+    job = objects["Job/hubble-generate-certs"]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
+    cron = objects["CronJob/hubble-generate-certs"]["spec"]
+    assert (cron["schedule"], cron["jobTemplate"]["spec"]) == ("0 0 1 * *", job["spec"])
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == "quay.io/cilium/certgen:v0.2.1"
+    (variable,) = container["env"]
+    certs = {one["name"]: one for one in yaml.safe_load(variable["value"])["certs"]}
+    assert certs["hubble-server-certs"]["hosts"] == ["*.blue.hubble-grpc.cilium.io"]
+    assert certs["hubble-server-certs"]["validity"] == "8760h"
+    mounted = {
+        one["secret"]["name"]
+        for name in ("DaemonSet/cilium", "Deployment/hubble-relay")
+        for volume in objects.get(name, {"spec": {"template": {"spec": {}}}})["spec"]["template"]["spec"].get(
+            "volumes", []
+        )
+        for one in volume.get("projected", {}).get("sources", [])
+        if "secret" in one and one["secret"]["name"].startswith("hubble-")
+    }
+    assert certs.keys() == mounted
+    create, update, authority = objects["Role/hubble-generate-certs"]["rules"]
+    assert (create["verbs"], "resourceNames" in create) == (["create"], False)
+    assert (update["verbs"], set(update["resourceNames"])) == (["update"], mounted)
+    assert (authority["verbs"], authority["resourceNames"]) == (["get", "update"], ["cilium-ca"])
+    (subject,) = objects["RoleBinding/hubble-generate-certs"]["subjects"]
+    assert f"ServiceAccount/{subject['name']}" in objects
+    assert pod["serviceAccountName"] == subject["name"]
+    if relay:
+        assert certs["hubble-relay-server-certs"]["hosts"] == ["*.hubble-relay.cilium.io", "relay.example"]
+
+
+def test_an_authority_of_values_signs_for_certgen_and_for_helm() -> None:
+    given = flows({"auto": {"method": "cronJob"}}, certgen=CERTGEN, tls={"ca": PAIR})
+    assert chart.objects(given)["Secret/cilium-ca"]["data"] == {"ca.crt": AUTHORITY, "ca.key": KEY}
+    made = chart.objects(flows({}))["Secret/cilium-ca"]["data"]
+    again = chart.objects(flows({}, tls={"ca": {"cert": made["ca.crt"], "key": made["ca.key"]}}))
+    assert again["Secret/cilium-ca"]["data"] == made
+    certificate, authority = (
+        x509.load_pem_x509_certificate(base64.b64decode(one))
+        for one in (again["Secret/hubble-server-certs"]["data"]["tls.crt"], made["ca.crt"])
+    )
+    certificate.verify_directly_issued_by(authority)
+
+
+def test_certificates_of_values_are_in_the_secrets_that_pods_mount() -> None:
+    relay = {"client": PAIR, "server": {"enabled": True, **PAIR}}
+    given = flows({"auto": {"enabled": False}, "server": PAIR}, relay, tls={"ca": {"cert": AUTHORITY}})
+    given["hubble"]["metrics"] = {"enabled": ["drop"], "tls": {"enabled": True, "server": PAIR}}
+    objects = chart.objects(given)
+    secrets = {key.removeprefix("Secret/"): one for key, one in objects.items() if key.startswith("Secret/")}
+    assert secrets.keys() == {
+        *("hubble-server-certs", "hubble-metrics-server-certs"),
+        *("hubble-relay-client-certs", "hubble-relay-server-certs"),
+    }
+    for one in secrets.values():
+        assert one["type"] == "kubernetes.io/tls"
+        assert one["data"] == {"ca.crt": AUTHORITY, "tls.crt": AUTHORITY, "tls.key": KEY}
+
+
+OWN: Final = {"auto": {"enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            flows({"auto": {"method": "cronJob"}}),
+            "certgen.image.repository: name the image of Cilium's certgen",
+        ),
+        (flows({"auto": {"method": "hand"}}), "hubble.tls.auto.method=hand: not served here"),
+        (flows({"server": PAIR}), "hubble.tls.server.cert: hubble.tls.auto makes this certificate"),
+        (flows({**OWN, "server": {"cert": AUTHORITY}}), "missing hubble.tls.server.key"),
+        (flows({**OWN, "server": PAIR}), "missing tls.ca.cert: hubble.tls.server.cert is verified by it"),
+        (
+            flows({**OWN, "server": {**PAIR, "existingSecret": "own"}}),
+            "the certificate is that of hubble.tls.server.existingSecret",
+        ),
+        (
+            flows({**OWN, "server": {"cert": "eA==", "key": KEY}}, tls={"ca": {"cert": AUTHORITY}}),
+            "hubble.tls.server.cert: expected a PEM file in base64",
+        ),
+        (flows({}, tls={"ca": {"cert": AUTHORITY}}), "tls.ca.key: expected the key of tls.ca.cert"),
+        (flows(OWN, tls={"ca": {"cert": "eA=="}}), "tls.ca.cert: expected a PEM file in base64"),
+    ],
+)
+def test_certificates_without_effect_or_use_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(chart.RenderError) as refused:
+        chart.objects(given)
+    assert why in str(refused.value)
