@@ -54,9 +54,9 @@ def cluster(name: str, *settings: str, etcd: bool = False) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def ours(name: str, *settings: str) -> Iterator[Pair]:
+def ours(name: str, *settings: str, etcd: bool = False) -> Iterator[Pair]:
     """Their pods, once they reach each other."""
-    with cluster(name, *settings) as made:
+    with cluster(name, *settings, etcd=etcd) as made:
         first, second = made.nodes()
         (found,) = (one for one, _ in made.manifests.objects() if one["metadata"]["name"] == "pod-2")
         address = found["status"]["podIP"]
@@ -138,6 +138,39 @@ def traffic(folder: Path, rounds: int) -> list[Row]:
         mine, theirs = (Sample(tuple(figures["pps", who])) for who in (name, peer))
         rows.append(Row(f"across nodes, {name}: datagrams", "1000/s", mine, peer, theirs, None, faster=False))
     return rows
+
+
+WIREGUARD = ("--enable-wireguard=true", "--enable-wireguard-userspace-fallback=true")
+"""By wireguard-go, also where the kernel would do it: the figures are of that."""
+
+
+def encrypted(folder: Path, rounds: int) -> list[Row]:
+    """Round trips and connections between pods of two nodes in WireGuard, against the same in clear text."""
+    program = tool("traffic", folder)
+    figures: dict[tuple[str, str], list[float]] = defaultdict(list)
+    modes = {"native": (), "VXLAN": (TUNNEL,)}
+    with contextlib.ExitStack() as stack:
+        networks = {
+            (mode, how): stack.enter_context(ours(f"bench-{how}-{mode}".lower(), *settings, *more, etcd=True))
+            for mode, settings in modes.items()
+            for how, more in (("clear", ()), ("wireguard", WIREGUARD))
+        }
+        for pods in networks.values():
+            stack.enter_context(server(program, pods))
+        for _ in range(rounds):
+            for kind, count in (("rr", ROUND_TRIPS // 4), ("crr", CONNECTIONS // 4)):
+                for (mode, how), pods in networks.items():
+                    figures[f"{mode} {kind}", how].append(run(program, kind, pods, count))
+    return [
+        Row(
+            f"across nodes, {mode}, WireGuard: {what}",
+            *("µs", Sample(tuple(figures[f"{mode} {kind}", "wireguard"])), "clear text"),
+            *(Sample(tuple(figures[f"{mode} {kind}", "clear"])), None),
+            faster=False,
+        )
+        for kind, what in (("rr", "round trip"), ("crr", "connect + round trip + close"))
+        for mode in modes
+    ]
 
 
 def _packets(program: Path, pods: Pair) -> float:
