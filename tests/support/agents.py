@@ -30,14 +30,14 @@ class Ended:
     stderr: str
 
     @property
-    def told(self) -> list[str]:
-        """What was said on standard error to the person who started it, the log left out."""
+    def messages(self) -> list[str]:
+        """Lines of standard error without those of the log."""
         return [line for line in self.stderr.splitlines() if not LOG_LINE.match(line)]
 
     @property
     def line(self) -> str:
-        """The one line that was said."""
-        (line,) = self.told
+        """The only one of these lines."""
+        (line,) = self.messages
         return line
 
     @property

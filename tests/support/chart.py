@@ -259,18 +259,20 @@ def schema() -> dict[str, Any]:
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart", **found}
 
 
-def _schema(of: Mapping[str, Any], at: str, told: Mapping[str, str]) -> dict[str, Any]:
-    properties = {name: _type(value, f"{at}.{name}".lstrip("."), told) for name, value in of.items()}
+def _schema(of: Mapping[str, Any], at: str, descriptions: Mapping[str, str]) -> dict[str, Any]:
+    properties = {name: _type(value, f"{at}.{name}".lstrip("."), descriptions) for name, value in of.items()}
     return {"type": "object", "properties": properties}
 
 
-def _type(value: Any, path: str, told: Mapping[str, str]) -> dict[str, Any]:
-    text = told.get(path) or ("" if isinstance(value, dict) and value and path not in OPEN else words(path))
+def _type(value: Any, path: str, descriptions: Mapping[str, str]) -> dict[str, Any]:
+    text = descriptions.get(path) or (
+        "" if isinstance(value, dict) and value and path not in OPEN else words(path)
+    )
     described = {"description": text} if text else {}
     if path in OPEN:
         return {**described, "type": ["object", "null"]} if path != "apiRateLimit" else described
     if isinstance(value, dict):
-        return {**described, **_schema(value, path, told)}
+        return {**described, **_schema(value, path, descriptions)}
     if path in UNSET:
         return {**described, "type": [UNSET[path], "null"]}
     if path in EITHER:
@@ -303,7 +305,7 @@ def comments() -> dict[str, str]:
 
 @cache
 def _loaded(kubernetes: str = "") -> Any:
-    """The chart; for a version of Kubernetes, a copy that is told it: the engine cannot be asked for one."""
+    """The chart; for a version of Kubernetes, a copy that states it: the engine cannot be asked for one."""
     import helm_python
 
     if not kubernetes:

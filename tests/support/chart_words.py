@@ -98,13 +98,13 @@ def _keys() -> dict[str, str]:
 
 
 @cache
-def _told() -> dict[str, str]:
-    """Key -> what the setting's documentation says first."""
+def _descriptions() -> dict[str, str]:
+    """Key -> the first sentence of its documentation."""
     options = [option for section in sections(agent, operator, *LEADER) for option in section.options]
     return {option.name: option.help for option in options}
 
 
 def words(path: str) -> str:
-    """What the value is for; nothing where nobody says."""
-    setting = _told().get(_keys().get(path, ""), "")
+    """What the value is for; empty if it is not documented."""
+    setting = _descriptions().get(_keys().get(path, ""), "")
     return setting or BY_NAME.get(path.rpartition(".")[2], "")

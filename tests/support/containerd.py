@@ -84,7 +84,7 @@ class Containerd:
             self._runtime = self._services.RuntimeServiceStub(self._channel)
             importing = ["ctr", *self.address_options, "images", "import", "--snapshotter", self._snapshotter]
             for image in (pause_image(place.folder), *self._images):
-                place.told(place.start([*importing, str(image)]))
+                place.output_of(place.start([*importing, str(image)]))
         except BaseException:
             self.__exit__(None, None, None)
             raise

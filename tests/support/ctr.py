@@ -68,9 +68,9 @@ class Ctr:
     def remove(self, *names: str) -> None:
         """End containers, at once, and wait until ctr has deleted their networks."""
         for name in names:
-            self._place.told(self._start("task", "kill", "--signal=SIGKILL", name))
+            self._place.output_of(self._start("task", "kill", "--signal=SIGKILL", name))
         for name in names:
-            self._place.told(self._running.pop(name), code=KILLED)
+            self._place.output_of(self._running.pop(name), code=KILLED)
 
     def network(self, name: str) -> str:
         """The network the container is in, as the library remembers it."""
@@ -92,7 +92,7 @@ class Ctr:
 
     def _tasks(self) -> dict[str, int]:
         """Running containers with their processes; what runs has its network."""
-        lines = self._place.told(self._start("task", "ls")).splitlines()[1:]
+        lines = self._place.output_of(self._start("task", "ls")).splitlines()[1:]
         rows = [line.split() for line in lines]
         return {name: int(pid) for name, pid, status in rows if status == "RUNNING"}
 

@@ -90,11 +90,11 @@ def serve(stop: Stop) -> set[str]:
                     continue
                 data, client = datagrams.recvfrom(4096)
                 asked.add(client[0])
-                for said, wait, socket_ in _by_udp(data, datagrams, elsewhere):
+                for reply, wait, socket_ in _by_udp(data, datagrams, elsewhere):
                     if wait:
-                        late.append((time.monotonic() + wait, said, client))
+                        late.append((time.monotonic() + wait, reply, client))
                     else:
-                        socket_.sendto(said, client)
+                        socket_.sendto(reply, client)
             for one in [one for one in late if one[0] < time.monotonic()]:
                 late.remove(one)
                 datagrams.sendto(one[1], one[2])
@@ -124,7 +124,7 @@ def _does(data: bytes) -> str:
 def _by_udp(
     data: bytes, own: socket.socket, elsewhere: socket.socket
 ) -> Iterator[tuple[bytes, float, socket.socket]]:
-    """What is said, after how many seconds, by which socket."""
+    """The reply, after how many seconds, and by which socket."""
     does, answer = _does(data), _answer(data, LARGEST_UDP)
     if does == "silent":
         return

@@ -51,13 +51,15 @@ def values(arguments: argparse.Namespace) -> dict[str, Any]:
 def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]:
     both = dict(weak)
     for name, value in strong.items():
-        former = both.get(name)
-        both[name] = _merged(former, value) if isinstance(former, dict) and isinstance(value, dict) else value
+        previous = both.get(name)
+        both[name] = (
+            _merged(previous, value) if isinstance(previous, dict) and isinstance(value, dict) else value
+        )
     return both
 
 
-def told(release: Mapping[str, Any]) -> str:
-    """A release, as helm tells of it."""
+def summary(release: Mapping[str, Any]) -> str:
+    """What helm prints of a release."""
     lines = [line.format(**release) for line in (*WORDS, "REVISION: {revision}")]
     notes = ["NOTES:", release["notes"].rstrip("\n")] if release.get("notes") else []
     return "\n".join([*lines, *notes, ""])
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         match arguments.command:
             case "install":
                 made = cluster.install(arguments.chart, arguments.release, values(arguments))
-                sys.stdout.write(told(made))
+                sys.stdout.write(summary(made))
             case "upgrade":
                 made = cluster.upgrade(
                     arguments.chart,
@@ -97,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
                     reuse_values=arguments.reuse_values,
                 )
                 sys.stdout.write(f'Release "{arguments.release}" has been upgraded. Happy Helming!\n')
-                sys.stdout.write(told(made))
+                sys.stdout.write(summary(made))
             case "uninstall":
                 cluster.uninstall(arguments.release)
                 sys.stdout.write(f'release "{arguments.release}" uninstalled\n')

@@ -26,7 +26,7 @@ _SENT = (
 
 def attack(stop: Stop, target: Target, ready: str) -> int:
     """Connect, send, and keep what is left open; how many connections were made."""
-    kept, made, deadline = [], 0, time.monotonic() + SECONDS
+    open_clients, made, deadline = [], 0, time.monotonic() + SECONDS
     while made < CONNECTIONS and time.monotonic() < deadline and not stop.wait(0):
         client = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
         client.settimeout(1.0)
@@ -35,13 +35,13 @@ def attack(stop: Stop, target: Target, ready: str) -> int:
             client.setblocking(False)
             client.send(_SENT[made % len(_SENT)] or b"\r\n")
             made += 1
-            kept.append(client)
+            open_clients.append(client)
         except OSError:
             client.close()
     Path(ready).touch()
     while not stop.wait(1.0):
         pass
-    for client in kept:
+    for client in open_clients:
         client.close()
     return made
 

@@ -20,5 +20,5 @@ def page(families: Iterable[MetricFamily]) -> str:
 
 def _row(family: MetricFamily) -> str:
     labels = ", ".join(f"`{label}`" for label in family.labels)
-    told = "always" if family.fixed else "on" if family.on else "off"
-    return f"| `{family.name}` | {family.kind} | {labels} | {told} | {family.help} |\n"
+    served = "always" if family.fixed else "on" if family.on else "off"
+    return f"| `{family.name}` | {family.kind} | {labels} | {served} | {family.help} |\n"

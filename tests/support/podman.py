@@ -81,7 +81,7 @@ class Podman:
         options = ["--detach", "--label=app=web", f"--cgroup-parent={self._place.cgroup}"]
         starting = [self._start("run", *options, f"--name={name}", IMAGE) for name in names]
         for one in starting:
-            self._place.told(one)
+            self._place.output_of(one)
 
     def remove(self, *names: str) -> None:
         """End containers, at once, and forget them."""
@@ -103,4 +103,4 @@ class Podman:
         return self._place.start(["podman", *arguments], self._env)
 
     def _call(self, *arguments: str) -> str:
-        return self._place.told(self._start(*arguments))
+        return self._place.output_of(self._start(*arguments))

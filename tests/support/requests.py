@@ -112,7 +112,7 @@ class Revisions(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a server, or a proxy before it, said."""
+    """What a server, or a proxy before it, answered."""
 
     status: int
     body: str
@@ -131,7 +131,7 @@ def ask_http(
         connection.close()
 
 
-def told_requests(stream: socket.socket) -> Iterator[RequestRecord]:
+def monitored_requests(stream: socket.socket) -> Iterator[RequestRecord]:
     """What the monitor tells of requests, from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)
@@ -195,8 +195,8 @@ class Shop:
         """The client calls the server by gRPC; the status of each call."""
         command = [sys.executable, "-c", GRPC_CLIENT, self.server.ipv4, *methods]
         with self.here.popen(command, stdout=subprocess.PIPE) as calling:
-            said, _ = calling.communicate(timeout=90)
-        return said.decode().split()
+            output, _ = calling.communicate(timeout=90)
+        return output.decode().split()
 
     def rule(self, *objects: Mapping[str, Any]) -> None:
         """Put policies in force."""

@@ -113,7 +113,7 @@ class Rollout:
         ):
             found = self.ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/{workload}/{name}")
             for pod, name_of_node in zip(pods, self.nodes, strict=True):
-                self._tell(pod, name_of_node, found["spec"]["template"])
+                self._publish(pod, name_of_node, found["spec"]["template"])
 
     @contextmanager
     def kubelets(self) -> Iterator[None]:
@@ -212,7 +212,7 @@ class Rollout:
             with lab.open() as node:
                 eventually(lambda node=node: node.run(_is_ready, url), within=60)  # type: ignore[misc]
 
-    def _tell(self, pod: str, node: str, template: dict[str, Any]) -> None:
+    def _publish(self, pod: str, node: str, template: dict[str, Any]) -> None:
         """The pod of a workload, on its node, ready."""
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         body = {

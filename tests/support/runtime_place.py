@@ -66,7 +66,7 @@ class RuntimePlace:
                 text=True,
             )
 
-    def told(self, process: subprocess.Popen[str], within: float = 90.0, code: int = 0) -> str:
+    def output_of(self, process: subprocess.Popen[str], within: float = 90.0, code: int = 0) -> str:
         """What a started program printed, once it has ended well, or with that code."""
         with process:
             try:

@@ -560,7 +560,7 @@ WORD_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 def test_names_are_words_that_one_would_search_for() -> None:
     private = [
         f"{path.relative_to(ROOT)}: {name}"
-        for _, path in MODULES
+        for path in [*(path for _, path in MODULES), *sorted((ROOT / "tests" / "support").rglob("*.py"))]
         for name in sorted(facts(path).written - NAMES_OF_PROTOCOLS)
         if not PRIVATE_WORDS.isdisjoint(word.lower() for word in WORD_OF_NAME.findall(name))
     ]

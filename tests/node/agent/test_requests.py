@@ -38,10 +38,10 @@ from tests.support.requests import (
     Shop,
     answering,
     ask_http,
+    monitored_requests,
     of_entities,
     policy,
     shop,
-    told_requests,
 )
 from tests.support.waiting import eventually
 
@@ -193,7 +193,7 @@ def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
 def test_the_monitor_shows_http_requests(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.get("/public/1").status == 200 and select.select([stream], [], [], 0.2)[0])
-        told = told_requests(stream)
+        told = monitored_requests(stream)
         request = next(one for one in told if one.url.endswith("/public/1"))  # not one asked for before
         answer = next(told)
         assert (request.ingress, request.verdict, request.method) == (True, "Forwarded", "GET")

@@ -93,7 +93,7 @@ def test_a_wrong_flag_is_one_line(node: Lab, flag: str, line: str) -> None:
 def test_an_invalid_environment_variable_is_reported_by_name(node: Lab) -> None:
     ended = run_agent(node, env={"CILIUM_MTU": "100", "CILIUM_IPV4_RANGE": "10.0.0.0"})
     assert ended.code == 2
-    assert sorted(ended.told) == [
+    assert sorted(ended.messages) == [
         "hive: CILIUM_IPV4_RANGE=10.0.0.0: expected auto or a network such as 10.5.0.0/16",
         "hive: CILIUM_MTU=100: expected 0, or 576 to 65535 bytes",
     ]
@@ -104,7 +104,7 @@ def test_an_invalid_settings_file_is_reported_by_path(node: Lab, tmp_path: Path)
     (tmp_path / "agent-health-port").write_text("http\n")
     ended = run_agent(node, f"--config-dir={tmp_path}")
     assert ended.code == 2
-    assert sorted(ended.told) == [
+    assert sorted(ended.messages) == [
         f"hive: {tmp_path}/agent-health-port: 'http': expected a whole number",
         f"hive: {tmp_path}/mtu: '100': expected 0, or 576 to 65535 bytes",
     ]
@@ -115,7 +115,7 @@ def test_every_mistake_has_its_line(node: Lab, tmp_path: Path) -> None:
     flags = ("--nonsense", "5", "--ipv4-range=10.0.0.0", f"--config-dir={tmp_path}")
     ended = run_agent(node, *flags, env={"CILIUM_ENABLE_IPV4": "false"})
     assert ended.code == 2
-    assert sorted(ended.told) == [
+    assert sorted(ended.messages) == [
         "hive: --ipv4-range=10.0.0.0: expected auto or a network such as 10.5.0.0/16",
         "hive: --nonsense: no such setting",
         f"hive: {tmp_path}/policy-map-pool: 'none': expected a whole number",

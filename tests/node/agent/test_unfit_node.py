@@ -46,7 +46,7 @@ def refused(node: Lab, line: str, *settings: str, code: int = 1, wrapper: tuple[
     with node.open() as inside:
         before = inside.run(made_there)
         ended = run_agent(node, *settings, wrapper=wrapper)
-        assert (ended.code, ended.told) == (code, [f"hive: {line}"])
+        assert (ended.code, ended.messages) == (code, [f"hive: {line}"])
         assert inside.run(made_there) == before
 
 

@@ -151,8 +151,8 @@ def strategic_patch(obj: Any, patch: Obj, kind: Type) -> Any:
         raise internal(f"unknown patch type: {directive} in map")
     made = dict(obj) if isinstance(obj, dict) else {}
     if "$retainKeys" in patch:
-        kept = set(patch["$retainKeys"])
-        made = {key: value for key, value in made.items() if key in kept}
+        retained = set(patch["$retainKeys"])
+        made = {key: value for key, value in made.items() if key in retained}
     for name, value in patch.items():
         if name in {"$patch", "$retainKeys"} or name.startswith("$setElementOrder/"):
             continue
@@ -215,8 +215,8 @@ def _merged_items(before: list[Any], patch: list[Any], of: Type, key: str) -> li
             made[at] = strategic_patch(made[at], one, items)
     known = {old.get(key) for old in before}
     fresh = [one for one in made if one.get(key) not in known]
-    kept = [one for one in made if one.get(key) in known]
-    return [*fresh, *kept] if fresh and kept else made
+    retained = [one for one in made if one.get(key) in known]
+    return [*fresh, *retained] if fresh and retained else made
 
 
 def _ordered(items: list[Any], order: list[Any], key: str | None) -> list[Any]:

@@ -235,7 +235,7 @@ class DefinitionStrategy(Strategy):
         server.definitions.changed(obj)
 
     def deleted(self, obj: Obj, server: ApiServer) -> None:
-        server.definitions.gone(obj)
+        server.definitions.remove(obj)
 
     def delete_finalizers(self, obj: Obj) -> list[str]:
         return [FINALIZER]
@@ -277,8 +277,8 @@ class Definitions:
         elif _is(obj, "Established"):
             self._serve(obj)
 
-    def gone(self, obj: Obj) -> None:
-        """A definition is gone: so is its resource."""
+    def remove(self, obj: Obj) -> None:
+        """A definition is removed: so is its resource."""
         spec = obj["spec"]
         self._server.kinds.remove(spec["group"], spec["names"]["plural"])
         self._server.store.drop(Resource(spec["group"], spec["names"]["plural"]))
@@ -397,8 +397,8 @@ class Definitions:
         while collection.objects:
             await collection.changed.wait()
         if (left := self._get(name)) is not None:
-            gone = self._server.store.delete(CRDS, ("", name), left)
-            self.gone(gone)
+            removed = self._server.store.delete(CRDS, ("", name), left)
+            self.remove(removed)
 
 
 def _is(obj: Obj, kind: str) -> bool:

@@ -186,7 +186,7 @@ def unprocessable(group: str, kind: str, name: str, errors: Sequence[FieldError]
     return StatusError(422, "Invalid", f'{qualified} "{name}" is invalid: {inside}', details)
 
 
-def gone(message: str, continues: str = "") -> StatusError:
+def expired(message: str, continues: str = "") -> StatusError:
     """410."""
     return StatusError(410, "Expired", message, continues=continues)
 

@@ -88,14 +88,14 @@ async def _conversed(
     stream: asyncio.StreamWriter,
 ) -> Ended | None:
     """The command's end; None where the client closed the connection first."""
-    said: asyncio.Queue[bytes | None] = asyncio.Queue()
+    received: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def say(data: bytes) -> None:
         for begin in range(0, len(data), PART):
             stream.write(protocol.send(BytesMessage(b"\x01" + data[begin : begin + PART])))
         await stream.drain()
 
-    running = asyncio.ensure_future(converse(command, said, say))
+    running = asyncio.ensure_future(converse(command, received, say))
     try:
         while True:
             reading = asyncio.ensure_future(reader.read(65536))
@@ -109,11 +109,11 @@ async def _conversed(
             events = list(protocol.events()) if data else [CloseConnection(code=1006)]
             for event in events:
                 if isinstance(event, BytesMessage) and event.data[:1] == b"\x00":
-                    said.put_nowait(bytes(event.data[1:]))
+                    received.put_nowait(bytes(event.data[1:]))
                 elif isinstance(event, CloseConnection):
                     return None
     finally:
-        said.put_nowait(None)
+        received.put_nowait(None)
         await running
 
 
@@ -159,7 +159,7 @@ def conversing_program(program: str) -> Conversation:
     """Commands with input run as those without do."""
 
     async def run(
-        command: Command, said: asyncio.Queue[bytes | None], say: Callable[[bytes], Awaitable[None]]
+        command: Command, received: asyncio.Queue[bytes | None], say: Callable[[bytes], Awaitable[None]]
     ) -> Ended:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -174,7 +174,7 @@ def conversing_program(program: str) -> Conversation:
         assert process.stderr is not None
 
         async def give() -> None:
-            while (line := await said.get()) is not None:
+            while (line := await received.get()) is not None:
                 to_it.write(line)
             to_it.close()
 

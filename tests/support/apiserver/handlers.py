@@ -76,7 +76,7 @@ def as_table(body: Obj, kind: Kind, *, listed: bool, header: bool = True) -> Obj
         {"name": name, "type": "string", "format": form, "description": name, "priority": 0}
         for name, form in (("Name", "name"), *((one, "") for one in own), ("Age", ""))
     ]
-    kept = ("resourceVersion", *(("continue", "remainingItemCount") if listed else ()))
+    copied = ("resourceVersion", *(("continue", "remainingItemCount") if listed else ()))
     head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     rows = []
     for one in body["items"] if listed else [body]:
@@ -86,7 +86,7 @@ def as_table(body: Obj, kind: Kind, *, listed: bool, header: bool = True) -> Obj
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
-        "metadata": {key: body["metadata"][key] for key in kept if body["metadata"].get(key)},
+        "metadata": {key: body["metadata"][key] for key in copied if body["metadata"].get(key)},
         "columnDefinitions": columns if header else None,
         "rows": rows,
     }
@@ -237,8 +237,8 @@ class Handlers:
     def _delete(self, request: Request, target: Target, kind: Kind) -> Response:
         options = delete_options(request.query, bodies.delete_body(request))
         call = self._call(request, target, kind, dry_run=bool(options.get("dryRun")))
-        obj, gone = self._server.writes.delete(call, options)
-        if not gone or kind.strategy.answers_object:
+        obj, removed = self._server.writes.delete(call, options)
+        if not removed or kind.strategy.answers_object:
             return Response(200, shown(obj, kind))
         details = {**kind.resource.details(target.name), "uid": obj["metadata"]["uid"]}
         head: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}}

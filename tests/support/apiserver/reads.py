@@ -262,8 +262,8 @@ class Reads:
         if revision < collection.snapshot_floor(cached=kind.strategy.cached):
             if continued:
                 message = "The provided continue parameter is too old to display a consistent list result."
-                raise errors.gone(message, _token(-1, start))
-            raise errors.gone("The resourceVersion for the provided list is too old.")
+                raise errors.expired(message, _token(-1, start))
+            raise errors.expired("The resourceVersion for the provided list is too old.")
         return collection.at(revision), revision
 
     def _resumed(self, options: ListOptions) -> tuple[int, str]:

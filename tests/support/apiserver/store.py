@@ -32,7 +32,7 @@ class Collection:
         self.events: list[Event] = []
         self.floor = 0
         """Events up to this revision are forgotten."""
-        self.kept = 0
+        self.cache_floor = 0
         """Before this revision not even the cache has a snapshot."""
         self.ended = False
         """Whether nothing listens on the resource any more."""
@@ -40,7 +40,7 @@ class Collection:
 
     def snapshot_floor(self, *, cached: bool) -> int:
         """The oldest revision a list can be of: the cache outlives a compaction of the store."""
-        return self.kept if cached else self.floor
+        return self.cache_floor if cached else self.floor
 
     def end(self) -> None:
         """End every watch."""
@@ -90,7 +90,7 @@ class Store:
         collection = self.of(resource)
         previous = collection.objects.get(key)
         collection.objects[key] = stored
-        self._tell(collection, "MODIFIED" if previous else "ADDED", key, stored, previous)
+        self._notify(collection, "MODIFIED" if previous else "ADDED", key, stored, previous)
         return stored
 
     def delete(self, resource: Resource, key: Key, last: Obj | None = None) -> Obj:
@@ -98,7 +98,7 @@ class Store:
         collection = self.of(resource)
         previous = collection.objects.pop(key)
         last = self._versioned(previous if last is None else last)
-        self._tell(collection, "DELETED", key, last, previous)
+        self._notify(collection, "DELETED", key, last, previous)
         return last
 
     def compact(self, revision: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Store:
     def forget(self) -> None:
         """What a restart forgets: the caches begin at the present."""
         for collection in self._collections.values():
-            collection.floor = collection.kept = self.revision
+            collection.floor = collection.cache_floor = self.revision
             collection.events = []
 
     def drop(self, resource: Resource) -> None:
@@ -122,7 +122,7 @@ class Store:
         version = str(self.bump())
         return {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}}
 
-    def _tell(self, into: Collection, kind: str, key: Key, obj: Obj, previous: Obj | None) -> None:
+    def _notify(self, into: Collection, kind: str, key: Key, obj: Obj, previous: Obj | None) -> None:
         into.events.append(Event(self.revision, kind, key, obj, previous))
         into.changed.set()
         into.changed = asyncio.Event()

@@ -37,7 +37,7 @@ def _fits(text: str, form: str) -> bool:
     return form not in {"ipv4", "ipv6"} or (not ip_problem(text) and (":" in text) is (form == "ipv6"))
 
 
-def prune(value: Any, kind: Type, at: str, unknown: list[str], *, kept: bool = False) -> Any:
+def prune(value: Any, kind: Type, at: str, unknown: list[str], *, preserved: bool = False) -> Any:
     """The value without fields nobody declared; they are added to ``unknown``."""
     if isinstance(value, list):
         of = kind.items
@@ -57,7 +57,7 @@ def prune(value: Any, kind: Type, at: str, unknown: list[str], *, kept: bool = F
             made[name] = prune(one, kind.properties[name], path, unknown)
         elif kind.additional is not None:
             made[name] = prune(one, kind.additional, path, unknown)
-        elif kind.preserves or kept or "additionalProperties" in kind.schema:
+        elif kind.preserves or preserved or "additionalProperties" in kind.schema:
             made[name] = one
         else:
             unknown.append(path)

@@ -100,8 +100,8 @@ class _Stream:
 
     def _too_old(self, asked: int) -> Obj:
         if self._kind.strategy.cached:
-            return errors.gone(f"too old resource version: {asked} ({self._collection.floor})").body
-        return errors.gone("The resourceVersion for the provided watch is too old.").body
+            return errors.expired(f"too old resource version: {asked} ({self._collection.floor})").body
+        return errors.expired("The resourceVersion for the provided watch is too old.").body
 
     async def _live(self, last: int) -> AsyncIterator[WatchEvent]:
         while True:
@@ -111,8 +111,8 @@ class _Stream:
                 return
             for event in self._collection.since(last):
                 last = event.revision
-                if (told := self._told(event)) is not None:
-                    yield told
+                if (sent := self._event_for(event)) is not None:
+                    yield sent
             if self._collection.ended:
                 return
             wait = self._wait()
@@ -154,7 +154,7 @@ class _Stream:
         obj = {"kind": self._kind.kind, "apiVersion": self._kind.api_version, "metadata": metadata}
         return WatchEvent("BOOKMARK", {**obj, **self._kind.strategy.empty})
 
-    def _told(self, event: Event) -> WatchEvent | None:
+    def _event_for(self, event: Event) -> WatchEvent | None:
         if not self._mine(event.key[0]):
             return None
         obj = self._server.converted(event.obj, self._kind)

@@ -123,8 +123,8 @@ class Pods(Strategy):
             for number, one in enumerate((obj.get("status") or {}).get(field) or ()):
                 if problem := ip_problem(one["ip"]):
                     found.append(invalid(f"status.{field}[{number}]", one["ip"], problem))
-        kept = {one["name"]: one for one in before.get("containers") or ()}
-        if _fixed(before) != _fixed(after) or kept.keys() != {one["name"] for one in after["containers"]}:
+        previous = {one["name"]: one for one in before.get("containers") or ()}
+        if _fixed(before) != _fixed(after) or previous.keys() != {one["name"] for one in after["containers"]}:
             why = (
                 "pod updates may not change fields other than images, deadlines, gates and added tolerations"
             )
@@ -133,14 +133,14 @@ class Pods(Strategy):
 
 
 def _fixed(spec: Obj) -> Obj:
-    kept = {
+    previous = {
         key: value
         for key, value in spec.items()
         if key not in {"tolerations", "activeDeadlineSeconds", "schedulingGates"}
     }
     for name in ("containers", "initContainers"):
-        kept[name] = [{k: v for k, v in one.items() if k != "image"} for one in spec.get(name) or ()]
-    return kept
+        previous[name] = [{k: v for k, v in one.items() if k != "image"} for one in spec.get(name) or ()]
+    return previous
 
 
 def _containers(spec: Obj) -> Iterator[Obj]:

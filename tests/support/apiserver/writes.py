@@ -29,7 +29,7 @@ class Deletes:
         self._store = server.store
 
     def delete(self, call: Call, options: Obj) -> tuple[Obj, bool]:
-        """Delete an object, or begin to; it, and whether it is gone. Raises StatusError."""
+        """Delete an object, or begin to; it, and whether it is removed. Raises StatusError."""
         kind = call.kind
         live = self._server.live(call)
         if live is None:
@@ -112,9 +112,9 @@ class Deletes:
 
     def _remove(self, kind: Kind, key: tuple[str, str], last: Obj) -> Obj:
         """Take an object out of the store at once; as it was last."""
-        gone = self._store.delete(kind.storage, key, last)
-        kind.strategy.deleted(gone, self._server)
-        return self._server.converted(gone, kind)
+        removed = self._store.delete(kind.storage, key, last)
+        kind.strategy.deleted(removed, self._server)
+        return self._server.converted(removed, kind)
 
 
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
@@ -269,7 +269,7 @@ class Writes(Deletes):
     def _replace(self, call: Call, live: Obj, new: Obj, *, put: bool) -> Obj:
         kind, strategy = call.kind, call.kind.strategy
         self._check_version(call, live, new, put=put)
-        metadata = self._kept_metadata(call, live, new)
+        metadata = self._merged_metadata(call, live, new)
         new = self._only_part(call, live, {**new, "metadata": metadata})
         strategy.admit_update(new, live, self._server)
         self._validity.refuse_invalid(call, metadata_update_errors(new, live), new)
@@ -318,7 +318,7 @@ class Writes(Deletes):
             why = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {live['metadata']['uid']}"
             raise errors.conflict(call.kind.resource, call.name, why)
 
-    def _kept_metadata(self, call: Call, live: Obj, new: Obj) -> Obj:
+    def _merged_metadata(self, call: Call, live: Obj, new: Obj) -> Obj:
         old = live["metadata"]
         made = {
             key: value

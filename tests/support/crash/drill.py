@@ -96,7 +96,7 @@ class Drill:
         return self._interposer.rest()
 
     def record_start(self, *settings: str) -> list[str]:
-        """The calls of a start, until it serves and rests. The agent is gone afterwards."""
+        """The calls of a start, until it serves and rests. The agent is ended afterwards."""
         count = self.start(*settings)
         lines = self.counted_lines[:count]
         agent_process.crash(self.lab)
@@ -137,11 +137,11 @@ class Drill:
     def expect_cut(self) -> None:
         """Wait for the agent's death at its point; AssertionError when it was not reached."""
         pid = agent_process.running(self.lab)
-        gone = pid is None or wait_exited(pid, WITHIN)
+        ended = pid is None or wait_exited(pid, WITHIN)
         counted = self._interposer.counted
         log = agent_process.log_end(self.lab)
         agent_process.crash(self.lab)
-        assert gone, f"not killed: it rests after {counted} calls, before its point {self._target}\n{log}"
+        assert ended, f"not killed: it rests after {counted} calls, before its point {self._target}\n{log}"
         assert counted == self._target, f"ended after {counted} calls, before its point {self._target}\n{log}"
 
     # Judgement
@@ -159,14 +159,14 @@ class Drill:
         expected = {*self._survivors.values(), *more}
         assert {ip for ip, _, _ in agreed(self.lab).listed.values()} == expected
         if self._clean:
-            self._as_kept_in_mind()
+            self._check_leftovers()
         for pod, address in self._survivors.items():
             with self.lab.open() as node, self.lab.open_pod(pod) as held:
                 assert node.run(ping, address, 1), f"{pod} does not answer"
                 (eth0,) = (one for one in held.run(interfaces) if one.name == "eth0")
             assert f"{address}/32" in eth0.addresses
 
-    def _as_kept_in_mind(self) -> None:
+    def _check_leftovers(self) -> None:
         try:
             eventually(lambda: self._holding() == self._clean)
         except AssertionError:
