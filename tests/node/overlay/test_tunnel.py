@@ -409,6 +409,7 @@ def test_geneve_is_the_tunnel_or_refused_where_the_kernel_has_none(cluster: Clus
             eventually(partial(tells, lab, partial(device, "geneve"), (6081, 1500)))
             assert tells(lab, device, None)
     else:
+        before = in_node(first, device)
         agent_process.crash(first)
         ended = run_agent(first, f"--manifests-dir={first.manifests}", *cluster.settings(chosen))
         line = (
@@ -417,7 +418,7 @@ def test_geneve_is_the_tunnel_or_refused_where_the_kernel_has_none(cluster: Clus
         )
         assert ended.code == 1
         assert line in ended.stderr.splitlines()[-1]
-        assert tells(first, device, (PORT, 1500))
+        assert tells(first, device, before)
         all_reach(cluster)  # by what the agent before has left
     for lab in (first, second):
         restarted(cluster, lab, *SETTINGS)
