@@ -434,7 +434,7 @@ def test_certificates_of_values_are_in_the_secrets_that_pods_mount() -> None:
         assert one["data"] == {"ca.crt": AUTHORITY, "tls.crt": AUTHORITY, "tls.key": KEY}
 
 
-OWN: Final = {"auto": {"enabled": False}}
+OWN_CERTIFICATES: Final = {"auto": {"enabled": False}}
 
 
 @pytest.mark.parametrize(
@@ -446,18 +446,23 @@ OWN: Final = {"auto": {"enabled": False}}
         ),
         (flows({"auto": {"method": "hand"}}), "hubble.tls.auto.method=hand: not served here"),
         (flows({"server": PAIR}), "hubble.tls.server.cert: hubble.tls.auto makes this certificate"),
-        (flows({**OWN, "server": {"cert": AUTHORITY}}), "missing hubble.tls.server.key"),
-        (flows({**OWN, "server": PAIR}), "missing tls.ca.cert: hubble.tls.server.cert is verified by it"),
+        (flows({**OWN_CERTIFICATES, "server": {"cert": AUTHORITY}}), "missing hubble.tls.server.key"),
         (
-            flows({**OWN, "server": {**PAIR, "existingSecret": "own"}}),
+            flows({**OWN_CERTIFICATES, "server": PAIR}),
+            "missing tls.ca.cert: hubble.tls.server.cert is verified by it",
+        ),
+        (
+            flows({**OWN_CERTIFICATES, "server": {**PAIR, "existingSecret": "own"}}),
             "the certificate is that of hubble.tls.server.existingSecret",
         ),
         (
-            flows({**OWN, "server": {"cert": "eA==", "key": KEY}}, tls={"ca": {"cert": AUTHORITY}}),
+            flows(
+                {**OWN_CERTIFICATES, "server": {"cert": "eA==", "key": KEY}}, tls={"ca": {"cert": AUTHORITY}}
+            ),
             "hubble.tls.server.cert: expected a PEM file in base64",
         ),
         (flows({}, tls={"ca": {"cert": AUTHORITY}}), "tls.ca.key: expected the key of tls.ca.cert"),
-        (flows(OWN, tls={"ca": {"cert": "eA=="}}), "tls.ca.cert: expected a PEM file in base64"),
+        (flows(OWN_CERTIFICATES, tls={"ca": {"cert": "eA=="}}), "tls.ca.cert: expected a PEM file in base64"),
     ],
 )
 def test_certificates_without_effect_or_use_are_refused(given: dict[str, Any], why: str) -> None:
