@@ -17,15 +17,17 @@ from cells.hubble.codec import decode, encode
 from cells.hubble.enums import DropReason, FlowVerdict
 from cells.hubble.flow import Flow, FlowFilter
 from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
+from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
-from tests.support.agents import environment
+from tests.support.agents import environment, serving
 from tests.support.apiserver.certificates import Authority
 from tests.support.ports import free_port
 from tests.support.requests import PORT, shop
 from tests.support.town import WEB, town
 from tests.support.waiting import eventually
+from tests.unit.kubernetes.cluster import pod
 
 pytestmark = pytest.mark.node
 T = TypeVar("T")
@@ -139,6 +141,35 @@ def test_requests_of_pods_are_seen_by_both_sockets(node: Lab, tmp_path: Path) ->
         assert cut["rules"] == [f"{closed}:6: spec.ingressDeny[0] of CiliumNetworkPolicy default/closed"]
         closed.write_text(CLOSED.replace("app: server", "app: other"))
         assert not tried(node, closed)["cut"], "it selects no pod of these"
+
+
+def test_a_network_that_selects_a_pod_is_named_by_the_flows_it_allows(node: Lab, tmp_path: Path) -> None:
+    settings = ("--enable-hubble=true", "--policy-cidr-match-mode=pods")
+    for name in ("client", "server", "other"):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(pod(name, "node", app=name)))
+    serving(node, f"--manifests-dir={tmp_path}", *settings)
+    server, other, _ = (pods.add(node, name) for name in ("server", "other", "client"))
+    spec = {
+        "podSelector": {"matchLabels": {"app": "client"}},
+        "policyTypes": ["Egress"],
+        "egress": [{"to": [{"ipBlock": {"cidr": f"{server.ipv4}/32"}}]}],
+    }
+    metadata = {"name": "blocks", "namespace": "default"}
+    network_policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy"}
+    written = tmp_path / ".policy.new"
+    written.write_text(json.dumps({**network_policy, "metadata": metadata, "spec": spec}))
+    written.rename(tmp_path / "policy.yaml")
+    with node.open_pod("client") as inside:
+        eventually(lambda: not inside.run(ping, other.ipv4, 1, 0.3))
+        eventually(lambda: inside.run(ping, server.ipv4, 1, 0.3))
+    to_server = ("--type", "policy-verdict", "--from-pod", "client", "--to-pod", "server")
+    allowed = appears(
+        lambda: [one for one in observed(node, *to_server) if one.get("egress_allowed_by")],
+    )
+    (by,) = allowed["egress_allowed_by"]
+    assert (by["kind"], by["namespace"], by["name"]) == ("NetworkPolicy", "default", "blocks")
+    dropped = appears(lambda: observed(node, "--verdict", "DROPPED", "--to-pod", "other"))
+    assert (dropped["source"]["pod_name"], dropped["drop_reason_desc"]) == ("client", "POLICY_DENIED")
 
 
 def test_lookups_and_what_names_allow_are_seen_by_grpcio(node: Lab, tmp_path: Path) -> None:

@@ -93,6 +93,27 @@ def test_a_verdict_is_shown_with_the_rule_it_was_given_by(node: Lab, tmp_path: P
         eventually(seen)
 
 
+@pytest.mark.parametrize("window", [("--last", "100"), ("--since", "1h")])
+def test_packets_before_the_monitor_are_shown_with_names_first(
+    node: Lab, tmp_path: Path, window: tuple[str, str]
+) -> None:
+    serving(node, "--enable-policy=always", "--enable-hubble=true")
+    pods.add(node, "first")
+    second = pods.add(node, "second")
+    with watching(node, tmp_path / "live", "-t", "drop"), node.open_pod("first") as calling:
+
+        def dropped() -> bool:
+            assert calling.run(ping, second.ipv4, 1) == []
+            return "icmp type 8" in (tmp_path / "live").read_text()
+
+        eventually(dropped)
+    with watching(node, tmp_path / "seen", "-t", "drop", *window, "--pod", "second"):
+        eventually(lambda: "icmp type 8" in (tmp_path / "seen").read_text())
+    line = next(one for one in (tmp_path / "seen").read_text().splitlines() if "icmp type 8" in one)
+    assert "drop, Policy denied: from default/first " in line
+    assert f" to default/second {second.ipv4} " in line
+
+
 def test_notifications_can_be_switched_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
     pods.add(lab, "first")
     second = pods.add(lab, "second")
