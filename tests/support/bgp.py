@@ -156,6 +156,10 @@ class Routers:
         found = self.frr("show bgp neighbors json")[peer]
         return found["bgpState"], found["connectionsEstablished"]
 
+    def frr_clear(self) -> None:
+        """Have FRR reset its sessions."""
+        subprocess.run(["vtysh", "--vty_socket", self._frr, "-c", "clear bgp *"], check=True)
+
     def frr_updates(self, peer: str = NODE) -> int:
         """Messages UPDATE that FRR has received of the node."""
         return int(self.frr("show bgp neighbors json")[peer]["messageStats"]["updatesRecv"])
@@ -241,9 +245,9 @@ def _bird(name: str) -> str:
 
 
 @contextmanager
-def routers(folder: Path) -> Iterator[Routers]:
+def routers(folder: Path, device: str = "uplink") -> Iterator[Routers]:
     """A cable from this namespace to theirs, and both at its end; nothing of it stays."""
-    with cable() as far:
+    with cable(device) as far:
         both = Routers(far, folder)
         try:
             both.start()
@@ -253,13 +257,13 @@ def routers(folder: Path) -> Iterator[Routers]:
 
 
 @contextmanager
-def cable() -> Iterator[Namespaces]:
+def cable(device: str = "uplink") -> Iterator[Namespaces]:
     """A namespace at the other end of a cable from this one."""
     with new_netns() as far:
         end = f"/proc/{os.getpid()}/fd/{far.net}"
-        _ip(f"link add uplink type veth peer name cable netns {end}")
-        _ip(f"address add {NODE}/24 dev uplink", f"address add {NODE6}/64 dev uplink nodad")
-        _ip("link set uplink up")
+        _ip(f"link add {device} type veth peer name cable netns {end}")
+        _ip(f"address add {NODE}/24 dev {device}", f"address add {NODE6}/64 dev {device} nodad")
+        _ip(f"link set {device} up")
         with inside(far):
             _ip("link set lo up", "link set cable up", f"address add {FRR6}/64 dev cable nodad")
             _ip(*(f"address add {address}/24 dev cable" for address in (FRR, BIRD, STRANGER)))

@@ -13,7 +13,7 @@ from tests.support.namespaces import need_root
 from tests.support.points import EVERY
 
 # Building it takes half a minute: left to a soak (make soak).
-collect_ignore = [] if EVERY else ["test_image.py", "test_envoy.py", "test_upgraded_chart.py"]
+collect_ignore = [] if EVERY else ["test_image.py", "test_envoy.py", "test_bgp.py", "test_upgraded_chart.py"]
 PROJECT = Path(__file__).resolve().parents[3]
 
 
@@ -39,6 +39,15 @@ def envoy_image(wheel: Path) -> Path:
     archive = wheel.parent / "hive-envoy.tar"
     tag = "localhost/hive-agent:0.1.0-envoy"
     call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel, "--envoy", "--tag", tag)
+    return archive
+
+
+@pytest.fixture(scope="session")
+def bgp_image(wheel: Path) -> Path:
+    """The one with gobgpd."""
+    archive = wheel.parent / "hive-bgp.tar"
+    tag = "localhost/hive-agent:0.1.0-bgp"
+    call(sys.executable, "configs/image/build.py", archive, "--wheel", wheel, "--bgp", "--tag", tag)
     return archive
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import ssl
-import urllib.request
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +11,8 @@ import pytest
 
 from hive.lab import pods
 from hive.lab.node import Lab
-from tests.node.image.test_image import VALUES, bare_node
 from tests.support import chart
-from tests.support.apiserver import ADMIN_TOKEN
+from tests.support.bare_node import VALUES, bare_node, create
 from tests.support.requests import PORT, answering, ask_http
 from tests.support.waiting import eventually
 
@@ -43,18 +38,6 @@ POLICY = {
         ],
     },
 }
-
-
-def create(server: Mapping[str, str], ca: Path, path: str, made: Mapping[str, Any]) -> int:
-    """Have the API server keep an object; the status of its answer."""
-    request = urllib.request.Request(
-        f"https://127.0.0.1:{server['KUBERNETES_SERVICE_PORT']}{path}",
-        data=json.dumps(made).encode(),
-        headers={"authorization": f"Bearer {ADMIN_TOKEN}", "content-type": "application/json"},
-    )
-    context = ssl.create_default_context(cafile=str(ca))
-    with urllib.request.urlopen(request, context=context, timeout=10) as answer:  # noqa: S310 - https
-        return int(answer.status)
 
 
 IMAGE = {"image": {"tag": "0.1.0-envoy"}}

@@ -13,8 +13,8 @@ from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
 from tests.integration.deploy.test_chart import CONFIG
 from tests.integration.deploy.test_chart_upgrade import OLDER
-from tests.node.image.test_image import bare_node
 from tests.support import chart
+from tests.support.bare_node import bare_node
 from tests.support.kubelet import Kubelet, KubePod
 from tests.support.talk import talking
 from tests.support.waiting import eventually
