@@ -19,6 +19,7 @@ from cells import kubernetes
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.bgp import BGPSettings, control
 from cells.bgp.control import BGPControl, BGPSessions
+from cells.bgp.gobgpd import end_speakers
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     FamilyCounts,
@@ -187,8 +188,11 @@ async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
             **{key.replace("_", "-"): value for key, value in settings.items()},
         },
     )
-    async with hive.started():
-        yield hive
+    try:
+        async with hive.started():
+            yield hive
+    finally:
+        end_speakers(folder)
 
 
 @asynccontextmanager
