@@ -203,6 +203,7 @@ class WriteStep(IntEnum):
     BACKENDS_DROPPED = 15
 
 
+_STEPS = len(WriteStep)
 _SETTING = frozenset(
     {
         WriteStep.BACKENDS,
@@ -223,11 +224,14 @@ class WritePlan:
     """
 
     def __init__(self) -> None:
-        self._steps: list[dict[str, dict[bytes, bytes]]] = [{} for _ in WriteStep]
+        self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * _STEPS
 
     def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
         """What is written to a map in one step; of a step that removes, the keys."""
-        return self._steps[step].setdefault(name, {})
+        by_map = self._steps[step]
+        if by_map is None:
+            by_map = self._steps[step] = {}
+        return by_map.setdefault(name, {})
 
     def remove(self, step: WriteStep, name: str, keys: Iterable[bytes]) -> None:
         """Remove entries in a step."""
@@ -236,7 +240,7 @@ class WritePlan:
     def batches(self) -> Iterator[Batch]:
         """What is to be written, in order."""
         for step, by_map in enumerate(self._steps):
-            for name, entries in by_map.items():
+            for name, entries in by_map.items() if by_map else ():
                 if entries:
                     yield Batch(name, list(entries), list(entries.values()) if step in _SETTING else None)
 
@@ -272,6 +276,8 @@ def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> li
     top = max(last, int.from_bytes(value[4:6], "little") + int.from_bytes(value[10:12], "little"))
     while slot_keys(key, top + 1, top + 2)[0] in held:
         top += 1
+    if top == last:
+        return []
     return [each for each in reversed(slot_keys(key, last + 1, top + 1)) if each in held]
 
 
@@ -313,7 +319,7 @@ def backend_key(number: int, version: int) -> MapKey:
 
 def backend_value(address: ServiceAddress, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
-    return address[1:] + _AFTER_PROTOCOL(state, 0, zone)
+    return address[1:] + (_AFTER_PROTOCOL(state, 0, zone) if zone else BACKEND_ENDS[state])
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:

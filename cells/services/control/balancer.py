@@ -7,7 +7,7 @@ plan that fails nothing stays: the next one begins with what the maps hold then.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -87,11 +87,11 @@ class BackendRecord(msgspec.Struct, gc=False):
 
 
 class LoadBalancer:
-    """Plans writes by what the maps hold, which is stored here alone, and keeps numbers.
+    """Plans writes by what the maps hold, and keeps numbers.
 
-    ``unsettled`` are frontends of which the maps may hold more than the table ``services`` shows: restored
-    ones, and those with a plan that is not written, or failed. Their rows have every backend and source range
-    that may be there.
+    The slots that the maps hold of a frontend follow from its row in the table ``services``. Those of
+    frontends that are ``unsettled`` do not: restored ones, and those with a plan that is not written, or
+    failed. Their rows have every backend and source range that may be there, and ``held`` has their slots.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LoadBalancer:
 
     def _forget_all(self) -> None:
         self.held: Entries = {}
-        """The entries of the maps; of look-up tables a digest."""
+        """The entries of the maps: of look-up tables a digest, of services those of unsettled frontends."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
         self._backend_ids: IdAllocator[ServiceAddress] = IdAllocator(1, LAST_BACKEND_ID)
@@ -217,16 +217,40 @@ class LoadBalancer:
                 self._service_ids.release(number)
             raise
         row = ServedFrontend(number, wanted, None if frontend is wanted or frontend == wanted else frontend)
+        self._unsettle(old)
         self.unsettled[key] = row if old is None else old.merged(row)
         masters = self.held.setdefault(SERVICES[key.address.version], {})
-        was_served = map_entries.slot_keys(key, 0, 1)[0] in masters
+        was_served = old is not None and map_entries.slot_keys(key, 0, 1)[0] in masters
         self._put_entries(row, old, plan)
         return PlannedFrontend(row, before - now, was_served)
 
-    def settle(self, one: PlannedFrontend) -> None:
-        """What was planned of a frontend is written."""
-        self._release(one.dropped)
-        del self.unsettled[one.row.key]
+    def settle(self, planned: Collection[PlannedFrontend]) -> None:
+        """What was planned of frontends is written: their rows show what the maps have."""
+        for one in planned:
+            self._release(one.dropped)
+            del self.unsettled[one.row.key]
+        if not self.unsettled:
+            for name in SERVICES.values():
+                self.held.pop(name, None)
+            return
+        for one in planned:
+            held = self.held[SERVICES[one.row.key.address.version]]
+            for key in (
+                *map_entries.slots_behind(held, one.row.key, 0),
+                *map_entries.slot_keys(one.row.key, 0, 1),
+            ):
+                held.pop(key, None)
+
+    def _unsettle(self, old: ServedFrontend | None) -> None:
+        """The maps will have something else than the row of a frontend shows."""
+        if old is not None and old.key not in self.unsettled:
+            self.unsettled[old.key] = old
+            self.held.setdefault(SERVICES[old.key.address.version], {}).update(self.slots_of(old))
+
+    def slots_of(self, row: ServedFrontend) -> dict[bytes, bytes]:
+        """The slots of a frontend, as its row shows them."""
+        master, slots, _ = self._slots(row)
+        return dict(zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True))
 
     def _number(self, frontend: Frontend) -> int:
         if not frontend.number:
@@ -245,16 +269,17 @@ class LoadBalancer:
             self._number_backends({one.address: one.state for one in frontend.backends}, plan)
             return
         fresh: dict[ServiceAddress, BackendState] = {}
+        name = BACKENDS[frontend.key.address.version]  # they are of its family
+        held, terminating = self.held.get(name, _NOTHING), BackendState.TERMINATING
         for backend in frontend.backends:
             record = backends.get(backend.address)
             if record is None:
                 fresh.setdefault(backend.address, backend.state)
                 continue
-            if backend.manual or backend.state is BackendState.TERMINATING:
+            if backend.manual or backend.state is terminating:
                 record.state = backend.state
-            name = BACKENDS[record.address[0]]
             value = map_entries.backend_value(record.address, record.state, record.zone)
-            if self.held.get(name, _NOTHING).get(record.key) != value:
+            if held.get(record.key) != value:
                 plan.at(WriteStep.BACKENDS, name)[record.key] = value
         self._number_backends(fresh, plan)
         self._use(more - fresh.keys())
@@ -293,12 +318,10 @@ class LoadBalancer:
             if not record.users:
                 self._unused[address] = None
 
-    def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
-        """What a frontend needs in the maps, its backends being numbered."""
-        frontend, number = row.shown, row.id
-        version = frontend.key.address.version
-        records, backends = self._backends, self._in_order(frontend)
-        chosen, others = selectable(backends)
+    def _slots(self, row: ServedFrontend) -> tuple[bytes, list[bytes], Sequence[Backend]]:
+        """Slot 0, the others, and the backends that one is chosen from; all have their numbers."""
+        frontend, number, records = row.shown, row.id, self._backends
+        chosen, others = selectable(self._in_order(frontend))
         preferred = [one for one in chosen if one.preferred]
         ordered: Sequence[Backend] = chosen
         if preferred:
@@ -316,6 +339,14 @@ class LoadBalancer:
             algorithm=ALGORITHMS[frontend.algorithm],
             proxy_port=frontend.l7_proxy_port,
         )
+        return master, slots, preferred or ordered
+
+    def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
+        """What a frontend needs in the maps, its backends being numbered."""
+        frontend, number = row.shown, row.id
+        version = frontend.key.address.version
+        affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
+        master, slots, backends = self._slots(row)
         self._put_slots(frontend.key, master, slots, plan)
         translations = self.held.get(REVERSE_NAT[version], _NOTHING)
         where = map_entries.reverse_nat_key(number, version)
@@ -328,7 +359,7 @@ class LoadBalancer:
         if frontend.source_ranges or (old is not None and old.shown.source_ranges):
             self._put_ranges(row, old, plan)
         if self._maglev is not None:
-            self._put_table(frontend, number, preferred or ordered, plan)
+            self._put_table(frontend, number, backends, plan)
 
     def _in_order(self, frontend: Frontend) -> Sequence[Backend]:
         """By their numbers."""
@@ -409,8 +440,8 @@ class LoadBalancer:
         """The look-up table that belongs there, None if none does."""
         for row in (*self.unsettled.values(), *self._served.all()):
             if map_entries.maglev_key(row.id, row.key.address.version) == where:
-                chosen, _ = selectable(self._in_order(row.shown))
-                return self._table([one for one in chosen if one.preferred] or chosen) if chosen else None
+                _, _, backends = self._slots(row)
+                return self._table(backends) if backends else None
         return None
 
     # Frontends and backends that are to be served no more.
@@ -420,7 +451,7 @@ class LoadBalancer:
         old = self.realised(key)
         if old is None:
             return
-        self.unsettled[key] = old
+        self._unsettle(old)
         version = key.address.version
         name = SERVICES[version]
         held = self.held.get(name, _NOTHING)

@@ -18,7 +18,15 @@ from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions
 from cells.services.control.balancer import LOOK_UP_TABLES, TABLE, Entries, LoadBalancer, PlannedFrontend
 from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
-from cells.services.map_entries import Batch, IdsExhaustedError, MapKey, MapWrite, WritePlan, batched
+from cells.services.map_entries import (
+    SERVICES,
+    Batch,
+    IdsExhaustedError,
+    MapKey,
+    MapWrite,
+    WritePlan,
+    batched,
+)
 from lifecycle import BatchError, HiveError, ReadTable, Table, Target
 from lifecycle.tables import Initializer
 
@@ -248,10 +256,13 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                 failures[frontend.key] = error
         return plan, planned
 
-    def _settle(self, planned: Iterable[PlannedFrontend]) -> None:
+    def _settle(self, planned: Sequence[PlannedFrontend]) -> None:
+        self._balancer.settle(planned)
+        if len(planned) == 1:
+            self._served.put(planned[0].row)
+            return
         with self._served.txn() as rows:
             for one in planned:
-                self._balancer.settle(one)
                 rows.put(one.row)
 
     async def _drop(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
@@ -303,7 +314,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
     async def _mend(self, held: Entries) -> None:
         """Write what others changed: what is pointed at first, and what is too much last."""
         self._balancer.learn(held)
-        missing, extra = _differences(held, self._balancer.held)
+        missing, extra = _differences(held, await self._wanted())
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
             if name in LOOK_UP_TABLES:
@@ -312,6 +323,17 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
             else:
                 for batch in batched(group):
                     self._maps.write(batch)
+
+    async def _wanted(self) -> Entries:
+        """All that the maps are to hold."""
+        found = {**self._balancer.held}
+        slots: Entries = {name: {**found.get(name, {})} for name in SERVICES.values()}
+        for number, row in enumerate(self._served.all()):
+            if row.key not in self._balancer.unsettled:
+                slots[SERVICES[row.key.address.version]].update(self._balancer.slots_of(row))
+            if number % _CHUNK == 0:
+                await anyio.lowlevel.checkpoint()
+        return found | slots
 
     def _with_table(self, write: MapWrite) -> MapWrite:
         if write.value is None:
