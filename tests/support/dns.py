@@ -21,7 +21,10 @@ TYPES = {4: 1, 6: 28}
 
 @contextmanager
 def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
-    """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it."""
+    """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it.
+
+    All other names have an address, too: only a proxy before it refuses some.
+    """
     program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
     if not shutil.which(program):
         pytest.fail("dnsmasq is not there: install Debian's dnsmasq-base")
@@ -33,7 +36,7 @@ def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
         "--pid-file=",
         "--user=root",
     ]
-    answers = [f"--address=/{record}" for record in records]
+    answers = [f"--address=/{record}" for record in (*records, "#/192.0.2.250")]
     command = [program, *quiet, "--port=53", f"--local-ttl={ttl}", *answers]
     with where.popen(command, stderr=subprocess.DEVNULL) as process:
         try:

@@ -73,6 +73,7 @@ class Mode:
                 plain[f"ipv{version}-native-routing-cidr"] = _ALL_PODS[version]
         plain |= {"enable-node-port": "true", "bpf-lb-maglev-table-size": "1021"}
         plain["enable-health-checking"] = "true"  # and of endpoints, as by Cilium's own default
+        plain["tofqdns-proxy-response-max-delay"] = "30s"  # answers wait for map entries, however long
         return [f"--{name}={value}" for name, value in plain.items()]
 
     def blamed(self, refusal: str) -> set[str]:

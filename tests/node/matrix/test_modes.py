@@ -264,7 +264,7 @@ def _answers(place: Place, status: int, version: int, port: int, path: str = "/p
 
 
 def _looked_up(place: Place, server: str, name: str, version: int, *, tcp: bool) -> Looked:
-    asking = partial(lookup, server, name, patience=3.0, tcp=tcp, version=version)
+    asking = partial(lookup, server, name, tcp=tcp, version=version)
     return place.inside["client"].run(asking)
 
 
