@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from cells.kubernetes.settings import KubernetesSettings
 from lifecycle import Health, Hook, Jobs, Lifecycle, Logger, Table
 
 if TYPE_CHECKING:
-    from asyncinotify import Event
+    from asyncinotify import Event, Inotify
 
     from cells.kubernetes.manifest_parser import Folder
 
@@ -87,7 +88,9 @@ class ManifestsSource:
             return
         self._health = health.child("manifests")
         self._path = Path(settings.manifests_dir)
-        lifecycle.append(Hook("read the manifests", self._start))
+        self._watch: Inotify | None = None
+        """Of the start, until the folder is followed."""
+        lifecycle.append(Hook("read the manifests", self._start, stop=self._stop))
         jobs.one_shot("manifests", self._keep)
         jobs.one_shot("manifests-filled", self._wait_filled)
 
@@ -102,7 +105,17 @@ class ManifestsSource:
         for sink in self._resources.sinks():
             sink.begin()
         await anyio.Path(self._path).mkdir(parents=True, exist_ok=True)
-        await self._read(None)
+        with ExitStack() as stack:
+            # Before the files are read: one that is being written is read again once that is done.
+            with suppress(OSError):  # whoever follows the folder tries it again, and reports it
+                self._watch = stack.enter_context(_watch(self._path))
+            await self._read(None)
+            stack.pop_all()
+
+    async def _stop(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.close()
 
     async def _keep(self) -> None:
         """Follow the folder, for ever; raises OSError when it cannot be watched."""
@@ -173,16 +186,16 @@ class ManifestsSource:
             self._health.ok(f"{sum(one.objects for one in now)} objects of {len(now)} files{left_out}")
 
     async def _changes(self) -> AsyncIterator[set[str] | None]:
-        """None once the folder is watched and when anything may have changed, else the names that have."""
-        from asyncinotify import Inotify, Mask
+        """The names of files that have changed, or None when anything may have, as before a later watch."""
+        from asyncinotify import Mask
 
         from cells.kubernetes.manifest_parser import is_manifest
 
         removed = Mask.DELETE_SELF | Mask.MOVE_SELF
-        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB
-        with Inotify() as inotify:
-            inotify.add_watch(self._path, removed | changed | Mask.ONLYDIR)
-            yield None
+        first, self._watch = self._watch, None
+        with first or _watch(self._path) as inotify:
+            if first is None:
+                yield None
             while True:
                 events = [await inotify.get()]
                 with anyio.move_on_after(SETTLE):
@@ -208,3 +221,18 @@ class ManifestsSource:
         if not event.mask & Mask.CREATE:
             return True
         return event.name is not None and (self._path / event.name).is_symlink()
+
+
+def _watch(folder: Path) -> Inotify:
+    """Of a folder and what is in it. Raises OSError."""
+    from asyncinotify import Inotify, Mask
+
+    removed = Mask.DELETE_SELF | Mask.MOVE_SELF
+    changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.ATTRIB
+    inotify = Inotify()
+    try:
+        inotify.add_watch(folder, removed | changed | Mask.ONLYDIR)
+    except OSError:
+        inotify.close()
+        raise
+    return inotify

@@ -314,6 +314,18 @@ async def test_the_tables_follow_the_folder(tmp_path: Path) -> None:
         await eventually(lambda: pod_names(hive) == {"c"})
 
 
+async def test_a_manifest_counts_when_it_is_written_not_while(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(POD.format(name="a", app="web"))
+    async with agent(tmp_path) as hive:
+        with path.open("w") as file:  # empty from now on
+            (tmp_path / "b.yaml").write_text(POD.format(name="b", app="web"))
+            await eventually(lambda: "b" in pod_names(hive))
+            assert pod_names(hive) == {"a", "b"}
+            file.write(POD.format(name="c", app="web"))
+        await eventually(lambda: pod_names(hive) == {"b", "c"})
+
+
 async def test_a_folder_that_is_emptied_takes_nothing_away_until_it_is_filled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
