@@ -107,7 +107,7 @@ class ManifestsSource:
         await anyio.Path(self._path).mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             # Before the files are read: one that is being written is read again once that is done.
-            with suppress(OSError):  # whoever follows the folder tries it again, and reports it
+            with suppress(OSError):  # the job that follows the folder tries it again, and reports it
                 self._watch = stack.enter_context(_watch(self._path))
             await self._read(None)
             stack.pop_all()

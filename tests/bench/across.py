@@ -198,11 +198,13 @@ def shared(folder: Path, rounds: int) -> list[Figure]:
     with cluster("bench-etcd", TUNNEL, etcd=True) as made:
         first, _ = made.nodes()
         with first.open() as node:
-            medians = [node.run(told, made.store.address.partition("//")[2], each) for each in range(rounds)]
+            medians = [
+                node.run(notices, made.store.address.partition("//")[2], each) for each in range(rounds)
+            ]
     return [Figure("an address in etcd to the ipcache map", "ms", Sample(tuple(medians)), 10.0)]
 
 
-def told(etcd: str, number: int) -> float:
+def notices(etcd: str, number: int) -> float:
     """The median of KEYS, in ms; inside the node."""
     import grpc
     from aetcd import rpc
@@ -238,7 +240,7 @@ def crowded(folder: Path, rounds: int) -> list[Figure]:
             pid = agent_process.running(first)
             before = _resident(pid)
             with first.open() as node:
-                waits.append(node.run(_tell_all, made.store.address.partition("//")[2], within=300))
+                waits.append(node.run(_report_all, made.store.address.partition("//")[2], within=300))
             sizes.append(_resident(pid) - before)
     return [
         Figure(
@@ -257,7 +259,7 @@ def _resident(pid: int | None) -> float:
     return int(text.split()[1]) * 4096 / 1e6
 
 
-def _tell_all(etcd: str) -> float:
+def _report_all(etcd: str) -> float:
     """Seconds from the first key to the last row; inside the node."""
     import grpc
     from aetcd import rpc
@@ -266,9 +268,11 @@ def _tell_all(etcd: str) -> float:
     for number in range(NODES):
         host = str(IPv4Address("172.16.0.1") + number)
         name, cidr = f"n{number}", str(IPv4Address("11.0.0.0") + 256 * number)
-        told = f'{{"Name":"{name}","Cluster":"default","IPAddresses":[{{"Type":"InternalIP","IP":"{host}"}}],'
+        notices = (
+            f'{{"Name":"{name}","Cluster":"default","IPAddresses":[{{"Type":"InternalIP","IP":"{host}"}}],'
+        )
         keys.append(
-            (f"nodes/v1/default/{name}", told + f'"IPv4AllocCIDR":{{"IP":"{cidr}","Mask":"////AA=="}}}}')
+            (f"nodes/v1/default/{name}", notices + f'"IPv4AllocCIDR":{{"IP":"{cidr}","Mask":"////AA=="}}}}')
         )
         for pod in range(PODS // NODES):
             ip = str(IPv4Address(cidr) + pod + 2)

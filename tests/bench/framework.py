@@ -336,7 +336,7 @@ def running(rounds: int) -> Iterable[Row]:
     yield Row(f"lifecycle: memory while {HOOKS:,} hooks run", "MB", mine, "asyncio (manual)", peer, None)
 
 
-KEPT = 100_000
+RETAINED = 100_000
 TARGETS: tuple[tuple[str, str, float], ...] = (
     ("cold import above Python's", "ms", 60),
     ("memory of the import above Python's", "MiB", 12),
@@ -358,7 +358,7 @@ def held():
 before = held()
 table = Table("items", key=lambda item: item.key)
 with table.txn() as txn:
-    for number in range({KEPT}):
+    for number in range({RETAINED}):
         txn.put(Item(number, number % 1000))
 derived = [table.filter(lambda item: item.value), table.map(lambda item: item.value),
            table.group(by=lambda item: item.value, into=lambda value, rows: len(rows))]
@@ -366,11 +366,11 @@ print(sum(map(len, derived)) and held() - before)
 """
 
 
-def kept_writes() -> float:
+def retained_writes() -> float:
     """Microseconds of a snapshot and a put, in a table of many rows, while the snapshot is held."""
     table: Table[int, Item] = Table("items", key=lambda item: item.key)
     with table.txn() as txn:
-        for number in range(KEPT):
+        for number in range(RETAINED):
             txn.put(Item(number, 0))
     began = time.perf_counter()
     for number in range(20):
@@ -410,7 +410,7 @@ def wanted(rounds: int) -> Iterable[Row]:
         [got_again() for _ in range(rounds)],
         [each * 1000 / HOOKS for each in started],
         [(each - remembered.ours.median) * 1024 / HOOKS for each in live.ours.values],
-        [kept_writes() for _ in range(rounds)],
+        [retained_writes() for _ in range(rounds)],
         [
             float(subprocess.run([sys.executable, "-c", DERIVED], capture_output=True, check=True).stdout)
             for _ in range(rounds)

@@ -22,10 +22,10 @@ TARGET = 20.0
 
 def stretches(pid: int) -> Stretches:
     """All stretches of the agent's loop so far."""
-    told = ask("/hive/loop", agent_process.api_socket(pid))
-    if tuple(told["bounds"]) != BOUNDS:
+    notices = ask("/hive/loop", agent_process.api_socket(pid))
+    if tuple(notices["bounds"]) != BOUNDS:
         raise RuntimeError("the agent is of another version: its bounds are others")
-    return Stretches(tuple(told["counts"]))
+    return Stretches(tuple(notices["counts"]))
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:

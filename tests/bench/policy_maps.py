@@ -221,7 +221,7 @@ def changes(rounds: int) -> Iterator[Figure]:
 def at_once(rounds: int) -> Iterator[Figure]:
     """Objects that come in one batch, as at a start; and the longest the event loop had to wait meanwhile."""
     for count, target in BATCHES:
-        for whom, make in (("one of 100 endpoints each", rule), ("all of 100 endpoints", of_all)):
+        for receiver, make in (("one of 100 endpoints each", rule), ("all of 100 endpoints", of_all)):
             took, waited = [], []
             for _ in range(rounds):
                 with node(0, 1_000) as at:
@@ -230,7 +230,7 @@ def at_once(rounds: int) -> Iterator[Figure]:
                     gc.unfreeze()
                 took.append(lag[0])
                 waited.append(lag[1])
-            what = f"{count:,} policies at once, {whom}"
+            what = f"{count:,} policies at once, {receiver}"
             yield Figure(f"{what}: to the last map write", "ms", Sample(tuple(took)), target)
             yield Figure(f"{what}: longest wait of the loop", "ms", Sample(tuple(waited)), 100)
 

@@ -189,8 +189,10 @@ def api_server(
     kubeconfig, objects, settings = folder / "kubeconfig", folder / "objects.yaml", folder / "config"
     definitions = [json.loads(path.read_bytes()) for path in sorted(RECORDINGS.glob("fixtures/crd_*.json"))]
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": os.uname().nodename}}
-    kept = [one for one in definitions if one.get("kind") == "CustomResourceDefinition"]
-    objects.write_text("---\n".join(json.dumps(one) + "\n" for one in [node, *kept, *more]), encoding="utf-8")
+    retained = [one for one in definitions if one.get("kind") == "CustomResourceDefinition"]
+    objects.write_text(
+        "---\n".join(json.dumps(one) + "\n" for one in [node, *retained, *more]), encoding="utf-8"
+    )
     settings.mkdir(exist_ok=True)
     for key, value in yaml.safe_load(CHART.read_text(encoding="utf-8"))["data"].items():
         if key not in OF_CONTAINERS:

@@ -90,7 +90,7 @@ def test_a_search_lists_and_marks_what_it_finds(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "cell", "says"),
+    ("text", "kind", "cell", "states"),
     [
         ("ipv4-range", "setting", "agent.ipam-settings", "ipv4-range = auto"),
         ("set up the router", "hook", "agent.router", "set up the router"),
@@ -98,11 +98,11 @@ def test_a_search_lists_and_marks_what_it_finds(page: Page) -> None:
         ("datapath", "cell", "agent.datapath", "eBPF programs of the node"),
     ],
 )
-def test_enter_goes_to_the_best_result(text: str, kind: str, cell: str, says: str, page: Page) -> None:
+def test_enter_goes_to_the_best_result(text: str, kind: str, cell: str, states: str, page: Page) -> None:
     results = page.search(text)
     assert (results[0][0], results[0][2]) == (kind, cell)
     page.press(Keys.ENTER)
-    page.wait_for(says)
+    page.wait_for(states)
     assert page.named("chosen") == {cell}
     assert page.named("match") == set()
 
@@ -327,11 +327,11 @@ def test_modules_that_need_each_other_are_drawn(browser: Chrome, tmp_path: Path)
     assert page.complaints == []
 
 
-class Gone: ...
+class Removed: ...
 
 
 class Lacking:
-    def __init__(self, gone: Gone) -> None: ...
+    def __init__(self, vanished: Removed) -> None: ...
 
 
 class Left:
@@ -349,16 +349,16 @@ def test_a_graph_with_faults_is_drawn_with_them_in_red(browser: Chrome, tmp_path
         module("fine", "Fine", provide(A), invoke(A)),
     )
     page = shown(browser, tmp_path, Hive(*cells).graph(faulty=True))
-    assert page.named("fault") == {"missing Gone", "one", "two"}
-    assert page.named("missing") == {"missing Gone"}
+    assert page.named("fault") == {"missing Removed", "one", "two"}
+    assert page.named("missing") == {"missing Removed"}
     assert len(page.arrows("fault")) == 3
     assert page.cut_off() == []
     page.open_view("faults")
-    page.wait_for("nothing provides Gone")
+    page.wait_for("nothing provides Removed")
     assert "Left -> Right -> Left" in page.panel
     assert "do: add a cell that provides it" in page.panel
     page.browser.find_element(By.XPATH, "//aside//button[text()='Lacking']").click()
-    page.wait_for("needs Gone: nothing provides it")
+    page.wait_for("needs Removed: nothing provides it")
     assert page.complaints == []
 
 

@@ -25,7 +25,7 @@ from tests.unit.kubernetes.cluster import pod
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-GONE = 60.0
+REMOVED = 60.0
 """Seconds for which there is no source."""
 PODS = "/api/v1/namespaces/default/pods"
 SETTLED = 40.0
@@ -102,7 +102,7 @@ def test_a_source_may_go_for_long_come_back_empty_and_be_filled(
         talking(calling, called, target.ipv4),
     ):
         server.kill()
-        held(node, target.ipv4, GONE)
+        held(node, target.ipv4, REMOVED)
         server.forget()
         server.start()
         eventually(lambda: "default" in dumped(pid, "k8s-forgotten"), within=60)

@@ -28,8 +28,8 @@ def test_the_images_are_built_as_the_page_shows(tmp_path: Path) -> None:
             printed = run(process, shlex.join(outside("bash", "-c", command)))
             assert matches(*(NUMBER.sub("N MB", squeezed(text)) for text in (shown, printed))), printed
             if "--envoy" not in command:
-                for said, is_now in zip(megabytes(shown), megabytes(printed), strict=True):
-                    assert abs(said - is_now) <= max(1.0, 0.1 * said), f"the page is old:\n{printed}"
+                for spoken, is_now in zip(megabytes(shown), megabytes(printed), strict=True):
+                    assert abs(spoken - is_now) <= max(1.0, 0.1 * spoken), f"the page is old:\n{printed}"
 
 
 def megabytes(text: str) -> list[float]:

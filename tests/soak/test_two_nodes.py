@@ -153,10 +153,10 @@ def test_nothing_is_lost_by_what_becomes_of_etcd(cluster: Cluster) -> None:
 def without_half() -> int:
     """Delete every other row of the ipcache; how many."""
     with open_map(IPCACHE) as table:
-        gone = [key for key, _ in table.items()][::2]
-        for key in gone:
+        vanished = [key for key, _ in table.items()][::2]
+        for key in vanished:
             table.delete(key)
-    return len(gone)
+    return len(vanished)
 
 
 def rows() -> dict[str, IpcacheValue]:
@@ -237,7 +237,7 @@ def test_a_node_that_was_cut_off_is_back_as_soon_as_its_link(cluster: Cluster) -
     eventually(lambda: store_is(second, "Ok"), within=60)
 
 
-GONE = 600.0
+REMOVED = 600.0
 """Seconds that a node is away, ten times as long as its keys last without it."""
 
 
@@ -252,10 +252,10 @@ def test_a_node_is_published_again_after_ten_minutes_offline(cluster: Cluster) -
     both_reach(cluster)
     numbers = [one["status"]["identity"]["id"] for one in asked(second, "/v1/endpoint")]
     in_node(second, partial(uplink, "down"))
-    gone = time.monotonic()
+    vanished = time.monotonic()
     eventually(lambda: not knows(first, second), within=180, every=0.5)
     assert address(second) + "/32" not in in_node(first, rows)
-    eventually(lambda: time.monotonic() - gone > GONE, within=GONE + 10, every=1)
+    eventually(lambda: time.monotonic() - vanished > REMOVED, within=REMOVED + 10, every=1)
     in_node(second, partial(uplink, "up"))
     eventually(lambda: knows(first, second), within=60)
     both_reach(cluster)
@@ -271,10 +271,10 @@ def test_a_second_node_with_the_same_range_takes_nothing(cluster: Cluster) -> No
     place = cluster.place(second)
     cidr = {"IP": place.pod_cidrs[0].partition("/")[0], "Mask": "////AA=="}
     addresses = [{"Type": "InternalIP", "IP": "192.168.50.99"}]
-    told = {"Name": "zzz", "Cluster": "default", "IPv4AllocCIDR": cidr, "IPAddresses": addresses}
+    notices = {"Name": "zzz", "Cluster": "default", "IPv4AllocCIDR": cidr, "IPAddresses": addresses}
     with traffic(cluster) as counted:
         with cluster.network.open() as network:
-            network.run(gateway, "kv/put", encoded("cilium/state/nodes/v1/default/zzz", json.dumps(told)))
+            network.run(gateway, "kv/put", encoded("cilium/state/nodes/v1/default/zzz", json.dumps(notices)))
         eventually(lambda: "default/zzz" in json.dumps(asked(first, "/v1/cluster/nodes")))
         eventually(lambda: "is claimed by" in json.dumps(asked(first, "/v1/healthz")), within=30)
         assert str(in_node(first, rows)[place.pod_cidrs[0]].tunnel_endpoint) == place.ipv4

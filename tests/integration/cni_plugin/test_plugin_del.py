@@ -76,10 +76,10 @@ def test_the_agent_gets_environment_and_stdin_and_its_answer_is_printed(sock: Pa
 
 def test_the_agents_error_is_printed_as_it_is(sock: Path) -> None:
     sock.parent.mkdir()
-    said = b'{"cniVersion":"1.0.0","code":999,"msg":"no"}\n'
-    with StubAgent(sock).answering(answer(reply(1, said, version=7))):
+    spoken = b'{"cniVersion":"1.0.0","code":999,"msg":"no"}\n'
+    with StubAgent(sock).answering(answer(reply(1, spoken, version=7))):
         ended = run_plugin(environment("DEL"), conf(sock))
-    assert (ended.code, ended.stdout) == (1, said.decode())
+    assert (ended.code, ended.stdout) == (1, spoken.decode())
 
 
 def test_without_an_agent_the_request_is_queued_once(sock: Path) -> None:

@@ -19,19 +19,19 @@ from tests.support.cni_plugin import (
     run_plugin,
 )
 
-WISH = reply(1, b'{"cniVersion":"1.1.0","code":999,"msg":"addresses, please"}', patch=2)
+REQUEST = reply(1, b'{"cniVersion":"1.1.0","code":999,"msg":"addresses, please"}', patch=2)
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.5/16"}]}
 
 
 class Delegate:
     """A directory of CNI_PATH with a plugin called ``giver``."""
 
-    def __init__(self, folder: Path, *, code: int = 0, says: object = RESULT) -> None:
+    def __init__(self, folder: Path, *, code: int = 0, states: object = RESULT) -> None:
         folder.mkdir()
         self.folder = folder
         self.calls = folder / "calls"
         script = folder / "giver"
-        (folder / "says").write_text(json.dumps(says) if says is not None else "")
+        (folder / "says").write_text(json.dumps(states) if states is not None else "")
         script.write_text(
             f'#!/bin/sh\nread -r line || true\necho "$CNI_COMMAND $CNI_CONTAINERID $line" >> {self.calls}\n'
             f"if [ $CNI_COMMAND != DEL ]; then cat {folder}/says; exit {code}; fi\n"
@@ -79,7 +79,7 @@ def needs_root() -> None:
 def test_the_agent_gets_the_addresses_it_requests_from_delegated_ipam(sock: Path, tmp_path: Path) -> None:
     needs_root()
     delegate, agent = Delegate(tmp_path / "bin"), StubAgent(sock)
-    with agent.answering(answer(WISH), answer(reply(0, b'{"done":true}'))):
+    with agent.answering(answer(REQUEST), answer(reply(0, b'{"done":true}'))):
         done = call(sock, "ADD", delegate)
     assert (done.code, done.stdout) == (0, '{"done":true}')
     first, second = agent.requests
@@ -95,7 +95,7 @@ def test_addresses_are_given_back_when_the_agent_refuses_the_pod(sock: Path, tmp
     needs_root()
     delegate, agent = Delegate(tmp_path / "bin"), StubAgent(sock)
     refused = b'{"cniVersion":"1.1.0","code":11,"msg":"not today"}'
-    with agent.answering(answer(WISH), answer(reply(1, refused))):
+    with agent.answering(answer(REQUEST), answer(reply(1, refused))):
         done = call(sock, "ADD", delegate)
     assert (done.code, done.json["msg"]) == (1, "not today")
     assert delegate.commands == ["ADD cid1", "DEL cid1"]
@@ -104,7 +104,7 @@ def test_addresses_are_given_back_when_the_agent_refuses_the_pod(sock: Path, tmp
 def test_addresses_stay_allocated_while_the_state_of_the_pod_is_unknown(sock: Path, tmp_path: Path) -> None:
     needs_root()
     delegate, agent = Delegate(tmp_path / "bin"), StubAgent(sock)
-    with agent.answering(answer(WISH), hang_up):
+    with agent.answering(answer(REQUEST), hang_up):
         done = call(sock, "ADD", delegate)
     assert (done.code, done.json["code"]) == (1, 11)
     assert delegate.commands == ["ADD cid1"]  # the runtime's DEL gives them back
@@ -113,8 +113,8 @@ def test_addresses_stay_allocated_while_the_state_of_the_pod_is_unknown(sock: Pa
 def test_an_error_of_the_delegated_plugin_is_reported(sock: Path, tmp_path: Path) -> None:
     needs_root()
     error = {"cniVersion": "1.1.0", "code": 7, "msg": "no more addresses", "details": "in 10.77.0.0/16"}
-    delegate, agent = Delegate(tmp_path / "bin", code=1, says=error), StubAgent(sock)
-    with agent.answering(answer(WISH)):
+    delegate, agent = Delegate(tmp_path / "bin", code=1, states=error), StubAgent(sock)
+    with agent.answering(answer(REQUEST)):
         done = call(sock, "ADD", delegate)
     assert done.code == 1
     assert done.json["msg"] == "failed to invoke delegated plugin ADD for IPAM: no more addresses"
@@ -123,27 +123,27 @@ def test_an_error_of_the_delegated_plugin_is_reported(sock: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("ipam", "said"),
+    ("ipam", "spoken"),
     [
         ({"type": "absent"}, 'failed to find plugin "absent" in path [/nonexistent:'),
         ({"type": "../giver"}, 'invalid plugin name: "../giver"'),
         ({}, 'failed to find plugin "" in path ['),
     ],
 )
-def test_a_plugin_that_is_not_there_is_named(sock: Path, tmp_path: Path, ipam: object, said: str) -> None:
+def test_a_plugin_that_is_not_there_is_named(sock: Path, tmp_path: Path, ipam: object, spoken: str) -> None:
     needs_root()
-    with StubAgent(sock).answering(answer(WISH)):
+    with StubAgent(sock).answering(answer(REQUEST)):
         done = call(sock, "ADD", Delegate(tmp_path / "bin"), ipam=ipam)
     assert done.code == 1
-    assert done.json["msg"].startswith(f"failed to invoke delegated plugin ADD for IPAM: {said}")
+    assert done.json["msg"].startswith(f"failed to invoke delegated plugin ADD for IPAM: {spoken}")
 
 
 def test_a_delegated_plugin_that_fails_silently_is_reported_with_its_exit_status(
     sock: Path, tmp_path: Path
 ) -> None:
     needs_root()
-    with StubAgent(sock).answering(answer(WISH)):
-        done = call(sock, "ADD", Delegate(tmp_path / "bin", code=3, says=None))
+    with StubAgent(sock).answering(answer(REQUEST)):
+        done = call(sock, "ADD", Delegate(tmp_path / "bin", code=3, states=None))
     assert done.json["msg"].endswith("netplugin failed with no error message: exit status 3")
 
 
@@ -175,13 +175,13 @@ def test_a_check_fails_when_the_delegated_plugin_fails(sock: Path, tmp_path: Pat
     if command == "CHECK":
         needs_root()
     error = {"cniVersion": "1.1.0", "code": 50, "msg": "the pool is closed"}
-    for code, says in ((0, None), (1, error)):
-        delegate = Delegate(tmp_path / f"bin{code}", code=code, says=says)
+    for code, states in ((0, None), (1, error)):
+        delegate = Delegate(tmp_path / f"bin{code}", code=code, states=states)
         with StubAgent(sock).answering(answer(reply(0, b""))):
             done = call(sock, command, delegate)
         assert delegate.commands == [f"{command} cid1"]
         assert done.code == code
-        assert (json.loads(done.stdout) if done.stdout else None) == says
+        assert (json.loads(done.stdout) if done.stdout else None) == states
     delegate = Delegate(tmp_path / "unasked")
     with StubAgent(sock).answering(answer(reply(1, b'{"code":50,"msg":"no"}'))):
         assert call(sock, command, delegate).json["msg"] == "no"

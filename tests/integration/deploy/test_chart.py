@@ -100,10 +100,10 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
         text = found
         if bad:
             message = load(name)["error"].get("message")
-            told = message is not None and message in text
-            words = "the same words" if told else "words of our own"
+            notices = message is not None and message in text
+            words = "the same words" if notices else "words of our own"
             count("recorded values", {f"refused by both, in {words}": 1})
-            assert told or message is None or "not served here" in text or "no value of" in text, text
+            assert notices or message is None or "not served here" in text or "no value of" in text, text
             return
         assert any(why in text for why in ("not served here", "no value of this chart", "one family")), text
         asks = re.search(r"\): ([\w.]+)", text)
@@ -198,7 +198,7 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"hubble": {"ui": {"enabled": True}}}, "hubble.ui.enabled: a value of Cilium's chart that is not"),
         ({"kubeProxyReplacement": "partial"}, "kubeProxyReplacement must be explicitly set to a valid value"),
@@ -222,8 +222,8 @@ def test_every_key_is_a_setting_of_the_agent_or_the_operator() -> None:
         ({"daemon": {"configSources": "directory"}}, "daemon.configSources: directory: expected a path"),
     ],
 )  # fmt: skip
-def test_unsupported_values_are_refused_by_name(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(chart.RenderError, match=says.replace("(", r"\(")):
+def test_unsupported_values_are_refused_by_name(given: dict[str, Any], states: str) -> None:
+    with pytest.raises(chart.RenderError, match=states.replace("(", r"\(")):
         chart.objects(given)
 
 

@@ -73,8 +73,10 @@ def merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]
     """As Helm takes several files of values."""
     both = dict(copy.deepcopy(weak))
     for name, value in strong.items():
-        former = both.get(name)
-        both[name] = merged(former, value) if isinstance(former, dict) and isinstance(value, dict) else value
+        earlier = both.get(name)
+        both[name] = (
+            merged(earlier, value) if isinstance(earlier, dict) and isinstance(value, dict) else value
+        )
     return both
 
 
@@ -138,8 +140,8 @@ def within(place: str, others: set[str]) -> bool:
 
 def reason(key: str, place: str) -> str | None:
     """Why only one of both changes there."""
-    told = why(key, place) or why(key, f"{place}/")
-    return told or next((text for pattern, text in ONLY_ONE if re.search(pattern, f"{key}:{place}")), None)
+    notices = why(key, place) or why(key, f"{place}/")
+    return notices or next((text for pattern, text in ONLY_ONE if re.search(pattern, f"{key}:{place}")), None)
 
 
 def effects(section: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -224,14 +226,14 @@ def objects(
             if within(place, theirs):
                 found["places: equal"] += 1
                 continue
-            told = reason(key, place)
-            assert told, (path, key, place, "only ours")
-            found[f"places: {told}"] += 1
+            notices = reason(key, place)
+            assert notices, (path, key, place, "only ours")
+            found[f"places: {notices}"] += 1
         for place in theirs:
             if not within(place, ours):
-                told = reason(key, place)
-                assert told, (path, key, place, "only Cilium's")
-                found[f"places: {told}"] += 1
+                notices = reason(key, place)
+                assert notices, (path, key, place, "only Cilium's")
+                found[f"places: {notices}"] += 1
     return found
 
 
@@ -248,7 +250,7 @@ def test_defaults_are_those_of_cilium_s_chart_or_differ_for_a_reason(count: Coun
         if ours == effect["default"] or (ours in nothing and effect["default"] in nothing):
             outcomes["equal"] += 1
             continue
-        told = next((text for pattern, text in DEFAULTS if re.search(pattern, path)), None)
-        assert told, (path, ours, effect["default"])
-        outcomes[f"different: {told}"] += 1
+        notices = next((text for pattern, text in DEFAULTS if re.search(pattern, path)), None)
+        assert notices, (path, ours, effect["default"])
+        outcomes[f"different: {notices}"] += 1
     count("defaults of values", outcomes)

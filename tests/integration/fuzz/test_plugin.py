@@ -25,7 +25,7 @@ from tests.support.plugin import ROOT, compiled_plugin
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 HASTE = ("-DADD_PATIENCE_MS=5", "-DDEL_PATIENCE_MS=5", "-DLOCK_PATIENCE_MS=50", "-DANSWER_PATIENCE_MS=2000")
-NOBODY = 65534
+UNPRIVILEGED = 65534
 CONFIGURATION = {
     "cniVersion": "1.1.0",
     "name": "cilium",
@@ -82,7 +82,9 @@ class Bench:
         os.mkfifo(folder / "pipe")
         for path in (plugin, plugin.parent, folder.parent.parent, folder.parent, folder, folder / "run"):
             path.chmod(0o777)
-        self._user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        self._user = (
+            {"user": UNPRIVILEGED, "group": UNPRIVILEGED, "extra_groups": []} if os.geteuid() == 0 else {}
+        )
 
     def run(self, env: dict[bytes, bytes], stdin: bytes) -> tuple[int, bytes]:
         """Exit code and output, which are in order."""

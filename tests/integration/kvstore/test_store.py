@@ -40,12 +40,12 @@ class Followed:
         self._first = self.ours.initializer()
         self._first.done()
         jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=0.3))
-        self.kept = keep_keys(store, self.ours, jobs=jobs, tables=tables)
+        self.retained = keep_keys(store, self.ours, jobs=jobs, tables=tables)
 
-    def told(self) -> dict[str, str]:
+    def notices(self) -> dict[str, str]:
         return {row.key: row.value for row in self.theirs.all()}
 
-    def tell(self, *rows: OwnKey) -> None:
+    def report(self, *rows: OwnKey) -> None:
         with self.ours.txn() as txn:
             txn.replace_all(rows)
 
@@ -66,10 +66,10 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
-        assert found.told() == {"a": "1"}
+        assert found.notices() == {"a": "1"}
         etcd.put("their/b", "2")
         etcd.delete("their/a")
-        await until(lambda: found.told() == {"b": "2"})
+        await until(lambda: found.notices() == {"b": "2"})
         assert found.store.state().state == "Ok"
 
 
@@ -79,10 +79,10 @@ async def test_changes_during_an_etcd_outage_are_read_after_it(etcd: Etcd) -> No
         await until(lambda: found.store.state().state == "Ok")
         etcd.kill()
         await until(lambda: "consecutive-errors=" in found.store.state().message)
-        assert found.told() == {"a": "1"}, "what is known stays in force"
+        assert found.notices() == {"a": "1"}, "what is known stays in force"
         etcd.start()
         etcd.put("their/b", "2")
-        await until(lambda: found.told() == {"a": "1", "b": "2"})
+        await until(lambda: found.notices() == {"a": "1", "b": "2"})
 
 
 async def test_a_compacted_watch_is_replaced_by_a_new_list(etcd: Etcd) -> None:
@@ -96,7 +96,7 @@ async def test_a_compacted_watch_is_replaced_by_a_new_list(etcd: Etcd) -> None:
         etcd.delete("their/a")
         etcd.put("their/b", "2")
         etcd.compact()
-        await until(lambda: found.told() == {"b": "2"})
+        await until(lambda: found.notices() == {"b": "2"})
 
 
 async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd) -> None:
@@ -104,31 +104,31 @@ async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd)
         etcd.put(f"their/{name}", "1")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
-        found.tell(OwnKey("our/x", "1"))
+        found.report(OwnKey("our/x", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         etcd.kill()
         etcd.empty()
         etcd.start()
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         etcd.put("their/b", "2")
-        await until(lambda: found.told().get("b") == "2")
-        await until(lambda: found.told() == {"b": "2"})
+        await until(lambda: found.notices().get("b") == "2")
+        await until(lambda: found.notices() == {"b": "2"})
 
 
 async def test_own_keys_are_written_restored_after_changes_and_withdrawn(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
-        found.tell(OwnKey("our/x", "1"), OwnKey("our/y", "1"))
+        found.report(OwnKey("our/x", "1"), OwnKey("our/y", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
         etcd.delete("our/x")
         etcd.put("our/y", "somebody's")
         await until(lambda: etcd.all("our/") == {"our/x": "1", "our/y": "1"})
-        found.tell(OwnKey("our/x", "2"))
+        found.report(OwnKey("our/x", "2"))
         await until(lambda: etcd.all("our/") == {"our/x": "2"})
 
 
 async def test_after_a_lost_lease_the_keys_are_written_again(etcd: Etcd) -> None:
     async with following(etcd, **{"kvstore-periodic-sync": "300ms"}) as found:
-        found.tell(OwnKey("our/x", "1"))
+        found.report(OwnKey("our/x", "1"))
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         lease = etcd.lease_of("our/x")
         assert lease
@@ -139,12 +139,12 @@ async def test_after_a_lost_lease_the_keys_are_written_again(etcd: Etcd) -> None
 
 async def test_a_key_that_another_node_owns_by_now_is_not_deleted(etcd: Etcd) -> None:
     async with following(etcd) as found:
-        found.tell(OwnKey("our/x", "here"))
+        found.report(OwnKey("our/x", "here"))
         await until(lambda: etcd.all("our/") == {"our/x": "here"})
         etcd.put("our/x", "there")
-        found.tell(OwnKey("our/y", "here"))
+        found.report(OwnKey("our/y", "here"))
         await until(lambda: etcd.all("our/").get("our/y") == "here")
-        await found.kept.wait_realised("our/x")
+        await found.retained.wait_realised("our/x")
         assert etcd.all("our/") == {"our/x": "there", "our/y": "here"}
 
 
@@ -154,18 +154,18 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         await until(lambda: "refused" in found.store.state().message)
         assert found.store.state().state == "Failure"
         assert not found.theirs.initialized, "nothing may be taken for gone"
-        found.tell(OwnKey("our/x", "1"))
+        found.report(OwnKey("our/x", "1"))
         etcd.start()
         etcd.put("their/a", "1")
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
-        await until(lambda: found.told() == {"a": "1"})
+        await until(lambda: found.notices() == {"a": "1"})
         await until(lambda: "has-quorum=true: http" in found.store.state().message)
         begin = "etcd: 1/1 connected, leases=1, lock leases=0"
         await until(lambda: found.store.state().message.startswith(begin))
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "notices"),
     [
         ({"kvstore": "consul"}, "kvstore=consul: expected etcd, or leave it unset"),
         ({"kvstore": "etcd"}, "kvstore=etcd: expected where it is in kvstore-opt"),
@@ -175,10 +175,10 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         ({"kvstore-lease-ttl": "24s"}, "kvstore-lease-ttl=24s: expected from 25s to 24h"),
     ],
 )
-async def test_invalid_settings_are_refused(settings: dict[str, str], told: str) -> None:
+async def test_invalid_settings_are_refused(settings: dict[str, str], notices: str) -> None:
     with pytest.raises(SettingsError) as error:
         Hive(kvstore.cell, settings=settings).check()
-    assert told in str(error.value)
+    assert notices in str(error.value)
 
 
 async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
@@ -186,22 +186,22 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
     etcd = Etcd(tmp_path / "etcd", {"ca": files["ca"], "cert": files["server"], "key": files["server-key"]})
     etcd.start()
     config = tmp_path / "etcd.config"
-    told = {"endpoints": [etcd.url], "trusted-ca-file": str(files["ca"])}
+    notices = {"endpoints": [etcd.url], "trusted-ca-file": str(files["ca"])}
     try:
-        config.write_text(json.dumps(told))
+        config.write_text(json.dumps(notices))
         async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
             await until(lambda: "not able to connect" in found.store.state().message)
-        told |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
-        config.write_text(json.dumps(told))
+        notices |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
+        config.write_text(json.dumps(notices))
         async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
-            found.tell(OwnKey("their/x", "1"))
-            await until(lambda: found.told() == {"x": "1"})
+            found.report(OwnKey("their/x", "1"))
+            await until(lambda: found.notices() == {"x": "1"})
     finally:
         etcd.kill()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "notices"),
     [
         (None, "No such file or directory"),
         ("endpoints: 3", "Expected `array`, got `int` - at `$.endpoints`"),
@@ -213,7 +213,7 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_etcd_configuration_is_reported_in_one_line(
-    tmp_path: Path, text: str | None, told: str
+    tmp_path: Path, text: str | None, notices: str
 ) -> None:
     config = tmp_path / "etcd.config"
     if text is not None:
@@ -221,7 +221,7 @@ def test_an_invalid_etcd_configuration_is_reported_in_one_line(
     with pytest.raises(StoreConfigError) as error:
         read_access(StoreOptions(config=str(config)))
     assert str(error.value).startswith(f"etcd.config={config}: ")
-    assert told in str(error.value)
+    assert notices in str(error.value)
 
 
 def certificates(folder: Path) -> dict[str, Path]:
@@ -257,5 +257,5 @@ async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> N
     etcd.put("their/a", "1")
     etcd.fill()
     async with following(etcd) as found:
-        await until(lambda: found.told() == {"a": "1"})
+        await until(lambda: found.notices() == {"a": "1"})
         await until(lambda: "space exceeded" in found.store.state().message)

@@ -53,9 +53,9 @@ def test_sizes_and_offsets_are_those_of_the_c_structs() -> None:
 def test_a_wrong_offset_is_detected() -> None:
     wrong = Layout("address_key", ip="16s", key="B", family="B", cluster_id="H")
     LAYOUTS.remove(wrong)
-    said = compiled("\n".join(claims(wrong)))
-    assert "address_key.key" in said
-    assert "address_key.family" in said
+    spoken = compiled("\n".join(claims(wrong)))
+    assert "address_key.key" in spoken
+    assert "address_key.family" in spoken
 
 
 def test_every_struct_of_a_map_has_its_record() -> None:

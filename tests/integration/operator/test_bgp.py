@@ -79,12 +79,14 @@ class Cluster:
             made = self._server.add(obj)
             self._recorded_uids[made["metadata"]["uid"]] = uid
             return
-        kept = {key: value for key, value in live["metadata"].items() if key not in {"labels", "annotations"}}
+        retained = {
+            key: value for key, value in live["metadata"].items() if key not in {"labels", "annotations"}
+        }
         generation = live["metadata"].get("generation", 1) + 1
         self._server.store.put(
             PLACES[obj["kind"]],
             key,
-            {**live, **obj, "metadata": {**kept, **metadata, "generation": generation}},
+            {**live, **obj, "metadata": {**retained, **metadata, "generation": generation}},
         )
 
     def delete(self, one: Json) -> None:

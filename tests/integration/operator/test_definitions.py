@@ -150,8 +150,8 @@ async def test_the_server_accepts_valid_objects_and_refuses_invalid_ones() -> No
                 **body,
             }
             if not refused:
-                kept = made.add(obj)
-                assert {key: kept[key] for key in body} == body
+                retained = made.add(obj)
+                assert {key: retained[key] for key in body} == body
                 continue
             with pytest.raises(StatusError, match=refused):
                 made.add(obj)

@@ -105,17 +105,17 @@ def test_unsupported_options_are_refused_by_name_and_their_defaults_accepted(nam
 
 async def test_options_without_effect_are_accepted_and_logged() -> None:
     argv = ["--gops-port=1", "--taint-sync-workers=3"]
-    with capture_logs() as told:
+    with capture_logs() as notices:
         async with Hive(options.cell, settings=Sources(argv=argv)).started():
             pass
-    found = [one for one in told if one["event"] == "settings without effect here"]
+    found = [one for one in notices if one["event"] == "settings without effect here"]
     assert [one["settings"] for one in found] == [["gops-port", "taint-sync-workers"]]
     assert refused({"gops-port": "many"}) != []
 
 
-@pytest.mark.parametrize("whose", ["ours", "Cilium's"])
-def test_the_settings_of_a_chart_start_an_operator(whose: str, tmp_path: Path) -> None:
-    if whose == "ours":
+@pytest.mark.parametrize("owner", ["ours", "Cilium's"])
+def test_the_settings_of_a_chart_start_an_operator(owner: str, tmp_path: Path) -> None:
+    if owner == "ours":
         (one,) = yaml.safe_load_all(chart.render({})["configmap.yaml"])
     else:
         one = json.loads(recorded("helm/default").read_text())["rendered"]["ConfigMap/cilium-config"]

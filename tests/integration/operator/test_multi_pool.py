@@ -35,9 +35,9 @@ class Cluster:
         self.errors: dict[str, str] = {}
         self.away = False
 
-    def define(self, *pools: CiliumPodIPPool, gone: tuple[str, ...] = ()) -> None:
+    def define(self, *pools: CiliumPodIPPool, vanished: tuple[str, ...] = ()) -> None:
         changed: dict[str, CiliumPodIPPool | None] = {one.name: one for one in pools}
-        self._fulfil(self.ledger.define(changed | dict.fromkeys(gone)))
+        self._fulfil(self.ledger.define(changed | dict.fromkeys(vanished)))
 
     def add(
         self,
@@ -45,7 +45,7 @@ class Cluster:
         requested: Mapping[str, int] | None = None,
         allocated: Mapping[str, list[str]] | None = None,
     ) -> None:
-        self.tell({name: self.body(name, requested or {}, allocated or {})})
+        self.report({name: self.body(name, requested or {}, allocated or {})})
 
     def body(self, name: str, requested: Mapping[str, int], allocated: Mapping[str, list[str]]) -> Json:
         asked = [{"pool": key, "needed": {"ipv4-addrs": need}} for key, need in requested.items()]
@@ -53,7 +53,7 @@ class Cluster:
         meta = {"name": name, "uid": f"uid-{name}"}
         return {"metadata": meta, "spec": {"ipam": {"pools": {"requested": asked, "allocated": has}}}}
 
-    def tell(self, changed: Mapping[str, Json | None]) -> None:
+    def report(self, changed: Mapping[str, Json | None]) -> None:
         for name, body in changed.items():
             if body is None:
                 self.nodes.pop(name, None)
@@ -74,14 +74,14 @@ class Cluster:
         """The agent asks for so many addresses."""
         body = msgspec.json.decode(msgspec.json.encode(self.nodes[name]))
         body["spec"]["ipam"]["pools"]["requested"] = [{"pool": of, "needed": {"ipv4-addrs": need}}]
-        self.tell({name: body})
+        self.report({name: body})
 
     def give_back(self, name: str, keep: int) -> None:
         """The agent keeps so many ranges of each pool."""
         body = msgspec.json.decode(msgspec.json.encode(self.nodes[name]))
         for one in body["spec"]["ipam"]["pools"].get("allocated") or []:
             one["cidrs"] = one["cidrs"][:keep]
-        self.tell({name: body})
+        self.report({name: body})
 
     def _fulfil(self, patches: Mapping[str, NodePatch | None]) -> None:
         for name, patch in patches.items():
@@ -90,7 +90,7 @@ class Cluster:
                 continue
             body = msgspec.json.decode(msgspec.json.encode(self.nodes[name]))
             if (live := with_pools(patch, patch.pools, body)) is not None:
-                self.tell({name: live})
+                self.report({name: live})
 
 
 ZERO = st.just(0)
@@ -120,20 +120,20 @@ def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
         elif what == "keep":
             cluster.give_back(name, number)
         elif what == "delete":
-            cluster.tell({name: None})
+            cluster.report({name: None})
         elif what == "drop":
-            cluster.define(gone=(of,))
+            cluster.define(vanished=(of,))
         elif what in {"shrink", "widen"}:
             cidrs = ["10.0.0.0/26" if of == "p" else "10.0.0.32/27"] + ["10.1.0.0/28"] * (what == "widen")
             cluster.define(pool(of, *cidrs, mask=28 if of == "p" else 29))
         else:
             cluster.away = what == "away"
-            cluster.tell(dict(cluster.nodes))
+            cluster.report(dict(cluster.nodes))
         networks = [network for held in cluster.ledger.held().values() for _, network in held]
         for at, one in enumerate(networks):
             assert not any(one.overlaps(other) for other in networks[at + 1 :])
     cluster.away = False
-    cluster.tell(dict(cluster.nodes))
+    cluster.report(dict(cluster.nodes))
     for name, held in cluster.ledger.held().items():
         assert sorted(str(network) for _, network in held) == sorted(
             cluster.ranges(name, "p") + cluster.ranges(name, "q")
@@ -164,7 +164,7 @@ def test_ranges_of_nodes_are_adopted_without_a_pool_and_each_address_once() -> N
         "o": cluster.body("o", {"p": 8}, {"gone": ["10.99.0.0/26"]}),
         "q": cluster.body("q", {"p": 8}, {"p": ["10.200.0.0/26"]}),
     }
-    cluster.tell(bodies)
+    cluster.report(bodies)
     assert cluster.ranges("m") == ["10.10.0.0/26"]
     assert cluster.ranges("n") not in ([], ["10.10.0.0/26"])
     assert cluster.errors["n"] == "unable to reuse from pool p: cidr 10.10.0.0/26 has already been allocated"
@@ -183,7 +183,7 @@ def test_the_ranges_of_a_pool_that_is_made_again_under_another_name_are_not_give
     cluster = Cluster()
     cluster.define(pool("p", "10.0.0.0/24"))
     cluster.add("a", {"p": 5})
-    cluster.define(pool("renamed", "10.0.0.0/24"), gone=("p",))
+    cluster.define(pool("renamed", "10.0.0.0/24"), vanished=("p",))
     cluster.add("b", {"renamed": 5})
     assert (cluster.ranges("a"), cluster.ranges("b", "renamed")) == (["10.0.0.0/28"], ["10.0.0.16/28"])
 

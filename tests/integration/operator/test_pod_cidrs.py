@@ -36,7 +36,7 @@ class Cluster:
         self.nodes: dict[str, CiliumNode] = {}
         self.errors: dict[str, str] = {}
 
-    def tell(self, changed: Mapping[str, CiliumNode | None]) -> None:
+    def report(self, changed: Mapping[str, CiliumNode | None]) -> None:
         for name, one in changed.items():
             if one is None:
                 self.nodes.pop(name, None)
@@ -51,7 +51,7 @@ class Cluster:
         if patch.error:
             self.errors[patch.name] = patch.error
         elif patch.cidrs is not None:
-            self.tell({patch.name: node(patch.name, patch.cidrs)})
+            self.report({patch.name: node(patch.name, patch.cidrs)})
 
 
 CIDRS = ["10.1.0.0/25", "10.1.0.128/25", "10.1.0.0/24", "10.9.0.0/26", "192.0.2.0/24", "nonsense"]
@@ -79,7 +79,7 @@ def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
             "take": node(name, (cidr,)),
             "lose": node(name),
         }[action]
-        cluster.tell({name: changed})
+        cluster.report({name: changed})
         networks = [one for held in cluster.ledger.held.values() for one in held]
         for number, one in enumerate(networks):
             assert not any(one.overlaps(other) for other in networks[number + 1 :])
@@ -91,15 +91,15 @@ def test_no_two_nodes_share_an_address_and_none_waits_beside_a_free_range(
 
 def test_held_ranges_are_adopted_before_new_ones_are_allocated() -> None:
     cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/8"], 24), CidrPools(6, ["fd00::/104"], 120)))
-    cluster.tell({"a": node("a"), "z": node("z", ("10.0.0.0/24", "fd00::/120"))})
+    cluster.report({"a": node("a"), "z": node("z", ("10.0.0.0/24", "fd00::/120"))})
     assert cluster.nodes["a"].spec.ipam.pod_cidrs == ("10.0.1.0/24", "fd00::100/120")
 
 
 def test_a_recreated_node_gets_the_ranges_of_its_new_object() -> None:
     cluster = Cluster(Ledger(CidrPools(4, ["10.0.0.0/23"], 24), CidrPools(6, [], 112)))
-    cluster.tell({"a": node("a"), "b": node("b"), "c": node("c")})
+    cluster.report({"a": node("a"), "b": node("b"), "c": node("c")})
     assert cluster.errors == {"c": "allocator full"}
-    cluster.tell({"a": node("a", ("192.0.2.0/24",), "another")})
+    cluster.report({"a": node("a", ("192.0.2.0/24",), "another")})
     assert cluster.nodes["c"].spec.ipam.pod_cidrs == ("10.0.0.0/24",)
 
 

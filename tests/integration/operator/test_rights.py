@@ -79,7 +79,7 @@ def done(server: ApiServer) -> bool:
     node, service = there("", "nodes", "a"), there("", "services", "s", "default")
     assert node is not None
     assert service is not None
-    kept = there("cilium.io", "ciliumnodes", "a")
+    retained = there("cilium.io", "ciliumnodes", "a")
     refused, dns = there("cilium.io", "ciliumnodes", "refused"), there("", "pods", "dns", "kube-system")
     policies = [
         there("cilium.io", "ciliumnetworkpolicies", "policy", "default"),
@@ -93,8 +93,8 @@ def done(server: ApiServer) -> bool:
         and not any(one["key"].startswith("node.cilium.io") for one in node["spec"].get("taints") or ())
         and node["status"].get("conditions")
         and service["status"]["loadBalancer"].get("ingress")
-        and kept is not None
-        and kept["spec"]["ipam"].get("podCIDRs")
+        and retained is not None
+        and retained["spec"]["ipam"].get("podCIDRs")
         and there("cilium.io", "ciliumnodes", "orphan") is None
         and there("cilium.io", "ciliumendpoints", "orphan", "default") is None
         and there("cilium.io", "ciliumidentities", "1000") is None
@@ -180,7 +180,7 @@ async def test_the_rights_of_multi_pool_suffice_where_that_is_the_mode(tmp_path:
         "auto-create-cilium-pod-ip-pools": "p=ipv4-cidrs:10.0.0.0/28;ipv4-mask-size:28",
     }
 
-    def says(name: str) -> dict[str, Any]:
+    def states(name: str) -> dict[str, Any]:
         found = server.store.get(Resource("cilium.io", "ciliumnodes"), ("", name)) or {}
         return {**found.get("spec", {}).get("ipam", {}).get("pools", {}), **found.get("status", {})}
 
@@ -191,9 +191,9 @@ async def test_the_rights_of_multi_pool_suffice_where_that_is_the_mode(tmp_path:
             kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumNode"}
             meta = {"name": name, "ownerReferences": [owner]}
             server.add({**kind, "metadata": meta, "spec": {"ipam": {"pools": pools}}})
-            await eventually(lambda: says("a").get("allocated"), 30)
-        assert says("a")["allocated"] == [{"pool": "p", "cidrs": ["10.0.0.0/28"]}]
-        await eventually(lambda: "pool empty" in says("b")["ipam"]["operator-status"]["error"], 30)
+            await eventually(lambda: states("a").get("allocated"), 30)
+        assert states("a")["allocated"] == [{"pool": "p", "cidrs": ["10.0.0.0/28"]}]
+        await eventually(lambda: "pool empty" in states("b")["ipam"]["operator-status"]["error"], 30)
 
 
 FAST = {
@@ -286,7 +286,7 @@ async def slices_come_and_go(server: ApiServer) -> None:
     """One is made, changed and deleted."""
     slices, pods = Resource("cilium.io", "ciliumendpointslices"), Resource("", "pods")
 
-    def told() -> list[str]:
+    def notices() -> list[str]:
         found = server.store.of(slices).objects.values()
         return sorted(one["name"] for each in found for one in each["endpoints"])
 
@@ -299,7 +299,7 @@ async def slices_come_and_go(server: ApiServer) -> None:
         server.add(
             {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint", "metadata": meta, "status": status}
         )
-        await eventually(lambda: len(told()) == number, 10)  # noqa: B023  # it waits here
+        await eventually(lambda: len(notices()) == number, 10)  # noqa: B023  # it waits here
     for name in ("web-1", "web-2"):
         server.store.delete(pods, ("default", name))
-    await eventually(lambda: not told(), 30)
+    await eventually(lambda: not notices(), 30)

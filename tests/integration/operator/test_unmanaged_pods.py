@@ -39,7 +39,7 @@ async def test_only_old_pods_of_dns_without_an_endpoint_are_deleted(
                 await client.raw(request["method"], request["path"], None, text.encode(), media.encode())
         assert going() == set()
     async with operators.running({**POOL, "unmanaged-pod-watcher-interval": 1}):
-        wanted = {name for name, gone in STEP["pods_after"] if gone}
+        wanted = {name for name, vanished in STEP["pods_after"] if vanished}
         await eventually(lambda: going() == wanted, 30)
 
 

@@ -49,7 +49,7 @@ def _link(link: Json, where: list[str]) -> Json:
     return link
 
 
-def _kept(route: Json) -> bool:
+def _retained(route: Json) -> bool:
     destination = str(route["dst"])
     return (
         route.get("dev") != "lo"
@@ -61,7 +61,7 @@ def _kept(route: Json) -> bool:
 def _routes(where: list[str], family: str) -> list[Json]:
     usual = {"type": "unicast", "table": "main", "scope": "global"}
     shown = _ip(where, family, "route", "show", "table", "all")
-    return [{**usual, **route} for route in shown if _kept(route)]
+    return [{**usual, **route} for route in shown if _retained(route)]
 
 
 def _ip(where: list[str], *command: str) -> list[Json]:

@@ -53,19 +53,19 @@ async def added(node: Node, pod: Namespaces) -> list[str]:
     node.fakes.gateways = (GATEWAY6, GATEWAY)
     ended = await node.call("ADD", pod)
     assert (ended.code, ended.stderr) == (0, "")
-    told = [each["address"].partition("/")[0] for each in json.loads(ended.stdout)["ips"]]
-    assert await anyio.to_thread.run_sync(addresses, pod) == set(told)
+    notices = [each["address"].partition("/")[0] for each in json.loads(ended.stdout)["ips"]]
+    assert await anyio.to_thread.run_sync(addresses, pod) == set(notices)
     found = await anyio.to_thread.run_sync(routes6, pod)
-    assert found == {(str(GATEWAY6), ""), (told[0], ""), ("default", str(GATEWAY6))}
-    return told
+    assert found == {(str(GATEWAY6), ""), (notices[0], ""), ("default", str(GATEWAY6))}
+    return notices
 
 
 async def test_a_pod_gets_both_addresses_usable_at_once(in_node: None) -> None:
     with new_netns() as pod:
         async with serving() as node:
-            told = await added(node, pod)
+            notices = await added(node, pod)
             (endpoint,) = node.fakes.all()
-            assert told == [str(endpoint.ipv6), str(endpoint.ipv4)]
+            assert notices == [str(endpoint.ipv6), str(endpoint.ipv4)]
             assert (await node.call("DEL", pod)).code == 0
             await until(node.fakes.clean)
 

@@ -200,10 +200,10 @@ class Model:
     ) -> None:
         """Whether the pod may send or receive this. Of an answer counts whether the flow may begin still."""
         if status is Status.RELATED:
-            self._judge_error(pod, flow, direction, peer, now)
+            self._decide_error(pod, flow, direction, peer, now)
             return
         if status is Status.REPLY:
-            self._judge_answered(pod, flow, direction, peer)
+            self._decide_answered(pod, flow, direction, peer)
             return
         refused = decide(pod.rules, flow, direction, peer)
         if refused is not None:
@@ -213,7 +213,7 @@ class Model:
         elif direction is Direction.INGRESS and self.conntrack.found is not None:
             self.conntrack.found.source_identity = source
 
-    def _judge_answered(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int) -> None:
+    def _decide_answered(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int) -> None:
         """Whether the flow may begin that this packet answers, with this peer."""
         entry = self.conntrack.found
         if direction is Direction.EGRESS and entry is not None:
@@ -224,7 +224,7 @@ class Model:
             self.conntrack.not_prolonged()
             raise DroppedError(refused, direction)
 
-    def _judge_error(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int, now: int) -> None:
+    def _decide_error(self, pod: ModelPod, flow: Flow, direction: Direction, peer: int, now: int) -> None:
         """Whether policy allows the flow that the error quotes, as it began; else, the error itself."""
         about = quoted(flow)
         if about is not None and (about.source, about.destination) == (flow.destination, flow.source):

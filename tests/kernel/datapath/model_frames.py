@@ -187,7 +187,7 @@ def quotes(draw: st.DrawFn, source: str, destination: str) -> bytes:
 
 
 @st.composite
-def said(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
+def spoken(draw: st.DrawFn) -> tuple[Pod | None, bytes]:
     """A packet of one of the conversations, either way, and the pod that sends it; None: the host does."""
     starter, peer = draw(st.sampled_from(CONVERSATIONS))
     answers = draw(st.booleans())

@@ -63,13 +63,13 @@ def fill(world: World, name: str, count: int, lifetime: int, first: int = 0) -> 
 
 def test_only_ended_connections_are_removed(world: World, collector: ConntrackCollector) -> None:
     now = int(time.monotonic())
-    kept = {name: fill(world, name, 20, now + 500) for name in TABLES}
-    gone = {name: fill(world, name, 30, now - 2, first=100) for name in TABLES}
+    retained = {name: fill(world, name, 20, now + 500) for name in TABLES}
+    vanished = {name: fill(world, name, 30, now - 2, first=100) for name in TABLES}
     assert collect(collector) == [(50, 20, 30)] * 4
     assert collect(collector) == [(20, 20, 0)] * 4
     for name in TABLES:
-        assert all(world.maps[name].lookup(key) is not None for key in kept[name])
-        assert all(world.maps[name].lookup(key) is None for key in gone[name])
+        assert all(world.maps[name].lookup(key) is not None for key in retained[name])
+        assert all(world.maps[name].lookup(key) is None for key in vanished[name])
 
 
 def test_flows_of_an_address_are_forgotten(world: World, collector: ConntrackCollector) -> None:

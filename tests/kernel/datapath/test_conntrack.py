@@ -214,11 +214,11 @@ def test_a_router_may_say_what_is_too_big_of_a_flow_and_of_nothing_else(
 def test_packet_too_big_of_a_pod_passes_to_peers_of_its_connections(world: World, version: int) -> None:
     pod, peer = (A.ip, OUTSIDE) if version == 4 else (A.ip6, OUTSIDE6)
     assert world.host_sends(from_host() / tcp(peer, pod, "S")).action == REDIRECT
-    said = from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))
+    spoken = from_pod(A) / too_big(pod, peer, tcp(peer, pod, "A"))
     world.allow(A, [(PolicyKey(0, egress=False), PolicyEntry())])
-    assert world.pod_sends(A, said).action == OK
+    assert world.pod_sends(A, spoken).action == OK
     world.allow(A, NOTHING)
-    assert world.pod_sends(A, said).dropped == (133, EGRESS)
+    assert world.pod_sends(A, spoken).dropped == (133, EGRESS)
 
 
 def test_a_fin_closes_its_direction_and_both_end_the_flow(world: World) -> None:
@@ -324,8 +324,8 @@ def test_messages_of_icmp_that_ask_nothing_have_no_answers(world: World, a: str,
     """Who sends a redirect, for instance, may not be sent one for that."""
 
     def message(source: str, to: str) -> Packet:
-        told = ICMPv6Unknown(type=137, msgbody=bytes(4)) if ":" in to else ICMP(type=5, code=1)
-        return ip(source, to) / told / Raw(bytes(40))
+        notices = ICMPv6Unknown(type=137, msgbody=bytes(4)) if ":" in to else ICMP(type=5, code=1)
+        return ip(source, to) / notices / Raw(bytes(40))
 
     world.allow(A, ONLY_EGRESS)
     assert world.pod_sends(A, from_pod(A) / message(a, b)).action == REDIRECT

@@ -93,10 +93,10 @@ async def test_another_build_replaces_programs_and_nothing_else(in_node: None, o
             constants = in_force(entry)
         assert constants is not None
         assert (constants.tag, constants.build, constants.generation) == ("other", node.datapath.build, 2)
-        eventually(lambda: all(gone(before[name]) for name in GENERATION))
+        eventually(lambda: all(vanished(before[name]) for name in GENERATION))
 
 
-def gone(program: int) -> bool:
+def vanished(program: int) -> bool:
     try:
         program_by_id(program)
     except OSError:
@@ -128,10 +128,10 @@ async def test_other_settings_need_another_generation(in_node: None, settings: d
 
 async def test_a_replacement_cut_short_is_finished(in_node: None, other_build: Path) -> None:
     async with running() as node:
-        former = program_by_id(node.datapath.programs["hive_to_host"])
+        earlier = program_by_id(node.datapath.programs["hive_to_host"])
     async with running(datapath_object=other_build) as node:
-        set_entry(node.maps.entry, ENTRIES["hive_to_host"], former)
-    os.close(former)
+        set_entry(node.maps.entry, ENTRIES["hive_to_host"], earlier)
+    os.close(earlier)
     async with running(datapath_object=other_build) as node:
         found = [program_info(program_by_id(program)) for program in entries().values()]
         constants = [read_constants(map_id) for info in found for map_id in info.map_ids]

@@ -95,11 +95,11 @@ def host(world: World) -> Iterator[Host]:
     """A node whose policy allows nothing."""
     with create_map(policy_spec(NUMBER, 256)) as policy:
         world.maps["hive_policies"].update(struct.pack("<I", NUMBER), struct.pack("<I", policy.fd))
-        world.tell(host_endpoint=NUMBER)
+        world.report(host_endpoint=NUMBER)
         world.bump(0)
         yield Host(world, policy)
         world.maps["hive_policies"].delete(struct.pack("<I", NUMBER))
-        world.tell()
+        world.report()
 
 
 def gets(identity: int, protocol: int = 0, port: int = 0) -> PolicyKey:
@@ -191,7 +191,7 @@ def test_protocols_without_conntrack_are_filtered_packet_by_packet(host: Host) -
 
 
 def test_an_audited_node_lets_through_what_its_policy_refuses_and_pods_do_not(host: Host) -> None:
-    host.world.tell(NODE_AUDITS_HOST, host_endpoint=NUMBER)
+    host.world.report(NODE_AUDITS_HOST, host_endpoint=NUMBER)
     assert host.world.device_gets(SSH).action == OK
     host.world.allow(A, [])
     assert host.world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "S")).dropped == (133, EGRESS)
@@ -356,5 +356,5 @@ def test_frames_other_than_ip_and_arp_are_dropped_under_a_host_policy(
 ) -> None:
     assert host.world.device_gets(frame).dropped == (reason, INGRESS)
     assert host.world.device_gets(FRAME / ARP(pdst=NODE)).action == OK
-    host.world.tell()
+    host.world.report()
     assert host.world.device_gets(frame).action == OK

@@ -85,7 +85,7 @@ class HostileWorld(OverlayWorld):
         super().reset()
         self.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(bytes(6)).pack())
         self.recorder.nothing(Route(0, 9))
-        self.tell(host_endpoint=HOST_NUMBER)
+        self.report(host_endpoint=HOST_NUMBER)
         for pod in (A, B):
             rules = [(key, PolicyEntry(deny=deny)) for key, deny in RULES[pod.id].items()]
             self.allow(pod, [*rules, (PolicyKey(0, egress=True), PolicyEntry())])

@@ -20,8 +20,8 @@ from tests.kernel.datapath.model_frames import (
     pod_frames,
     pods,
     questions,
-    said,
     solicitations,
+    spoken,
 )
 from tests.kernel.datapath.model_packet import Direction
 from tests.kernel.datapath.packets import from_pod, tcp
@@ -192,7 +192,7 @@ class Node(RuleBasedStateMachine):
     def pod_sends(self, data: st.DataObject, pod: Pod) -> None:
         self.pair.pod_sends(pod, data.draw(pod_frames(pod)))
 
-    @rule(packets=st.lists(said(), min_size=1, max_size=6))
+    @rule(packets=st.lists(spoken(), min_size=1, max_size=6))
     def they_talk(self, packets: list[tuple[Pod | None, bytes]]) -> None:
         for pod, frame in packets:
             if pod:

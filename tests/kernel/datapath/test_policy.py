@@ -163,7 +163,7 @@ def test_networks_select_pods_where_that_is_asked_for(world: World, six: bool) -
     world.name_network(everywhere, NETWORK)
     world.allow(A, [(egress(NETWORK, TCP, 80), ALLOW)])
     assert world.pod_sends(A, syn).dropped == (133, EGRESS), "networks select no pods by default"
-    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.report(NODE_CIDR_MATCHES_PODS)
     assert world.pod_sends(A, syn).action == REDIRECT
     assert world.policy_use(A) == {egress(NETWORK, TCP, 80): 1}
     world.name_network(alone, INNER)
@@ -180,7 +180,7 @@ def test_networks_select_pods_where_that_is_asked_for(world: World, six: bool) -
 
 
 def test_answers_pass_while_a_network_allows_their_flow(world: World) -> None:
-    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.report(NODE_CIDR_MATCHES_PODS)
     world.name_network("10.1.0.11/32", NETWORK)
     world.name_network("10.1.0.10/32", INNER)
     world.allow(A, [(egress(NETWORK), ALLOW)])
@@ -196,7 +196,7 @@ def test_answers_pass_while_a_network_allows_their_flow(world: World) -> None:
 
 
 def test_networks_select_no_nodes_and_nothing_outside_by_their_pods_numbers(world: World) -> None:
-    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.report(NODE_CIDR_MATCHES_PODS)
     world.name_network("0.0.0.0/0", NETWORK)
     world.allow(A, [(egress(NETWORK), ALLOW)])
     for address in (OUTSIDE, NODE):
@@ -206,7 +206,7 @@ def test_networks_select_no_nodes_and_nothing_outside_by_their_pods_numbers(worl
 
 def test_the_closer_entry_decides_between_identity_and_network(world: World) -> None:
     """As closely, what a proxy is to read goes to the proxy, unless it only holds for everybody."""
-    world.tell(NODE_CIDR_MATCHES_PODS)
+    world.report(NODE_CIDR_MATCHES_PODS)
     world.name_network("10.1.0.11/32", NETWORK)
     proxied = PolicyEntry(proxy_port=10080)
     everybody, own, network = egress(0, TCP, 80), egress(B.identity, TCP, 80), egress(NETWORK, TCP, 80)

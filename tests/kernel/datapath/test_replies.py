@@ -236,14 +236,14 @@ def test_errors_that_are_dropped_do_not_prolong_the_time_for_errors(world: World
 
 
 def test_where_policy_is_only_audited_replies_pass(world: World) -> None:
-    world.tell(NODE_AUDITS_POLICY)
+    world.report(NODE_AUDITS_POLICY)
     world.pod_sends(A, from_pod(A) / asks("tcp", A.ip, B.ip))
     world.allow(B, QUARANTINE)
     assert world.pod_sends(B, from_pod(B) / replies("tcp", B.ip, A.ip)).action == REDIRECT
 
 
 @pytest.fixture
-def told(world: World) -> Iterator[Listen]:
+def notices(world: World) -> Iterator[Listen]:
     """Takes out what the programs have reported since the last call."""
     rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
     for ring in rings:
@@ -255,12 +255,12 @@ def told(world: World) -> Iterator[Listen]:
         ring.close()
 
 
-def test_the_event_names_the_rule_of_the_flow(world: World, told: Listen) -> None:
+def test_the_event_names_the_rule_of_the_flow(world: World, notices: Listen) -> None:
     world.pod_sends(A, from_pod(A) / asks("tcp", A.ip, B.ip))
     world.allow(B, [(IN, ALLOW), (PolicyKey(A.identity, False, 6, 80, 16), DENY)])
-    world.tell(NODE_NOTIFY_POLICY_VERDICT)
+    world.report(NODE_NOTIFY_POLICY_VERDICT)
     world.pod_sends(B, from_pod(B) / replies("tcp", B.ip, A.ip))
-    (event,) = told()
+    (event,) = notices()
     assert isinstance(event, Verdict)
     assert (event.source, event.remote_identity, event.verdict) == (B.id, A.identity, -181)
     assert (event.port, event.protocol, event.egress) == (80, 6, False)

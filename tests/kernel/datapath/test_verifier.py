@@ -44,8 +44,8 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             counts[name] = processed(descriptor)
             os.close(descriptor)
         gc = (PACKAGED_OBJECTS / "gc.o").read_bytes()
-        with create_map(FORGOTTEN) as gone, LoadedObject(gc, "gc.o") as collector:
-            tables = *node.maps.conntrack, *node.maps.nat, gone
+        with create_map(FORGOTTEN) as vanished, LoadedObject(gc, "gc.o") as collector:
+            tables = *node.maps.conntrack, *node.maps.nat, vanished
             collector.use_maps({table.spec.name: table.fd for table in tables})
             collector.load()
             counts |= {name: processed(descriptor) for name, descriptor in collector.programs().items()}

@@ -166,9 +166,9 @@ class World:
         for ip in (ROUTER, NODE, ROUTER6, NODE6):
             self.maps["cilium_lxc"].update(LxcKey(ip_address(ip)).pack(), LxcValue(flags=1).pack())
             self.identify(ip, HOST)
-        self.tell()
+        self.report()
 
-    def tell(self, flags: int = 0, aggregation: int = 0, host_endpoint: int = 0) -> None:
+    def report(self, flags: int = 0, aggregation: int = 0, host_endpoint: int = 0) -> None:
         """Which events the programs send, and whose policy the node has."""
         node = NodeConfig(
             *(IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")),

@@ -28,7 +28,7 @@ QUOTED = 8
 SERVICE_PORT = 80
 
 
-def said(kind: str, version: int, port: int, *, answer: bool) -> Packet:
+def spoken(kind: str, version: int, port: int, *, answer: bool) -> Packet:
     """The transport of a packet to the server, or of its answer."""
     ends = (SERVICE_PORT, port) if answer else (port, SERVICE_PORT)
     body = Raw(b"something to be quoted")
@@ -87,7 +87,7 @@ def test_icmp_errors_reach_the_sender_of_the_masqueraded_packet(
 ) -> None:
     world.reset()
     serve(world)
-    asked = bytes(network(ip(POD[version], SERVER[version]) / said(kind, version, port, answer=False)))
+    asked = bytes(network(ip(POD[version], SERVER[version]) / spoken(kind, version, port, answer=False)))
     left = world.device_sends(ETHERNET[version] + asked)
     whole = bytes(network(left.packet))
     given_port = port_of(kind, whole[HEAD[version] :])
@@ -101,10 +101,10 @@ def test_icmp_errors_reach_the_sender_of_the_masqueraded_packet(
     assert found == (ROUTER[version], POD[version], asked[:quoted])
 
     # The pod says it of an answer: the server hears it of what it has sent to the node.
-    answer = said(kind, version, port, answer=True)
+    answer = spoken(kind, version, port, answer=True)
     whole = bytes(network(ip(SERVER[version], POD[version]) / answer))
     back = ip(POD[version], SERVER[version]) / error(version, whole[:quoted], hops=hops)
-    answered = said(kind, version, given_port, answer=True)
+    answered = spoken(kind, version, given_port, answer=True)
     sent = bytes(network(ip(SERVER[version], NODES[version]) / answered))
     found = heard(world.device_sends(back).packet, version)
     assert found == (NODES[version], SERVER[version], sent[:quoted])
@@ -112,7 +112,7 @@ def test_icmp_errors_reach_the_sender_of_the_masqueraded_packet(
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_icmp_errors_about_other_packets_are_unchanged(world: World, version: int) -> None:
-    stranger = ip(NODES[version], SERVER[version]) / said("tcp", version, 1234, answer=False)
+    stranger = ip(NODES[version], SERVER[version]) / spoken("tcp", version, 1234, answer=False)
     sent = ip(ROUTER[version], NODES[version]) / error(version, bytes(network(stranger)), hops=False)
     outcome = world.device_gets(sent)
     assert (outcome.action, bytes(outcome.packet)) == (OK, bytes(sent))

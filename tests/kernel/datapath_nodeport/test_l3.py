@@ -89,8 +89,8 @@ class BothWorld(NodePortWorld):
         run = run_program(self.l3.programs()[program], bytes(packet))
         counted = {cause: n - before.get(cause, 0) for cause, n in self.counts().items()}
         result = run.packet if run.retval == REDIRECT else bytes(14) + run.packet
-        kept = {cause: n for cause, n in counted.items() if n}
-        return self._fate(Outcome(run.retval, packet, kept), result)
+        retained = {cause: n for cause, n in counted.items() if n}
+        return self._fate(Outcome(run.retval, packet, retained), result)
 
     def _fate(self, outcome: Outcome, frame: bytes) -> Fate:
         macs = (frame[:6].hex(":"), frame[6:12].hex(":")) if outcome.action == REDIRECT else None
@@ -185,7 +185,7 @@ def test_host_policy_is_enforced_on_a_device_without_ethernet(both: BothWorld, v
         fates = []
         for l3 in (False, True):
             both.reset()
-            both.tell(host_endpoint=number)
+            both.report(host_endpoint=number)
             both.bump(0)
             fates.append([both.passes(packet, out=out, l3=l3) for packet, out in packets])
         both.maps["hive_policies"].delete(struct.pack("<I", number))

@@ -74,14 +74,14 @@ class Recorder:
 
     def handed(self, what: int) -> None:
         """What a program in the driver says of the next packet."""
-        row = self._told()
+        row = self._reported()
         self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what, self._mtu(row)))
 
     def narrow(self, mtu: int) -> None:
         """The next hop takes packets of so many bytes at most."""
-        self.map.update(bytes(4), self._told()[: -_HANDED.size] + _HANDED.pack(0, mtu))
+        self.map.update(bytes(4), self._reported()[: -_HANDED.size] + _HANDED.pack(0, mtu))
 
-    def _told(self) -> bytes:
+    def _reported(self) -> bytes:
         return self.map.lookup(bytes(4)) or bytes(_SIZE)
 
     @staticmethod

@@ -163,27 +163,27 @@ def test_an_ipv4_packet_above_the_tunnel_mtu_gets_fragmentation_needed(overlay: 
     answer = overlay.pod_sends(A, packet)
     assert answer.action == REDIRECT
     assert overlay.recorder.tunnelled is None
-    told = answer.packet
-    assert (told.src, told.dst) == (A.host_mac, A.mac)
-    assert (told[IP].src, told[IP].dst) == (ROUTER, A.ip)
-    assert (told[ICMP].type, told[ICMP].code, told[ICMP].nexthopmtu) == (3, 4, MTU)
-    quoted = bytes(told[ICMP].payload)
+    notices = answer.packet
+    assert (notices.src, notices.dst) == (A.host_mac, A.mac)
+    assert (notices[IP].src, notices[IP].dst) == (ROUTER, A.ip)
+    assert (notices[ICMP].type, notices[ICMP].code, notices[ICMP].nexthopmtu) == (3, 4, MTU)
+    quoted = bytes(notices[ICMP].payload)
     assert quoted == bytes(packet)[14:42]
-    rebuilt = told.copy()
+    rebuilt = notices.copy()
     del rebuilt[IP].chksum, rebuilt[ICMP].chksum
-    assert bytes(rebuilt) == bytes(told)
+    assert bytes(rebuilt) == bytes(notices)
 
 
 def test_an_ipv6_packet_above_the_tunnel_mtu_gets_packet_too_big(overlay: OverlayWorld) -> None:
     answer = overlay.pod_sends(A, big(A.ip6, REMOTE6, MTU + 1))
     assert answer.action == REDIRECT
-    told = answer.packet
-    assert (told[IPv6].src, told[IPv6].dst) == (ROUTER6, A.ip6)
-    assert told[ICMPv6PacketTooBig].mtu == MTU
-    assert told[IPerror6].dst == REMOTE6
-    rebuilt = told.copy()
+    notices = answer.packet
+    assert (notices[IPv6].src, notices[IPv6].dst) == (ROUTER6, A.ip6)
+    assert notices[ICMPv6PacketTooBig].mtu == MTU
+    assert notices[IPerror6].dst == REMOTE6
+    rebuilt = notices.copy()
     del rebuilt[ICMPv6PacketTooBig].cksum
-    assert bytes(rebuilt) == bytes(told)
+    assert bytes(rebuilt) == bytes(notices)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_an_icmp_error_quotes_the_packet_as_the_pod_sent_it(
         answer = overlay.pod_sends(A, packet)
         assert answer.action == REDIRECT
         assert overlay.recorder.tunnelled is None
-        told = answer.packet
-        quoted = bytes(told[ICMP].payload if IP in packet else told[ICMPv6PacketTooBig].payload)
+        notices = answer.packet
+        quoted = bytes(notices[ICMP].payload if IP in packet else notices[ICMPv6PacketTooBig].payload)
         assert quoted == bytes(packet)[14 : 14 + len(quoted)]
         assert len(quoted) >= 28
 

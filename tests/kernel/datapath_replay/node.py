@@ -117,7 +117,7 @@ class Node:
         reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
         return Replayed(
             run.retval,
-            run.packet[told(run.ctx_out) if xdp else 0 :],
+            run.packet[notices(run.ctx_out) if xdp else 0 :],
             0 if xdp else struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
             {reason for reason in reasons if reason >= FIRST_DROP_REASON},
             {name: dict(self._maps[name].items()) for name in FILLED},
@@ -154,16 +154,16 @@ class Node:
                 self._maps[name].update(key, value)
         keys = [value for _, value, _ in recording.before("cilium_encrypt_state")]
         self._maps["cilium_encrypt_state"].update(bytes(4), keys[0] if keys else b"\0")
-        self._tell_device(recording)
+        self._report_device(recording)
         if recording.hook == "snat-step":
             return
-        self._tell_node(recording)
+        self._report_node(recording)
         if recording.hook == "xdp":  # no endpoint is at a device
             return
-        self._tell_endpoint(recording)
+        self._report_endpoint(recording)
         self._begin_epochs(recording)
 
-    def _tell_node(self, recording: Recording) -> None:
+    def _report_node(self, recording: Recording) -> None:
         constants = recording.constants
         ipv4, ipv6 = ("ENABLE_IPV4" in recording.switches, "ENABLE_IPV6" in recording.switches)
         router = IPv4Address(constants.get("IPV4_GATEWAY", "0.0.0.0") if ipv4 else "0.0.0.0")
@@ -178,13 +178,13 @@ class Node:
         serves |= NODEPORT_DSR_TCP * ("ENABLE_DSR" in recording.switches)
         serves |= NODEPORT_XDP * (recording.hook == "xdp")
         direct = IPv4Address(constants.get("IPV4_DIRECT_ROUTING", 0))
-        direct6 = ipv6_told(constants.get("IPV6_DIRECT_ROUTING", "::"))
+        direct6 = ipv6_reported(constants.get("IPV6_DIRECT_ROUTING", "::"))
         self._maps["hive_nodeport"].update(bytes(4), NodePortConfig(serves, direct, direct6).pack())
         on = "TUNNEL_MODE" in recording.switches | constants.keys()
         tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
-    def _tell_device(self, recording: Recording) -> None:
+    def _report_device(self, recording: Recording) -> None:
         """The native device that the packet passes, and for a step of it the pod whose packet it is."""
         constants, step = recording.constants, recording.hook == "snat-step"
         ipv4 = constants["snat_target_address"] if step else "0.0.0.0"
@@ -208,7 +208,7 @@ class Node:
             source = IPv4Address(recording.packet[26:30])
             self._maps["cilium_lxc"].update(LxcKey(source).pack(), pod.pack())
 
-    def _tell_endpoint(self, recording: Recording) -> None:
+    def _report_endpoint(self, recording: Recording) -> None:
         """The endpoint at the link, its recorded policy, and every other's that lets all in."""
         constants = recording.constants
         for policy in self._policies:
@@ -259,7 +259,7 @@ def driver_context(packet: bytes) -> bytes:
     return struct.pack("<6I", 0, len(packet), 0, 1, 0, 0)
 
 
-def told(context: bytes) -> int:
+def notices(context: bytes) -> int:
     """How long what is told of the packet is, in front of it."""
     data, _, meta = struct.unpack_from("<3I", context)
     return int(data - meta)
@@ -291,7 +291,7 @@ def settings(recording: Recording) -> DatapathSettings:
     )
 
 
-def ipv6_told(text: str) -> IPv6Address:
+def ipv6_reported(text: str) -> IPv6Address:
     """The recorder wrote some by their first six bytes, as it writes MACs."""
     cut = text.count(":") == 5 and "::" not in text
     return IPv6Address(mac(text).ljust(16, b"\0")) if cut else IPv6Address(text)
@@ -302,9 +302,11 @@ def route(recording: Recording) -> Route:
     lookups = recording.data["result"]["fib_lookups"]
     if not lookups:
         return Route()
-    told = lookups[0]["answer"]
-    next_hop = ip_address(told["dst"]).packed.ljust(16, b"\0")
-    return Route(told["return_code"], told["ifindex"], mac(told["smac"]), mac(told["dmac"]), next_hop)
+    notices = lookups[0]["answer"]
+    next_hop = ip_address(notices["dst"]).packed.ljust(16, b"\0")
+    return Route(
+        notices["return_code"], notices["ifindex"], mac(notices["smac"]), mac(notices["dmac"]), next_hop
+    )
 
 
 def destinations(recording: Recording) -> Iterator[int]:
@@ -319,21 +321,21 @@ def destinations(recording: Recording) -> Iterator[int]:
 def with_times(value: bytes, decoded: Json, now: int) -> bytes:
     """A conntrack entry whose times are told from this ``now``."""
     entry = bytearray(value)
-    told = decoded["value"]
+    notices = decoded["value"]
     for at, field in (
         (LIFETIME_AT, "lifetime"),
         (LAST_TX_AT, "last_tx_report"),
         (LAST_RX_AT, "last_rx_report"),
     ):
-        struct.pack_into("<I", entry, at, clock(told[field], now))
+        struct.pack_into("<I", entry, at, clock(notices[field], now))
     return bytes(entry)
 
 
-def clock(told: int | str, now: int) -> int:
+def clock(notices: int | str, now: int) -> int:
     """``now+60`` and the like in seconds since boot."""
-    if isinstance(told, int):
-        return told
-    return now + int(told.removeprefix("now") or 0)
+    if isinstance(notices, int):
+        return notices
+    return now + int(notices.removeprefix("now") or 0)
 
 
 def mac(text: str) -> bytes:

@@ -93,7 +93,7 @@ def _fragmentation_needed(recording: Recording) -> bool:
     return recording.hook == "from-container" and not _is_ipv6(recording) and icmp and kind == b"\x03\x04"
 
 
-def _told_by_geneve(recording: Recording) -> bool:
+def _reported_by_geneve(recording: Recording) -> bool:
     chosen, geneve = (recording.constants.get(f"DSR_ENCAP_{name}") for name in ("MODE", "GENEVE"))
     return chosen is not None and bool(chosen == geneve)
 
@@ -113,7 +113,7 @@ _DIFFERENCES: Final = (
         "what was decrypted goes to pods by programs also where each has a route of its own",
         _decrypted_with_endpoint_routes,
     ),
-    ("DSR by Geneve: not built", _told_by_geneve),
+    ("DSR by Geneve: not built", _reported_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
     ("path MTU discovery passes policy about the pod's own flows only", _fragmentation_needed),
     ("a packet is a proxy's only while one listens, which no run of a single program shows", _to_proxy),

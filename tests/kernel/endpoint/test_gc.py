@@ -43,34 +43,34 @@ def left_of(hive: Hive, made: Endpoint) -> tuple[bool, bool, bool, bool]:
 async def test_an_endpoint_without_its_namespace_is_removed_and_others_stay(in_node: None) -> None:
     with pods(1) as [stays]:
         async with agent("1s") as hive:
-            kept = add_pod(hive, 1, stays)
+            retained = add_pod(hive, 1, stays)
             ends = new_netns()
-            gone = add_pod(hive, 2, ends)
+            vanished = add_pod(hive, 2, ends)
             ends.close()
-            await eventually(lambda: left_of(hive, gone) == (False, False, False, False), within=30)
-            assert left_of(hive, kept) == (True, True, True, True)
+            await eventually(lambda: left_of(hive, vanished) == (False, False, False, False), within=30)
+            assert left_of(hive, retained) == (True, True, True, True)
 
 
 async def test_a_missing_endpoint_is_marked_by_one_pass_and_removed_by_the_next(in_node: None) -> None:
     with pods(1) as [stays]:
         async with agent("0s") as hive:
-            kept = add_pod(hive, 1, stays)
+            retained = add_pod(hive, 1, stays)
             ends = new_netns()
-            gone = add_pod(hive, 2, ends)
+            vanished = add_pod(hive, 2, ends)
             gc = hive.get(EndpointGC)
             await gc.collect()
             ends.close()
-            await eventually(lambda: missing(gone))
+            await eventually(lambda: missing(vanished))
             await gc.collect()
-            assert left_of(hive, gone) == (True, True, True, True)
+            assert left_of(hive, vanished) == (True, True, True, True)
             (status,) = hive.get(HealthTree).snapshot("endpoint-gc.gc")
             assert (
                 status.message
-                == f"links of endpoints {gone.id} have disappeared; the next pass removes the endpoints"
+                == f"links of endpoints {vanished.id} have disappeared; the next pass removes the endpoints"
             )
             await gc.collect()
-            assert left_of(hive, gone) == (False, False, False, False)
-            assert left_of(hive, kept) == (True, True, True, True)
+            assert left_of(hive, vanished) == (False, False, False, False)
+            assert left_of(hive, retained) == (True, True, True, True)
 
 
 def missing(made: Endpoint) -> bool:

@@ -179,12 +179,12 @@ def test_map_entries_of_deleted_pods_are_removed_at_restore() -> None:
 
 def test_pods_removed_while_no_agent_ran_leave_nothing() -> None:
     with node_with_pods(3) as (node, made):
-        gone, *others = made
-        node.run(partial(anyio.run, delete_links, [gone.ifindex]))
+        vanished, *others = made
+        node.run(partial(anyio.run, delete_links, [vanished.ifindex]))
         found, failed, owners = node.run(partial(anyio.run, come_back))
         assert [each.id for each in found] == [each.id for each in others]
-        assert failed == {gone.id: f"interface {gone.ifname} could not be found"}
-        assert str(gone.ipv4) not in owners
+        assert failed == {vanished.id: f"interface {vanished.ifname} could not be found"}
+        assert str(vanished.ipv4) not in owners
         after = node.run(snapshot)
         assert sorted(after["state"]) == sorted(str(each.id) for each in others)
         assert sorted(after["policies"]) == sorted(f"cilium_policy_{each.id:05d}" for each in others)

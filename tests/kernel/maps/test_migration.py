@@ -34,7 +34,7 @@ def entry(second: int = 0) -> bytes:
     return CtEntry(lifetime=FOREVER + second).pack()
 
 
-def former_pins() -> set[str]:
+def earlier_pins() -> set[str]:
     return {name.partition("_former_")[0] for name in pins() if "_former_" in name}
 
 
@@ -76,7 +76,7 @@ async def test_entries_written_during_a_migration_are_copied(in_node: None) -> N
             node.maps.ct4_tcp.update(flow(number), entry(10))
     with open_map(GLOBALS / "cilium_ct4_global") as old:  # as a program in force has it
         async with agent(bpf_ct_global_tcp_max=2048) as node:
-            assert former_pins() == FLOWS
+            assert earlier_pins() == FLOWS
             old.update(flow(1), entry(12))  # went on in the old map
             node.maps.ct4_tcp.update(flow(2), entry(13))  # in the new one
             old.update(flow(7), entry(1))  # began in the old one
@@ -89,7 +89,7 @@ async def test_entries_written_during_a_migration_are_copied(in_node: None) -> N
                 flow(3): entry(10),
                 flow(7): entry(1),
             }
-            assert former_pins() == set()
+            assert earlier_pins() == set()
 
 
 async def test_an_interrupted_start_is_completed_by_the_next(in_node: None) -> None:
@@ -103,7 +103,7 @@ async def test_an_interrupted_start_is_completed_by_the_next(in_node: None) -> N
             assert node.maps.created == frozenset()
             await node.maps.settle()
             assert {key for key, _ in node.maps.ct4_tcp.items()} == {flow(0), flow(2048), flow(4096)}
-            assert former_pins() == set()
+            assert earlier_pins() == set()
 
 
 async def test_an_interrupted_map_migration_is_completed_by_the_next_start(in_node: None) -> None:
@@ -115,7 +115,7 @@ async def test_an_interrupted_map_migration_is_completed_by_the_next_start(in_no
     async with agent(bpf_ct_global_tcp_max=2048) as node:
         assert node.maps.ct4_tcp.lookup(flow(0)) == entry()
         await node.maps.settle()
-        assert former_pins() == set()
+        assert earlier_pins() == set()
 
 
 async def test_a_pin_that_did_not_get_to_its_place_goes_whatever_the_next_start_wants(in_node: None) -> None:
@@ -131,20 +131,20 @@ async def test_a_pin_that_did_not_get_to_its_place_goes_whatever_the_next_start_
 
 async def test_rows_of_before_ipv6_become_rows_of_both_families(in_node: None) -> None:
     row = EndpointConfig(IPv4Address("10.1.0.7"), 7, 1007, b"\2\0\0\0\0\1", b"\2\0\0\0\0\2", flags=1)
-    told = NodeConfig(
+    notices = NodeConfig(
         IPv4Address("10.1.0.1"), 4, b"\2\0\0\0\0\3", 5, b"\2\0\0\0\0\4", IPv4Network("10.1.0.0/16"), flags=1
     )
     async with agent() as node:
         endpoints, facts = node.maps.endpoints.spec, node.maps.node.spec
     put(replace(endpoints, value_size=32), (struct.pack("<I", 12), row.pack()[:32]))
-    put(replace(facts, value_size=48), (bytes(4), told.pack()[:40] + bytes(8)))
+    put(replace(facts, value_size=48), (bytes(4), notices.pack()[:40] + bytes(8)))
     async with agent() as node:
         assert node.maps.created == {"hive_endpoints", "hive_node"}
         assert node.maps.endpoints.spec.value_size == 64
         assert {k: EndpointConfig.unpack(v) for k, v in node.maps.endpoints.items()} == {
             struct.pack("<I", 12): row
         }
-        assert NodeConfig.unpack(node.maps.node.lookup(bytes(4)) or b"") == told
+        assert NodeConfig.unpack(node.maps.node.lookup(bytes(4)) or b"") == notices
 
 
 async def test_a_flag_or_a_kind_of_hash_makes_no_difference(in_node: None) -> None:

@@ -28,13 +28,13 @@ from tests.support.namespaces import in_node, inside
 __all__ = ["cgroup", "in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
-GONE, STAYS = "127.0.0.1", "127.0.0.2"
+REMOVED, STAYS = "127.0.0.1", "127.0.0.2"
 OTHER = "10.96.0.11"
 
 
 async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: int = 17) -> None:
     """These services have these backends from now on, in the maps and in the agent's table."""
-    told = []
+    notices = []
     for number, (vip, backends) in enumerate(services, 1):
         node.services.serve(
             vip,
@@ -48,8 +48,8 @@ async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: 
             ServiceName("shop", f"web-{number}"),
             tuple(ServiceBackend(ServiceAddress(ip_address(ip), TARGET, protocol)) for ip in backends),
         )
-        told.append(ServedFrontend(number, frontend))
-    node.tell(*told)
+        notices.append(ServedFrontend(number, frontend))
+    node.report(*notices)
     await anyio.wait_all_tasks_blocked()  # the agent has seen it
 
 
@@ -77,7 +77,7 @@ def peer(caller: socket.socket) -> bool:
 async def test_only_sockets_that_the_service_sent_to_the_backend_end(in_node: None, cgroup: Path) -> None:
     pod = a_pod()
     async with serving(cgroup) as node:
-        await serve(node, (VIP, (GONE,)), (OTHER, (GONE,)))
+        await serve(node, (VIP, (REMOVED,)), (OTHER, (REMOVED,)))
         with inside(pod):
             of_pod = socket.socket(V4, UDP)
         with (
@@ -85,16 +85,16 @@ async def test_only_sockets_that_the_service_sent_to_the_backend_end(in_node: No
             connected(VIP) as own,
             connected(f"::ffff:{VIP}", family=V6) as mapped,
             connected(OTHER) as of_another_service,
-            connected(GONE, TARGET) as direct,
+            connected(REMOVED, TARGET) as direct,
             connected(VIP) as moved,
             socket.socket(V4, UDP) as unconnected,
             socket.socket(V4, TCP) as stream,
         ):
             of_pod.connect((VIP, PORT))
             unconnected.sendto(b"question", (VIP, PORT))
-            moved.connect((GONE, TARGET))  # the same address, but by itself
-            stream.bind((GONE, 0))
-            await serve(node, (VIP, (STAYS,)), (OTHER, (GONE,)))
+            moved.connect((REMOVED, TARGET))  # the same address, but by itself
+            stream.bind((REMOVED, 0))
+            await serve(node, (VIP, (STAYS,)), (OTHER, (REMOVED,)))
             await eventually(lambda: not peer(own) and not peer(mapped) and not peer(of_pod))
             assert {fault(own), fault(mapped), fault(of_pod)} == {errno.ECONNABORTED}
             assert peer(of_another_service)
@@ -115,7 +115,7 @@ async def test_sockets_of_ipv6_end_too(in_node: None, cgroup: Path) -> None:
 
 async def test_sockets_of_backends_removed_without_an_agent_are_closed(in_node: None, cgroup: Path) -> None:
     async with serving(cgroup) as node:
-        await serve(node, (VIP, (GONE,)))
+        await serve(node, (VIP, (REMOVED,)))
         caller = socket.socket(V4, UDP)
         caller.connect((VIP, PORT))
     async with serving(cgroup) as node:
@@ -127,19 +127,19 @@ async def test_sockets_of_backends_removed_without_an_agent_are_closed(in_node: 
 async def test_a_backend_that_comes_and_goes_while_sockets_are_looked_at_ends_its_sockets(
     in_node: None, cgroup: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     remembered = KernelSockets.remembered
 
     def slow(kernel: KernelSockets) -> list[tuple[ReverseSkKey, ReverseSk]]:
         found = list(remembered(kernel))
-        begun.set()
+        started.set()
         go_on.wait(30)
         return found
 
     monkeypatch.setattr(KernelSockets, "remembered", slow)
     async with serving(cgroup) as node:
-        await eventually(begun.is_set)
-        await serve(node, (VIP, (GONE,)))
+        await eventually(started.is_set)
+        await serve(node, (VIP, (REMOVED,)))
         with connected(VIP) as caller:
             await serve(node, (VIP, (STAYS,)))
             go_on.set()
@@ -151,7 +151,7 @@ async def test_without_termination_in_pods_only_sockets_of_the_node_are_closed(
 ) -> None:
     pod = a_pod()
     async with serving(cgroup, bpf_lb_sock_terminate_pod_connections="false") as node:
-        await serve(node, (VIP, (GONE,)))
+        await serve(node, (VIP, (REMOVED,)))
         with inside(pod):
             of_pod = socket.socket(V4, UDP)
         with of_pod, connected(VIP) as own:
@@ -164,13 +164,13 @@ async def test_without_termination_in_pods_only_sockets_of_the_node_are_closed(
 @pytest.mark.parametrize("asked", [True, False])
 async def test_connections_end_only_when_asked_for(in_node: None, cgroup: Path, asked: bool) -> None:
     async with serving(cgroup, bpf_lb_sock_terminate_all_protos=str(asked).lower()) as node:
-        await serve(node, (VIP, (GONE,)), protocol=0)
+        await serve(node, (VIP, (REMOVED,)), protocol=0)
         with (
             socket.socket(V4, TCP) as server,
             socket.socket(V4, TCP) as caller,
             connected(VIP) as datagrams,
         ):
-            server.bind((GONE, TARGET))
+            server.bind((REMOVED, TARGET))
             server.listen()
             caller.connect((VIP, PORT))
             await serve(node, (VIP, ()), protocol=0)

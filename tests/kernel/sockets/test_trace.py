@@ -30,7 +30,7 @@ def number_of(group: Path) -> int:
     return group.stat().st_ino
 
 
-def tell(node: Served, flags: int) -> None:
+def report(node: Served, flags: int) -> None:
     """Which events the programs of the node send."""
     row = NodeConfig(None, 1, bytes(6), 1, bytes(6), None, flags)
     node.maps.node.update(bytes(4), row.pack())
@@ -56,7 +56,7 @@ async def test_socket_traces_have_both_directions_of_a_translation(
     in_node: None, cgroup: Path, family: int, vip: str, backend: str
 ) -> None:
     async with serving(cgroup) as node:
-        tell(node, NODE_NOTIFY_SOCK)
+        report(node, NODE_NOTIFY_SOCK)
         node.services.serve(vip, [Backend(1, backend)])
         with (
             node.events.subscribe() as events,
@@ -69,20 +69,20 @@ async def test_socket_traces_have_both_directions_of_a_translation(
                 caller.sendto(b"question", (vip, PORT))
                 server.sendto(b"answer", server.recvfrom(64)[1])
                 caller.recvfrom(64)
-                told = await heard(events, 4)
+                notices = await heard(events, 4)
                 cookie = cookie_of(caller)
         service, served = (ip_address(vip), PORT), (ip_address(backend), TARGET)
-        assert [(each.point, (each.address, each.port)) for each in told] == [
+        assert [(each.point, (each.address, each.port)) for each in notices] == [
             (BEFORE, service),
             (AFTER, served),
             (BACK_BEFORE, served),
             (BACK_AFTER, service),
         ]
         group = number_of(cgroup)
-        assert {(each.cookie, each.cgroup, each.protocol) for each in told} == {(cookie, group, UDP)}
+        assert {(each.cookie, each.cgroup, each.protocol) for each in notices} == {(cookie, group, UDP)}
         end = f"[{vip}]:{PORT}" if ":" in vip else f"{vip}:{PORT}"
         text = f"socket, pre-xlate-fwd: {end} udp, cgroup {group}, cookie {cookie}"
-        assert event_text(told[0]) == text
+        assert event_text(notices[0]) == text
 
 
 async def test_socket_traces_are_emitted_only_when_enabled(in_node: None, cgroup: Path) -> None:
@@ -93,8 +93,8 @@ async def test_socket_traces_are_emitted_only_when_enabled(in_node: None, cgroup
             server.listen()
             cookies = []
             for flags in (0, NODE_NOTIFY_SOCK):
-                tell(node, flags)
+                report(node, flags)
                 with socket.create_connection((VIP, PORT), WITHIN) as caller:
                     cookies.append(cookie_of(caller))
-            told = await heard(events, 2)
-        assert {(each.cookie, each.protocol) for each in told} == {(cookies[1], TCP)}
+            notices = await heard(events, 2)
+        assert {(each.cookie, each.protocol) for each in notices} == {(cookies[1], TCP)}

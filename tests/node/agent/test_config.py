@@ -26,14 +26,14 @@ def swap(directory: Path, generation: str, values: dict[str, str]) -> None:
     for name, value in values.items():
         (directory / generation / name).write_text(value)
     data = directory / "..data"
-    former = data.readlink() if data.is_symlink() else None
+    earlier = data.readlink() if data.is_symlink() else None
     (directory / "..tmp").symlink_to(generation)
     (directory / "..tmp").replace(data)
     for name in values:
         if not (directory / name).is_symlink():
             (directory / name).symlink_to(f"..data/{name}")
-    if former is not None:
-        shutil.rmtree(directory / former)
+    if earlier is not None:
+        shutil.rmtree(directory / earlier)
 
 
 def hive(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -51,14 +51,14 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
     assert hive("build-config", f"--dest={config_dir}", f"--source=directory:{mounted}").returncode == 0
     pid = serving(node, f"--config-dir={config_dir}")
     socket = f"--socket={api_socket(pid)}"
-    says = f"{mounted} matches the running configuration.\n"
-    eventually(lambda: hive("config", "diff", socket).stdout == says)
+    states = f"{mounted} matches the running configuration.\n"
+    eventually(lambda: hive("config", "diff", socket).stdout == states)
 
     swap(mounted, "..2", values | {"monitor-aggregation": "low"})
     eventually(lambda: hive("config", "diff", socket).returncode == 1)
-    told = hive("config", "diff", socket, "-o", "json")
+    notices = hive("config", "diff", socket, "-o", "json")
     origin = f"file {mounted}/monitor-aggregation"
-    assert json.loads(told.stdout) == [
+    assert json.loads(notices.stdout) == [
         {"name": "monitor-aggregation", "running": "medium", "configured": "low", "origin": origin}
     ]
     assert "agent.config-drift.drift" in hive("status", socket).stdout
@@ -80,9 +80,11 @@ def test_the_running_configuration_is_saved_for_tools_without_an_agent(node: Lab
     terminated(node, serving(node, "--mtu=1400"))
     terminated(node, serving(node, "--mtu=1410"))
     with node.open() as inside:
-        kept = [inside.run(read, f"/run/cilium/state/agent-runtime-config{one}.json") for one in ("", "-1")]
-    assert [one["Settings"]["mtu"] for one in kept] == ["1410", "1400"]
-    assert (kept[0]["EnableIPv4"], kept[0]["ClockSource"]) == (True, 0)
+        retained = [
+            inside.run(read, f"/run/cilium/state/agent-runtime-config{one}.json") for one in ("", "-1")
+        ]
+    assert [one["Settings"]["mtu"] for one in retained] == ["1410", "1400"]
+    assert (retained[0]["EnableIPv4"], retained[0]["ClockSource"]) == (True, 0)
 
 
 def read(path: str) -> dict[str, Any]:

@@ -42,10 +42,10 @@ def rules() -> list[str]:
     return [line for line in f"{nft}{legacy}".splitlines() if not line.startswith(("#", ":"))]
 
 
-def told_of_others(log: str) -> set[str]:
+def reported_of_others(log: str) -> set[str]:
     """Where the last agent found rules that are not kube-proxy's."""
-    told = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
-    return set(told[-1].partition('found="')[2].rstrip('"').split(", ")) if told else set()
+    notices = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
+    return set(notices[-1].partition('found="')[2].rstrip('"').split(", ")) if notices else set()
 
 
 def looked(pid: int) -> bool:
@@ -71,7 +71,7 @@ def test_rules_of_kube_proxy_are_reported_and_unchanged(node: Lab) -> None:
         before = inside.run(rules)
     log = agent()
     assert "rules of kube-proxy" not in log
-    assert told_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
+    assert reported_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
     assert there(rules, before)
     with node.open() as inside:
         inside.run(run, NFTABLES, "nft", "-f", "-")
@@ -81,5 +81,5 @@ def test_rules_of_kube_proxy_are_reported_and_unchanged(node: Lab) -> None:
     log = agent()
     for kind in ("nftables (ip)", "iptables-nft (ip)", "iptables-legacy (ip)"):
         assert kind in log
-    assert told_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
+    assert reported_of_others(log) == {"nftables ip somebody", "iptables-legacy ip filter"}
     assert there(rules, before)

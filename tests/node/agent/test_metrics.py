@@ -74,8 +74,8 @@ def test_traffic_of_pods_is_counted_in_metrics(node: Lab) -> None:
     assert one(after, "cilium_errors_warnings_total", level="error", subsystem="metrics") == 0
     for pod in ("a", "b"):
         assert invoke(node, pod, "DEL").code == 0
-    gone = {"action": "release", "family": "ipv4"}
-    eventually(lambda: one(scrape(node), "cilium_ipam_events_total", **gone) == 2)
+    vanished = {"action": "release", "family": "ipv4"}
+    eventually(lambda: one(scrape(node), "cilium_ipam_events_total", **vanished) == 2)
     assert one(scrape(node), "cilium_endpoint") == 0
 
 

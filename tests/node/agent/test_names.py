@@ -39,13 +39,15 @@ def test_to_fqdns_allows_the_addresses_that_dns_returned(node: Lab, tmp_path: Pa
             assert place.look(tcp=tcp, version=6).addresses == ("2001:db8::80",)
             assert place.look("other.example.com", tcp=tcp).code == REFUSED
         assert place.reaches_web(), "at once: the answer came after the map entries"
-        told = ask(f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid))
-        assert told["allowed"]
-        rules = {tuple(way["directions"][0]["rules"]) for way in told["ways"]}
+        notices = ask(f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid))
+        assert notices["allowed"]
+        rules = {tuple(way["directions"][0]["rules"]) for way in notices["ways"]}
         assert rules == {("spec.egress[1] of CiliumNetworkPolicy default/names",)}, "which rule allows a name"
-        kept = json.loads((Path(f"/proc/{place.pid}/root/run/cilium/{FILE}")).read_text(encoding="ascii"))
+        retained = json.loads((Path(f"/proc/{place.pid}/root/run/cilium/{FILE}")).read_text(encoding="ascii"))
         for address in (NODE_ADDRESS, place.server.ipv4, "127.0.0.1"):
-            assert not place.here.run(connects, address, kept[NAME]["port"]), "nobody asks the proxy itself"
+            assert not place.here.run(connects, address, retained[NAME]["port"]), (
+                "nobody asks the proxy itself"
+            )
         assert place.cached == {(f"{WEB}.", ip, "lookup") for ip in (OUTSIDE_ADDRESS, "2001:db8::80")}
         agent_process.crash(place.node)
         assert place.look().addresses == (OUTSIDE_ADDRESS,), "without an agent the server is asked directly"
@@ -66,13 +68,13 @@ def test_a_server_outside_is_asked_in_the_pods_name(node: Lab, tmp_path: Path, m
         write(tmp_path, "outside", SERVERS_OUTSIDE)
         serving = outside.start(serve)
 
-        def said(name: str, *, tcp: bool = False) -> bytes:
+        def spoken(name: str, *, tcp: bool = False) -> bytes:
             return place.here.run(partial(ask_server, OUTSIDE_ADDRESS, name, tcp=tcp), within=60)
 
         eventually(lambda: place.here.run(answers, "plain.example.org"))
         for tcp in (False, True):
-            assert addresses_of(said("plain.example.org", tcp=tcp)) == [TRUE]
-            assert said("plain.example.com", tcp=tcp)[3] & 0xF == REFUSED, "the proxy reads what is asked"
+            assert addresses_of(spoken("plain.example.org", tcp=tcp)) == [TRUE]
+            assert spoken("plain.example.com", tcp=tcp)[3] & 0xF == REFUSED, "the proxy reads what is asked"
         asked = serving.finish(within=60)
     assert asked == {NODE_ADDRESS if masqueraded == "true" else place.client.ipv4}
 
@@ -110,9 +112,9 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
         place.look()  # of the first, the query may have been told before we were there
-        told = told_lookups(stream)
-        request = next(one for one in told if one.query == f"{WEB}." and not one.answer)
-        answer = next(one for one in told if one.answer)
+        notices = reported_lookups(stream)
+        request = next(one for one in notices if one.query == f"{WEB}." and not one.answer)
+        answer = next(one for one in notices if one.answer)
         assert (request.verdict, request.type, request.protocol) == ("Forwarded", 1, 17)
         assert (request.source, request.destination) == (answer.destination, answer.source)
         assert request.destination.address == place.server.ipv4
@@ -120,11 +122,11 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
         assert "k8s:app=dns" in request.destination.labels
         assert (answer.code, answer.addresses, answer.answer_types) == (0, (OUTSIDE_ADDRESS,), (1,))
         place.look("other.example.com", tcp=True)
-        refused = next(one for one in told if one.query == "other.example.com.")
+        refused = next(one for one in notices if one.query == "other.example.com.")
         assert (refused.verdict, refused.code, refused.protocol) == ("Denied", REFUSED, 6)
 
 
-def told_lookups(stream: socket.socket) -> Iterator[LookupRecord]:
+def reported_lookups(stream: socket.socket) -> Iterator[LookupRecord]:
     """What the monitor tells of lookups, from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)

@@ -56,40 +56,40 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
             eventually(lambda: there.run(served, within=60))
             here = place.here
 
-            def said(name: str, *, tcp: bool = False, edns: int = 0) -> bytes:
+            def spoken(name: str, *, tcp: bool = False, edns: int = 0) -> bytes:
                 return here.run(partial(ask, server, f"{name}.example.org", tcp=tcp, edns=edns), within=60)
 
             for tcp in (False, True):
-                assert addresses_of(said("plain", tcp=tcp)) == [TRUE]
+                assert addresses_of(spoken("plain", tcp=tcp)) == [TRUE]
             slow = here.start(_timed, server)
             with pytest.raises(TimeoutError):
                 here.run(partial(ask, server, "silent.example.org", SLOW))
             assert place.look().code == 0, "nobody else waits"
             assert addresses_of(slow.result(within=60)) == [TRUE]
-            assert addresses_of(said("forged")) == [TRUE], "guesses are passed over"
-            assert code(said("forged", tcp=True)) == SERVFAIL, "on a connection nothing else can be meant"
-            assert code(said("crossed", tcp=True)) == SERVFAIL, "it answers what nobody asked"
+            assert addresses_of(spoken("forged")) == [TRUE], "guesses are passed over"
+            assert code(spoken("forged", tcp=True)) == SERVFAIL, "on a connection nothing else can be meant"
+            assert code(spoken("crossed", tcp=True)) == SERVFAIL, "it answers what nobody asked"
             for tcp in (False, True):
-                assert addresses_of(said("chain", tcp=tcp)) == [TRUE]
-                assert code(said("failed", tcp=tcp)) == SERVFAIL
-            short = said("short")
+                assert addresses_of(spoken("chain", tcp=tcp)) == [TRUE]
+                assert code(spoken("failed", tcp=tcp)) == SERVFAIL
+            short = spoken("short")
             assert (short[2] & TRUNCATED, addresses_of(short)) == (TRUNCATED, []), "the pod asks by TCP"
-            assert addresses_of(said("short", tcp=True)) == [TRUE]
+            assert addresses_of(spoken("short", tcp=True)) == [TRUE]
             for tcp in (False, True):
-                assert code(said("loop", tcp=tcp)) == 0
-                assert code(said("others", tcp=tcp)) == 0
+                assert code(spoken("loop", tcp=tcp)) == 0
+                assert code(spoken("others", tcp=tcp)) == 0
                 for what in ("pointer", "cut", "noise"):
-                    assert code(said(what, tcp=tcp)) == SERVFAIL, (what, tcp)
-            assert len(addresses_of(said("huge", edns=4096))) == LARGEST_UDP, "in fragments"
-            assert len(addresses_of(said("huge", tcp=True))) == LARGEST_TCP
+                    assert code(spoken(what, tcp=tcp)) == SERVFAIL, (what, tcp)
+            assert len(addresses_of(spoken("huge", edns=4096))) == LARGEST_UDP, "in fragments"
+            assert len(addresses_of(spoken("huge", tcp=True))) == LARGEST_TCP
             known = {(name, ip) for name, ip, _ in place.cached}
             assert {("plain.example.org.", TRUE), ("chain.example.org.", TRUE)} <= known
             for name in ("crossed", "another", "failed"):
                 assert not any(one == f"{name}.example.org." for one, _ in known), name
             assert not any(name == "web.example.org." and ip == LIE for name, ip in known)
             assert not any(name == "forged.example.org." and ip == LIE for name, ip in known)
-            kept = sum(name == "huge.example.org." and of == "lookup" for name, _, of in place.cached)
-            assert kept == 1000, "no more addresses of a name count"
+            retained = sum(name == "huge.example.org." and of == "lookup" for name, _, of in place.cached)
+            assert retained == 1000, "no more addresses of a name count"
             assert place.look().code == 0
             asked = serving.finish(within=60)
         address = place.here.run(_own, server)

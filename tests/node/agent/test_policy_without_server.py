@@ -82,9 +82,9 @@ def test_policies_hold_while_the_api_server_is_away(
         pid = serving(node, *server.settings)
         holds(talk)
         for mode in ("always", "never"):
-            said = changed(pid, "/v1/config", {"policy-enforcement": mode})
-            assert "policy enforcement is not changed: 3 restored endpoints keep their policies" in said
-            assert "networkpolicies" in said
+            spoken = changed(pid, "/v1/config", {"policy-enforcement": mode})
+            assert "policy enforcement is not changed: 3 restored endpoints keep their policies" in spoken
+            assert "networkpolicies" in spoken
         assert ask("/v1/config", api_socket(pid))["spec"]["policy-enforcement"] == "default"
         holds(talk)
         for number, _ in numbers(pid).values():  # has it built anew, as whatever is put right in the kernel

@@ -19,7 +19,7 @@ from tests.unit.conformance.shape import differences
 
 pytestmark = pytest.mark.node
 
-NEVER_TOLD = {f"{half}/cidr-policy" for half in ("spec", "realized")}
+NEVER_REPORTED = {f"{half}/cidr-policy" for half in ("spec", "realized")}
 """Cilium 1.17 has the field and leaves it empty: CIDRs are selectors."""
 
 
@@ -27,7 +27,7 @@ def recorded(name: str) -> Any:
     return exchanges(f"dbg/{name}")[0]["response"]["body"]
 
 
-def told_policy(pid: int, pod: str) -> Any:
+def reported_policy(pid: int, pod: str) -> Any:
     return ask(f"/v1/endpoint/pod-name:default:{pod}", api_socket(pid))["status"]["policy"]
 
 
@@ -41,16 +41,16 @@ def test_policies_and_fqdn_names_have_the_recorded_form(node: Lab, tmp_path: Pat
             ("fqdn/cache", "fqdn_cache_list"),
             ("fqdn/names", "fqdn_names"),
         ):
-            told = ask(f"/v1/{operation}", agent)
-            assert told, "there is something to compare"
-            assert list(differences(recorded(name), told, set())) == []
-            if isinstance(told, dict) and "policy" in told:
-                rules, (rule,) = json.loads(told["policy"]), json.loads(recorded(name)["policy"])
+            notices = ask(f"/v1/{operation}", agent)
+            assert notices, "there is something to compare"
+            assert list(differences(recorded(name), notices, set())) == []
+            if isinstance(notices, dict) and "policy" in notices:
+                rules, (rule,) = json.loads(notices["policy"]), json.loads(recorded(name)["policy"])
                 assert rules
                 assert list(differences(rule["labels"], rules[0]["labels"], set())) == []
         assert ask("/v1/fqdn/names", agent)["FQDNPolicySelectors"]
-        policy = told_policy(place.pid, "client")
-        assert list(differences(recorded("endpoint_get")["status"]["policy"], policy, NEVER_TOLD)) == []
+        policy = reported_policy(place.pid, "client")
+        assert list(differences(recorded("endpoint_get")["status"]["policy"], policy, NEVER_REPORTED)) == []
         assert policy["realized"] == policy["spec"]
         assert policy["realized"]["l4"]["egress"], "rules by port are told"
         for rule in policy["realized"]["l4"]["egress"]:
@@ -62,7 +62,7 @@ def test_an_endpoint_shows_statistics_of_the_dns_proxy(node: Lab, tmp_path: Path
     with town(node, tmp_path) as place:
 
         def counted() -> dict[str, Any]:
-            (one,) = told_policy(place.pid, "client")["proxy-statistics"]
+            (one,) = reported_policy(place.pid, "client")["proxy-statistics"]
             assert (one["protocol"], one["location"], one["port"]) == ("dns", "egress", 53)
             assert one["allocated-proxy-port"] >= 1024
             return {way: dict(numbers) for way, numbers in one["statistics"].items()}
@@ -88,12 +88,12 @@ def test_an_endpoint_shows_statistics_of_envoy(node: Lab, tmp_path: Path) -> Non
     with shop(node, tmp_path) as place:
 
         def all_counted() -> bool:
-            (one,) = told_policy(place.pid, "server")["proxy-statistics"]
+            (one,) = reported_policy(place.pid, "server")["proxy-statistics"]
             assert (one["protocol"], one["location"], one["port"]) == ("http", "ingress", PORT)
             requests, responses = one["statistics"]["requests"], one["statistics"]["responses"]
             assert requests["received"] == requests.get("forwarded", 0) + requests.get("denied", 0)
-            told = requests.get("forwarded"), responses.get("received"), responses.get("forwarded")
-            return told == (2, 2, 2) and requests.get("denied", 0) >= 2
+            notices = requests.get("forwarded"), responses.get("received"), responses.get("forwarded")
+            return notices == (2, 2, 2) and requests.get("denied", 0) >= 2
 
         for number in (1, 2):
             assert place.get(f"/public/{number}").status == 200

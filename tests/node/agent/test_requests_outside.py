@@ -41,7 +41,7 @@ DUAL = "--ipv6-range=fd00:5::/112"
 SERVICES = (DUAL, "--enable-node-port=true")
 
 
-def _says(where: Namespaces, address: str, path: str, status: int, port: int = PORT) -> bool:
+def _states(where: Namespaces, address: str, path: str, status: int, port: int = PORT) -> bool:
     return where.run(partial(ask_http, address, path, port=port)).status == status
 
 
@@ -52,7 +52,7 @@ def _asked_from_outside(place: Shop, outside: Namespaces) -> None:
     place.rule(of_entities(policy(PUBLIC), "world"))
     for version in (4, 6):
         at = partial(ask_http, NODE[version], port=NODE_PORT)
-        eventually(partial(_says, outside, NODE[version], "/public/1", 200, NODE_PORT))
+        eventually(partial(_states, outside, NODE[version], "/public/1", 200, NODE_PORT))
         assert outside.run(at, "/public/1") == (200, OUTSIDE[version]), "the server sees the client"
         assert outside.run(at, "/secret") == (403, "Access denied\r\n")
         for number in range(20):
@@ -86,8 +86,8 @@ def test_a_server_outside_sees_the_pod_that_asks(node: Lab, tmp_path: Path) -> N
         outside.run(command, f"route add {place.client.ipv6} via {NODE[6]}")
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "world"))
         for version, own in ((4, place.client.ipv4), (6, place.client.ipv6)):
-            eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
-            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/public/1", 200))
             assert _seen(place, version) == (200, own)
 
 
@@ -97,8 +97,8 @@ def test_a_server_outside_sees_the_node_where_pods_are_masqueraded(node: Lab, tm
     with shop(node, tmp_path, *settings) as place, node.open_outside() as outside, answering(outside):
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "world"))
         for version in (4, 6):
-            eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
-            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/public/1", 200))
             for _ in range(20):
                 assert _seen(place, version) == (200, NODE[version])
 
@@ -108,8 +108,8 @@ def test_the_node_itself_sees_the_pod_that_asks(node: Lab, tmp_path: Path) -> No
     with shop(node, tmp_path, DUAL) as place, node.open() as host, answering(host):
         place.rule(of_entities(policy(PUBLIC, direction="egress"), "host"))
         for version, own in ((4, place.client.ipv4), (6, place.client.ipv6)):
-            eventually(partial(_says, place.here, NODE[version], "/secret", 403))
-            eventually(partial(_says, place.here, NODE[version], "/public/1", 200))
+            eventually(partial(_states, place.here, NODE[version], "/secret", 403))
+            eventually(partial(_states, place.here, NODE[version], "/public/1", 200))
             assert place.here.run(ask_http, NODE[version], "/public/1") == (200, own)
 
 
@@ -186,10 +186,10 @@ def test_envoy_hears_that_its_packets_are_too_big(node: Lab, tmp_path: Path, rep
         for version in (4, 6):
             own = {4: (place.client.ipv4, place.server.ipv4), 6: (place.client.ipv6, place.server.ipv6)}
             client, server = own[version]
-            eventually(partial(_says, place.here, OUTSIDE[version], "/secret", 403))
-            eventually(partial(_says, outside, server, "/secret", 403))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/secret", 403))
+            eventually(partial(_states, outside, server, "/secret", 403))
             before: int = host.run(_heard)
-            eventually(partial(_says, place.here, OUTSIDE[version], "/public/1", 200))
+            eventually(partial(_states, place.here, OUTSIDE[version], "/public/1", 200))
             asking = host.run(partial(_asking, version, client))
             outside.run(partial(_send_error, version, client, (asking, PORT)))
             eventually(partial(_more, host, before))
@@ -258,14 +258,14 @@ def _asked_by_kube_proxy(place: Shop, node: Namespaces, outside: Namespaces, mas
     for version, pod in ((4, f"{place.server.ipv4}:{PORT}"), (6, f"[{place.server.ipv6}]:{PORT}")):
         node.run(load, version, kube_proxy(pod, masquerade))
         at = partial(ask_http, NODE[version], port=NODE_PORT)
-        eventually(partial(_says, outside, NODE[version], "/public/1", 200, NODE_PORT))
+        eventually(partial(_states, outside, NODE[version], "/public/1", 200, NODE_PORT))
         assert outside.run(at, "/secret") == (403, "Access denied\r\n")
         answer = outside.run(at, "/public/1")
         assert answer.status == 200
         assert masquerade or answer.body == OUTSIDE[version], "the server sees the client"
         for number in range(20):
             assert outside.run(at, f"/public/{number}").status == 200
-        eventually(partial(_says, node, NODE[version], "/public/1", 200, NODE_PORT))
+        eventually(partial(_states, node, NODE[version], "/public/1", 200, NODE_PORT))
         assert node.run(at, "/secret").status == 403, "the node itself is a client"
         with inside(outside):
             held, port = _hold(NODE[version], NODE_PORT)
@@ -320,7 +320,7 @@ def test_listeners_of_envoy_are_reached_by_redirects_alone(node: Lab, tmp_path: 
     give_addresses(node)
     with shop(node, tmp_path, DUAL) as place, node.open() as host, node.open_outside() as outside:
         place.rule(policy(PUBLIC))
-        eventually(partial(_says, place.here, place.server.ipv4, "/public/1", 200))
+        eventually(partial(_states, place.here, place.server.ipv4, "/public/1", 200))
         (port,) = place.ports.values()
         assert host.run(_answers, "127.0.0.1", port, socket.AF_INET), "it does listen"
         for where in (place.here, outside, host):

@@ -80,9 +80,9 @@ class Speaker:
         while True:
             packet, peer = self._socket.recvfrom(65535)
             heard = packet[(packet[0] & 15) * 4 :] if self._version == 4 else packet
-            said = SCTP(heard)
-            if said.dport == self._port and bytes(said) == bytes(_summed(said)):
-                return str(ip_address(peer[0])), said.sport, bytes(said[SCTPChunkData].data)
+            spoken = SCTP(heard)
+            if spoken.dport == self._port and bytes(spoken) == bytes(_summed(spoken)):
+                return str(ip_address(peer[0])), spoken.sport, bytes(spoken[SCTPChunkData].data)
 
 
 def _summed(packet: SCTP) -> SCTP:

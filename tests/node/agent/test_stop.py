@@ -89,12 +89,12 @@ def test_a_stop_in_the_middle_of_a_start(node: Lab) -> None:
     with node.open() as inside:
         before = inside.run(in_kernel)
         for moment in (*(chance.uniform(0.05, 0.6) for _ in range(8)), 0.0):
-            said = node.agent_log.stat().st_size
+            spoken = node.agent_log.stat().st_size
             pid = agent_process.start(node)
             if wait_exited(pid, moment):
                 raise AssertionError(agent_process.log_end(node))
             code = terminated(node, pid)
-            if "node claimed" in node.agent_log.read_text()[said:]:
+            if "node claimed" in node.agent_log.read_text()[spoken:]:
                 ended_in_order(node, code)
             else:  # what the killed agent has left is not its own to clear away
                 assert code in {0, -signal.SIGTERM}, "Python itself may not have begun"

@@ -77,9 +77,9 @@ def test_start_steps_become_visible_in_order(lab: Lab) -> None:
         events = watching.result(within=60)
         eventually(lambda: inside.run(connected))
     at = {event: number for number, event in reversed(list(enumerate(events)))}
-    gone, claimed = [at[name, Mask.DELETE] for name in LATER], at["cilium.pid", Mask.CLOSE_WRITE]
+    vanished, claimed = [at[name, Mask.DELETE] for name in LATER], at["cilium.pid", Mask.CLOSE_WRITE]
     serve, announced = [at[name, Mask.CREATE] for name in LATER], at[conf.name, Mask.MOVED_TO]
-    assert max(gone) < claimed < min(serve)
+    assert max(vanished) < claimed < min(serve)
     assert max(serve) < announced == len(events) - 1
 
 

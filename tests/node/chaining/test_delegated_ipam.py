@@ -176,7 +176,7 @@ def test_pods_of_the_agents_own_range_may_have_routes_too_and_lose_them(node: La
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "spoken"),
     [
         (
             ("--ipam=delegated-plugin", "--routing-mode=native"),
@@ -190,11 +190,11 @@ def test_pods_of_the_agents_own_range_may_have_routes_too_and_lose_them(node: La
     ],
 )
 def test_settings_that_cannot_work_together_are_refused(
-    node: Lab, settings: tuple[str, ...], said: str
+    node: Lab, settings: tuple[str, ...], spoken: str
 ) -> None:
     done = run_agent(node, *settings)
     assert done.code == 2
-    assert said in done.line
+    assert spoken in done.line
 
 
 def test_the_agents_own_interface_has_no_addresses_to_give(node: Lab) -> None:

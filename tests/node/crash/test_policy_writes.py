@@ -120,16 +120,16 @@ def allowed(ids: Mapping[str, int], peers: Mapping[str, str]) -> frozenset[Flow]
             (IpcacheKey.unpack(key).network, IpcacheValue.unpack(value).identity)
             for key, value in table.items()
         ]
-    whose = {}
+    owner = {}
     for peer in peers.values():
         around = [(net.prefixlen, number) for net, number in known if ip_address(peer) in net]
-        whose[peer] = max(around)[1] if around else 2
+        owner[peer] = max(around)[1] if around else 2
     found = set()
     for name, number in ids.items():
         with open_map(GLOBALS / f"cilium_policy_{number:05}") as table:
             entries = {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in table.items()}
         for egress, (peer, address), (protocol, port) in product((False, True), peers.items(), PORTS):
-            entry = decide(entries, (whose[address], egress, protocol, port))
+            entry = decide(entries, (owner[address], egress, protocol, port))
             if entry is not None and not entry.deny:
                 found.add((name, egress, peer, protocol, port))
     return frozenset(found)
@@ -162,10 +162,10 @@ def speaks_of(rule: Mapping[str, Any], peer: str, address: str) -> bool:
     """Whether a rule is about the peer."""
     way = "to" if any(key in rule for key in ("toEndpoints", "toCIDR", "toEntities")) else "from"
     outside, ip = peer in OUTSIDE, ip_address(address)
-    said = {key.removeprefix(way): value for key, value in rule.items() if key != "toPorts"}
-    if not said:
+    spoken = {key.removeprefix(way): value for key, value in rule.items() if key != "toPorts"}
+    if not spoken:
         return True
-    ((kind, values),) = said.items()
+    ((kind, values),) = spoken.items()
     match kind:
         case "Endpoints":
             return bool(values == app(peer))
@@ -181,11 +181,11 @@ def speaks_of(rule: Mapping[str, Any], peer: str, address: str) -> bool:
 
 def names(rule: Mapping[str, Any], protocol: int, port: int) -> bool:
     """Whether a rule is about the port."""
-    said = [one for entry in rule.get("toPorts", ()) for one in entry["ports"]]
-    return not said or any(
+    spoken = [one for entry in rule.get("toPorts", ()) for one in entry["ports"]]
+    return not spoken or any(
         {"TCP": TCP, "UDP": UDP}[one["protocol"]] == protocol
         and int(one["port"]) <= port <= one.get("endPort", int(one["port"]))
-        for one in said
+        for one in spoken
     )
 
 
@@ -228,8 +228,8 @@ class Change:
         except AssertionError as error:
             flows = self.flows()
             more, less = sorted(flows - wanted), sorted(wanted - flows)
-            told = agent_process.log_end(self._lab, 60)
-            raise AssertionError(f"too many flows: {more}; too few: {less}; the agent:\n{told}") from error
+            notices = agent_process.log_end(self._lab, 60)
+            raise AssertionError(f"too many flows: {more}; too few: {less}; the agent:\n{notices}") from error
 
     def keeps_to_both(self) -> None:
         left = self.flows()

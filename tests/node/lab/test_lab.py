@@ -251,8 +251,8 @@ def test_an_unknown_node_is_one_line(lab: Lab) -> None:
     done = hive("lab", "exec", "--name", lab.name, "--", "true")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
     assert f"no lab node named {lab.name}" in done.stderr
-    gone = hive("lab", "down", "--name", lab.name)
-    assert (gone.returncode, gone.stdout) == (0, f"{lab.name}  is not there\n")
+    vanished = hive("lab", "down", "--name", lab.name)
+    assert (vanished.returncode, vanished.stdout) == (0, f"{lab.name}  is not there\n")
 
 
 DENY = """

@@ -220,10 +220,10 @@ def of_servers(allowed: dict[str, Any]) -> dict[str, Any]:
 
 def labels(place: Place) -> None:
     """Who is not allowed does not get in, and who is does."""
-    nobody = of_servers(policy())
-    nobody["spec"]["ingress"][0]["fromEndpoints"] = [{"matchLabels": {"app": "nobody"}}]
+    nonexistent = of_servers(policy())
+    nonexistent["spec"]["ingress"][0]["fromEndpoints"] = [{"matchLabels": {"app": "nobody"}}]
     for reached in (False, True):
-        place.rule(of_servers(policy()) if reached else nobody)
+        place.rule(of_servers(policy()) if reached else nonexistent)
         for version in place.mode.versions:
             for name in SERVERS:
                 place.until_reached(place.address(name, version), reached=reached)

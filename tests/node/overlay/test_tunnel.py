@@ -168,12 +168,12 @@ def test_tools_see_where_packets_go(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     place = cluster.place(second)
     ranges = {cidr.partition("/")[0] for cidr in place.pod_cidrs}
-    eventually(partial(tells, first, endpoints, dict.fromkeys(ranges, place.ipv4)))
-    eventually(partial(tells, first, node_ids, dict.fromkeys((place.ipv4, place.ipv6), 1)))
-    told = in_node(first, facts)
-    assert isinstance(told, TunnelConfig)
-    assert (told.mtu, told.port, str(told.source)) == (1450, PORT, cluster.place(first).ipv4)
-    assert told.flags == TUNNEL_OWN_IDENTITIES  # there is no API server to agree upon numbers by
+    eventually(partial(reports, first, endpoints, dict.fromkeys(ranges, place.ipv4)))
+    eventually(partial(reports, first, node_ids, dict.fromkeys((place.ipv4, place.ipv6), 1)))
+    notices = in_node(first, facts)
+    assert isinstance(notices, TunnelConfig)
+    assert (notices.mtu, notices.port, str(notices.source)) == (1450, PORT, cluster.place(first).ipv4)
+    assert notices.flags == TUNNEL_OWN_IDENTITIES  # there is no API server to agree upon numbers by
 
 
 def test_no_packet_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Cluster) -> None:
@@ -228,7 +228,7 @@ def test_a_forged_tunnel_packet_is_not_delivered(cluster: Cluster) -> None:
         assert sock.recv(64) == b"from a node"
 
 
-def gone() -> None:
+def vanished() -> None:
     """What somebody removes by hand: the device, and the route to the other node."""
     from pyroute2 import IPRoute
 
@@ -243,7 +243,7 @@ def gone() -> None:
 
 def test_removed_devices_and_routes_are_restored(cluster: Cluster) -> None:
     first, _ = cluster.nodes()
-    in_node(first, gone)
+    in_node(first, vanished)
     all_reach(cluster)
     with first.open() as node:
         eventually(partial(node.run, ping, ipv4("pod-2-1"), 1))
@@ -262,7 +262,7 @@ def device(protocol: str = "vxlan") -> tuple[int, int] | None:
         return data.get_attr(f"IFLA_{protocol.upper()}_PORT"), link.get_attr("IFLA_MTU")
 
 
-def tells(lab: Lab, ask: Callable[[], object], expected: object) -> bool:
+def reports(lab: Lab, ask: Callable[[], object], expected: object) -> bool:
     return in_node(lab, ask) == expected
 
 
@@ -346,11 +346,11 @@ def test_nodes_without_ipv4_reach_each_other_over_ipv6(cluster: Cluster) -> None
         for lab, other in ((first, second), (second, first)):
             in_node(lab, partial(uplink_ipv4, None))
             ranges = (cidr.partition("/")[0] for cidr in cluster.place(other).pod_cidrs)
-            eventually(partial(tells, lab, endpoints, dict.fromkeys(ranges, cluster.place(other).ipv6)))
-            eventually(partial(tells, lab, node_ids, {cluster.place(other).ipv6: 1}))
+            eventually(partial(reports, lab, endpoints, dict.fromkeys(ranges, cluster.place(other).ipv6)))
+            eventually(partial(reports, lab, node_ids, {cluster.place(other).ipv6: 1}))
         all_reach(cluster)
         over_ipv6 = (1430, cluster.place(first).ipv6, TUNNEL_OWN_IDENTITIES | TUNNEL_OVER_IPV6)
-        eventually(partial(tells, first, outside, over_ipv6))
+        eventually(partial(reports, first, outside, over_ipv6))
         with first.open_pod("pod-1-1") as one, second.open_pod("pod-2-1") as two:
             for address in addresses("pod-2-1"):  # in a packet of 1500 bytes
                 with inside(two):
@@ -373,12 +373,12 @@ def test_the_next_start_follows_port_and_mode(cluster: Cluster) -> None:
         restarted(cluster, lab, "--enable-ipv6=true")
     for lab in cluster.nodes():
         for ask, left in ((device, None), (endpoints, {}), (facts, TunnelConfig())):
-            eventually(partial(tells, lab, ask, left))
+            eventually(partial(reports, lab, ask, left))
     all_reach(cluster)
     for lab in cluster.nodes():
         restarted(cluster, lab, *SETTINGS, "--tunnel-port=8999", "--mtu=1400")
     for lab in cluster.nodes():
-        eventually(partial(tells, lab, device, (8999, 1400)))
+        eventually(partial(reports, lab, device, (8999, 1400)))
     all_reach(cluster)
 
 
@@ -406,8 +406,8 @@ def test_geneve_is_the_tunnel_or_refused_where_the_kernel_has_none(cluster: Clus
             restarted(cluster, lab, *chosen)
         all_reach(cluster)
         for lab in (first, second):
-            eventually(partial(tells, lab, partial(device, "geneve"), (6081, 1500)))
-            assert tells(lab, device, None)
+            eventually(partial(reports, lab, partial(device, "geneve"), (6081, 1500)))
+            assert reports(lab, device, None)
     else:
         before = in_node(first, device)
         agent_process.crash(first)
@@ -418,16 +418,16 @@ def test_geneve_is_the_tunnel_or_refused_where_the_kernel_has_none(cluster: Clus
         )
         assert ended.code == 1
         assert line in ended.stderr.splitlines()[-1]
-        assert tells(first, device, before)
+        assert reports(first, device, before)
         all_reach(cluster)  # by what the agent before has left
     for lab in (first, second):
         restarted(cluster, lab, *SETTINGS)
-        eventually(partial(tells, lab, device, (PORT, 1500)))
-        assert tells(lab, partial(device, "geneve"), None)
+        eventually(partial(reports, lab, device, (PORT, 1500)))
+        assert reports(lab, partial(device, "geneve"), None)
     all_reach(cluster)
 
 
-def says(here: Namespaces, address: str, status: int) -> bool:
+def states(here: Namespaces, address: str, status: int) -> bool:
     return here.run(ask_http, address, "/secret").status == status
 
 
@@ -446,10 +446,10 @@ def test_requests_that_come_from_another_node_are_read(cluster: Cluster, setting
     try:
         with second.open_pod("pod-2-1") as there, first.open_pod("pod-1-1") as here, answering(there):
             for address in addresses("pod-2-1"):
-                eventually(partial(says, here, address, 200))
+                eventually(partial(states, here, address, 200))
             cluster.manifests.write("requests", [everybody])
             for own, address in zip(addresses("pod-1-1"), addresses("pod-2-1"), strict=True):
-                eventually(partial(says, here, address, 403))
+                eventually(partial(states, here, address, 403))
                 assert here.run(ask_http, address, "/public/1") == (200, own)
     finally:
         cluster.manifests.remove("requests")

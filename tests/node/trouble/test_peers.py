@@ -20,7 +20,7 @@ from tests.unit.cni_server.harness import request
 pytestmark = pytest.mark.node
 
 RUN = Path("/run/cilium")
-NOBODY, GROUP = 65534, 4242
+UNPRIVILEGED, GROUP = 65534, 4242
 
 
 def opened() -> None:
@@ -34,7 +34,7 @@ def as_member(do: Callable[..., Any], *args: object) -> Any:
     """Do it as nobody, in the sockets' group."""
     os.setgroups([GROUP])
     os.setgid(GROUP)
-    os.setuid(NOBODY)
+    os.setuid(UNPRIVILEGED)
     return do(*args)
 
 
@@ -78,11 +78,13 @@ def test_a_group_may_look_and_only_root_may_change(lab: Lab) -> None:
             ("POST", f"/v1/ipam/{pod.ipv4}", b""),
             ("DELETE", f"/v1/ipam/{pod.ipv4}", b""),
         ):
-            told = f"{method} changes the node: it needs uid 0, the caller has uid {NOBODY}\n".encode()
-            assert inside.run(as_member, ask, method, path, body) == (403, told)
+            notices = (
+                f"{method} changes the node: it needs uid 0, the caller has uid {UNPRIVILEGED}\n".encode()
+            )
+            assert inside.run(as_member, ask, method, path, body) == (403, notices)
         for command in ("ADD", "DEL", "GC", "STATUS"):
             code, text = inside.run(as_member, call, command)
-            refusal = f"cni.sock changes the node: it needs uid 0, the caller has uid {NOBODY}"
+            refusal = f"cni.sock changes the node: it needs uid 0, the caller has uid {UNPRIVILEGED}"
             assert (code, json.loads(text)["msg"]) == (1, refusal)
     assert agreed(lab) == before
     pods.delete(lab, "pod")

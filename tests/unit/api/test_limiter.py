@@ -32,13 +32,13 @@ class Line:
     tasks: dict[str, asyncio.Task[Turn | None]] = field(default_factory=dict)
 
     def ask(
-        self, name: str, takes: float = 1e9, gone: Callable[[], Awaitable[None]] = anyio.sleep_forever
+        self, name: str, takes: float = 1e9, vanished: Callable[[], Awaitable[None]] = anyio.sleep_forever
     ) -> None:
         """A request that takes so many seconds comes."""
 
         async def asked() -> Turn | None:
             try:
-                turn = await self.limiter.enter(gone)
+                turn = await self.limiter.enter(vanished)
             except LimitExceeded as refused:
                 self.refused.append((name, refused.outcome, str(refused)))
                 return None
@@ -171,7 +171,7 @@ async def test_a_request_of_a_disconnected_client_leaves_the_queue() -> None:
     async with line(Parameters(parallel_requests=1)) as now:
         left = anyio.Event()
         now.ask("a", takes=10)
-        now.ask("b", gone=left.wait)
+        now.ask("b", vanished=left.wait)
         now.ask("c")
         await now.clock.settle()
         left.set()
@@ -305,35 +305,35 @@ async def test_deleting_all_pods_at_once_waits_for_places_only() -> None:
 
 
 async def test_requests_are_logged_if_wanted() -> None:
-    with capture_logs() as told:
+    with capture_logs() as notices:
         async with line(Parameters(parallel_requests=1, max_wait_duration=1.0, log=True)) as now:
             now.ask("a", takes=2)
             now.ask("b")
             await now.clock.advance(3)
-    assert [(one["event"], one["name"], one["log_level"]) for one in told] == [
+    assert [(one["event"], one["name"], one["log_level"]) for one in notices] == [
         ("API call refused", "endpoint-create", "warning"),
         ("API call has been processed", "endpoint-create", "info"),
     ]
-    assert told[1]["processing"] == "2s"
+    assert notices[1]["processing"] == "2s"
 
 
 def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
     """What is told of it, without what all names begin with."""
-    told: list[MetricFamily] = list(limiter_families([limiter]))
-    assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in told)
-    return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in told}
+    notices: list[MetricFamily] = list(limiter_families([limiter]))
+    assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in notices)
+    return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in notices}
 
 
 async def test_all_limiter_metrics_exist_after_the_first_request() -> None:
     async with line(default("endpoint-create")) as now:
         assert all(not values for values in series(now.limiter).values())
         await now.took(4)
-        told = series(now.limiter)
+        notices = series(now.limiter)
     name = "endpoint-create"
-    waits = told.pop("wait_history_duration_seconds")[name,]
+    waits = notices.pop("wait_history_duration_seconds")[name,]
     assert isinstance(waits, Histogram)
     assert waits.count == 1
-    assert told == {
+    assert notices == {
         "processing_duration_seconds": {
             (name, "mean"): pytest.approx(4),
             (name, "estimated"): 2,
@@ -349,6 +349,6 @@ async def test_all_limiter_metrics_exist_after_the_first_request() -> None:
 async def test_a_limiter_without_a_rate_reports_rate_0() -> None:
     async with line(default("endpoint-delete")) as now:
         await now.took(0.2, status=404)
-        told = series(now.limiter)
-    assert set(told["rate_limit"].values()) == {0}
-    assert told["processed_requests_total"] == {("endpoint-create", "fail", "404"): 1}
+        notices = series(now.limiter)
+    assert set(notices["rate_limit"].values()) == {0}
+    assert notices["processed_requests_total"] == {("endpoint-create", "fail", "404"): 1}

@@ -31,7 +31,7 @@ class Asked:
     succeeds: bool = True
     cancelled_after: float = math.inf
     """Seconds after it came; its task is cancelled."""
-    gone_after: float = math.inf
+    removed_after: float = math.inf
     """Seconds after it came; nobody waits for its answer."""
 
 
@@ -58,7 +58,7 @@ leaving = st.lists(
         takes=spans,
         succeeds=st.booleans(),
         cancelled_after=numbers([math.inf, math.inf, 0.0, 0.3, 2.0]),
-        gone_after=numbers([math.inf, math.inf, 0.0, 0.3, 2.0]),
+        removed_after=numbers([math.inf, math.inf, 0.0, 0.3, 2.0]),
     ),
     max_size=25,
 )
@@ -123,11 +123,11 @@ async def _all_places_are_free(limiter: Limiter, clock: VirtualClock) -> None:
 
 
 async def _ask(limiter: Limiter, asked: Asked, fate: Fate, now: Callable[[], float]) -> None:
-    def gone() -> Awaitable[None]:
-        return asyncio.sleep(min(asked.gone_after, 1e7))
+    def vanished() -> Awaitable[None]:
+        return asyncio.sleep(min(asked.removed_after, 1e7))
 
     try:
-        turn = await limiter.enter(gone)
+        turn = await limiter.enter(vanished)
     except LimitExceeded as refused:
         fate.refused, fate.done = refused.outcome, now()
         return
@@ -194,7 +194,7 @@ def test_requests_that_leave_the_queue_change_no_limits(parameters: Parameters, 
     fates, limiter = outcome(parameters, asked)
     for each, fate in zip(asked, fates, strict=True):
         if fate.refused == LEFT:
-            assert abs(fate.done - fate.came - each.gone_after) < NEAR
+            assert abs(fate.done - fate.came - each.removed_after) < NEAR
         if fate.cancelled:
             assert abs(fate.done - fate.came - each.cancelled_after) < NEAR
     refused = sum(fate.refused != "" for fate in fates)
@@ -223,7 +223,7 @@ def test_adaptive_limits_are_respected(parameters: Parameters, asked: list[Asked
 
 
 def test_a_request_of_a_disconnected_client_is_refused() -> None:
-    asked = [Asked(0, 1), Asked(0, 0, gone_after=0.5)]
+    asked = [Asked(0, 1), Asked(0, 0, removed_after=0.5)]
     fates, limiter = outcome(Parameters(parallel_requests=1), asked)
     assert [fate.refused for fate in fates] == ["", LEFT]
     assert limiter.processed[LEFT, 429] == 1

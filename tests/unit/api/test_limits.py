@@ -14,14 +14,14 @@ from lifecycle import Hive, SettingsError, Sources, config
 from lifecycle.settings.values import parse
 
 
-def parameters(said: str) -> Parameters:
+def parameters(spoken: str) -> Parameters:
     """Those of endpoint-create with these words."""
-    return LimitSettings(api_rate_limit={"endpoint-create": said}).parameters()["endpoint-create"]
+    return LimitSettings(api_rate_limit={"endpoint-create": spoken}).parameters()["endpoint-create"]
 
 
-def refused(directory: Path, said: str) -> list[str]:
+def refused(directory: Path, spoken: str) -> list[str]:
     """What is said of an agent with this setting."""
-    (directory / "api-rate-limit").write_text(said)
+    (directory / "api-rate-limit").write_text(spoken)
     try:
         Hive(config(LimitSettings), settings=Sources(config_dir=directory)).check()
     except SettingsError as error:
@@ -99,7 +99,7 @@ def test_a_rate_limit_option_changes_one_parameter(word: str, field: str, value:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "spoken",
     [
         "endpoint-create=rate-limit:10/m,rate-burst:2,endpoint-list=parallel-requests:9",
         '{"endpoint-create": "rate-limit:10/m,rate-burst:2", "endpoint-list": "parallel-requests:9"}',
@@ -107,15 +107,15 @@ def test_a_rate_limit_option_changes_one_parameter(word: str, field: str, value:
     ],
     ids=["pairs", "json", "blanks"],
 )
-def test_several_limiters_in_either_form(said: str) -> None:
-    known = LimitSettings(api_rate_limit=cast("dict[str, str]", parse(said, dict[str, str]))).parameters()
+def test_several_limiters_in_either_form(spoken: str) -> None:
+    known = LimitSettings(api_rate_limit=cast("dict[str, str]", parse(spoken, dict[str, str]))).parameters()
     create, listed = known["endpoint-create"], known["endpoint-list"]
     assert (create.rate_limit, create.rate_burst, create.parallel_requests) == (10 / 60, 2, 4)
     assert (listed.rate_limit, listed.parallel_requests) == (1, 9)
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("spoken", "text"),
     [
         (
             "endpoint-creat=rate-limit:1/s",
@@ -143,8 +143,8 @@ def test_several_limiters_in_either_form(said: str) -> None:
         ('{"endpoint-get": 5}', "expected text"),
     ],
 )
-def test_an_invalid_limit_is_refused_in_one_line(said: str, text: str, tmp_path: Path) -> None:
-    (line,) = refused(tmp_path, said)
+def test_an_invalid_limit_is_refused_in_one_line(spoken: str, text: str, tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, spoken)
     assert text in line
     assert line.startswith(f"{tmp_path}/api-rate-limit: ")
     assert "\n" not in line
@@ -177,9 +177,9 @@ def test_the_page_has_every_option_and_its_examples_count() -> None:
     )
     examples = re.findall(r"--api-rate-limit=('[^']*'|\S+)", PAGE)
     assert len(examples) == 2
-    for said in examples:
+    for spoken in examples:
         settings = LimitSettings(
-            api_rate_limit=cast("dict[str, str]", parse(said.strip("'"), dict[str, str]))
+            api_rate_limit=cast("dict[str, str]", parse(spoken.strip("'"), dict[str, str]))
         )
         settings.validate()
         assert settings.parameters() != LimitSettings().parameters()

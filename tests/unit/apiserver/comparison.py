@@ -96,7 +96,7 @@ def differences(recorded: Any, got: Any, bound: Bound, *, at: str = "", listed: 
     return (
         []
         if (recorded == got and type(recorded) is type(got)) or _number(recorded, got)
-        else [_told(at, recorded, got)]
+        else [_reported(at, recorded, got)]
     )
 
 
@@ -106,7 +106,7 @@ def _number(recorded: Any, got: Any) -> bool:
     return plain and isinstance(recorded, numbers) and isinstance(got, numbers) and recorded == got
 
 
-def _told(at: str, recorded: Any, got: Any) -> str:
+def _reported(at: str, recorded: Any, got: Any) -> str:
     return f"{at or 'body'}: recorded {str(recorded)[:600]!r}, got {str(got)[:600]!r}"
 
 
@@ -115,12 +115,14 @@ def _text(recorded: str, got: Any, bound: Bound, at: str, *, listed: bool) -> li
         return []
     whole = PLACEHOLDER.fullmatch(recorded)
     if whole is not None and whole[1] in NUMBERS:
-        return [] if isinstance(got, int) and bound.text(recorded, str(got)) else [_told(at, recorded, got)]
+        return (
+            [] if isinstance(got, int) and bound.text(recorded, str(got)) else [_reported(at, recorded, got)]
+        )
     if not isinstance(got, str):
-        return [] if whole is not None and whole[1] in LOOSE else [_told(at, recorded, got)]
+        return [] if whole is not None and whole[1] in LOOSE else [_reported(at, recorded, got)]
     if at.endswith("metadata.resourceVersion") and listed:
-        return [] if bound.newer(recorded, got) else [_told(at, recorded, got)]
-    return [] if bound.text(recorded, got) else [_told(at, bound.fill(recorded), got)]
+        return [] if bound.newer(recorded, got) else [_reported(at, recorded, got)]
+    return [] if bound.text(recorded, got) else [_reported(at, bound.fill(recorded), got)]
 
 
 def _is_list(recorded: dict[str, Any]) -> bool:
@@ -129,7 +131,7 @@ def _is_list(recorded: dict[str, Any]) -> bool:
 
 def _object(recorded: dict[str, Any], got: Any, bound: Bound, at: str, *, listed: bool) -> list[str]:
     if not isinstance(got, dict):
-        return [_told(at, recorded, got)]
+        return [_reported(at, recorded, got)]
     if recorded.get("$elided") and set(recorded) == {"$elided"}:
         return []
     elided = "$elided" in recorded
@@ -152,7 +154,7 @@ def _object(recorded: dict[str, Any], got: Any, bound: Bound, at: str, *, listed
 
 def _list(recorded: list[Any], got: Any, bound: Bound, at: str) -> list[str]:
     if not isinstance(got, list):
-        return [_told(at, recorded, got)]
+        return [_reported(at, recorded, got)]
     cut = bool(recorded) and isinstance(recorded[-1], dict) and set(recorded[-1]) == {"$elided"}
     wanted = recorded[:-1] if cut else recorded
     if (len(got) < len(wanted)) if cut else (len(got) != len(wanted)):
@@ -177,7 +179,7 @@ def _by_manager(entries: list[Any]) -> list[Any]:
 def _status(recorded: dict[str, Any], got: dict[str, Any], bound: Bound, at: str) -> list[str]:
     """A refusal counts by its code, its reason, and the fields it names: its words are a server's own."""
     found = [
-        _told(f"{at}.{key}" if at else key, recorded.get(key), got.get(key))
+        _reported(f"{at}.{key}" if at else key, recorded.get(key), got.get(key))
         for key in ("kind", "apiVersion", "status", "reason", "code")
         if recorded.get(key) != got.get(key)
     ]
@@ -186,7 +188,7 @@ def _status(recorded: dict[str, Any], got: dict[str, Any], bound: Bound, at: str
         if key in wanted:
             found += differences(wanted[key], made.get(key), bound, at=f"{at}.details.{key}")
     if (one := _causes(wanted)) != (other := _causes(made)):
-        found.append(_told(f"{at}.details.causes", sorted(one), sorted(other)))
+        found.append(_reported(f"{at}.details.causes", sorted(one), sorted(other)))
     return found
 
 

@@ -309,7 +309,7 @@ class _Player:
 
     async def _watch(self, step: dict[str, Any], sent: Sent) -> list[str]:
         stream = Stream(self._url, sent)
-        await stream.begun()
+        await stream.started()
         answer = stream.answer
         recorded = step.get("response") or {}
         if answer is None:
@@ -323,7 +323,7 @@ class _Player:
         """Every watch has told what belongs before the next exchange, and has ended if it should have."""
         for step, stream in list(self._watches):
             wanted = [line for line in step.get("stream", []) if line["after"] <= after]
-            await self._told(step, stream, wanted)
+            await self._reported(step, stream, wanted)
             end = step.get("end") or {}
             if end.get("after", 10**9) <= after:
                 if end["how"].startswith("closed by the client"):
@@ -335,7 +335,7 @@ class _Player:
                 self._watches.remove((step, stream))
                 await stream.close()
 
-    async def _told(self, step: dict[str, Any], stream: Stream, wanted: list[dict[str, Any]]) -> None:
+    async def _reported(self, step: dict[str, Any], stream: Stream, wanted: list[dict[str, Any]]) -> None:
         at = self._checked.get(step["id"], 0)
         position = self._positions.get(step["id"], 0)
         while at < len(wanted):

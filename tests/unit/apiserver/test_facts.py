@@ -126,7 +126,7 @@ async def test_a_bound_pod_goes_in_two_steps_and_its_time_only_gets_shorter(ask:
     await ask("POST", PODS, pod("bound", nodeName="node-a"))
     sent = Sent("GET", target(PODS, {"watch": 1, "fieldSelector": "metadata.name=bound"}), [AUTH])
     stream = Stream(ask.url, sent)
-    await stream.begun()
+    await stream.started()
     for grace, left in ((20, 20), (10, 10), (50, 10)):
         answer = await ask("DELETE", f"{PODS}/bound", {"gracePeriodSeconds": grace})
         assert answer.json["metadata"]["deletionGracePeriodSeconds"] == left

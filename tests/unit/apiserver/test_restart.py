@@ -85,9 +85,9 @@ async def test_a_list_goes_on_from_the_cache_after_a_compaction_but_not_after_a_
     again = await get(server, CONFIGMAPS, **{"continue": token})
     assert [one["metadata"]["name"] for one in again.json["items"]] == ["b", "c"]
     server.restart()
-    gone = await get(server, CONFIGMAPS, **{"continue": token})
-    assert (gone.status, gone.json["reason"]) == (410, "Expired")
-    fresh = await get(server, CONFIGMAPS, **{"continue": gone.json["metadata"]["continue"]})
+    vanished = await get(server, CONFIGMAPS, **{"continue": token})
+    assert (vanished.status, vanished.json["reason"]) == (410, "Expired")
+    fresh = await get(server, CONFIGMAPS, **{"continue": vanished.json["metadata"]["continue"]})
     assert [one["metadata"]["name"] for one in fresh.json["items"]] == ["b", "c", "d"]
 
 
@@ -97,8 +97,8 @@ async def test_events_have_no_cache_so_compaction_ends_their_lists_at_once(serve
     page = (await get(server, EVENTS, limit=1)).json
     server.add(event("d"))
     server.store.compact()
-    gone = await get(server, EVENTS, **{"continue": page["metadata"]["continue"]})
-    assert gone.status == 410
+    vanished = await get(server, EVENTS, **{"continue": page["metadata"]["continue"]})
+    assert vanished.status == 410
     exact = await get(
         server,
         EVENTS,

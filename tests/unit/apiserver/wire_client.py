@@ -125,7 +125,7 @@ class Stream:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def begun(self) -> None:
+    async def started(self) -> None:
         """Until the head of the answer is there."""
         while self.answer is None and not self.ended:
             await self._change()

@@ -351,14 +351,14 @@ def test_any_order_of_objects_gives_the_same(data: st.DataObject) -> None:
             )
     events = [(body, False) for bodies in versions.values() for body in bodies[:-1]]
     events += [(bodies[-1], True) for bodies in versions.values()]
-    gone = {
+    vanished = {
         key
         for key in versions
         if key[0] in {"Service", "CiliumBGPAdvertisement"} and data.draw(st.booleans())
     }
     expected, found = Played(scenario["options"]), Played(scenario["options"])
     for key, bodies in versions.items():
-        if key not in gone:
+        if key not in vanished:
             expected.apply(bodies[-1])
     last: set[tuple[str, str, str]] = set()
     for body, final in data.draw(st.permutations(events)):
@@ -368,7 +368,7 @@ def test_any_order_of_objects_gives_the_same(data: st.DataObject) -> None:
             found.plans()
         if final:
             last.add(key)
-            if key in gone:
+            if key in vanished:
                 found.delete(key[0], key[2], key[1])
     assert found.plans() == expected.plans()
 

@@ -230,14 +230,14 @@ async def test_the_ciliumendpoint_of_a_previous_pod_of_the_name_is_replaced(
     async with running(k8s_kubeconfig_path=config) as node:
         node.put(endpoint())
         await eventually(lambda: found(one))
-    former = found(one)
-    former["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-former"
-    former["status"]["networking"]["node"] = "192.0.2.2"
-    one.put(former)
+    earlier = found(one)
+    earlier["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-former"
+    earlier["status"]["networking"]["node"] = "192.0.2.2"
+    one.put(earlier)
     async with running(k8s_kubeconfig_path=config) as node:
         node.put(endpoint())
         await eventually(lambda: found(one)["metadata"]["ownerReferences"][0]["uid"] == "uid-web")
-        assert found(one)["metadata"]["uid"] != former["metadata"]["uid"]
+        assert found(one)["metadata"]["uid"] != earlier["metadata"]["uid"]
 
 
 async def test_a_server_that_refuses_is_asked_again_later(one: Cluster, tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_any_configuration_gets_exactly_our_plugin(
     others = {key: value for key, value in (before | after).items() if key != "plugins"}
     source = {**{k: v for k, v in before.items() if k != "plugins"}, "plugins": plugins, **others}
     spliced = json.loads(splice(json.dumps(source, indent=indent), OURS))
-    kept = [plugin for plugin in plugins if plugin.get("type") != "cilium-cni"]
-    assert spliced["plugins"] == [*kept, OURS]
+    retained = [plugin for plugin in plugins if plugin.get("type") != "cilium-cni"]
+    assert spliced["plugins"] == [*retained, OURS]
     assert {key: value for key, value in spliced.items() if key != "plugins"} == others
 
 

@@ -83,7 +83,7 @@ class FakeNode:
     """Identities have to be waited for until it is set."""
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
-    _begun: VethPair | None = None
+    _started: VethPair | None = None
     ahead: int = 0
     """Links whose making was begun before it was waited for."""
     refuse_once: set[str] = field(default_factory=set)
@@ -120,13 +120,13 @@ class FakeNode:
         return CreatedLink(index, index + 1000)
 
     def begin_veth(self, pair: VethPair) -> None:
-        assert self._begun is None, "one pair at a time"
-        self._begun = pair
+        assert self._started is None, "one pair at a time"
+        self._started = pair
         self.ahead += 1
 
     def created_veth(self) -> CreatedLink:
-        assert self._begun is not None
-        pair, self._begun = self._begun, None
+        assert self._started is not None
+        pair, self._started = self._started, None
         return self.create_veth(pair)
 
     def activate(self, ifindex: int, alias: str) -> None:

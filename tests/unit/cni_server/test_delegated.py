@@ -61,7 +61,7 @@ async def test_an_old_result_and_one_of_both_families(delegating: Harness) -> No
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "spoken"),
     [
         ({"ips": []}, "IPAM did provide neither IPv4 nor IPv6 address"),
         ({"ips": [{"address": "fd00::1/64"}]}, "IPAM did provide neither IPv4 nor IPv6 address"),
@@ -73,10 +73,10 @@ async def test_an_old_result_and_one_of_both_families(delegating: Harness) -> No
     ],
 )
 async def test_a_result_without_an_address_for_this_node_is_refused(
-    delegating: Harness, given: object, said: str
+    delegating: Harness, given: object, spoken: str
 ) -> None:
     reply = await delegating.call("ADD", conf=CONF, addresses=given)
-    assert reply.message.startswith(said)
+    assert reply.message.startswith(spoken)
     assert delegating.node.clean()
 
 

@@ -44,21 +44,21 @@ def test_the_defaults_of_the_page_are_those_of_the_agent(name: str, default: str
 
 
 @pytest.mark.parametrize(
-    ("former", "name"),
+    ("earlier", "name"),
     [
         ("ct-global-max-entries-tcp", "bpf-ct-global-tcp-max"),
         ("ct-global-max-entries-other", "bpf-ct-global-any-max"),
         ("monitor-aggregation-level", "monitor-aggregation"),
     ],
 )
-def test_names_of_older_versions_count_with_a_warning(tmp_path: Path, former: str, name: str) -> None:
-    (tmp_path / former).write_text("2000" if former.startswith("ct") else "low")
+def test_names_of_older_versions_count_with_a_warning(tmp_path: Path, earlier: str, name: str) -> None:
+    (tmp_path / earlier).write_text("2000" if earlier.startswith("ct") else "low")
     hive = Hive(agent, settings=Sources(config_dir=tmp_path))
     (found,) = [one for one in hive.settings() if one.option.name == name]
-    assert found.origin == f"file {tmp_path}/{former}"
+    assert found.origin == f"file {tmp_path}/{earlier}"
     (warning,) = hive.warnings()
     assert warning.endswith(f"this setting is called {name} now; rename it")
-    assert former in PAGE
+    assert earlier in PAGE
 
 
 def test_every_wrong_mac_setting_has_its_line(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def health(hive: Hive) -> str:
     )
 
 
-def told(hive: Hive) -> list[str]:
+def notices(hive: Hive) -> list[str]:
     """What every part says of itself, errors too."""
     return [f"{one.message} {one.error or ''}" for one in hive.health.snapshot()]
 
@@ -187,7 +187,7 @@ async def test_a_config_dir_that_is_replaced_is_watched_again(tmp_path: Path) ->
     async with running(tmp_path, Sources(config_dir=directory)) as (hive, drift):
         await eventually(lambda: "matches the running configuration" in health(hive))
         directory.rename(tmp_path / "away")
-        await eventually(lambda: any("was removed or replaced" in one for one in told(hive)))
+        await eventually(lambda: any("was removed or replaced" in one for one in notices(hive)))
         directory.mkdir()
         (directory / "mtu").write_text("1200")
         await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])
@@ -203,11 +203,11 @@ async def test_three_generations_of_the_running_configuration_are_saved(tmp_path
     for mtu in (1, 2, 3, 4):
         async with running(tmp_path, Sources([f"--mtu={mtu}"])):
             pass
-    kept = [tmp_path / f"agent-runtime-config{suffix}.json" for suffix in ("", "-1", "-2", "-3")]
-    assert [json.loads(path.read_text())["Settings"]["mtu"] for path in kept[:3]] == ["4", "3", "2"]
-    assert not kept[3].exists()
+    retained = [tmp_path / f"agent-runtime-config{suffix}.json" for suffix in ("", "-1", "-2", "-3")]
+    assert [json.loads(path.read_text())["Settings"]["mtu"] for path in retained[:3]] == ["4", "3", "2"]
+    assert not retained[3].exists()
     assert json.loads((tmp_path / "viper-agent-config.yaml").read_text()) == {"mtu": "4"}
-    for_tools = json.loads(kept[0].read_text())
+    for_tools = json.loads(retained[0].read_text())
     assert (for_tools["EnableIPv4"], for_tools["EnableIPv6"], for_tools["ClockSource"]) == (True, False, 0)
     assert (tmp_path / "agent-runtime-config.json").stat().st_mode & 0o777 == 0o600
 

@@ -208,9 +208,9 @@ class Replay:
             return
         if "body_text" in response:
             recorded = json.loads(response["body_text"].partition("\n")[0])
-            told = [json.loads(line) for line in got.raw.splitlines()]
-            assert told
-            assert [each for one in told for each in differences(recorded, one, set())] == []
+            notices = [json.loads(line) for line in got.raw.splitlines()]
+            assert notices
+            assert [each for one in notices for each in differences(recorded, one, set())] == []
             return
         compare(request["method"], path, numbered(response.get("body")), got)
         if request["method"] == "POST" and got.status == 201:
@@ -263,16 +263,16 @@ class Replay:
             self.prepare_maps(path.split("/")[2].partition("?")[0])
         match method, path.partition("?")[0].split("/")[2:]:
             case "PUT", ["endpoint", _]:
-                present(node, CONTAINER) if status == 400 else gone(node, CONTAINER)
+                present(node, CONTAINER) if status == 400 else vanished(node, CONTAINER)
                 node.kernel.fault = OSError(28, "build failed") if status == 500 else None
             case "DELETE", ["endpoint"]:
-                present(node, CONTAINER) if status in {200, 206} else gone(node, CONTAINER)
+                present(node, CONTAINER) if status in {200, 206} else vanished(node, CONTAINER)
                 node.kernel.drop_fault = OSError(5, "map is gone") if status == 206 else None
             case "DELETE", ["endpoint", _]:
                 present(node, "abc", number=1234)
                 node.kernel.drop_fault = OSError(5, "map is gone") if status == 206 else None
             case "GET", ["endpoint", name, *_] if CONTAINER in name:
-                gone(node, CONTAINER) if status == 404 else present(node, CONTAINER)
+                vanished(node, CONTAINER) if status == 404 else present(node, CONTAINER)
             case "GET", ["endpoint", *_] | ["fqdn", "cache", _] if response.get("body") != []:
                 present(node, "abc", number=1234)
             case "GET", ["healthz" | "debuginfo"]:
@@ -312,7 +312,7 @@ def present(node: Node, container: str, number: int | None = None) -> None:
     )
 
 
-def gone(node: Node, container: str) -> None:
+def vanished(node: Node, container: str) -> None:
     """See that the container has no endpoint."""
     for endpoint in node.endpoints.by_container(container):
         node.endpoints.delete(endpoint)

@@ -82,10 +82,10 @@ class FakeEntry:
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Descriptors that were given up."""
-    gone: list[int] = []
+    vanished: list[int] = []
     monkeypatch.setattr(generation, "program_by_id", lambda program: program)
-    monkeypatch.setattr(os, "close", gone.append)
-    return gone
+    monkeypatch.setattr(os, "close", vanished.append)
+    return vanished
 
 
 NEW = {name: 1000 + slot for name, slot in ENTRIES.items()}

@@ -32,8 +32,8 @@ def test_the_verifiers_last_word_is_the_reason() -> None:
 
 
 def test_without_the_verifier_libbpfs_first_word_is() -> None:
-    said = "libbpf: elf: x.o is not a valid eBPF object file\nlibbpf: more\n"
-    assert verdict(said) == "libbpf: elf: x.o is not a valid eBPF object file"
+    spoken = "libbpf: elf: x.o is not a valid eBPF object file\nlibbpf: more\n"
+    assert verdict(spoken) == "libbpf: elf: x.o is not a valid eBPF object file"
     assert not verdict("")
 
 

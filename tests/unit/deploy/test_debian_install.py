@@ -77,37 +77,39 @@ def test_the_installer_names_missing_packages_to_other_users(machine: Machine) -
     machine.has("apt-get", "exit 0")
     machine.has("id", "echo 1000")
     machine.has("python3", WITHOUT_VENV)
-    said = "make: packages are missing; install them as root: apt-get install clang musl-tools python3-venv\n"
-    assert machine.install() == (1, said)
+    spoken = (
+        "make: packages are missing; install them as root: apt-get install clang musl-tools python3-venv\n"
+    )
+    assert machine.install() == (1, spoken)
 
 
 def test_the_installer_names_requirements_on_another_system(machine: Machine) -> None:
     machine.lacks("dpkg-query")
     machine.lacks("python3")
-    said = (
+    spoken = (
         "make: these Debian packages, or what your system calls them, are needed: clang musl-tools python3"
         " python3-venv\n"
     )
-    assert machine.install() == (1, said)
+    assert machine.install() == (1, spoken)
 
 
 def test_an_old_python_is_named(machine: Machine) -> None:
     machine.has("python3", OLD_PYTHON)
-    said = (
+    spoken = (
         "make: Python 3.9.2 is too old: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
     )
-    assert machine.install() == (1, said)
+    assert machine.install() == (1, spoken)
 
 
 def test_a_python_that_is_not_there_is_named(machine: Machine) -> None:
-    said = "make: PYTHON=python3.99: there is no such command: name a Python 3.11 or later, or nothing\n"
-    assert machine.install(PYTHON="python3.99") == (1, said)
+    spoken = "make: PYTHON=python3.99: there is no such command: name a Python 3.11 or later, or nothing\n"
+    assert machine.install(PYTHON="python3.99") == (1, spoken)
 
 
 def test_a_python_that_does_not_run_is_named(machine: Machine) -> None:
     machine.has("python3", "exit 127")
-    said = "make: python3 does not run: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
-    assert machine.install() == (1, said)
+    spoken = "make: python3 does not run: install Python 3.11 or later, and name it: make PYTHON=python3.11\n"
+    assert machine.install() == (1, spoken)
 
 
 @pytest.mark.parametrize("target", ["demo", "test", "kernel", "node"])

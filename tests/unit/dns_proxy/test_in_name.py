@@ -41,20 +41,20 @@ def asking(to: socket.socket, port: int, number: int) -> Asking:
 
 async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() -> None:
     with server() as there:
-        sockets, said, both = PodSockets(asyncio.get_running_loop()), dict[int, bytes](), asyncio.Event()
+        sockets, spoken, both = PodSockets(asyncio.get_running_loop()), dict[int, bytes](), asyncio.Event()
 
-        def told(number: int, data: bytes | OSError) -> bool:
+        def notices(number: int, data: bytes | OSError) -> bool:
             if isinstance(data, OSError) or data.endswith(b"a guess"):
                 return False
-            said[number] = data
-            if len(said) == 2:
+            spoken[number] = data
+            if len(spoken) == 2:
                 both.set()
             return True
 
         port = free_port()
         try:
             for number in (1, 2):
-                sockets.ask(asking(there, port, number), 0, partial(told, number))
+                sockets.ask(asking(there, port, number), 0, partial(notices, number))
             clients = [there.recvfrom(512) for _ in range(2)]
             assert {client for _, client in clients} == {(str(POD), port)}, "from the pod's address and port"
             for data, client in reversed(clients):
@@ -62,7 +62,7 @@ async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() ->
                 there.sendto(data, client)
             async with asyncio.timeout(30):
                 await both.wait()
-            assert {number: data[:2] for number, data in said.items()} == {1: b"\0\1", 2: b"\0\2"}
+            assert {number: data[:2] for number, data in spoken.items()} == {1: b"\0\1", 2: b"\0\2"}
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as another:
                 another.bind(("0.0.0.0", port))  # nothing is left of it
         finally:

@@ -22,13 +22,13 @@ class Asked:
     """What came back for one query."""
 
     def __init__(self) -> None:
-        self.said: list[bytes | OSError] = []
+        self.spoken: list[bytes | OSError] = []
         self.came = asyncio.Event()
 
-    def __call__(self, said: bytes | OSError) -> bool:
-        if said == b"a guess":
+    def __call__(self, spoken: bytes | OSError) -> bool:
+        if spoken == b"a guess":
             return False
-        self.said.append(said)
+        self.spoken.append(spoken)
         self.came.set()
         return True
 
@@ -57,7 +57,7 @@ async def test_a_socket_serves_one_query_after_another_but_not_for_ever() -> Non
             server.sendto(b"answer", client)
             async with asyncio.timeout(30):
                 await asked.came.wait()
-            assert asked.said == [b"answer"]
+            assert asked.spoken == [b"answer"]
         assert len(set(ports[:USES])) == 1
         assert ports[USES] != ports[0]
         first, second = Asked(), Asked()
@@ -74,5 +74,5 @@ async def test_a_refused_dns_query_is_reported_and_repeated_from_another_socket(
             upstream.ask(address, 0, b"question", asked)
             async with asyncio.timeout(30):
                 await asked.came.wait()
-            (error,) = asked.said
+            (error,) = asked.spoken
             assert isinstance(error, ConnectionRefusedError)

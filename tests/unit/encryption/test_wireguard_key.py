@@ -65,7 +65,7 @@ POD_NETWORK = {"encryption_strict_mode_cidr": "10.0.0.0/8"}
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "states"),
     [
         ({"encrypt_node": True}, "encrypt-node=true: needs enable-wireguard"),
         ({"enable_encryption_strict_mode": True, **POD_NETWORK}, "needs enable-wireguard"),
@@ -73,8 +73,8 @@ POD_NETWORK = {"encryption_strict_mode_cidr": "10.0.0.0/8"}
         ({"node_encryption_opt_out_labels": "a in (b)"}, "node-encryption-opt-out-labels=a in"),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_settings_that_cannot_be_met_are_refused(given: dict[str, object], states: str) -> None:
+    with pytest.raises(ValueError, match=states):
         EncryptionSettings(**given).validate()  # type: ignore[arg-type]  # each of its type
 
 

@@ -17,18 +17,20 @@ from tests.support.recordings import recordings
 WORLDS = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
 
 
-def node_of(told: dict[str, Any]) -> ClusterNode:
-    pairs = [each.split("=") for each in told["addresses"]]
+def node_of(notices: dict[str, Any]) -> ClusterNode:
+    pairs = [each.split("=") for each in notices["addresses"]]
     return ClusterNode(
-        cluster=told["cluster"],
-        name=told["name"],
+        cluster=notices["cluster"],
+        name=notices["name"],
         source=Source.CUSTOM_RESOURCE,
         addresses=tuple(NodeIP(kind, ip_address(ip)) for kind, ip in pairs),
-        health=tuple(ip_address(told[key]) for key in ("ipv4_health_ip", "ipv6_health_ip") if told.get(key)),
-        ingress=tuple(
-            ip_address(told[key]) for key in ("ipv4_ingress_ip", "ipv6_ingress_ip") if told.get(key)
+        health=tuple(
+            ip_address(notices[key]) for key in ("ipv4_health_ip", "ipv6_health_ip") if notices.get(key)
         ),
-        encryption_key=told.get("encryption_key", 0),
+        ingress=tuple(
+            ip_address(notices[key]) for key in ("ipv4_ingress_ip", "ipv6_ingress_ip") if notices.get(key)
+        ),
+        encryption_key=notices.get("encryption_key", 0),
     )
 
 

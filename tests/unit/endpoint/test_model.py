@@ -134,7 +134,7 @@ class Endpoints(RuleBasedStateMachine):
                 assert (found.id if found else None) == names.get(name)
 
     @invariant()
-    def the_kernel_and_the_disk_hold_what_the_list_says(self) -> None:
+    def the_kernel_and_the_disk_hold_what_the_list_states(self) -> None:
         kernel = self.node.kernel
         owners = {ip: each for each, one in self.known.items() for ip in one.addresses}
         assert kernel.lxc == owners

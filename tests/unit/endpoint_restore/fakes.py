@@ -90,7 +90,7 @@ class FakeLeft:
     kernel: FakeKernel
     rows: dict[IPAddress, LxcRow] = field(default_factory=dict)
     hosts: list[LxcRow] = field(default_factory=list)
-    kept: list[IPAddress] = field(default_factory=list)
+    retained: list[IPAddress] = field(default_factory=list)
     prepared: list[int] = field(default_factory=list)
     swept: bool = False
     still_served: list[int] | None = None
@@ -104,7 +104,7 @@ class FakeLeft:
         return [*self.rows.values(), *self.hosts]
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        self.kept.extend(ips)
+        self.retained.extend(ips)
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
         self._step("drop_address")

@@ -75,8 +75,8 @@ async def exchange(path: Path, sent: bytes) -> bytes:
             writer.close()
 
 
-async def start(server: HttpServer, path: Path, told: list[str]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(str(context)))
+async def start(server: HttpServer, path: Path, notices: list[str]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: notices.append(str(context)))
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()

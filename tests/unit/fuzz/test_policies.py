@@ -109,14 +109,14 @@ def test_a_damaged_policy_is_taken_in_or_refused_with_its_path() -> None:
             world.apply(object_)
         except PolicyError as error:
             refused += 1
-            said = str(error)
+            spoken = str(error)
         except Exception as error:
             raise AssertionError(f"{seed}: {json.dumps(object_)[:2000]}") from error
         else:
             taken += 1
-            said = ""
-        assert "\n" not in said, seed
-        assert not said or world.revision == before, seed
+            spoken = ""
+        assert "\n" not in spoken, seed
+        assert not spoken or world.revision == before, seed
         if seed % 200 == 0:  # what has piled up may contradict itself: a clean node
             in_force(world)
             world = a_node()

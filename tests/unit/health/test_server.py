@@ -102,9 +102,11 @@ async def test_a_used_port_is_reported_in_one_line(port: int) -> None:
         with pytest.raises(StartError) as refused:
             async with running(port):
                 pass
-    told = str(refused.value.exceptions[0])
-    assert told.startswith(f"agent-health-port: 127.0.0.1:{port} cannot be served (Address already in use): ")
-    assert "\n" not in told
+    notices = str(refused.value.exceptions[0])
+    assert notices.startswith(
+        f"agent-health-port: 127.0.0.1:{port} cannot be served (Address already in use): "
+    )
+    assert "\n" not in notices
 
 
 @pytest.mark.parametrize("number", [0, -1, 65536])

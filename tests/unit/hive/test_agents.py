@@ -71,12 +71,12 @@ class Nodes:
         raise AssertionError(command)
 
     async def converse(
-        self, command: Command, said: asyncio.Queue[bytes | None], say: Callable[[bytes], Awaitable[None]]
+        self, command: Command, spoken: asyncio.Queue[bytes | None], say: Callable[[bytes], Awaitable[None]]
     ) -> Ended:
         assert command.words == list(COMMAND)
         self.open += 1
         held = b""
-        while (data := await said.get()) is not None:
+        while (data := await spoken.get()) is not None:
             *lines, held = (held + data).split(b"\n")
             for line in lines:
                 asked = json.loads(line)
@@ -222,9 +222,9 @@ def ends(*names: str, here: str) -> list[dict[str, Any]]:
 def test_a_cell_of_the_matrix_is_what_both_nodes_decide(
     egress: str, ingress: str | None, verdict: str
 ) -> None:
-    def matrix(here: str, said: str) -> dict[str, Any]:
+    def matrix(here: str, spoken: str) -> dict[str, Any]:
         both = ends("web", "db", here=here)
-        cells = [{"from": 0, "to": 1, "verdict": said, "headline": said}]
+        cells = [{"from": 0, "to": 1, "verdict": spoken, "headline": spoken}]
         return {
             "sources": both, "destinations": both, "more-sources": 0, "more-destinations": 0,
             "namespaces": ["shop"], "cells": cells,

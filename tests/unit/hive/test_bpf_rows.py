@@ -13,7 +13,7 @@ MAC = bytes(range(6))
 LISTS = [
     name for name in REPLAYED if load(name)["stdout"] and not {"-o", "lb", "nat"} & set(load(name)["argv"])
 ]
-SAID = {
+PRINTED = {
     "cilium_lxc": ("address", "identity", "ifindex"),
     "cilium_ipcache": ("identity", "tunnel endpoint"),
     "cilium_policy": ("identity", "port/protocol", "packets"),
@@ -26,11 +26,11 @@ SAID = {
 def test_each_bpf_row_is_printed_as_cilium_dbg_prints_it(name: str) -> None:
     lines = printed(name)
     for pin, table in maps(name).items():
-        said = next((columns for kind, columns in SAID.items() if pin.startswith(kind)), ())
+        spoken = next((columns for kind, columns in PRINTED.items() if pin.startswith(kind)), ())
         for key, value in entries(table):
             row = describe(pin, key, value * (2 if pin == "cilium_metrics" else 1))
             assert row is not None
-            words = [str(row[column]).replace("[", "").replace("]", "") for column in said if column in row]
+            words = [str(row[column]).replace("[", "").replace("]", "") for column in spoken if column in row]
             assert any(
                 all(word in line.replace("[", "").replace("]", "") for word in words) for line in lines
             ), row
@@ -60,10 +60,14 @@ def test_our_own_maps_are_read() -> None:
     assert row is not None
     assert row["flags"] == "neighbours passed to the host, egress program, routed by the host, 0x10"
     node = NodeConfig(IPv4Address("10.0.0.9"), 4, MAC, 3, MAC, IPv4Network("10.0.0.0/24"), 7)
-    told = describe("hive_node", bytes(4), node.pack())
-    assert told is not None
-    assert told["events"] == "drops, traces, policy verdicts"
-    assert (told["router ipv4"], told["ipv4 range"], told["router ipv6"]) == ("10.0.0.9", "10.0.0.0/24", "")
+    notices = describe("hive_node", bytes(4), node.pack())
+    assert notices is not None
+    assert notices["events"] == "drops, traces, policy verdicts"
+    assert (notices["router ipv4"], notices["ipv4 range"], notices["router ipv6"]) == (
+        "10.0.0.9",
+        "10.0.0.0/24",
+        "",
+    )
     assert describe("hive_policies", bytes(4), bytes(4)) is None
     assert describe("hive_policies", b"\7\0\0\0", b"\2\1\0\0") == {"endpoint": 7, "map id": 258}
 

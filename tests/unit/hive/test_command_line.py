@@ -289,9 +289,9 @@ def test_status_lists_degraded_modules_without_a_flag(
     with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | {"modules": modules})}) as agent:
         result = hive(capsys, "status", "--socket", agent.socket)
     assert result.code == 0
-    *_, count, told = result.out.splitlines()
+    *_, count, notices = result.out.splitlines()
     assert count.split() == ["Modules", "Health:", "Stopped(0)", "Degraded(1)", "OK(1)"]
-    assert told.split() == ["hive.kubernetes.manifests:", "Degraded", "/m/a.yaml:3:4:", "no", "YAML"]
+    assert notices.split() == ["hive.kubernetes.manifests:", "Degraded", "/m/a.yaml:3:4:", "no", "YAML"]
 
 
 def test_brief_status_is_one_line_and_an_exit_code(
@@ -359,7 +359,7 @@ def test_permission_denied_prints_the_remedy(tmp_path: Path) -> None:
                 directory.chmod(0o755)
         from hive.lab.children import run_child
 
-        assert run_child(_ask_as_nobody, agent.socket) == (
+        assert run_child(_ask_as_nonexistent, agent.socket) == (
             f"permission denied on {agent.socket}: run this as root, or as a member of the socket's group"
         )
 
@@ -369,31 +369,31 @@ def test_unreadable_maps_print_the_remedy(tmp_path: Path) -> None:
     from hive.lab.children import run_child
 
     tmp_path.chmod(0o700)
-    code, told = run_child(_list_as_nobody, tmp_path)
-    assert (code, told) == (1, f"hive: permission denied on {tmp_path}: run this as root")
+    code, notices = run_child(_list_as_nonexistent, tmp_path)
+    assert (code, notices) == (1, f"hive: permission denied on {tmp_path}: run this as root")
 
 
-def _list_as_nobody(bpf_root: Path) -> tuple[int, str]:
+def _list_as_nonexistent(bpf_root: Path) -> tuple[int, str]:
     import_module("hive.maps.bpf")  # which this user may not read
-    said = io.StringIO()
-    _become_nobody()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+    spoken = io.StringIO()
+    _become_nonexistent()
+    with contextlib.redirect_stderr(spoken), pytest.raises(SystemExit) as ended:
         main(["bpf", "list", "--bpf-root", str(bpf_root)])
-    return int(str(ended.value.code)), said.getvalue().strip()
+    return int(str(ended.value.code)), spoken.getvalue().strip()
 
 
-def _ask_as_nobody(agent_socket: Path) -> str:
+def _ask_as_nonexistent(agent_socket: Path) -> str:
     import click
 
     from hive.client import ask
 
-    _become_nobody()
+    _become_nonexistent()
     with pytest.raises(click.ClickException) as refused:
         ask("/v1/healthz", agent_socket)
     return refused.value.message
 
 
-def _become_nobody() -> None:
+def _become_nonexistent() -> None:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

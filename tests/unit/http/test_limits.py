@@ -115,10 +115,10 @@ async def test_at_the_connection_limit_the_largest_user_loses_one(
 
 
 async def test_busy_connections_are_not_closed(async_stack: contextlib.AsyncExitStack) -> None:
-    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+    started, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def slow(request: Request) -> Response:
-        begun.release()
+        started.release()
         await go_on.wait()
         return await name(request)
 
@@ -126,7 +126,7 @@ async def test_busy_connections_are_not_closed(async_stack: contextlib.AsyncExit
     asking = [await async_stack.enter_async_context(Client(port)) for _ in range(2)]
     for client in asking:
         client.send(GET % b"x")
-        await begun.acquire()
+        await started.acquire()
     late = await async_stack.enter_async_context(Client(port))
     assert await late.closed()
     go_on.set()

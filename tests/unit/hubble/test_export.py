@@ -101,10 +101,10 @@ def test_a_full_file_is_renamed_and_the_newest_stay(tmp_path: Path) -> None:
     for number in range(40):
         file.write([b"%03d\n" % number] * 5)  # twenty bytes
     file.close()
-    kept = file.backups()
-    assert len(kept) == 2
-    assert all(one.stat().st_size == 100 for one in kept)
-    texts = b"".join(one.read_bytes() for one in [*kept, tmp_path / "logs" / "events.log"])
+    retained = file.backups()
+    assert len(retained) == 2
+    assert all(one.stat().st_size == 100 for one in retained)
+    texts = b"".join(one.read_bytes() for one in [*retained, tmp_path / "logs" / "events.log"])
     assert texts == b"".join(b"%03d\n" % number * 5 for number in range(25, 40))
     assert (tmp_path / "logs" / "events.log").stat().st_mode & 0o777 == 0o600
 

@@ -33,9 +33,9 @@ def test_numbers_of_this_node_are_used_again_late_and_leave_nothing() -> None:
             soonest = min(soonest, turn - released.pop(found.id))
         alive.append(found.id)
         if len(alive) > AT_ONCE:
-            gone = alive.popleft()
-            known.release(gone)
-            released[gone] = turn
+            vanished = alive.popleft()
+            known.release(vanished)
+            released[vanished] = turn
     assert soonest >= len(NUMBERS) - AT_ONCE - 1
     assert len(known.table) == lowest + AT_ONCE
     assert objects() - early < 1000

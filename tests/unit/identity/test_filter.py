@@ -35,7 +35,7 @@ def hive(**settings: str) -> Hive:
     return Hive(cell, supply(known), invoke(needed), settings=named)
 
 
-async def kept(**settings: str) -> set[str]:
+async def retained(**settings: str) -> set[str]:
     async with hive(**settings).started() as running:
         return set(texts(running.get(LabelFilter).split(map(parse, LABELS))[0]))
 
@@ -58,7 +58,7 @@ ALWAYS = {"k8s:io.kubernetes.pod.namespace=default", "reserved:health"}
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_rules_say_which_labels_make_identities(labels: str, expected: set[str]) -> None:
-    assert await kept(labels=labels) == expected | ALWAYS
+    assert await retained(labels=labels) == expected | ALWAYS
 
 
 async def test_a_file_takes_the_place_of_the_default_rules(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ async def test_a_file_takes_the_place_of_the_default_rules(tmp_path: Path) -> No
         {"prefix": "app", "source": "k8s", "invert": True},
     ]
     path.write_text(json.dumps({"version": 1, "valid-prefixes": prefixes}))
-    assert await kept(label_prefix_file=str(path)) == {"k8s:pod-template-hash=1", "reserved:health"}
-    both = await kept(label_prefix_file=str(path), labels="tier")
+    assert await retained(label_prefix_file=str(path)) == {"k8s:pod-template-hash=1", "reserved:health"}
+    both = await retained(label_prefix_file=str(path), labels="tier")
     assert both == {"k8s:pod-template-hash=1", "k8s:tier=front", "reserved:health"}
 
 
@@ -78,11 +78,11 @@ async def test_a_filter_with_only_exclusions_includes_all_other_labels(tmp_path:
     path = tmp_path / "prefixes.json"
     prefixes = [{"prefix": "tier", "source": "k8s", "invalid": True}]
     path.write_text(json.dumps({"version": 1, "valid-prefixes": prefixes}))
-    assert await kept(label_prefix_file=str(path)) == set(LABELS) - {"k8s:tier=front"}
+    assert await retained(label_prefix_file=str(path)) == set(LABELS) - {"k8s:tier=front"}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "notices"),
     [
         ("{", "label-prefix-file=.*: Input data was truncated; expected"),
         ("[]", "Expected `object`, got `array`"),
@@ -92,16 +92,16 @@ async def test_a_filter_with_only_exclusions_includes_all_other_labels(tmp_path:
         ('{"version": 1, "valid-prefixes": [{"prefix": "", "source": "k8s"}]}', "regular expression"),
     ],
 )
-async def test_an_invalid_label_prefix_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
+async def test_an_invalid_label_prefix_file_is_refused(tmp_path: Path, text: str, notices: str) -> None:
     path = tmp_path / "prefixes.json"
     path.write_text(text)
-    with pytest.raises(StartError, match=told):
-        await kept(label_prefix_file=str(path))
+    with pytest.raises(StartError, match=notices):
+        await retained(label_prefix_file=str(path))
 
 
 async def test_a_missing_label_prefix_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"label-prefix-file=.*: No such file or directory"):
-        await kept(label_prefix_file=str(tmp_path / "none"))
+        await retained(label_prefix_file=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("labels", ["(", "k8s:", "!", "a[b"])

@@ -161,14 +161,14 @@ def test_an_unconfirmed_address_is_released_after_ten_minutes() -> None:
     clock = FakeClock()
     ipam = allocator(clock=clock)
     (lost,) = ipam.allocate_next_expiring("default/lost")
-    (kept,) = ipam.allocate_next_expiring("default/kept")
-    ipam.stop_expiration(kept.ip, kept.pool, kept.expiration_uuid)
+    (retained,) = ipam.allocate_next_expiring("default/kept")
+    ipam.stop_expiration(retained.ip, retained.pool, retained.expiration_uuid)
     clock.time += EXPIRATION - 1
     assert ipam.release_expired() == []
     assert ipam.next_expiration() == 1
     clock.time += 1
     assert ipam.release_expired() == [lost]
-    assert ipam.dump() == {str(kept.ip): "default/kept"}
+    assert ipam.dump() == {str(retained.ip): "default/kept"}
     assert ipam.next_expiration() is None
 
 
@@ -203,15 +203,15 @@ def test_without_a_range_allocation_fails() -> None:
 
 def test_an_address_in_use_is_not_allocated_from_a_range_added_later() -> None:
     ipam = allocator("10.0.1.0/30")
-    kept = IPv4Address("10.0.2.1")
-    assert not ipam.covers(kept)
-    ipam.hold(kept, "default/old [restored]")
+    retained = IPv4Address("10.0.2.1")
+    assert not ipam.covers(retained)
+    ipam.hold(retained, "default/old [restored]")
     ipam.follow(Family.IPV4, [IPv4Network("10.0.1.0/30"), IPv4Network("10.0.2.0/30")])
     handed_out = {ipam.allocate_next("default/web")[0].ip for _ in range(3)}
     assert handed_out == {IPv4Address(f"10.0.{text}") for text in ("1.1", "1.2", "2.2")}
     with refused(502, "range is full"):
         ipam.allocate_next("default/late")
     with refused(500, "provided IP is already allocated"):
-        ipam.allocate(kept, "default/late", "default")
-    ipam.release(kept, "default")
-    assert ipam.allocate_next("default/late")[0].ip == kept
+        ipam.allocate(retained, "default/late", "default")
+    ipam.release(retained, "default")
+    assert ipam.allocate_next("default/late")[0].ip == retained

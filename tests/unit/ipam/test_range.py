@@ -154,9 +154,9 @@ async def test_auto_goes_on_with_a_range_that_was_configured(tmp_path: Path) -> 
 
 
 async def test_a_damaged_file_of_ranges_is_written_anew(tmp_path: Path) -> None:
-    kept = tmp_path / "pod-ranges.json"
+    retained = tmp_path / "pod-ranges.json"
     for damage in ("", "{", '{"ipv4": "ff::/64"}', '{"ipv9": "10.1.0.0/16"}'):
-        kept.write_text(damage)
+        retained.write_text(damage)
         async with hive(tmp_path, devices(device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
             assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
-        assert kept.read_text() == '{"ipv4":"10.21.0.0/16"}'
+        assert retained.read_text() == '{"ipv4":"10.21.0.0/16"}'

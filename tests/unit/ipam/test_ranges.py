@@ -59,9 +59,9 @@ def test_an_address_has_one_owner_and_none_is_lost_whatever_ranges_do(
             taken.append(ip)
         elif isinstance(step, int):
             if taken:
-                gone = taken.pop(step % len(taken))
-                assert ranges.give_back(gone)
-                assert not ranges.give_back(gone)
+                vanished = taken.pop(step % len(taken))
+                assert ranges.give_back(vanished)
+                assert not ranges.give_back(vanished)
         else:
             assert isinstance(step, list)
             ranges.follow(step)

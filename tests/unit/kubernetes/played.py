@@ -116,7 +116,7 @@ class Player:
         self._recorded = recorded
         self._cut = cut
         self.lists = 0
-        self.told_all = False
+        self.reported_all = False
         self.resumed: list[str] = []
         """The versions that were watched from after it had ended."""
         self.relisted = asyncio.Event()
@@ -140,7 +140,7 @@ class Player:
 
     async def _list(self, writer: asyncio.StreamWriter) -> None:
         writer.write(_HEAD)
-        if self.told_all:
+        if self.reported_all:
             self.relisted.set()
             await asyncio.Event().wait()
         self.lists += 1
@@ -153,10 +153,10 @@ class Player:
 
     async def _watch(self, writer: asyncio.StreamWriter, version: str) -> None:
         writer.write(_HEAD)
-        if self.told_all:
+        if self.reported_all:
             self.resumed.append(version)
             await asyncio.Event().wait()
-        self.told_all = True
+        self.reported_all = True
         await self._say(writer, self._recorded.after(int(version)))
         if "closed by the client" in self._recorded.ends:
             await asyncio.Event().wait()

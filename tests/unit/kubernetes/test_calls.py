@@ -28,14 +28,14 @@ def test_requests_are_metrics_by_server_method_and_end() -> None:
         call.answered(200)
     with calls.timed("GET", "/api/v1/pods", "https://192.0.2.1:6443", 0.0):
         pass
-    told = {family.name: family.series for family in families(calls)}
+    notices = {family.name: family.series for family in families(calls)}
     host = "192.0.2.1:6443"
-    assert told["cilium_k8s_client_api_calls_total"] == {
+    assert notices["cilium_k8s_client_api_calls_total"] == {
         (host, "GET", "200"): 1,
         (host, "GET", "<error>"): 1,
     }
-    (latency,) = told["cilium_k8s_client_api_latency_time_seconds"].values()
-    (waited,) = told["cilium_k8s_client_rate_limiter_duration_seconds"].values()
+    (latency,) = notices["cilium_k8s_client_api_latency_time_seconds"].values()
+    (waited,) = notices["cilium_k8s_client_rate_limiter_duration_seconds"].values()
     assert isinstance(latency, Histogram)
     assert isinstance(waited, Histogram)
     assert (latency.count, waited.count, waited.sum) == (1, 2, 0.2)

@@ -49,7 +49,7 @@ async def test_a_recorded_watch_is_followed(recorded: Recorded, cut: str) -> Non
         reflector = Reflector(client, recorded.kind, sink, first_pause=0.01, longest_pause=0.1)
         task = asyncio.create_task(reflector.run())
         try:
-            await eventually(lambda: player.told_all, within=60)
+            await eventually(lambda: player.reported_all, within=60)
             await eventually(lambda: {one.key for one in table.all()} == left, within=60)
             if code == 410:
                 await asyncio.wait_for(player.relisted.wait(), 60)

@@ -50,10 +50,10 @@ rules = st.lists(
 )
 
 
-def policy(said: list[Rule]) -> Policy:
+def policy(spoken: list[Rule]) -> Policy:
     """What the rules (a peer, ports, what becomes of it) come to, by identity."""
     own: dict[int, Entries] = {peer: {} for peer in PEERS}
-    for peer, ports, what in said:
+    for peer, ports, what in spoken:
         redirect = PROXY if what == READ and ports.bits else None
         merge(own[peer], ports, Entry(deny=what == DENY, redirect=redirect))
     anybody = anybody_entries(own[ANYBODY])

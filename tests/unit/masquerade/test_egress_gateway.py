@@ -199,14 +199,14 @@ class RecordedSysctls(Sysctls):
     """What is asked of the kernel."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, str] = {}
+        self.retained: dict[str, str] = {}
 
     def keep(self, settings: Mapping[str, str]) -> None:
-        self.kept |= settings
+        self.retained |= settings
 
     def release(self, names: Iterable[str]) -> None:
         for name in names:
-            del self.kept[name]
+            del self.retained[name]
 
 
 def object_of(**spec: Any) -> CiliumEgressGatewayPolicy:
@@ -280,7 +280,7 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
         await eventually(lambda: set(held.rows) == {known})
         assert held.rows[known].egress_ip == IPv4Address("192.168.101.1")
         assert [what for what, _ in held.writes] == ["update", "delete"]
-        assert sysctls.kept == {"net/ipv4/conf/egw1/rp_filter": "2"}
+        assert sysctls.retained == {"net/ipv4/conf/egw1/rp_filter": "2"}
         with policies.txn() as txn:
             txn.put(object_of(destinationCIDRs=["nowhere"]))
         await eventually(lambda: any("nowhere" in one.message for one in hive.health.snapshot()))
@@ -288,7 +288,7 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
         with devices.txn() as rows_of_devices:
             rows_of_devices.delete(2)
         await eventually(lambda: held.rows[known].egress_ip == IPv4Address(0))
-        assert sysctls.kept == {}
+        assert sysctls.retained == {}
         with policies.txn() as txn:
             txn.delete("leave")
         await eventually(lambda: not held.rows)

@@ -113,10 +113,10 @@ def test_a_legend_shows_labels_that_are_left(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         groups = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
-        kept = (
+        retained = (
             {label.strip() for group in groups[:1] for label in group.split(",")} if groups else {"instance"}
         )
-        assert shown <= kept
+        assert shown <= retained
 
 
 def test_panels_do_not_overlap() -> None:

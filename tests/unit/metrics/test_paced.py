@@ -12,12 +12,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_caller_gets_the_result_of_work_started_after_its_call() -> None:
-    begun, go_on, count = asyncio.Semaphore(0), asyncio.Semaphore(0), 0
+    started, go_on, count = asyncio.Semaphore(0), asyncio.Semaphore(0), 0
 
     async def work() -> int:
         nonlocal count
         count += 1
-        begun.release()
+        started.release()
         mine = count
         await go_on.acquire()
         return mine
@@ -25,11 +25,11 @@ async def test_a_caller_gets_the_result_of_work_started_after_its_call() -> None
     paced = Paced(work)
     async with asyncio.timeout(30):
         first = asyncio.create_task(paced.get())
-        await begun.acquire()
+        await started.acquire()
         later = [asyncio.create_task(paced.get()) for _ in range(5)]
         go_on.release()
         assert await first == 1
-        await begun.acquire()
+        await started.acquire()
         go_on.release()
         assert await asyncio.gather(*later) == [2] * 5
 

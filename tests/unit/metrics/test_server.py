@@ -32,14 +32,14 @@ class Bees:
 
     def __init__(self) -> None:
         self.count = 3
-        self.gone = False
+        self.vanished = False
 
 
 def bees_metrics(bees: Bees) -> Member[Collector]:
     """What it tells."""
 
     async def collect() -> Iterable[MetricFamily]:
-        if bees.gone:
+        if bees.vanished:
             raise OSError("flown away")
         return [gauge("bees", "Bees.", bees.count), counter("rare", "R.", 1, on=False)]
 
@@ -101,7 +101,7 @@ async def test_the_setting_metrics_selects_the_served_ones(port: int) -> None:
 
 async def test_a_failing_collector_hides_no_other_metrics(port: int) -> None:
     async with running(f":{port}") as hive:
-        hive.get(Bees).gone = True
+        hive.get(Bees).vanished = True
         with structlog.testing.capture_logs() as logged:
             status, _, text = await scrape(port)
         assert status == 200
@@ -138,8 +138,8 @@ async def test_a_used_address_is_reported_in_one_line(port: int, host: str) -> N
         with pytest.raises(StartError) as refused:
             async with running(f"{host}:{port}"):
                 pass
-    told = str(refused.value.exceptions[0])
-    assert told == (
+    notices = str(refused.value.exceptions[0])
+    assert notices == (
         f"prometheus-serve-addr: {host}:{port} cannot be served (Address already in use): "
         "stop what listens there, or choose another address"
     )

@@ -225,8 +225,8 @@ def test_no_address_leads_to_two_nodes(claims: Iterable[tuple[list[IPv4Network],
     for before in claimed:
         after = rows[before.full_name]
         lost = [*before.addresses, *before.all_cidrs()]
-        kept = [*after.addresses, *after.all_cidrs()]
-        assert len(lost) - len(kept) == len(after.refused)
+        retained = [*after.addresses, *after.all_cidrs()]
+        assert len(lost) - len(retained) == len(after.refused)
         assert after.refused or after is before
 
 

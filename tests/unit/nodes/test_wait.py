@@ -107,11 +107,11 @@ async def test_a_start_waits_for_the_pod_cidr(tmp_path: Path, capsys: pytest.Cap
                 await over.wait()
 
         tasks.start_soon(run)
-        told: list[str] = []
+        notices: list[str] = []
 
         def seen(text: str) -> bool:
-            told.extend(capsys.readouterr())  # where the log goes is for whole processes to say
-            return text in "".join(told)
+            notices.extend(capsys.readouterr())  # where the log goes is for whole processes to say
+            return text in "".join(notices)
 
         await eventually(lambda: seen("there is no Node object of this name"))
         (tmp_path / "n1.yaml").write_text(OWN.replace("10.1.0.0/24", "10.1.0"))
@@ -154,31 +154,33 @@ async def test_a_range_that_is_set_is_not_waited_for(tmp_path: Path) -> None:
         assert ranges(hive) == {}
 
 
-NOBODY = "http://127.0.0.1:1"
+UNPRIVILEGED = "http://127.0.0.1:1"
 
 
 async def test_a_server_that_is_away_is_not_waited_for_where_nothing_depends_on_it() -> None:
     with anyio.fail_after(30):
         async with agent(
-            None, k8s_api_server=NOBODY, ipam="cluster-pool", ipv4_range="10.1.0.0/24"
+            None, k8s_api_server=UNPRIVILEGED, ipam="cluster-pool", ipv4_range="10.1.0.0/24"
         ).started():
             pass
     with anyio.fail_after(30):
-        async with agent(None, k8s_api_server=NOBODY, ipam="kubernetes", ipv4_range="10.1.0.0/24").started():
+        async with agent(
+            None, k8s_api_server=UNPRIVILEGED, ipam="kubernetes", ipv4_range="10.1.0.0/24"
+        ).started():
             pass
 
 
 async def test_a_restarted_agent_goes_on_with_the_range_it_was_assigned(tmp_path: Path) -> None:
-    kept = tmp_path / "pod-ranges.json"
-    kept.write_text('{"ipv4": "10.1.0.0/24", "assigned": ["ipv4"]}')
+    retained = tmp_path / "pod-ranges.json"
+    retained.write_text('{"ipv4": "10.1.0.0/24", "assigned": ["ipv4"]}')
     with anyio.fail_after(30):
         async with agent(
-            None, state_dir=tmp_path, k8s_api_server=NOBODY, ipam="kubernetes"
+            None, state_dir=tmp_path, k8s_api_server=UNPRIVILEGED, ipam="kubernetes"
         ).started() as hive:
             assert ranges(hive) == {}, "what is told later is followed"
-    kept.write_text('{"ipv4": "10.1.0.0/24"}')
+    retained.write_text('{"ipv4": "10.1.0.0/24"}')
     with anyio.move_on_after(0.5) as waiting:
-        async with agent(None, state_dir=tmp_path, k8s_api_server=NOBODY, ipam="kubernetes").started():
+        async with agent(None, state_dir=tmp_path, k8s_api_server=UNPRIVILEGED, ipam="kubernetes").started():
             pass
     assert waiting.cancelled_caught, "a range that was chosen here is none that Kubernetes knows of"
 

@@ -405,7 +405,7 @@ async def test_a_prefix_has_entries_before_packets_get_its_identity(tmp_path: Pa
 
 async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path: Path) -> None:
     held: list[Initializer] = []
-    former = PolicyKey(77, egress=True, protocol=6, port=443, port_bits=16)
+    earlier = PolicyKey(77, egress=True, protocol=6, port=443, port_bits=16)
 
     def restoring(realized: Table[int, RealizedPolicy]) -> None:
         held.append(realized.initializer("restored endpoints"))
@@ -413,7 +413,7 @@ async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path
     web = WEB.replace("fromEndpoints: [{matchLabels: {app: frontend}}]", "fromCIDR: [192.0.2.0/24]")
     (tmp_path / "policy.yaml").write_text(web)
     async with room(tmp_path, None, invoke(restoring)) as node:
-        node.maps.maps[7] = {former: PolicyEntry()}
+        node.maps.maps[7] = {earlier: PolicyEntry()}
         node.policies.adopt(7)
         await node.hive.get(RuleSources).known()
         found = node.identities.acquire_now(CART)
@@ -427,7 +427,7 @@ async def test_at_a_start_maps_know_identities_before_packets_have_them(tmp_path
         await eventually(lambda: node.policies.status(7).revision == node.policies.revision)
         number = node.kernel.identities["192.0.2.0/24"]
         assert number in {key.identity for key in node.maps.maps[7]}
-        assert former not in node.maps.maps[7]
+        assert earlier not in node.maps.maps[7]
 
 
 SERVICES = """

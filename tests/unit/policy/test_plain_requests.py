@@ -85,7 +85,9 @@ def section(direction: str) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-def said(specs: list[dict[str, Any]], direction: str, peer: int | str, packet: tuple[int, int]) -> list[Rule]:
+def spoken(
+    specs: list[dict[str, Any]], direction: str, peer: int | str, packet: tuple[int, int]
+) -> list[Rule]:
     """The entries of ``toPorts`` of the allowing rules that speak of a packet."""
     return [
         entry
@@ -129,7 +131,7 @@ def test_what_a_proxy_lets_through_is_what_the_rules_say(specs: list[dict[str, A
         assert entry.deny != reads(specs, direction, peer, packet), (direction, peer, packet, specs)
         if entry.deny:
             continue
-        speaking = said(specs, direction, peer, packet)
+        speaking = spoken(specs, direction, peer, packet)
         read = any("rules" in one for one in speaking)
         for what in NAMES if packet[1] == 81 else PATHS:
             if not entry.proxy_port:

@@ -166,8 +166,11 @@ def test_a_recorded_series_of_policies_is_reproduced(name: str) -> None:
             case.delete(one)
         for added in (*expected.get("identities_added", ()), *expected.get("local_identities_added", ())):
             case.add_identity(added)
-        for gone in (*expected.get("identities_deleted", ()), *expected.get("local_identities_deleted", ())):
-            case.cache.remove_identity(gone)
+        for vanished in (
+            *expected.get("identities_deleted", ()),
+            *expected.get("local_identities_deleted", ()),
+        ):
+            case.cache.remove_identity(vanished)
         assert case.repository.revision == expected["revision"]
         for endpoint in case.recording["endpoints"]:
             recorded = expected["endpoints"].get(endpoint["name"])
@@ -181,8 +184,8 @@ def same_after_step(case: Case, endpoint: Json, recorded: Json) -> None:
     differs = recorded.get("differs_from_full_recomputation", {})
     left_behind = recorded_entries(differs.get("only_incremental", ()))
     wanted = recorded_entries(recorded["map"])
-    kept = [one for where, one in wanted.items() if where not in left_behind]
-    same_entries(case.entries(endpoint), [*kept, *differs.get("only_full", ())])
+    retained = [one for where, one in wanted.items() if where not in left_behind]
+    same_entries(case.entries(endpoint), [*retained, *differs.get("only_full", ())])
 
 
 def test_every_recording_is_counted() -> None:

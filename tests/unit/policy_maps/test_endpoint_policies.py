@@ -216,8 +216,8 @@ async def test_a_revision_is_there_when_proxies_have_acknowledged_it(room: Room)
 async def test_while_addresses_change_identities_maps_get_what_is_new_and_lose_nothing(
     room: Room, holds: int
 ) -> None:
-    former, latter = PolicyEntryMap(ALLOW_WEB), PolicyEntryMap(dict(ALLOW_LOCALHOST))
-    room.rules.entries = former
+    earlier, latter = PolicyEntryMap(ALLOW_WEB), PolicyEntryMap(dict(ALLOW_LOCALHOST))
+    room.rules.entries = earlier
     number = room.made()
     room.maps.room = holds
     with room.policies.deferring_deletes():

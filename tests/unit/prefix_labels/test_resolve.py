@@ -14,7 +14,7 @@ POD = 4711
 REMOTE = ("reserved:remote-node",)
 
 
-def said(*labels: str, resource: str = "one", override: bool = False) -> PrefixLabels:
+def spoken(*labels: str, resource: str = "one", override: bool = False) -> PrefixLabels:
     return PrefixLabels(
         prefix="192.0.2.1/32",
         resource=resource,
@@ -59,19 +59,19 @@ def said(*labels: str, resource: str = "one", override: bool = False) -> PrefixL
 def test_labels_of_all_sources_and_of_what_is_known_already_are_one_set(
     known: Known, labels: tuple[str, ...] | None
 ) -> None:
-    both = [said("reserved:kube-apiserver"), said("reserved:blue", resource="two")]
+    both = [spoken("reserved:kube-apiserver"), spoken("reserved:blue", resource="two")]
     assert resolved(both, known) == (labels and tuple(sorted(labels)))
     assert resolved([], known) is None
 
 
 def test_who_overrides_is_alone_even_over_this_node_and_pods() -> None:
-    both = [said("reserved:blue"), said("reserved:ingress", resource="two", override=True)]
+    both = [spoken("reserved:blue"), spoken("reserved:ingress", resource="two", override=True)]
     for known in (Known(), Known(HOST, ("reserved:host",)), Known(POD, ("k8s:app=web",))):
         assert resolved(both, known) == ("reserved:ingress",)
-    contradicting = [*both, said("reserved:health", resource="a", override=True)]
+    contradicting = [*both, spoken("reserved:health", resource="a", override=True)]
     assert resolved(contradicting, Known()) == ("reserved:health",)
 
 
 def test_what_is_in_the_cluster_by_its_labels_is_not_of_the_world() -> None:
-    mixed = said("reserved:health", "reserved:world", "cidr:192.0.2.0/24")
+    mixed = spoken("reserved:health", "reserved:world", "cidr:192.0.2.0/24")
     assert resolved([mixed], Known(around=("cidr:192.0.2.0/24",))) == ("reserved:health",)

@@ -83,6 +83,6 @@ class FakeLinks:
         self.routed = [each for each in self.routed if each.destination != network]
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        gone = set(ifindexes)
-        self.done.extend(f"delete {each.name}" for each in self.found.values() if each.ifindex in gone)
-        self.found = {name: each for name, each in self.found.items() if each.ifindex not in gone}
+        vanished = set(ifindexes)
+        self.done.extend(f"delete {each.name}" for each in self.found.values() if each.ifindex in vanished)
+        self.found = {name: each for name, each in self.found.items() if each.ifindex not in vanished}

@@ -110,19 +110,19 @@ def family(number: int) -> MetricFamily:
 
 
 async def test_samples_store_at_most_the_maximum_of_series() -> None:
-    kept = Samples()
-    kept.take([family(MOST + 5)])
-    assert (len(list(kept)), kept.full) == (MOST, True)
+    retained = Samples()
+    retained.take([family(MOST + 5)])
+    assert (len(list(retained)), retained.full) == (MOST, True)
 
 
 async def test_a_series_without_samples_is_removed_after_two_hours() -> None:
-    kept = Samples()
-    kept.take([family(2)])
+    retained = Samples()
+    retained.take([family(2)])
     for _ in range(RETAINED - 1):
-        kept.take([family(1)])
-    assert len(list(kept)) == 2
-    kept.take([family(1)])
-    assert [one.labels for one in kept] == ["of=0"]
+        retained.take([family(1)])
+    assert len(list(retained)) == 2
+    retained.take([family(1)])
+    assert [one.labels for one in retained] == ["of=0"]
 
 
 @settings(max_examples=scaled(60), deadline=None)
@@ -133,10 +133,10 @@ def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], sh
     for value in values:
         seen.observe(value)
     true = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-    told = quantile(bounds, seen.counts, share)
+    notices = quantile(bounds, seen.counts, share)
     upper = next(bound for bound in bounds if true <= bound)
     lower = max((bound for bound in (0.0, *bounds) if bound < upper), default=0.0)
-    assert lower <= told <= upper * (1 + 1e-9)
+    assert lower <= notices <= upper * (1 + 1e-9)
 
 
 def test_a_value_above_all_bounds_counts_as_the_last_bound() -> None:

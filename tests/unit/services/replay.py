@@ -198,12 +198,12 @@ class Run:
         asked = msgspec.convert(body, ServiceRequest)
         try:
             if asked.update_services:
-                for one in check_states(requested_backends(asked), self._told()):
+                for one in check_states(requested_backends(asked), self._reported()):
                     self.catalog.set_state(one.address, one.state)
                 return {"status": 200, "body": ""}
             frontend = frontend_of(requested(asked), self._name, self.options)
             try:
-                created = check_frontend(frontend, self._told())
+                created = check_frontend(frontend, self._reported())
             except Refusal as error:
                 if error.status == 460:
                     self.catalog.override(frontend.key, frontend)
@@ -214,13 +214,13 @@ class Run:
         return {"status": 201 if created else 200, "body": ""}
 
     def _delete_by_hand(self, number: int) -> Json:
-        found = next((one.key for one in self._told() if one.id == number), None)
+        found = next((one.key for one in self._reported() if one.id == number), None)
         if found is None:
             return {"status": 404, "body": ""}
         self.catalog.override(found, None)
         return {"status": 200, "body": ""}
 
-    def _told(self) -> list[ServedFrontend]:
+    def _reported(self) -> list[ServedFrontend]:
         return [ServedFrontend(one.id, one.shown) for one in self.served.all()]
 
     def _redirect(self, object_: Json) -> None:
@@ -304,13 +304,13 @@ class Run:
         maps = {}
         for name, entries in self.maps.items():
             number = NUMBER.get(name[len("cilium_lb4_") :])
-            kept = {
+            retained = {
                 key: self._unmarked(name, value)
                 for key, value in entries.items()
                 if number is None or int.from_bytes(number(key, value), "big") not in early
             }
-            if kept and self._looks_at(name):
-                maps[name] = kept
+            if retained and self._looks_at(name):
+                maps[name] = retained
         backends = read(self._kernel.raw(), (4, 6)).backends
         ids = {backend.address: number for number, backend in backends.items()}
         return {

@@ -81,8 +81,8 @@ class Model:
         elif any(of in addresses for addresses in self.used()):
             self.states[of] = value
         if what != "state":
-            kept = {each for addresses in self.used() for each in addresses}
-            self.states = {each: state for each, state in self.states.items() if each in kept}
+            retained = {each for addresses in self.used() for each in addresses}
+            self.states = {each: state for each, state in self.states.items() if each in retained}
 
     def used(self) -> list[list[ServiceAddress]]:
         return [

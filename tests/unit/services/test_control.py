@@ -194,8 +194,8 @@ async def test_the_next_agent_takes_over_what_the_last_installed(folder: Path) -
     async with agent(folder, maps):
         await eventually(lambda: maps.backends == {backend("10.0.0.1"), backend("10.0.0.3")})
         assert maps.slots() == 2
-        kept = [where for where in before if maps.entries.get(where) == before[where]]
-        assert reverse_nat_key(1, 4) in kept
+        retained = [where for where in before if maps.entries.get(where) == before[where]]
+        assert reverse_nat_key(1, 4) in retained
     (folder / "service.yaml").unlink()
     async with agent(folder, maps):
         await eventually(lambda: maps.entries == {})

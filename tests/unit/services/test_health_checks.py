@@ -128,13 +128,13 @@ async def test_a_used_health_check_port_is_retried(port: int) -> None:
             with running.get(Table[FrontendKey, ServedFrontend]).txn() as rows:
                 rows.put(served(port))
 
-            def is_told() -> bool:
+            def is_reported() -> bool:
                 found = running.health.snapshot("service-health-checks")
                 return any(
                     f"port {port} cannot be answered" in (each.error or each.message) for each in found
                 )
 
-            await eventually(is_told)
+            await eventually(is_reported)
             taken.close()
         with anyio.fail_after(30):
             await settled(port, 503)

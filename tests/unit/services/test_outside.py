@@ -76,7 +76,7 @@ def test_node_ports_are_excluded_from_the_ephemeral_port_range(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "spoken"),
     [
         ({"bpf_lb_dsr_dispatch": "geneve"}, "bpf-lb-dsr-dispatch=geneve: not supported yet"),
         (
@@ -85,8 +85,8 @@ def test_node_ports_are_excluded_from_the_ephemeral_port_range(
         ),
     ],
 )
-def test_unsupported_load_balancing_settings_are_refused(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_unsupported_load_balancing_settings_are_refused(settings: dict[str, str], spoken: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(spoken)):
         ServiceSettings(**settings).validate()  # type: ignore[arg-type]
 
 

@@ -75,15 +75,15 @@ async def test_a_setting_that_cannot_be_written_is_one_clear_line(tmp_path: Path
 
 
 async def test_a_changed_sysctl_is_restored(tmp_path: Path) -> None:
-    kept, once = setting(tmp_path, "a", "0"), setting(tmp_path, "b", "0")
+    retained, once = setting(tmp_path, "a", "0"), setting(tmp_path, "b", "0")
     async with hive(tmp_path).started() as started:
         sysctls = started.get(Sysctls)
         sysctls.keep({"a": "1"})
         sysctls.write({"b": "1"})
         statuses = started.get(Tables).get("sysctls-status")
         await eventually(lambda: len(statuses) == 1)
-        kept.write_text("2")
+        retained.write_text("2")
         once.write_text("2")
         sysctls.check()
-        await eventually(lambda: kept.read_text() == "1")
+        await eventually(lambda: retained.read_text() == "1")
         assert once.read_text() == "2"

@@ -21,14 +21,14 @@ class Right:
     def __init__(self, left: Left) -> None: ...
 
 
-class Gone: ...
+class Removed: ...
 
 
 class Hidden: ...
 
 
 class Server:
-    def __init__(self, gone: Gone, hidden: Hidden) -> None: ...
+    def __init__(self, vanished: Removed, hidden: Hidden) -> None: ...
 
 
 class Sizes(Settings, frozen=True):
@@ -57,13 +57,13 @@ def of(graph: Graph, kind: str) -> FaultInfo:
 
 def test_every_fault_names_the_nodes_it_is_about(graph: Graph) -> None:
     assert {fault.kind for fault in graph.faults} == {"missing", "private", "cycle", "duplicate"}
-    assert (of(graph, "missing").lacks, of(graph, "missing").nodes) == ("Gone", ("three/Server",))
+    assert (of(graph, "missing").lacks, of(graph, "missing").nodes) == ("Removed", ("three/Server",))
     assert (of(graph, "private").lacks, of(graph, "private").nodes) == ("Hidden", ("three/Server",))
     assert of(graph, "cycle").nodes == ("one/Left", "two/Right")
     assert of(graph, "duplicate").nodes == ("one/Store", "two/Store")
-    with pytest.raises(GraphError) as told:
+    with pytest.raises(GraphError) as notices:
         Hive(*faulty).check()
-    texts = [(fault.text, fault.details) for fault in told.value.faults]
+    texts = [(fault.text, fault.details) for fault in notices.value.faults]
     assert [(fault.text, fault.details) for fault in graph.faults] == texts
 
 
@@ -81,7 +81,7 @@ hive
     · provide Store (not needed, duplicate)
     · provide Hidden (private, not needed)
   three  Three
-    · provide Server <- Gone (missing), Hidden (private)
+    · provide Server <- Removed (missing), Hidden (private)
     · invoke  Server <- Server
     · invoke  Left <- Left
 """
@@ -95,7 +95,7 @@ def test_graphviz_draws_faults_in_red(graph: Graph) -> None:
         f'"one/Left" -> "two/Right" {red};',
         f'"two/Right" -> "one/Left" {red};',
         '"one/Left" -> "one/Store";',
-        f'"three/Server" -> "missing Gone" {red};',
+        f'"three/Server" -> "missing Removed" {red};',
         '"one/Store" [label="Store\\nduplicate", color="#c62828", fontcolor="#c62828", penwidth=2];',
         '"three/Server" [label="Server"];',
     ):
@@ -110,8 +110,8 @@ def test_mermaid_draws_faults_in_red(graph: Graph) -> None:
         for line in reversed(lines)
         if (found := re.match(r' *(\w+)[\[({/]+"(\w+)', line)) is not None
     }
-    assert f'  {names["Gone"]}[/"Gone<br>missing"/]:::fault' in lines
-    assert f"  {names['Server']} -.-> {names['Gone']}" in lines
+    assert f'  {names["Removed"]}[/"Removed<br>missing"/]:::fault' in lines
+    assert f"  {names['Server']} -.-> {names['Removed']}" in lines
     arrows = [line for line in lines if "-->" in line or "-.->" in line]
     (styled,) = (line for line in lines if line.startswith("  linkStyle "))
     red = [arrows[int(number)] for number in styled.split()[1].split(",")]

@@ -70,10 +70,10 @@ class Box(Generic[T]):
 class Greeter:
     def __init__(self, name: NodeName, *, clock: Clock) -> None:
         self.text = f"{name} at {clock.now()}"
-        self.said = ""
+        self.spoken = ""
 
     def greet(self, box: Box[int]) -> None:
-        self.said = f"{self.text}, {box.value}"
+        self.spoken = f"{self.text}, {box.value}"
 
 
 def clock() -> Clock:
@@ -98,7 +98,7 @@ greeting = group(
 async def test_constructors_are_wired_by_their_hints() -> None:
     async with Hive(greeting).started() as hive:
         greeter = hive.get(Greeter)
-    assert greeter.said == "node-1 at 1.0, 7"
+    assert greeter.spoken == "node-1 at 1.0, 7"
 
 
 async def test_generics_protocols_and_new_types_are_keys_of_their_own() -> None:
@@ -137,7 +137,7 @@ async def test_an_inherited_method_is_invoked_on_the_class_the_graph_has() -> No
     async with Hive(
         supply(NodeName("n"), NodeName), provide(Loud, clock, box_of_int), invoke(Greeter.greet)
     ).started() as hive:
-        assert hive.get(Loud).said == "n at 1.0, 7"
+        assert hive.get(Loud).spoken == "n at 1.0, 7"
 
 
 async def test_defaults_stand_in_for_what_nothing_provides() -> None:
@@ -182,7 +182,7 @@ async def test_a_fake_takes_the_place_of_what_is_provided_and_of_what_that_needs
         supply(NodeName("n"), NodeName), provide(Greeter, expensive, box_of_int), invoke(Greeter.greet)
     )
     async with Hive(cell, replace(Clock, Frozen())).started() as hive:
-        assert hive.get(Greeter).said == "n at 42.0, 7"
+        assert hive.get(Greeter).spoken == "n at 42.0, 7"
         assert isinstance(hive.get(Clock), Frozen)
 
 

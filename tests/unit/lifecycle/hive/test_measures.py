@@ -125,8 +125,8 @@ async def test_warnings_and_errors_are_counted_by_module() -> None:
 
 
 def test_the_level_changes_for_every_logger_there_is() -> None:
-    said = io.StringIO()
-    configure_logging("info", "logfmt", said)
+    spoken = io.StringIO()
+    configure_logging("info", "logfmt", spoken)
     try:
         log = logger_for("m.level")
         bound = log.bind(id=1)
@@ -141,7 +141,7 @@ def test_the_level_changes_for_every_logger_there_is() -> None:
         assert log_level() == "info"
     finally:
         configure_logging("info", "logfmt")
-    assert re.findall("msg=\\S+ ?\\S*", said.getvalue()) == ['msg="in time"']
+    assert re.findall("msg=\\S+ ?\\S*", spoken.getvalue()) == ['msg="in time"']
 
 
 def test_the_lag_of_a_loop_adds_up() -> None:

@@ -239,17 +239,17 @@ async def test_a_start_that_ends_just_as_it_is_cancelled_is_stopped_in_full() ->
 
 
 async def test_hooks_are_registered_while_constructing_only() -> None:
-    kept = []
+    retained = []
 
     class Keeper:
         def __init__(self, lifecycle: Lifecycle) -> None:
-            kept.append(lifecycle)
+            retained.append(lifecycle)
 
     async with Hive(provide(Keeper), invoke(Keeper)).started():
         with pytest.raises(
             RuntimeError, match="hook 'late' of Keeper: hooks are registered while constructing only"
         ):
-            kept[0].append(Hook("late"))
+            retained[0].append(Hook("late"))
 
 
 async def test_a_shutdown_with_an_error_ends_the_block_with_it() -> None:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 T = TypeVar("T")
 K = TypeVar("K")
-Said_co = TypeVar("Said_co", covariant=True)
+Value_co = TypeVar("Value_co", covariant=True)
 HTTP = Annotated[int, Named("http")]
 HTTPS = Annotated[int, Named("https")]
 
@@ -270,8 +270,8 @@ class Tupled(NamedTuple):
     tries: int = 5
 
 
-class Speaks(Protocol[Said_co]):
-    def speak(self) -> Said_co: ...
+class Speaks(Protocol[Value_co]):
+    def speak(self) -> Value_co: ...
 
 
 class Dog(Speaks[str]):

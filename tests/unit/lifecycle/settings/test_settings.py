@@ -236,7 +236,7 @@ def test_a_duration_without_unit_in_a_file_is_nanoseconds_and_warned_about(tmp_p
     assert hive._loaded.warnings == [expected]
 
 
-class Judged(Settings, frozen=True):
+class Checked(Settings, frozen=True):
     level: int = 0
 
     def validate(self) -> None:
@@ -251,7 +251,7 @@ def test_a_refused_value_is_reported_with_its_place(tmp_path: Path, place: str) 
     argv = ["--level=10"] if place == "flag" else []
     source = Sources(argv, env, tmp_path)
     with pytest.raises(SettingsError) as caught:
-        Hive(config(Judged), settings={"level": 10} if place == "code" else source).check()
+        Hive(config(Checked), settings={"level": 10} if place == "code" else source).check()
     shown = {
         "flag": "--level=10",
         "env": "HIVE_LEVEL=10",

@@ -138,11 +138,11 @@ VALIDATE = jsonschema_rs.validator_for(schema(OPTIONS.values(), "App"))
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
 def test_the_json_of_a_value_matches_the_schema_and_round_trips(values: dict[str, object]) -> None:
-    said = {"node-name": "n", **{name: plain(value) for name, value in values.items()}}
-    assert VALIDATE.is_valid(json.loads(json.dumps(said))), list(VALIDATE.iter_errors(said))
+    spoken = {"node-name": "n", **{name: plain(value) for name, value in values.items()}}
+    assert VALIDATE.is_valid(json.loads(json.dumps(spoken))), list(VALIDATE.iter_errors(spoken))
     for name, value in values.items():
-        assert accept(said[name], OPTIONS[name].kind) == value
-    assert load([Store, Net], said).faults == []
+        assert accept(spoken[name], OPTIONS[name].kind) == value
+    assert load([Store, Net], spoken).faults == []
 
 
 WRONG = {
@@ -168,9 +168,9 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_hive_refuses_the_schema_refuses(name: str) -> None:
-    said = {"node-name": "n", name: WRONG[name]}
-    assert len(load([Store, Net], said).faults) == 1
-    assert not VALIDATE.is_valid(said)
+    spoken = {"node-name": "n", name: WRONG[name]}
+    assert len(load([Store, Net], spoken).faults) == 1
+    assert not VALIDATE.is_valid(spoken)
 
 
 def test_what_is_required_is_required_under_any_of_its_names() -> None:

@@ -32,7 +32,7 @@ def swap(directory: Path, generation: int, *, keys: tuple[str, ...] = ("first", 
     for key in keys:
         (fresh / key).write_text(f"{generation}\n")
     (fresh / YAML).write_text(f"packed: {generation}")
-    former = (directory / "..data").readlink() if (directory / "..data").is_symlink() else None
+    earlier = (directory / "..data").readlink() if (directory / "..data").is_symlink() else None
     (directory / "..tmp").symlink_to(fresh.name)
     (directory / "..tmp").replace(directory / "..data")
     wanted = {*keys, YAML}
@@ -41,8 +41,8 @@ def swap(directory: Path, generation: int, *, keys: tuple[str, ...] = ("first", 
         (directory / key).symlink_to(f"..data/{key}")
     for key in present - wanted:
         (directory / key).unlink()
-    if former is not None:
-        shutil.rmtree(directory / former)
+    if earlier is not None:
+        shutil.rmtree(directory / earlier)
 
 
 def read(directory: Path) -> Loaded:

@@ -34,7 +34,7 @@ class FakeTarget:
     rows: dict[str, Row] = field(default_factory=dict)
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     bad: set[str] = field(default_factory=set)
-    tells_which: bool = False
+    reports_which: bool = False
     dump_fault: Exception | None = None
     takes: float = 0.0
 
@@ -57,7 +57,7 @@ class FakeTarget:
     async def _do(self, name: str, batch: Collection[str], do: Callable[[str], object]) -> None:
         self.calls.append((name, tuple(batch)))
         await anyio.sleep(self.takes)
-        if self.bad & set(batch) and not self.tells_which:
+        if self.bad & set(batch) and not self.reports_which:
             raise OSError("no memory")
         for key in batch:
             if key not in self.bad:
@@ -65,11 +65,11 @@ class FakeTarget:
         if failures := {key: OSError(f"no memory for {key}") for key in batch if key in self.bad}:
             raise BatchError(failures)
 
-    def told(self) -> list[str]:
+    def notices(self) -> list[str]:
         """The calls since the last time: ``put a b``."""
-        told = [" ".join((name, *keys)) for name, keys in self.calls]
+        notices = [" ".join((name, *keys)) for name, keys in self.calls]
         self.calls.clear()
-        return told
+        return notices
 
 
 @dataclass
@@ -102,11 +102,11 @@ class World:
 
     async def settle(self) -> list[str]:
         await self.clock.settle()
-        return self.target.told()
+        return self.target.notices()
 
     async def advance(self, seconds: float) -> list[str]:
         await self.clock.advance(seconds)
-        return self.target.told()
+        return self.target.notices()
 
 
 def rows(*rows: Row) -> Table[str, Row]:

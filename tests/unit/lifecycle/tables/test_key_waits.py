@@ -50,7 +50,7 @@ async def test_a_row_that_is_there_is_not_waited_for() -> None:
 async def test_each_wait_ends_when_its_key_is_as_it_should_be(derived: bool) -> None:
     table = rows()
     seen: ReadTable[str, Row] = table.filter(lambda row: row[1] > 0) if derived else table
-    there, big, gone, other = Waiting(), Waiting(), Waiting(), Waiting()
+    there, big, vanished, other = Waiting(), Waiting(), Waiting(), Waiting()
     async with anyio.create_task_group() as group:
         group.start_soon(there.run, lambda: seen.wait_for("a"))
         group.start_soon(big.run, lambda: seen.wait_for("a", lambda row: row[1] > 5))
@@ -59,25 +59,25 @@ async def test_each_wait_ends_when_its_key_is_as_it_should_be(derived: bool) -> 
         put(table, ("a", 1))
         await anyio.wait_all_tasks_blocked()
         assert (there.got, big.got, other.got) == ([("a", 1)], [], [])
-        group.start_soon(gone.run, lambda: seen.wait_removed("a"))
+        group.start_soon(vanished.run, lambda: seen.wait_removed("a"))
         await anyio.wait_all_tasks_blocked()
         put(table, ("a", 7))
         await anyio.wait_all_tasks_blocked()
-        assert (big.got, gone.got) == ([("a", 7)], [])
+        assert (big.got, vanished.got) == ([("a", 7)], [])
         delete(table, "a")
         await anyio.wait_all_tasks_blocked()
-        assert (gone.got, other.got) == ([None], [])
+        assert (vanished.got, other.got) == ([None], [])
         group.cancel_scope.cancel()
 
 
 async def test_following_a_key_misses_no_change_that_lasts() -> None:
-    table, told = rows(), list[Row | None]()
+    table, notices = rows(), list[Row | None]()
 
     async def follow() -> None:
         seen: Row | None = None
         while True:
             seen = await table.wait_changed("a", seen)
-            told.append(seen)
+            notices.append(seen)
 
     async with anyio.create_task_group() as group:
         group.start_soon(follow)
@@ -90,7 +90,7 @@ async def test_following_a_key_misses_no_change_that_lasts() -> None:
         await anyio.wait_all_tasks_blocked()
         delete(table, "a")
         await anyio.wait_all_tasks_blocked()
-        assert told == [("a", 2), None]
+        assert notices == [("a", 2), None]
         group.cancel_scope.cancel()
 
 

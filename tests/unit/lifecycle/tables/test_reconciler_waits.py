@@ -78,7 +78,7 @@ async def test_absence_is_realised_only_after_a_sweep_that_may_drop() -> None:
 
 
 async def test_a_first_sweep_may_be_part_of_the_start() -> None:
-    table, target = rows(Row("a"), Row("b")), FakeTarget(bad={"b"}, tells_which=True)
+    table, target = rows(Row("a"), Row("b")), FakeTarget(bad={"b"}, reports_which=True)
     reconciler: Reconciler[str, Row] = Reconciler(table, target, full_every=60)
     with pytest.raises(ReconcileError, match="rows: 1 object failed, the first b: no memory for b") as caught:
         await reconciler.sweep()

@@ -109,7 +109,7 @@ async def nothing() -> None:
     """As a hook that has nothing to do."""
 
 
-async def told(cell: Cell, within: float = 10.0) -> str:
+async def notices(cell: Cell, within: float = 10.0) -> str:
     """What is said of a hive with one more hook."""
     with pytest.raises(AssertionError) as caught:
         await fail_each_hook(sound, cell, within=within)
@@ -122,7 +122,7 @@ async def test_a_leaked_task_is_reported_with_its_run() -> None:
     async def start() -> None:
         tasks.append(asyncio.create_task(anyio.sleep_forever(), name="forgotten"))
 
-    text = await told(with_hook(start, nothing))
+    text = await notices(with_hook(start, nothing))
     assert text.startswith("1 of 1 runs were not clean:\n- with no hook failing: LeakError: left behind:")
     assert "task 'forgotten'" in text
     for task in tasks:
@@ -130,7 +130,7 @@ async def test_a_leaked_task_is_reported_with_its_run() -> None:
 
 
 async def test_a_descriptor_leaked_only_by_a_failing_hook_is_reported() -> None:
-    kept: list[int] = []
+    retained: list[int] = []
 
     async def stop() -> None:
         await anyio.lowlevel.checkpoint()
@@ -143,33 +143,33 @@ async def test_a_descriptor_leaked_only_by_a_failing_hook_is_reported() -> None:
             lifecycle.append(Hook("close", nothing, self.close))
 
         async def open(self) -> None:
-            kept.append(os.open("/dev/null", os.O_RDONLY))
+            retained.append(os.open("/dev/null", os.O_RDONLY))
 
         async def close(self) -> None:
-            os.close(kept.pop())
+            os.close(retained.pop())
 
-    text = await told(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
+    text = await notices(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
     assert "hook 'close' (keeps) failing to start, parallel: LeakError: left behind:" in text
     assert "hook 'close' (keeps) failing to stop" not in text
-    for descriptor in kept:
+    for descriptor in retained:
         os.close(descriptor)
 
 
 async def test_a_descriptor_leaked_by_an_interrupted_start_is_reported() -> None:
-    kept: list[int] = []
+    retained: list[int] = []
 
     async def start() -> None:
         await anyio.lowlevel.checkpoint()
-        kept.append(os.open("/dev/null", os.O_RDONLY))
+        retained.append(os.open("/dev/null", os.O_RDONLY))
         await anyio.lowlevel.checkpoint()
 
     async def stop() -> None:
-        os.close(kept.pop())
+        os.close(retained.pop())
 
-    text = await told(with_hook(start, stop))
+    text = await notices(with_hook(start, stop))
     assert text.startswith("1 of ")
     assert "hook 'extra' (hive) interrupted while starting, where it awaits for time 2: LeakError: " in text
-    for descriptor in kept:
+    for descriptor in retained:
         os.close(descriptor)
 
 
@@ -186,6 +186,6 @@ async def test_a_stop_that_fails_after_another_failure_is_reported() -> None:
         async def clean(self) -> None:
             assert self.ready, "was not ready"
 
-    text = await told(module("fragile", "Fragile", provide(Fragile), invoke(Fragile)))
+    text = await notices(module("fragile", "Fragile", provide(Fragile), invoke(Fragile)))
     assert "hook 'go' (fragile) failing to start, parallel: AssertionError: other errors came with it" in text
     assert "was not ready" in text
