@@ -121,9 +121,10 @@ def json_text(value: object) -> str:
     return json.dumps(value, indent=2)
 
 
-def terminal_width() -> int | None:
+def terminal_width(*, err: bool = False) -> int | None:
     """Columns of the terminal we print on, or None when the output goes elsewhere and may be wide."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def table_width(form: str) -> int | None:
@@ -198,9 +199,7 @@ def line_fitted(line: str, width: int | None) -> list[str]:
 
 def echo_fitted(line: str, *, err: bool = False) -> None:
     """Print a line of a text, wrapped where a terminal is narrower."""
-    stream = sys.stderr if err else sys.stdout
-    width = shutil.get_terminal_size().columns if stream.isatty() else None
-    for part in line_fitted(line, width):
+    for part in line_fitted(line, terminal_width(err=err)):
         click.echo(part, err=err)
 
 

@@ -95,7 +95,7 @@ def test_without_a_kvstore_disable_endpoint_crd_is_reset() -> None:
     wanted = ClusterEndpointSettings(disable_endpoint_crd=True)
     with capture_logs() as notices:
         assert endpoint_objects(wanted, KVStoreSettings(), structlog.get_logger()).served
-    assert "put back to false" in notices[0]["event"]
+    assert "using false instead" in notices[0]["event"]
     store = KVStoreSettings(kvstore="etcd", kvstore_opt={"etcd.address": "http://192.0.2.1:2379"})
     assert not endpoint_objects(wanted, store, structlog.get_logger()).served
     assert endpoint_objects(ClusterEndpointSettings(), store, structlog.get_logger()).served

@@ -220,10 +220,10 @@ def of_servers(allowed: dict[str, Any]) -> dict[str, Any]:
 
 def labels(place: Place) -> None:
     """Who is not allowed does not get in, and who is does."""
-    nonexistent = of_servers(policy())
-    nonexistent["spec"]["ingress"][0]["fromEndpoints"] = [{"matchLabels": {"app": "nobody"}}]
+    closed_to_all = of_servers(policy())
+    closed_to_all["spec"]["ingress"][0]["fromEndpoints"] = [{"matchLabels": {"app": "nobody"}}]
     for reached in (False, True):
-        place.rule(of_servers(policy()) if reached else nonexistent)
+        place.rule(of_servers(policy()) if reached else closed_to_all)
         for version in place.mode.versions:
             for name in SERVERS:
                 place.until_reached(place.address(name, version), reached=reached)

@@ -48,8 +48,8 @@ SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def asked(url: str) -> Request:
-    with socket.socket(socket.AF_UNIX) as nonexistent:
-        return Request("GET", url, {}, b"", nonexistent)
+    with socket.socket(socket.AF_UNIX) as peer:
+        return Request("GET", url, {}, b"", peer)
 
 
 class Speaker:

@@ -359,7 +359,7 @@ def test_permission_denied_prints_the_remedy(tmp_path: Path) -> None:
                 directory.chmod(0o755)
         from hive.lab.children import run_child
 
-        assert run_child(_ask_as_nonexistent, agent.socket) == (
+        assert run_child(_ask_unprivileged, agent.socket) == (
             f"permission denied on {agent.socket}: run this as root, or as a member of the socket's group"
         )
 
@@ -369,31 +369,31 @@ def test_unreadable_maps_print_the_remedy(tmp_path: Path) -> None:
     from hive.lab.children import run_child
 
     tmp_path.chmod(0o700)
-    code, notices = run_child(_list_as_nonexistent, tmp_path)
+    code, notices = run_child(_list_unprivileged, tmp_path)
     assert (code, notices) == (1, f"hive: permission denied on {tmp_path}: run this as root")
 
 
-def _list_as_nonexistent(bpf_root: Path) -> tuple[int, str]:
+def _list_unprivileged(bpf_root: Path) -> tuple[int, str]:
     import_module("hive.maps.bpf")  # which this user may not read
     spoken = io.StringIO()
-    _become_nonexistent()
+    _drop_privileges()
     with contextlib.redirect_stderr(spoken), pytest.raises(SystemExit) as ended:
         main(["bpf", "list", "--bpf-root", str(bpf_root)])
     return int(str(ended.value.code)), spoken.getvalue().strip()
 
 
-def _ask_as_nonexistent(agent_socket: Path) -> str:
+def _ask_unprivileged(agent_socket: Path) -> str:
     import click
 
     from hive.client import ask
 
-    _become_nonexistent()
+    _drop_privileges()
     with pytest.raises(click.ClickException) as refused:
         ask("/v1/healthz", agent_socket)
     return refused.value.message
 
 
-def _become_nonexistent() -> None:
+def _drop_privileges() -> None:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

@@ -63,7 +63,7 @@ def test_rows_are_shown_without_columns_that_are_empty(
 def test_one_row_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, SHOW) as agent:
         notices = hive(capsys, "db", "show", "devices", "2", "-H", agent.socket)
-        nonexistent = hive(capsys, "db", "show", "devices", "3", "-H", agent.socket)
+        absent = hive(capsys, "db", "show", "devices", "3", "-H", agent.socket)
     assert [line.split(maxsplit=1) for line in notices.out.splitlines()] == [
         ["ifindex:", "2"],
         ["name:", "eth0"],
@@ -71,7 +71,7 @@ def test_one_row_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ["addresses:", "192.0.2.1/24, 192.0.2.2/24"],
         ["kind:"],
     ]
-    assert (nonexistent.code, nonexistent.err) == (1, "hive: table devices has no row with the key 3\n")
+    assert (absent.code, absent.err) == (1, "hive: table devices has no row with the key 3\n")
 
 
 def test_a_narrow_terminal_gets_the_columns_that_fit_and_the_names_of_the_others() -> None:

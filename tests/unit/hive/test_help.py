@@ -88,7 +88,7 @@ def test_help_fits_on_a_terminal_of_80_columns() -> None:
 def test_texts_fit_on_a_terminal_of_80_columns(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hive.output.terminal_width", lambda: 80)
+    monkeypatch.setattr("hive.output.terminal_width", lambda **_: 80)
     out = hive(capsys, *words).out
     assert out
     assert [line for line in out.splitlines() if len(line) > 80] == []

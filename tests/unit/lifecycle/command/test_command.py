@@ -174,16 +174,16 @@ def test_a_command_after_settings_is_refused(capsys: pytest.CaptureFixture[str])
 
 
 def test_inspect_draws_a_graph_with_faults_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    hive = Hive(beat, module("more", "More", invoke(needs_what_nonexistent_has)), name="heart")
+    hive = Hive(beat, module("more", "More", invoke(needs_what_is_missing)), name="heart")
     assert run_command(hive, ["inspect"], {}) == 1
     notices = capsys.readouterr()
-    assert "· invoke  needs_what_nobody_has <- bytes (missing)\n" in notices.out
+    assert "· invoke  needs_what_is_missing <- bytes (missing)\n" in notices.out
     assert notices.err.startswith("heart: heart cannot be built: 1 fault\nmissing: nothing provides bytes\n")
     assert run_command(hive, ["inspect", "dot"], {}) == 1
     assert '"missing bytes" [label="bytes\\nmissing"' in capsys.readouterr().out
 
 
-def needs_what_nonexistent_has(it: bytes) -> None: ...
+def needs_what_is_missing(it: bytes) -> None: ...
 
 
 def given(tmp_path: Path, **sources: Any) -> tuple[list[str], list[str]]:
