@@ -199,12 +199,13 @@ def shared(folder: Path, rounds: int) -> list[Figure]:
         first, _ = made.nodes()
         with first.open() as node:
             medians = [
-                node.run(notices, made.store.address.partition("//")[2], each) for each in range(rounds)
+                node.run(seconds_until_noticed, made.store.address.partition("//")[2], each)
+                for each in range(rounds)
             ]
     return [Figure("an address in etcd to the ipcache map", "ms", Sample(tuple(medians)), 10.0)]
 
 
-def notices(etcd: str, number: int) -> float:
+def seconds_until_noticed(etcd: str, number: int) -> float:
     """The median of KEYS, in ms; inside the node."""
     import grpc
     from aetcd import rpc
@@ -268,11 +269,11 @@ def _report_all(etcd: str) -> float:
     for number in range(NODES):
         host = str(IPv4Address("172.16.0.1") + number)
         name, cidr = f"n{number}", str(IPv4Address("11.0.0.0") + 256 * number)
-        notices = (
+        about = (
             f'{{"Name":"{name}","Cluster":"default","IPAddresses":[{{"Type":"InternalIP","IP":"{host}"}}],'
         )
         keys.append(
-            (f"nodes/v1/default/{name}", notices + f'"IPv4AllocCIDR":{{"IP":"{cidr}","Mask":"////AA=="}}}}')
+            (f"nodes/v1/default/{name}", about + f'"IPv4AllocCIDR":{{"IP":"{cidr}","Mask":"////AA=="}}}}')
         )
         for pod in range(PODS // NODES):
             ip = str(IPv4Address(cidr) + pod + 2)

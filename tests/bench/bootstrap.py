@@ -75,11 +75,11 @@ def start(node: PluginNode) -> Start:
         if not ready and probe(node):
             ready = time.monotonic() - began
         time.sleep(LOOK_EVERY)
-    while (notices := COMPLETED.search(made.agent_log.read_text())) is None:
+    while (completed := COMPLETED.search(made.agent_log.read_text())) is None:
         if time.monotonic() - began > SERVES_WITHIN:
             raise RuntimeError(f"the agent told no statistics:\n{agent_process.log_end(made)}")
         time.sleep(LOOK_EVERY)
-    parts = (part.split("=") for part in notices[1].split())
+    parts = (part.split("=") for part in completed[1].split())
     return Start(
         api * 1000, daemon * 1000, ready * 1000, {scope: float(seconds) * 1000 for scope, seconds in parts}
     )

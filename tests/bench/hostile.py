@@ -99,8 +99,8 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
     rows: list[Row | Figure] = []
     for what in TARGETS:  # the first round warms up
         ours, peer = (Sample(tuple(batch.p99 for batch in side[1:])) for side in (besieged[what], alone))
-        notices = f"{CONNECTIONS} connections at {what}"
-        rows.append(Row(f"ADD, p99, {notices}", "ms", ours, "none", peer, SLOWEST_ADD, faster=False))
-        rows.append(Figure(f"slowest probe, {notices}", "ms", Sample(tuple(probes[what][1:])), SLOWEST_PROBE))
-        rows.append(Figure(f"memory, {notices}", "MiB", Sample(tuple(grown[what][1:])), MOST_MEMORY))
+        load = f"{CONNECTIONS} connections at {what}"
+        rows.append(Row(f"ADD, p99, {load}", "ms", ours, "none", peer, SLOWEST_ADD, faster=False))
+        rows.append(Figure(f"slowest probe, {load}", "ms", Sample(tuple(probes[what][1:])), SLOWEST_PROBE))
+        rows.append(Figure(f"memory, {load}", "MiB", Sample(tuple(grown[what][1:])), MOST_MEMORY))
     return rows

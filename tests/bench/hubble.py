@@ -334,9 +334,9 @@ def on_a_node(folder: Path, rounds: int) -> list[Row | Figure]:
         )
     ]
     for clients, of in found.items():
-        notices = "1 client" if clients == 1 else f"{clients} clients"
+        served = "1 client" if clients == 1 else f"{clients} clients"
         latest = Sample(tuple(one.latest for one in of))
-        rows.append(Figure(f"Hubble, packet to flow, p99, {notices}", "ms", latest, LATEST))
+        rows.append(Figure(f"Hubble, packet to flow, p99, {served}", "ms", latest, LATEST))
         processor = Sample(tuple(one.processor for one in of))
-        rows.append(Figure(f"Hubble, processor time a packet, {notices}", "µs", processor))
+        rows.append(Figure(f"Hubble, processor time a packet, {served}", "µs", processor))
     return rows

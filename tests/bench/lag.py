@@ -22,10 +22,10 @@ TARGET = 20.0
 
 def stretches(pid: int) -> Stretches:
     """All stretches of the agent's loop so far."""
-    notices = ask("/hive/loop", agent_process.api_socket(pid))
-    if tuple(notices["bounds"]) != BOUNDS:
+    loop = ask("/hive/loop", agent_process.api_socket(pid))
+    if tuple(loop["bounds"]) != BOUNDS:
         raise RuntimeError("the agent is of another version: its bounds are others")
-    return Stretches(tuple(notices["counts"]))
+    return Stretches(tuple(loop["counts"]))
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:

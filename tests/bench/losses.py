@@ -101,7 +101,7 @@ def measure(folder: Path, seconds: float) -> list[Figure]:
 
         for what, settings in (("kill -9 and start", same), ("kill -9 and another generation", alternating)):
             seen, times = flows(program, made, attached, partial(restarts, made, seconds, settings))
-            notices = f"packets lost of {seen.sent:,}, {times} x {what}"
-            rows.append(Figure(notices, "", Sample((float(seen.lost),)), 0))
+            figure = f"packets lost of {seen.sent:,}, {times} x {what}"
+            rows.append(Figure(figure, "", Sample((float(seen.lost),)), 0))
             rows.append(Figure(f"longest silence of a flow, {what}", "ms", Sample((seen.gap / 1e6,))))
     return rows

@@ -51,11 +51,11 @@ async def _round(folder: Path) -> tuple[float, float, float]:
         process.join()
 
 
-def _stand_in(notices: Connection) -> None:
-    asyncio.run(_serve(notices))
+def _stand_in(results: Connection) -> None:
+    asyncio.run(_serve(results))
 
 
-async def _serve(notices: Connection) -> None:
+async def _serve(results: Connection) -> None:
     server = ApiServer()
     server.crd_delay = 0
     async with server.serving():
@@ -75,12 +75,12 @@ async def _serve(notices: Connection) -> None:
             metadata = {"name": f"node-{number:05}"}
             body = {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": metadata, "spec": {}}
             server.add(body)
-        notices.send(server.port)
+        results.send(server.port)
         await eventually(lambda: any("ciliumnodes?" in target for _, target in server.requests), 600)
         began, worked = time.perf_counter(), time.process_time()
         objects = server.store.of(KIND).objects
         await eventually(
             lambda: all((one["spec"].get("ipam") or {}).get("podCIDRs") for one in objects.values()), 600
         )
-        notices.send((time.perf_counter() - began, time.process_time() - worked))
+        results.send((time.perf_counter() - began, time.process_time() - worked))
         await asyncio.sleep(60)

@@ -51,9 +51,9 @@ def serving(pods: int, nodes: int, endpoints: int, *more: int) -> Iterator[Serve
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            while "url" not in (notices := json.loads(process.stdout.readline())):
+            while "url" not in (started := json.loads(process.stdout.readline())):
                 pass
-            yield Server(notices["url"], process.pid)
+            yield Server(started["url"], process.pid)
         finally:
             process.kill()
 

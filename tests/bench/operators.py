@@ -64,11 +64,11 @@ def held(rounds: int) -> Iterator[Figure]:
     grown = []
     with serving(0, 0, ENDPOINTS, NODES) as full, replaying(full) as again:
         with serving(0, 0, 0) as empty, running(empty, {}, port := free_port()) as process:
-            wait(lambda: "0 ciliumendpoints" in notices(port))
+            wait(lambda: "0 ciliumendpoints" in metrics_text(port))
             before = memory(process.pid)
         for _ in range(rounds):
             with running(again, {}, port := free_port()) as process:
-                wait(lambda: f"{ENDPOINTS} ciliumendpoints" in notices(port))
+                wait(lambda: f"{ENDPOINTS} ciliumendpoints" in metrics_text(port))
                 wait(lambda: ask(again.url, "/written").get("PATCH", 0) >= NODES)
                 grown.append(memory(process.pid) - before)
     yield Figure(f"{NODES:,} nodes, {ENDPOINTS:,} endpoints: memory grown", "MiB", Sample(tuple(grown)))
@@ -104,7 +104,7 @@ def ask(url: str, path: str) -> Any:
         return json.load(connection.getresponse())
 
 
-def notices(port: int) -> str:
+def metrics_text(port: int) -> str:
     """What an operator says of itself; nothing before it serves."""
     try:
         return json.dumps(ask(f"http://127.0.0.1:{port}", "/hive/status"))

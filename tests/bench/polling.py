@@ -81,7 +81,7 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
             ours, peer = (
                 Sample(tuple(getattr(batch, name) for batch in side[1:])) for side in (busy[what], idle)
             )
-            notices = f"ADD while {CLIENTS} clients ask {what}, {name}"
-            rows.append(Row(notices, "ms", ours, "no requests", peer, target, faster=False))
+            figure = f"ADD while {CLIENTS} clients ask {what}, {name}"
+            rows.append(Row(figure, "ms", ours, "no requests", peer, target, faster=False))
         rows.append(Figure(f"answers to {CLIENTS} clients {what}", "", Sample(tuple(answers[what][1:]))))
     return rows

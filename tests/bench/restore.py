@@ -55,11 +55,11 @@ def restart(node: PluginNode, count: int) -> Restart:
     starts = [span for span in timeline["spans"] if span["kind"] == "start"]
     took = {span["id"]: span["took"] * 1000 for span in starts}
     began_at = {span["id"]: span["began"] * 1000 for span in starts}
-    notices = REGENERATED_LINE.search(made.agent_log.read_text())
-    if notices is None or int(notices[1]) != count:
-        raise RuntimeError(f"{count} endpoints, but: {notices and notices[0]}\n{agent_process.log_end(made)}")
+    line = REGENERATED_LINE.search(made.agent_log.read_text())
+    if line is None or int(line[1]) != count:
+        raise RuntimeError(f"{count} endpoints, but: {line and line[0]}\n{agent_process.log_end(made)}")
     exposed = began_at[EXPOSE] + took[EXPOSE] - began_at[RESTORE]
-    return Restart(took[RESTORE], exposed, float(notices[2]), serving)
+    return Restart(took[RESTORE], exposed, float(line[2]), serving)
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:

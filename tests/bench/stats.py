@@ -89,8 +89,8 @@ class Figure:
 
     def cells(self) -> tuple[str, ...]:
         """The figure as text."""
-        notices = ("", "") if self.target is None else (f"≤ {self.target:g}", "yes" if self.reached else "NO")
-        return (self.what, self.unit, str(self.ours), "", "", "", *notices)
+        aim = ("", "") if self.target is None else (f"≤ {self.target:g}", "yes" if self.reached else "NO")
+        return (self.what, self.unit, str(self.ours), "", "", "", *aim)
 
 
 HEADER = ("figure", "unit", "ours", "peer", "peer's", "ratio", "target", "reached")

@@ -79,14 +79,14 @@ def _writes_watched(rows: int) -> float:
 def _changes(rows: int) -> float:
     """Told to one watcher, who fetches after every hundred transactions."""
     table = _table()
-    changes, notices = table.changes(), 0
+    changes, count = table.changes(), 0
     began = time.perf_counter()
     for begin in range(0, rows, 100):
         for number in range(begin, begin + 100):
             with table.txn() as txn:
                 txn.put((number, number))
-        notices += len(changes.take())
-    assert notices == rows
+        count += len(changes.take())
+    assert count == rows
     return time.perf_counter() - began
 
 

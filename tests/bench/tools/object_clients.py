@@ -35,7 +35,7 @@ class Took:
         gc.collect()
         self._rss, self._cpu, self._began = rss(), time.process_time(), time.perf_counter()
 
-    def notices(self, objects: int, **more: float) -> dict[str, float]:
+    def summary(self, objects: int, **more: float) -> dict[str, float]:
         """Until now."""
         wall, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
         gc.collect()
@@ -64,7 +64,7 @@ async def ours(url: str, token: str) -> dict[str, float]:
         tables.append(table)
     for table in tables:
         await table.wait_initialized()
-    found = took.notices(sum(map(len, tables)))
+    found = took.summary(sum(map(len, tables)))
     for task in tasks:
         task.cancel()
     return {**found, "decode": await decoding(client)}
@@ -102,7 +102,7 @@ async def lightkube(url: str, token: str) -> dict[str, float]:
         rows[meta.namespace, meta.name] = one, looked_at
     async for one in client.list(Node):
         rows["", one.metadata.name] = one, (one.metadata.labels, one.status.addresses, one.spec.podCIDRs)
-    return took.notices(len(rows))
+    return took.summary(len(rows))
 
 
 async def kubernetes_asyncio(url: str, token: str) -> dict[str, float]:
@@ -122,7 +122,7 @@ async def kubernetes_asyncio(url: str, token: str) -> dict[str, float]:
             if not following:
                 break
         rows.update((("", one.metadata.name), one) for one in (await core.list_node()).items)
-    return took.notices(len(rows))
+    return took.summary(len(rows))
 
 
 async def start(url: str, token: str) -> dict[str, float]:
@@ -146,7 +146,7 @@ async def start(url: str, token: str) -> dict[str, float]:
             resources = hive.get(Resources)
             for kind in resources.kinds:
                 await resources.table(kind).wait_initialized()
-            return took.notices(len(resources.table(PODS)))
+            return took.summary(len(resources.table(PODS)))
 
 
 async def follow(url: str, token: str) -> dict[str, float]:
@@ -226,7 +226,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
             await remote.wait_initialized()
             count = len(rows)
             gc.collect()
-            first = took.notices(count)
+            first = took.summary(count)
             left = {row.prefix for row in rows.all()}
             await asyncio.sleep(3)  # the first sweep is no part of what is measured
             found: list[float] = []

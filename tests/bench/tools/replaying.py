@@ -52,8 +52,8 @@ class Replay:
                 if target == b"/forget":
                     self._written.clear()
                 if target in {b"/written", b"/forget"}:
-                    notices = {name: len(targets) for name, targets in self._written.items()}
-                    writer.write(_answer(json.dumps(notices).encode()))
+                    written = {name: len(targets) for name, targets in self._written.items()}
+                    writer.write(_answer(json.dumps(written).encode()))
                     continue
                 if b"watch=" in target and b"sendInitialEvents" not in target:
                     await reader.read()  # until the client has enough of it
