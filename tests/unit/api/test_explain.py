@@ -21,9 +21,9 @@ QUERIES = {
 async def test_an_invalid_query_is_refused_in_one_line(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
         for query, error in QUERIES.items():
-            notices = await node.ask("GET", f"/hive/policy/explain?{query}")
-            assert notices.status == 400
-            assert notices.body["err"].startswith(error)
+            answer = await node.ask("GET", f"/hive/policy/explain?{query}")
+            assert answer.status == 400
+            assert answer.body["err"].startswith(error)
         for query, status in {
             "endpoint=7&direction=ingress&identity=2&protocol=6&port=80": 200,
             "endpoint=7&direction=both&identity=2&protocol=6&port=80": 400,
@@ -35,14 +35,14 @@ async def test_an_invalid_query_is_refused_in_one_line(tmp_path: Path) -> None:
 
 async def test_the_matrix_includes_reserved_identities_and_refuses_unknown_namespaces(tmp_path: Path) -> None:
     async with running_node(tmp_path) as node:
-        notices = await node.ask("GET", "/hive/policy/matrix")
-        assert notices.status == 200
-        assert [one["ask"] for one in notices.body["sources"]][:2] == ["host", "remote-node"]
-        assert notices.body["cells"] == [], "no end is an endpoint of this node"
+        answer = await node.ask("GET", "/hive/policy/matrix")
+        assert answer.status == 200
+        assert [one["ask"] for one in answer.body["sources"]][:2] == ["host", "remote-node"]
+        assert answer.body["cells"] == [], "no end is an endpoint of this node"
         for query, error in {
             "from=nowhere": "no pods of namespace nowhere are known",
             "most=0": "most 0: expected 1 to 60",
             "most=61": "most 61: expected 1 to 60",
         }.items():
-            notices = await node.ask("GET", f"/hive/policy/matrix?{query}")
-            assert (notices.status, notices.body["err"]) == (400, error)
+            answer = await node.ask("GET", f"/hive/policy/matrix?{query}")
+            assert (answer.status, answer.body["err"]) == (400, error)

@@ -14,7 +14,7 @@ import pytest
 
 from lifecycle.testing import eventually
 from tests.unit.api.node import Node, running_node
-from tests.unit.api.test_metrics import notices
+from tests.unit.api.test_metrics import series
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ async def waiting(node: Node, request: bytes) -> AsyncIterator[asyncio.StreamRea
 
 async def processed(node: Node) -> dict[tuple[str, str, str], float]:
     """Requests by limiter, outcome and status."""
-    found: list[Any] = await notices(node, "cilium_api_limiter_processed_requests_total")
+    found: list[Any] = await series(node, "cilium_api_limiter_processed_requests_total")
     return {tuple(one["labels"].values()): one["value"] for one in found}
 
 

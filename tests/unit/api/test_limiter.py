@@ -305,35 +305,35 @@ async def test_deleting_all_pods_at_once_waits_for_places_only() -> None:
 
 
 async def test_requests_are_logged_if_wanted() -> None:
-    with capture_logs() as notices:
+    with capture_logs() as logged:
         async with line(Parameters(parallel_requests=1, max_wait_duration=1.0, log=True)) as now:
             now.ask("a", takes=2)
             now.ask("b")
             await now.clock.advance(3)
-    assert [(one["event"], one["name"], one["log_level"]) for one in notices] == [
+    assert [(one["event"], one["name"], one["log_level"]) for one in logged] == [
         ("API call refused", "endpoint-create", "warning"),
         ("API call has been processed", "endpoint-create", "info"),
     ]
-    assert notices[1]["processing"] == "2s"
+    assert logged[1]["processing"] == "2s"
 
 
 def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
     """What is told of it, without what all names begin with."""
-    notices: list[MetricFamily] = list(limiter_families([limiter]))
-    assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in notices)
-    return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in notices}
+    families: list[MetricFamily] = list(limiter_families([limiter]))
+    assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in families)
+    return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in families}
 
 
 async def test_all_limiter_metrics_exist_after_the_first_request() -> None:
     async with line(default("endpoint-create")) as now:
         assert all(not values for values in series(now.limiter).values())
         await now.took(4)
-        notices = series(now.limiter)
+        metrics = series(now.limiter)
     name = "endpoint-create"
-    waits = notices.pop("wait_history_duration_seconds")[name,]
+    waits = metrics.pop("wait_history_duration_seconds")[name,]
     assert isinstance(waits, Histogram)
     assert waits.count == 1
-    assert notices == {
+    assert metrics == {
         "processing_duration_seconds": {
             (name, "mean"): pytest.approx(4),
             (name, "estimated"): 2,
@@ -349,6 +349,6 @@ async def test_all_limiter_metrics_exist_after_the_first_request() -> None:
 async def test_a_limiter_without_a_rate_reports_rate_0() -> None:
     async with line(default("endpoint-delete")) as now:
         await now.took(0.2, status=404)
-        notices = series(now.limiter)
-    assert set(notices["rate_limit"].values()) == {0}
-    assert notices["processed_requests_total"] == {("endpoint-create", "fail", "404"): 1}
+        metrics = series(now.limiter)
+    assert set(metrics["rate_limit"].values()) == {0}
+    assert metrics["processed_requests_total"] == {("endpoint-create", "fail", "404"): 1}

@@ -12,7 +12,7 @@ from tests.unit.api.node import Node, running_node
 pytestmark = pytest.mark.anyio
 
 
-async def notices(node: Node, name: str, path: str = "/v1/metrics/") -> list[Any]:
+async def series(node: Node, name: str, path: str = "/v1/metrics/") -> list[Any]:
     """The series of one metric."""
     got = await node.ask("GET", path)
     assert got.status == 200
@@ -27,8 +27,8 @@ async def test_requests_are_counted_by_what_they_are_about(tmp_path: Path) -> No
         await node.ask("GET", "/no/such/path/1")
         await node.ask("BREW", "/no/such/path/2")
         await node.ask("PATCH", "/v1/endpoint/78")
-        times = await notices(node, "cilium_agent_api_process_time_seconds")
-        events = await notices(node, "cilium_event_ts")
+        times = await series(node, "cilium_agent_api_process_time_seconds")
+        events = await series(node, "cilium_event_ts")
     assert sorted(tuple(metric["labels"].values()) for metric in times) == [
         ("/v1/endpoint", "GET", "200"),
         ("/v1/endpoint", "GET", "404"),
@@ -45,9 +45,9 @@ async def test_requests_are_counted_by_what_they_are_about(tmp_path: Path) -> No
 async def test_metrics_are_listed_where_no_port_serves_them(tmp_path: Path, path: str) -> None:
     async with running_node(tmp_path) as node:
         await node.ask("POST", "/v1/ipam?family=ipv4")
-        (version,) = await notices(node, "cilium_version", path)
-        (addresses,) = await notices(node, "cilium_ip_addresses", path)
-        (zero, *_) = await notices(node, "cilium_endpoint", path)
+        (version,) = await series(node, "cilium_version", path)
+        (addresses,) = await series(node, "cilium_ip_addresses", path)
+        (zero, *_) = await series(node, "cilium_endpoint", path)
     assert (version["value"], version["labels"]["revision"]) == (1, "0123456789ab")
     assert addresses == {"name": "cilium_ip_addresses", "value": 2, "labels": {"family": "ipv4"}}
     assert zero == {"name": "cilium_endpoint", "value": 0}
@@ -55,7 +55,7 @@ async def test_metrics_are_listed_where_no_port_serves_them(tmp_path: Path, path
 
 async def test_the_setting_counts_for_the_list_too(tmp_path: Path) -> None:
     async with running_node(tmp_path, settings={"metrics": "-cilium_version"}) as node:
-        assert await notices(node, "cilium_version") == []
+        assert await series(node, "cilium_version") == []
 
 
 @pytest.mark.parametrize(("cidr6", "family"), [("", "ipv4-only"), ("fd00:1::/112", "ipv4-ipv6-dual-stack")])
@@ -63,6 +63,6 @@ async def test_feature_metrics_show_the_enabled_address_families(
     tmp_path: Path, cidr6: str, family: str
 ) -> None:
     async with running_node(tmp_path, cidr6=cidr6) as node:
-        protocols = await notices(node, "cilium_feature_datapath_internet_protocol")
+        protocols = await series(node, "cilium_feature_datapath_internet_protocol")
     assert len(protocols) == 3
     assert [one["labels"]["address_family"] for one in protocols if one.get("value")] == [family]

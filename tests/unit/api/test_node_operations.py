@@ -113,13 +113,13 @@ async def test_prefixes_are_listed_from_the_ipcache_claims(tmp_path: Path) -> No
             tunnel_endpoint=other,
         )
         node.prefixes.upsert(claim)
-        notices = {one["cidr"]: one for one in (await node.ask("GET", "/v1/ip")).body}
-        assert notices["10.0.1.77/32"]["metadata"] == {
+        entries = {one["cidr"]: one for one in (await node.ask("GET", "/v1/ip")).body}
+        assert entries["10.0.1.77/32"]["metadata"] == {
             "source": "k8s",
             "namespace": "default",
             "name": "web-0",
         }
-        assert notices["10.0.7.0/24"] == {
+        assert entries["10.0.7.0/24"] == {
             "cidr": "10.0.7.0/24",
             "identity": 2,
             "encryptKey": 0,

@@ -17,7 +17,7 @@ def degraded(message: str, error: str | None) -> HealthStatus:
 
 
 @pytest.mark.parametrize(
-    ("message", "error", "notices"),
+    ("message", "error", "expected"),
     [
         ("disk full", None, "disk full"),
         ("cannot write: disk full", "OSError: disk full", "cannot write: disk full"),
@@ -25,8 +25,8 @@ def degraded(message: str, error: str | None) -> HealthStatus:
         ("", "OSError: disk full", "OSError: disk full"),
     ],
 )
-def test_an_error_is_reported_once(message: str, error: str | None, notices: str) -> None:
-    assert trouble(degraded(message, error)) == notices
+def test_an_error_is_reported_once(message: str, error: str | None, expected: str) -> None:
+    assert trouble(degraded(message, error)) == expected
 
 
 def test_a_module_in_trouble_is_a_failing_controller() -> None:

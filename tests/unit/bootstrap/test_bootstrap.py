@@ -97,11 +97,11 @@ async def test_a_start_is_logged_in_one_line_and_in_the_timeline() -> None:
     )
     with structlog.testing.capture_logs() as logged:
         async with Hive(*cells).started() as hive:
-            notices = [line for line in logged if line["event"] == "Daemon initialization completed"]
+            completed = [line for line in logged if line["event"] == "Daemon initialization completed"]
             scopes = hive.get(Bootstrap).scopes().succeeded
             shown = {family.name for family in await hive.get(metrics.Metrics).families()}
             sums = hive.profile.sums
-    (line,) = notices
+    (line,) = completed
     assert names(line) == names(sums) <= DOCUMENTED
     assert {OVERALL, EARLY, "healthCheck"} <= names(line)
     assert sums[OVERALL] == scopes[OVERALL] >= max(sums.values())

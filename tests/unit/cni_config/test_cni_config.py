@@ -109,7 +109,7 @@ def cni_hive(tmp_path: Path, file: Path | None, queue: Held | None = None, **val
     )
 
 
-def notices(hive: Hive) -> HealthStatus:
+def health(hive: Hive) -> HealthStatus:
     """Health of the module."""
     return next(status for status in hive.health.snapshot() if status.module.endswith("cni-config"))
 
@@ -121,10 +121,10 @@ async def test_once_both_sockets_serve_the_queue_opens_and_the_file_is_there(tmp
     async with hive.started():
         assert queue.released
         await until(path.exists)
-        await until(lambda: notices(hive).level == "ok")
+        await until(lambda: health(hive).level == "ok")
         (plugin,) = json.loads(path.read_text())["plugins"]
         assert plugin["agent-socket"] == str(tmp_path / "run" / "cni.sock")
-        assert notices(hive).message == f"successfully wrote CNI configuration file to {path}"
+        assert health(hive).message == f"successfully wrote CNI configuration file to {path}"
     assert path.exists()
 
 
@@ -134,7 +134,7 @@ async def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     hive = cni_hive(tmp_path, None, queue)
     async with hive.started():
         assert queue.released
-        assert (notices(hive).level, notices(hive).message) == ("ok", "CNI configuration management disabled")
+        assert (health(hive).level, health(hive).message) == ("ok", "CNI configuration management disabled")
     assert names(tmp_path) == []
 
 
@@ -145,11 +145,11 @@ async def test_a_file_that_cannot_be_written_degrades_health_until_it_can(tmp_pa
     (path / "x").touch()
     hive = cni_hive(tmp_path, path, Held())
     async with hive.started():
-        await until(lambda: notices(hive).level == "degraded")
-        assert f"failed to write CNI configuration file {path}: " in notices(hive).message
+        await until(lambda: health(hive).level == "degraded")
+        assert f"failed to write CNI configuration file {path}: " in health(hive).message
         (path / "x").unlink()
         path.rmdir()
-        await until(lambda: notices(hive).level == "ok")
+        await until(lambda: health(hive).level == "ok")
         assert path.is_file()
 
 
@@ -178,7 +178,7 @@ async def test_a_file_that_is_not_exclusive_is_left_to_others(tmp_path: Path) ->
     (tmp_path / "10-istio.conflist").write_text("{}")
     hive = cni_hive(tmp_path, path)
     async with hive.started():
-        await until(lambda: notices(hive).level == "ok")
+        await until(lambda: health(hive).level == "ok")
         assert "10-istio.conflist" in names(tmp_path)
 
 
@@ -187,8 +187,8 @@ async def test_a_network_to_be_chained_to_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "05-cilium.conflist"
     hive = cni_hive(tmp_path, path, cni_chaining_target="ptp")
     async with hive.started():
-        await until(lambda: notices(hive).level == "degraded")
-        assert "no matching CNI configurations found (will retry)" in notices(hive).message
+        await until(lambda: health(hive).level == "degraded")
+        assert "no matching CNI configurations found (will retry)" in health(hive).message
         (tmp_path / "10-ptp.conf").write_text('{"name": "ptp", "type": "ptp"}')
         await until(path.exists)
         assert [plugin["type"] for plugin in json.loads(path.read_text())["plugins"]] == ["ptp", "cilium-cni"]

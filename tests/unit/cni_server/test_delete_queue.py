@@ -105,8 +105,8 @@ async def test_a_queued_delete_with_an_unremovable_file_is_done_and_logged(
         patched.setattr(Path, "unlink", refuse)
         async with started(lifecycle):
             assert not served.node.book
-    (notices,) = [line for line in logs if line["log_level"] == "warning"]
-    assert (notices["event"], notices["error"]) == ("queued delete not removed", "Read-only file system")
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (warning["event"], warning["error"]) == ("queued delete not removed", "Read-only file system")
 
 
 async def test_more_requests_than_plugins_may_leave_are_all_done(served: Harness) -> None:

@@ -54,7 +54,7 @@ def health(hive: Hive) -> str:
     )
 
 
-def notices(hive: Hive) -> list[str]:
+def reports(hive: Hive) -> list[str]:
     """What every part says of itself, errors too."""
     return [f"{one.message} {one.error or ''}" for one in hive.health.snapshot()]
 
@@ -187,7 +187,7 @@ async def test_a_config_dir_that_is_replaced_is_watched_again(tmp_path: Path) ->
     async with running(tmp_path, Sources(config_dir=directory)) as (hive, drift):
         await eventually(lambda: "matches the running configuration" in health(hive))
         directory.rename(tmp_path / "away")
-        await eventually(lambda: any("was removed or replaced" in one for one in notices(hive)))
+        await eventually(lambda: any("was removed or replaced" in one for one in reports(hive)))
         directory.mkdir()
         (directory / "mtu").write_text("1200")
         await eventually(lambda: [change.configured for change in drift.changes] == ["1200"])

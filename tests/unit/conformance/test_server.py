@@ -208,9 +208,9 @@ class Replay:
             return
         if "body_text" in response:
             recorded = json.loads(response["body_text"].partition("\n")[0])
-            notices = [json.loads(line) for line in got.raw.splitlines()]
-            assert notices
-            assert [each for one in notices for each in differences(recorded, one, set())] == []
+            answers = [json.loads(line) for line in got.raw.splitlines()]
+            assert answers
+            assert [each for one in answers for each in differences(recorded, one, set())] == []
             return
         compare(request["method"], path, numbered(response.get("body")), got)
         if request["method"] == "POST" and got.status == 201:

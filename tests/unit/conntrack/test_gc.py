@@ -118,16 +118,16 @@ async def test_gc_passes_are_counted_in_metrics() -> None:
         maps.broken = True
         await clock.advance(61)
         passes = hive.get(Passes)
-        notices = {family.name: dict(family.series) for family in families(last(hive).values(), passes)}
+        series = {family.name: dict(family.series) for family in families(last(hive).values(), passes)}
     assert passes.failed > 0
-    runs = notices["cilium_datapath_conntrack_gc_runs_total"]
+    runs = series["cilium_datapath_conntrack_gc_runs_total"]
     assert runs["ipv4", "TCP", "completed"] == runs["ipv6", "TCP", "completed"] == 1
     assert runs["ipv4", "TCP", "uncompleted"] == passes.failed
-    assert notices["cilium_datapath_conntrack_gc_entries"] == {
+    assert series["cilium_datapath_conntrack_gc_entries"] == {
         ("ipv4", "TCP", "alive"): 400,
         ("ipv4", "TCP", "deleted"): 100,
         ("ipv6", "TCP", "alive"): 10,
         ("ipv6", "TCP", "deleted"): 0,
     }
-    assert notices["cilium_bpf_map_pressure"] == {("ct4_global",): 0.4, ("ct6_global",): 0.01}
+    assert series["cilium_bpf_map_pressure"] == {("ct4_global",): 0.4, ("ct6_global",): 0.01}
     assert passes.durations.count == 1

@@ -140,8 +140,8 @@ async def test_a_removed_controller_leaves_nothing_behind() -> None:
             controllers.remove_of("endpoint-7")
             await clock.advance(1)
             assert [each.name for each in controllers.all()] == ["others"]
-            notices = [each.module for each in hive.get(HealthTree).snapshot()]
-            assert not [each for each in notices if each.endswith(".mine")]
+            modules = [each.module for each in hive.get(HealthTree).snapshot()]
+            assert not [each for each in modules if each.endswith(".mine")]
 
 
 async def test_jobs_of_other_modules_are_listed_as_controllers() -> None:

@@ -62,7 +62,7 @@ def table() -> Table[int, Device]:
     return Table("devices", key=lambda row: row.ifindex)
 
 
-async def notices(rows: Table[int, Device], wanted: list[Device]) -> None:
+async def wait_for_rows(rows: Table[int, Device], wanted: list[Device]) -> None:
     """Wait until the table holds exactly these."""
     with anyio.fail_after(30):
         async for _ in rows.changes():
@@ -121,10 +121,10 @@ async def test_the_table_follows_and_a_broken_subscription_is_renewed() -> None:
         assert rows.all() == [device(1)]
         kernel.now.append(device(2))
         kernel.hint()
-        await notices(rows, [device(1), device(2)])
+        await wait_for_rows(rows, [device(1), device(2)])
         kernel.now.pop(0)
         kernel.break_off(OSError(105, "No buffer space available"))
-        await notices(rows, [device(2)])
+        await wait_for_rows(rows, [device(2)])
         assert kernel.subscriptions == 2
         levels = {status.module: status.level for status in hive.get(HealthTree).snapshot()}
         assert levels["devices.watch"] == "ok"
@@ -151,7 +151,7 @@ async def test_only_configured_devices_are_uplinks_and_a_missing_one_is_reported
         assert reported_of["devices.selection"] == "devices names wlan0: the node has no such device"
         kernel.now = [device(4, "192.0.2.9/24", name="wlan0")]
         kernel.hint()
-        await notices(rows, [replace(one, named=True) for one in kernel.now])
+        await wait_for_rows(rows, [replace(one, named=True) for one in kernel.now])
         reported_of = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
         assert reported_of["devices.selection"] == "devices names ens+: the node has no such device"
 

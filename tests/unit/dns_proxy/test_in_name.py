@@ -43,7 +43,7 @@ async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() ->
     with server() as there:
         sockets, spoken, both = PodSockets(asyncio.get_running_loop()), dict[int, bytes](), asyncio.Event()
 
-        def notices(number: int, data: bytes | OSError) -> bool:
+        def answered(number: int, data: bytes | OSError) -> bool:
             if isinstance(data, OSError) or data.endswith(b"a guess"):
                 return False
             spoken[number] = data
@@ -54,7 +54,7 @@ async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() ->
         port = free_port()
         try:
             for number in (1, 2):
-                sockets.ask(asking(there, port, number), 0, partial(notices, number))
+                sockets.ask(asking(there, port, number), 0, partial(answered, number))
             clients = [there.recvfrom(512) for _ in range(2)]
             assert {client for _, client in clients} == {(str(POD), port)}, "from the pod's address and port"
             for data, client in reversed(clients):

@@ -56,9 +56,9 @@ def test_an_answer_has_the_addresses_at_the_end_of_a_chain_and_the_least_ttl() -
 
 def test_a_refused_response_repeats_the_question_and_has_the_code() -> None:
     asked = query(WEB)
-    notices = DNS(refusal(asked + b"more", len(asked), 5))
-    assert (notices.id, notices.qr, notices.rd, notices.rcode, notices.ancount) == (7, 1, 1, 5, 0)
-    assert notices.qd[0].qname == f"{WEB}.".encode()
+    reply = DNS(refusal(asked + b"more", len(asked), 5))
+    assert (reply.id, reply.qr, reply.rd, reply.rcode, reply.ancount) == (7, 1, 1, 5, 0)
+    assert reply.qd[0].qname == f"{WEB}.".encode()
 
 
 def test_names_are_written_out_where_nothing_may_be_compressed() -> None:

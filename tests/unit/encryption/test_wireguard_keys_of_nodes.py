@@ -17,20 +17,20 @@ from tests.support.recordings import recordings
 WORLDS = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
 
 
-def node_of(notices: dict[str, Any]) -> ClusterNode:
-    pairs = [each.split("=") for each in notices["addresses"]]
+def node_of(recorded: dict[str, Any]) -> ClusterNode:
+    pairs = [each.split("=") for each in recorded["addresses"]]
     return ClusterNode(
-        cluster=notices["cluster"],
-        name=notices["name"],
+        cluster=recorded["cluster"],
+        name=recorded["name"],
         source=Source.CUSTOM_RESOURCE,
         addresses=tuple(NodeIP(kind, ip_address(ip)) for kind, ip in pairs),
         health=tuple(
-            ip_address(notices[key]) for key in ("ipv4_health_ip", "ipv6_health_ip") if notices.get(key)
+            ip_address(recorded[key]) for key in ("ipv4_health_ip", "ipv6_health_ip") if recorded.get(key)
         ),
         ingress=tuple(
-            ip_address(notices[key]) for key in ("ipv4_ingress_ip", "ipv6_ingress_ip") if notices.get(key)
+            ip_address(recorded[key]) for key in ("ipv4_ingress_ip", "ipv6_ingress_ip") if recorded.get(key)
         ),
-        encryption_key=notices.get("encryption_key", 0),
+        encryption_key=recorded.get("encryption_key", 0),
     )
 
 

@@ -246,14 +246,14 @@ class FakePods:
     followed: bool = False
     cluster: str = "default"
     known: dict[tuple[str, str], list[Label]] = field(default_factory=dict)
-    notices: anyio.Event = field(default_factory=anyio.Event)
+    labels_known: anyio.Event = field(default_factory=anyio.Event)
     """Whoever resolves waits for it."""
 
     def lookup(self, pod: PodName) -> list[Label] | None:
         return self.known.get(pod[:2])
 
     async def resolve(self, pod: PodName) -> list[Label] | None:
-        await self.notices.wait()
+        await self.labels_known.wait()
         return self.lookup(pod)
 
 

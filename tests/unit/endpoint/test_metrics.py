@@ -8,19 +8,19 @@ from cells.endpoint import Level, families
 from tests.unit.endpoint.fakes import Node, request
 
 
-def notices(node: Node) -> dict[str, dict[tuple[str, ...], object]]:
+def series(node: Node) -> dict[str, dict[tuple[str, ...], object]]:
     """Every family's series."""
     return {family.name: dict(family.series) for family in families(node.endpoints)}
 
 
 def test_endpoints_are_counted_by_displayed_state(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    assert notices(node)["cilium_endpoint_state"] == {}
+    assert series(node)["cilium_endpoint_state"] == {}
     node.create(request(1))
     broken = node.create(request(2))
     node.kernel.refuse = "fill"
     node.build(broken.id, Level.POLICY)
-    got = notices(node)
+    got = series(node)
     assert got["cilium_endpoint"] == {(): 2}
     assert got["cilium_endpoint_state"] == {("ready",): 1, ("not-ready",): 1}
     assert got["cilium_endpoint_regenerations_total"] == {("success",): 2, ("fail",): 1, ("failure",): 0}

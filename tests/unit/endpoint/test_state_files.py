@@ -222,9 +222,9 @@ def test_an_unreadable_endpoint_is_reported_and_left(files: StateFiles, endpoint
 def header(endpoint: Endpoint, line: str = " * CILIUM_BASE64_{version}:{state}") -> str:
     """An ep_config.h as agents before 1.16 wrote it."""
     version, state = b64encode(b"1.15.4 go1.21").decode(), b64encode(encode(endpoint)).decode()
-    notices = line.format(version=version, state=state)
+    state_line = line.format(version=version, state=state)
     return (
-        f"/*\n * This file is generated: do not modify.\n{notices}\n * Container ID: cid1\n"
+        f"/*\n * This file is generated: do not modify.\n{state_line}\n * Container ID: cid1\n"
         f" * IPv4 address: {endpoint.ipv4}\n * Identity: 256\n */\n#define LXC_ID 1\n"
     )
 

@@ -220,7 +220,7 @@ async def test_an_endpoint_waits_for_the_labels_of_its_pod_and_is_built_with_the
         assert (waiting.state, waiting.labels) == (State.WAITING_FOR_IDENTITY, INIT_LABELS)
         assert node.kernel.steps == ["acquire", "adopt"]
         pods.known["default", "web-1"] = [Label("k8s", "app", "web"), Label("k8s", "pod-template-hash", "1")]
-        pods.notices.set()
+        pods.labels_known.set()
     (made,) = node.endpoints.all()
     assert (made.labels, made.info_labels) == (("k8s:app=web",), ("k8s:pod-template-hash=1",))
     assert cluster.asked == [("k8s:app=web",)], "no identity is asked for before the labels are known"
@@ -228,7 +228,7 @@ async def test_an_endpoint_waits_for_the_labels_of_its_pod_and_is_built_with_the
 
 async def test_an_endpoint_of_an_unknown_pod_starts_with_identity_init(tmp_path: Path) -> None:
     pods = FakePods(followed=True)
-    pods.notices.set()
+    pods.labels_known.set()
     node = Node(tmp_path, pods=pods)
     made = await node.endpoints.create(request(1))
     assert (made.labels, made.identity) == (INIT_LABELS, 5)

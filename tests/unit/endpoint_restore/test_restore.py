@@ -453,9 +453,9 @@ async def test_pods_keep_their_policies_until_the_rules_are_known(
         (waiting,) = left.endpoints.all()
         assert waiting.state is State.RESTORING
         assert not any(slot.filled for slot in left.kernel.policies.values())
-        notices = {one.module: one for one in hive.get(HealthTree).snapshot()}["agent.regenerate"]
-        assert (notices.level, "networkpolicies" in notices.message) == ("degraded", True)
-        rules.notices.set()
+        status = {one.module: one for one in hive.get(HealthTree).snapshot()}["agent.regenerate"]
+        assert (status.level, "networkpolicies" in status.message) == ("degraded", True)
+        rules.arrived.set()
         await to_thread.run_sync(eventually, lambda: left.endpoints.all()[0].state is State.READY)
         assert {slot.filled for slot in left.kernel.policies.values()} == {True}
 
@@ -466,7 +466,7 @@ class LateRules:
     missing = "networkpolicies"
 
     def __init__(self) -> None:
-        self.notices = anyio.Event()
+        self.arrived = anyio.Event()
 
     async def known(self) -> None:
-        await self.notices.wait()
+        await self.arrived.wait()

@@ -7,7 +7,7 @@ from cells.observe.events import counted
 
 
 def test_drops_are_counted_by_reason_and_forwards_by_direction() -> None:
-    notices = {
+    series = {
         family.name: family.series
         for family in counted(
             [
@@ -22,12 +22,12 @@ def test_drops_are_counted_by_reason_and_forwards_by_direction() -> None:
             ]
         )
     }
-    assert notices["cilium_drop_count_total"] == {
+    assert series["cilium_drop_count_total"] == {
         ("Policy denied", "INGRESS"): 3,
         ("Unsupported L3 protocol", "EGRESS"): 4,
         ("2", "EGRESS"): 8,
         ("250", "UNKNOWN"): 16,
     }
-    assert notices["cilium_drop_bytes_total"]["Policy denied", "INGRESS"] == 250
-    assert notices["cilium_forward_count_total"] == {("EGRESS",): 96, ("SERVICE",): 128}
-    assert notices["cilium_forward_bytes_total"] == {("EGRESS",): 9600, ("SERVICE",): 12800}
+    assert series["cilium_drop_bytes_total"]["Policy denied", "INGRESS"] == 250
+    assert series["cilium_forward_count_total"] == {("EGRESS",): 96, ("SERVICE",): 128}
+    assert series["cilium_forward_bytes_total"] == {("EGRESS",): 9600, ("SERVICE",): 12800}

@@ -85,8 +85,8 @@ methods = st.sampled_from(["GET", "PUT", "PATCH", "DELETE", "POST", "HEAD", "OPT
 headers = st.sampled_from([{}, {"Expiration": "true"}, {"brief": "1"}, {"Content-Type": "text/plain"}])
 
 
-async def listen_for_faults(notices: list[str]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: notices.append(str(context)))
+async def listen_for_faults(faults: list[str]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(str(context)))
 
 
 async def ask(node: Node, method: str, target: str, body: bytes, given_headers: dict[str, str]) -> Answer:

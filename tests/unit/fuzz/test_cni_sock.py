@@ -96,8 +96,8 @@ async def exchange(made: Harness, packet: bytes, descriptors: int) -> Reply | No
     return None
 
 
-async def listen_for_faults(notices: list[str]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: notices.append(str(context)))
+async def listen_for_faults(faults: list[str]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(str(context)))
 
 
 def descriptors() -> int:

@@ -75,8 +75,8 @@ async def exchange(path: Path, sent: bytes) -> bytes:
             writer.close()
 
 
-async def start(server: HttpServer, path: Path, notices: list[str]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: notices.append(str(context)))
+async def start(server: HttpServer, path: Path, faults: list[str]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(str(context)))
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()

@@ -201,8 +201,8 @@ async def test_valid_objects_are_used_among_invalid_ones(
                 return kernel.prefixes.identities
 
             def failing() -> set[str]:
-                notices = hive.get(HealthTree).snapshot()
-                return {f"{each.module}: {each.message}" for each in notices if each.level == "degraded"}
+                statuses = hive.get(HealthTree).snapshot()
+                return {f"{each.module}: {each.message}" for each in statuses if each.level == "degraded"}
 
             await eventually(lambda: identities().get("10.9.9.1/32") == 600, within=30)
             of_fakes = {"agent.node-ids", "agent.services", *(one.partition(":")[0] for one in failing())}

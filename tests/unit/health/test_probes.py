@@ -31,7 +31,7 @@ async def asking(ask: Callable[[], Awaitable[object]]) -> AsyncIterator[Hive]:
         yield hive
 
 
-def notices(hive: Hive) -> list[tuple[str, str]]:
+def reported(hive: Hive) -> list[tuple[str, str]]:
     """What health says of the probe, and then of its not answering."""
     tree = hive.get(HealthTree)
     parts = [*tree.snapshot("health.status-probe-disk"), *tree.snapshot("health.disk")]
@@ -49,11 +49,11 @@ async def test_a_probe_runs_every_five_seconds_and_reports_its_error() -> None:
     with VirtualClock() as clock:
         async with asking(ask) as hive:
             await clock.advance(1)
-            assert notices(hive) == [("ok", "")]
+            assert reported(hive) == [("ok", "")]
             await clock.advance(5)
-            assert notices(hive) == [("degraded", "HiveError: disk is full")]
+            assert reported(hive) == [("degraded", "HiveError: disk is full")]
             await clock.advance(5)
-            assert notices(hive) == [("ok", "")]
+            assert reported(hive) == [("ok", "")]
             assert hive.get(Probes).stale == {}
     assert [round(after - before) for before, after in pairwise(times)] == [5, 5]
 
@@ -75,12 +75,12 @@ async def test_a_part_that_does_not_answer_for_a_minute_is_stale_until_it_answer
             assert probes.stale == {}
             await clock.advance(2)
             assert list(probes.stale) == ["disk"]
-            assert notices(hive)[-1] == ("degraded", "no response from disk probe within 60 seconds")
+            assert reported(hive)[-1] == ("degraded", "no response from disk probe within 60 seconds")
             answer.set()
             await clock.advance(1)
             assert list(probes.stale) == ["disk"], "an answer that came too late says nothing of now"
             await clock.advance(5)
-            assert (dict(probes.stale), asked, notices(hive)) == ({}, 3, [("ok", "")])
+            assert (dict(probes.stale), asked, reported(hive)) == ({}, 3, [("ok", "")])
 
 
 @pytest.mark.parametrize("fault", [None, HiveError("disk is full")])

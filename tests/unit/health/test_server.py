@@ -102,11 +102,11 @@ async def test_a_used_port_is_reported_in_one_line(port: int) -> None:
         with pytest.raises(StartError) as refused:
             async with running(port):
                 pass
-    notices = str(refused.value.exceptions[0])
-    assert notices.startswith(
+    message = str(refused.value.exceptions[0])
+    assert message.startswith(
         f"agent-health-port: 127.0.0.1:{port} cannot be served (Address already in use): "
     )
-    assert "\n" not in notices
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("number", [0, -1, 65536])

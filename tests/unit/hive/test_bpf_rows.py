@@ -60,10 +60,10 @@ def test_our_own_maps_are_read() -> None:
     assert row is not None
     assert row["flags"] == "neighbours passed to the host, egress program, routed by the host, 0x10"
     node = NodeConfig(IPv4Address("10.0.0.9"), 4, MAC, 3, MAC, IPv4Network("10.0.0.0/24"), 7)
-    notices = describe("hive_node", bytes(4), node.pack())
-    assert notices is not None
-    assert notices["events"] == "drops, traces, policy verdicts"
-    assert (notices["router ipv4"], notices["ipv4 range"], notices["router ipv6"]) == (
+    node_row = describe("hive_node", bytes(4), node.pack())
+    assert node_row is not None
+    assert node_row["events"] == "drops, traces, policy verdicts"
+    assert (node_row["router ipv4"], node_row["ipv4 range"], node_row["router ipv6"]) == (
         "10.0.0.9",
         "10.0.0.0/24",
         "",

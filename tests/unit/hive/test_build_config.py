@@ -143,12 +143,12 @@ def test_a_mounted_config_map_is_a_source(tmp_path: Path) -> None:
 
 
 def test_the_directory_changes_at_once_and_forgets(tmp_path: Path) -> None:
-    notices: list[str] = []
-    write.write_directory(tmp_path, {"a": "1", "b": "2", "x/y": "3"}, notices.append)
-    assert notices == ["error: 'x/y' is not a name of a setting: left out"]
+    messages: list[str] = []
+    write.write_directory(tmp_path, {"a": "1", "b": "2", "x/y": "3"}, messages.append)
+    assert messages == ["error: 'x/y' is not a name of a setting: left out"]
     assert (tmp_path / "a").readlink() == Path("..data/a")
     first = (tmp_path / "..data").readlink()
-    write.write_directory(tmp_path, {"a": "9"}, notices.append)
+    write.write_directory(tmp_path, {"a": "9"}, messages.append)
     assert settings(tmp_path) == {"a": "9"}
     assert (tmp_path / "..data").readlink() != first
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("..data_")) == [
@@ -191,9 +191,9 @@ def test_a_configuration_error_is_reported_in_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["build-config", f"--dest={tmp_path / 'out'}", *arguments])
     assert ended.value.code == code
-    notices = capsys.readouterr().err
-    assert text in notices
-    assert len(notices.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert text in stderr
+    assert len(stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -313,12 +313,12 @@ async def test_a_refusing_api_server_leaves_the_previous_values(server: ApiServe
     assert settings(tmp_path / "out")["mtu"] == "9000"
 
 
-def cluster(server: ApiServer, folder: Path, notices: list[str], patience: float = 60.0) -> Asked:
+def cluster(server: ApiServer, folder: Path, messages: list[str], patience: float = 60.0) -> Asked:
     """What build-config looks its sources up in."""
     path = kubeconfig(folder, f"http://127.0.0.1:{server.port}")
     source = Source("cilium-node-config", "kube-system", "")
     return Asked(
-        KubernetesSettings(k8s_kubeconfig_path=path), [source], "n1", notices.append, patience=patience
+        KubernetesSettings(k8s_kubeconfig_path=path), [source], "n1", messages.append, patience=patience
     )
 
 
@@ -329,19 +329,19 @@ def cluster(server: ApiServer, folder: Path, notices: list[str], patience: float
 async def test_a_server_that_is_away_is_waited_for(server: ApiServer, tmp_path: Path, fault: Fault) -> None:
     await filled(server)
     server.faults.add(fault)
-    notices: list[str] = []
+    messages: list[str] = []
     async with anyio.create_task_group() as group:
         found: list[NodeConfig] = []
 
         async def ask() -> None:
-            asked = cluster(server, tmp_path, notices)
+            asked = cluster(server, tmp_path, messages)
             found.extend(await to_thread.run_sync(asked.node_configs, "kube-system"))
 
         group.start_soon(ask)
-        await eventually(lambda: bool(notices))
+        await eventually(lambda: bool(messages))
         server.faults.clear()
     assert [one.name for one in found] == ["a", "b", "nobody"]
-    assert "no API server answers yet, asking again for" in notices[0]
+    assert "no API server answers yet, asking again for" in messages[0]
 
 
 @pytest.mark.anyio

@@ -289,9 +289,9 @@ def test_status_lists_degraded_modules_without_a_flag(
     with stub_agent(tmp_path, {"/v1/healthz": (200, HEALTHY | {"modules": modules})}) as agent:
         result = hive(capsys, "status", "--socket", agent.socket)
     assert result.code == 0
-    *_, count, notices = result.out.splitlines()
+    *_, count, degraded = result.out.splitlines()
     assert count.split() == ["Modules", "Health:", "Stopped(0)", "Degraded(1)", "OK(1)"]
-    assert notices.split() == ["hive.kubernetes.manifests:", "Degraded", "/m/a.yaml:3:4:", "no", "YAML"]
+    assert degraded.split() == ["hive.kubernetes.manifests:", "Degraded", "/m/a.yaml:3:4:", "no", "YAML"]
 
 
 def test_brief_status_is_one_line_and_an_exit_code(
@@ -369,8 +369,8 @@ def test_unreadable_maps_print_the_remedy(tmp_path: Path) -> None:
     from hive.lab.children import run_child
 
     tmp_path.chmod(0o700)
-    code, notices = run_child(_list_unprivileged, tmp_path)
-    assert (code, notices) == (1, f"hive: permission denied on {tmp_path}: run this as root")
+    code, message = run_child(_list_unprivileged, tmp_path)
+    assert (code, message) == (1, f"hive: permission denied on {tmp_path}: run this as root")
 
 
 def _list_unprivileged(bpf_root: Path) -> tuple[int, str]:

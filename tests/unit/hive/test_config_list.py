@@ -25,8 +25,8 @@ def test_config_list_shows_the_settings_of_a_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mtu").write_text("1400\n")
-    notices = hive(capsys, "config", "list", f"--config-dir={tmp_path}", "--debug", "--set", "--origin")
-    assert [line.split(maxsplit=2) for line in notices.out.splitlines()] == [
+    result = hive(capsys, "config", "list", f"--config-dir={tmp_path}", "--debug", "--set", "--origin")
+    assert [line.split(maxsplit=2) for line in result.out.splitlines()] == [
         ["NAME", "VALUE", "ORIGIN"],
         ["debug", "true", "flag --debug"],
         ["mtu", "1400", f"file {tmp_path}/mtu"],
@@ -40,9 +40,9 @@ def test_config_list_shows_the_settings_of_a_start(
 def test_all_wrong_settings_are_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in (("enable-bbr", "true"), ("mtu", "lots"), ("other-programs-key", "x")):
         (tmp_path / name).write_text(value)
-    notices = hive(capsys, "config", "list", f"--config-dir={tmp_path}")
-    assert (notices.code, notices.out) == (2, "")
-    assert notices.err.splitlines() == [
+    result = hive(capsys, "config", "list", f"--config-dir={tmp_path}")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.splitlines() == [
         f"hive: {tmp_path}/mtu: 'lots': expected a whole number",
         f"hive: {tmp_path}/enable-bbr: 'true': not supported yet, expected false, or leave it unset",
     ]
@@ -50,7 +50,7 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path: Path, capsys: pytest.
 
 def test_config_list_live_asks_the_running_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, {"/hive/config": (200, RUNNING)}) as agent:
-        notices = hive(capsys, "config", "list", "--live", "-H", agent.socket)
+        result = hive(capsys, "config", "list", "--live", "-H", agent.socket)
         one = hive(
             capsys,
             "config",
@@ -62,7 +62,7 @@ def test_config_list_live_asks_the_running_agent(tmp_path: Path, capsys: pytest.
             "jsonpath={[?(@.name=='mtu')].value}",
         )
         both = hive(capsys, "config", "list", "--live", "--mtu=3", "-H", agent.socket)
-    assert [line.split() for line in notices.out.splitlines()] == [
+    assert [line.split() for line in result.out.splitlines()] == [
         ["NAME", "VALUE"],
         ["debug", "false"],
         ["mtu", "1400"],
@@ -75,13 +75,13 @@ def test_a_difference_is_shown_and_is_the_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, {"/hive/config": (200, RUNNING)}) as agent:
-        notices = hive(capsys, "config", "diff", "-H", agent.socket)
-    assert notices.code == 1
-    assert [line.split(maxsplit=3) for line in notices.out.splitlines()] == [
+        result = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert result.code == 1
+    assert [line.split(maxsplit=3) for line in result.out.splitlines()] == [
         ["NAME", "RUNNING", "CONFIGURED", "ORIGIN"],
         ["mtu", "1400", "1300", "file /etc/hive/mtu"],
     ]
-    assert notices.err == "A restart applies this.\n"
+    assert result.err == "A restart applies this.\n"
 
 
 def test_config_diff_reports_values_that_would_be_refused(
@@ -89,10 +89,10 @@ def test_config_diff_reports_values_that_would_be_refused(
 ) -> None:
     wrong = {"name": "(refused)", "running": "", "configured": "/etc/hive/mtu: 'x': expected", "origin": ""}
     with stub_agent(tmp_path, {"/hive/config": (200, RUNNING | {"changes": [wrong]})}) as agent:
-        notices = hive(capsys, "config", "diff", "-H", agent.socket)
-    assert (notices.code, notices.out) == (1, "")
+        result = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert (result.code, result.out) == (1, "")
     assert (
-        notices.err
+        result.err
         == "hive: /etc/hive/mtu: 'x': expected\nThe agent would not start again: correct this first.\n"
     )
 
@@ -109,8 +109,8 @@ def test_config_diff_without_differences_prints_a_message(
 ) -> None:
     answer = RUNNING | {"changes": [], "places": places}
     with stub_agent(tmp_path, {"/hive/config": (200, answer)}) as agent:
-        notices = hive(capsys, "config", "diff", "-H", agent.socket)
-    assert (notices.code, notices.out.startswith(text)) == (0, True)
+        result = hive(capsys, "config", "diff", "-H", agent.socket)
+    assert (result.code, result.out.startswith(text)) == (0, True)
 
 
 def test_a_narrow_terminal_gets_what_does_not_fit_below() -> None:

@@ -34,9 +34,9 @@ SHOW = {"/statedb/dump/devices": (200, {"devices": ROWS})}
 
 def test_tables_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, {"/statedb/tables": (200, TABLES)}) as agent:
-        notices = hive(capsys, "db", "list", "-H", agent.socket)
+        result = hive(capsys, "db", "list", "-H", agent.socket)
         as_json = hive(capsys, "db", "list", "-H", agent.socket, "-o", "json")
-    assert [line.split(maxsplit=3) for line in notices.out.splitlines()] == [
+    assert [line.split(maxsplit=3) for line in result.out.splitlines()] == [
         ["TABLE", "ROWS", "REVISION", "STATE"],
         ["devices", "2", "9", "complete"],
         ["pods", "0", "0", "waits for kubernetes"],
@@ -48,10 +48,10 @@ def test_rows_are_shown_without_columns_that_are_empty(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, SHOW) as agent:
-        notices = hive(capsys, "db", "show", "devices", "-H", agent.socket)
+        result = hive(capsys, "db", "show", "devices", "-H", agent.socket)
         some = hive(capsys, "db", "show", "devices", "-H", agent.socket, "--columns", "name,kind")
         as_json = hive(capsys, "db", "show", "devices", "-H", agent.socket, "-o", "json")
-    assert notices.out.splitlines() == [
+    assert result.out.splitlines() == [
         "IFINDEX   NAME   UP    ADDRESSES",
         "1         lo     yes",
         "2         eth0   no    192.0.2.1/24, 192.0.2.2/24",
@@ -62,9 +62,9 @@ def test_rows_are_shown_without_columns_that_are_empty(
 
 def test_one_row_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, SHOW) as agent:
-        notices = hive(capsys, "db", "show", "devices", "2", "-H", agent.socket)
+        result = hive(capsys, "db", "show", "devices", "2", "-H", agent.socket)
         absent = hive(capsys, "db", "show", "devices", "3", "-H", agent.socket)
-    assert [line.split(maxsplit=1) for line in notices.out.splitlines()] == [
+    assert [line.split(maxsplit=1) for line in result.out.splitlines()] == [
         ["ifindex:", "2"],
         ["name:", "eth0"],
         ["up:", "no"],
@@ -119,14 +119,14 @@ def test_watching_prints_inserts_updates_and_deletes(
 ) -> None:
     body = b"\n".join([*(json.dumps(one).encode() for one in CHANGES), b""])
     with stub_agent(tmp_path, {"/statedb/changes/endpoints": (200, body)}) as agent:
-        notices = hive(capsys, "db", "watch", "endpoints", "-H", agent.socket)
+        result = hive(capsys, "db", "watch", "endpoints", "-H", agent.socket)
         as_json = hive(capsys, "db", "watch", "endpoints", "-o", "json", "-H", agent.socket)
-    assert notices.out.splitlines() == [
+    assert result.out.splitlines() == [
         "+ 7  id=7  state=regenerating",
         "~ 7  state: regenerating → ready  labels: none → a",
         "- 7",
     ]
-    assert (notices.code, notices.err) == (
+    assert (result.code, result.err) == (
         1,
         f"hive: the agent at {agent.socket} has ended the answer: did it stop?\n",
     )
@@ -153,8 +153,8 @@ def test_a_long_change_is_wrapped_on_a_terminal() -> None:
 def test_a_failing_table_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = b'{"err": "ZeroDivisionError: division by zero"}\n'
     with stub_agent(tmp_path, {"/statedb/changes/totals": (200, body)}) as agent:
-        notices = hive(capsys, "db", "watch", "totals", "-H", agent.socket)
-    assert notices.err == "hive: table totals cannot be read: ZeroDivisionError: division by zero\n"
+        result = hive(capsys, "db", "watch", "totals", "-H", agent.socket)
+    assert result.err == "hive: table totals cannot be read: ZeroDivisionError: division by zero\n"
 
 
 def test_no_agent_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

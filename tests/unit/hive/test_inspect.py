@@ -100,9 +100,9 @@ def test_why_prints_the_chain_with_every_parameter(capsys: pytest.CaptureFixture
         "     needs Cellar (honey.cellar) as cellar",
         "     needs HoneySettings (honey.cellar) as settings",
     ]
-    (notices,) = json.loads(inspect(capsys, "--why", "Cellar", "--format", "json"))
-    assert notices["constructor"]["id"] == "honey.cellar/Cellar"
-    assert [[edge["parameter"] for edge in chain] for chain in notices["chains"]] == [["cellar"]]
+    (report,) = json.loads(inspect(capsys, "--why", "Cellar", "--format", "json"))
+    assert report["constructor"]["id"] == "honey.cellar/Cellar"
+    assert [[edge["parameter"] for edge in chain] for chain in report["chains"]] == [["cellar"]]
 
 
 def test_why_reports_that_nothing_invoked_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +157,8 @@ def test_differences_are_printed_and_exit_1(tmp_path: Path, capsys: pytest.Captu
         "      value: 12 -> 13",
         "      origin: default -> flag --jars",
     ]
-    notices = json.loads(hive(capsys, "inspect", "--diff", before, after, "--format", "json").out)
-    assert [(one["kind"], one["what"]) for one in notices] == [
+    changes = json.loads(hive(capsys, "inspect", "--diff", before, after, "--format", "json").out)
+    assert [(one["kind"], one["what"]) for one in changes] == [
         ("modules", "changed"),
         ("settings", "changed"),
     ]
@@ -249,8 +249,8 @@ def test_schemas_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_graph_of_the_agent_matches_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    notices = hive(capsys, "inspect", "--format", "json").out
-    jsonschema_rs.validate(graph_schema(), json.loads(notices))
+    output = hive(capsys, "inspect", "--format", "json").out
+    jsonschema_rs.validate(graph_schema(), json.loads(output))
 
 
 def test_the_tree_is_coloured_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,22 +66,22 @@ def test_hooks_that_have_not_started_are_shown() -> None:
 
 
 def test_what_the_hive_counts_together_is_drawn_below() -> None:
-    notices = structs.replace(timeline(), sums={"overall": 0.4, "mapsInit": 0.1})
-    overall, maps = (line.split() for line in chart(graph(), notices)[-2:])
+    with_sums = structs.replace(timeline(), sums={"overall": 0.4, "mapsInit": 0.1})
+    overall, maps = (line.split() for line in chart(graph(), with_sums)[-2:])
     assert (overall[:3], maps[:3]) == (["overall", "400", "ms"], ["mapsInit", "100", "ms"])
     assert overall[3].count("▒") == 4 * maps[3].count("▒") > 4
-    assert chart(graph(), notices, "press") == chart(graph(), timeline(), "press")
+    assert chart(graph(), with_sums, "press") == chart(graph(), timeline(), "press")
 
 
 def test_the_timeline_of_a_running_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, answers()) as agent:
         result = hive(capsys, "inspect", "--timeline", "--socket", agent.socket)
-        notices = hive(capsys, "inspect", "--timeline", "--format=json", "--socket", agent.socket)
+        as_json = hive(capsys, "inspect", "--timeline", "--format=json", "--socket", agent.socket)
         part = hive(capsys, "inspect", "--timeline", "--module", "press", "--socket", agent.socket)
     assert (result.code, result.err) == (0, "")
     assert "\x1b" not in result.out
     assert "open the cellar" in result.out
-    assert json.loads(notices.out) == json.loads(timeline().json())
+    assert json.loads(as_json.out) == json.loads(timeline().json())
     assert "oil the press" in part.out
     assert "open the cellar" not in part.out
 

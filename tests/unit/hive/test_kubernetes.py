@@ -37,9 +37,9 @@ def test_kubernetes_status_shows_the_state_of_each_kind(
         kind("ciliumnodes.cilium.io", "absent"),
     ]
     with stub_agent(tmp_path, answers(kinds, [])) as agent:
-        notices = hive(capsys, "kubernetes", "status", "-H", agent.socket)
+        result = hive(capsys, "kubernetes", "status", "-H", agent.socket)
         as_json = hive(capsys, "kubernetes", "status", "-H", agent.socket, "-o", "json")
-    first, *lines = notices.out.splitlines()
+    first, *lines = result.out.splitlines()
     assert first == "API server: Ok 1.36 (v1.36.2) [linux/amd64]"
     assert [line.split() for line in lines[1:]] == [
         ["ciliumnodes.cilium.io", "absent", "3", "never"],
@@ -53,14 +53,14 @@ def test_kubernetes_status_lists_broken_manifests(tmp_path: Path, capsys: pytest
     files = [{"name": "a.yaml", "objects": 1, "error": "/m/a.yaml:1:2: no"}, {"name": "b.yaml", "objects": 2}]
     files.append({"name": "c.yaml", "objects": 0, "left_out": "/m/c.yaml:3:4: X is not known"})
     with stub_agent(tmp_path, answers([kind("pods", "synced")], files)) as agent:
-        notices = hive(capsys, "kubernetes", "status", "-H", agent.socket)
-    assert notices.out.splitlines()[0] == "manifests: 3 files, 1 with errors"
-    assert notices.out.splitlines()[-2:] == ["/m/a.yaml:1:2: no", "left out: /m/c.yaml:3:4: X is not known"]
+        result = hive(capsys, "kubernetes", "status", "-H", agent.socket)
+    assert result.out.splitlines()[0] == "manifests: 3 files, 1 with errors"
+    assert result.out.splitlines()[-2:] == ["/m/a.yaml:1:2: no", "left out: /m/c.yaml:3:4: X is not known"]
 
 
 def test_an_agent_without_a_source_prints_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, answers([], [])) as agent:
-        notices = hive(capsys, "kubernetes", "status", "-H", agent.socket)
-    assert notices.out.startswith("no source")
+        result = hive(capsys, "kubernetes", "status", "-H", agent.socket)
+    assert result.out.startswith("no source")

@@ -122,9 +122,9 @@ def test_nodes_identities_and_addresses_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, lines: list[str]
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, *arguments.split(), "-H", agent.socket)
-    assert (notices.code, notices.err) == (0, "")
-    assert [" ".join(line.split()) for line in notices.out.splitlines()] == lines
+        result = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (result.code, result.err) == (0, "")
+    assert [" ".join(line.split()) for line in result.out.splitlines()] == lines
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_unknown_objects_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, line: str
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, *arguments.split(), "-H", agent.socket)
-    assert (notices.code, notices.out, line in notices.err, notices.err.count("\n")) == (1, "", True, 1), (
-        notices.err
+        result = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (result.code, result.out, line in result.err, result.err.count("\n")) == (1, "", True, 1), (
+        result.err
     )
 
 
 def test_an_invalid_prefix_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    notices = hive(capsys, "ip", "get", "web")
-    assert (notices.code, "expected an address or a network, such as 10.0.1.0/24" in notices.err) == (2, True)
+    result = hive(capsys, "ip", "get", "web")
+    assert (result.code, "expected an address or a network, such as 10.0.1.0/24" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["web-0", "shop/web-0", "10.0.1.77", "fd00:10:1:0::77", "1234"])
@@ -171,8 +171,8 @@ def test_an_endpoint_has_the_names_that_people_know(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, "endpoint", "get", name, "-H", agent.socket, "-o", "jsonpath={[0].id}")
-    assert (notices.code, notices.out, notices.err) == (0, "1234\n", "")
+        result = hive(capsys, "endpoint", "get", name, "-H", agent.socket, "-o", "jsonpath={[0].id}")
+    assert (result.code, result.out, result.err) == (0, "1234\n", "")
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,17 @@ def test_an_empty_list_prints_a_sentence_without_headers(
     answers: dict[str, tuple[int, object]] = {"/v1/cluster/nodes": (200, {"self": "a"})}
     answers |= {path: (200, []) for path in ("/v1/endpoint", "/v1/service", "/v1/fqdn/cache")}
     with stub_agent(tmp_path, answers) as agent:
-        notices = hive(capsys, *arguments.split(), "-H", agent.socket)
-    assert (notices.code, notices.out, notices.err) == (0, "", f"{line}\n")
+        result = hive(capsys, *arguments.split(), "-H", agent.socket)
+    assert (result.code, result.out, result.err) == (0, "", f"{line}\n")
 
 
 def test_an_endpoint_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, "endpoint", "get", "1234", "-H", agent.socket)
+        result = hive(capsys, "endpoint", "get", "1234", "-H", agent.socket)
         state = hive(
             capsys, "endpoint", "get", "1234", "-H", agent.socket, "-o", "jsonpath={[0].status.state}"
         )
-    lines = [" ".join(line.split()) for line in notices.out.splitlines()]
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
     assert {
         "Endpoint: 1234",
         "State: ready",
@@ -214,9 +214,9 @@ def test_an_endpoint_is_shown_whole(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_an_unwell_endpoint_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, "endpoint", "health", "1234", "-H", agent.socket)
-    assert notices.code == 1
-    assert next(line.split() for line in notices.out.splitlines()) == ["Overall:", "Warning"]
+        result = hive(capsys, "endpoint", "health", "1234", "-H", agent.socket)
+    assert result.code == 1
+    assert next(line.split() for line in result.out.splitlines()) == ["Overall:", "Warning"]
 
 
 CONFIG = {
@@ -239,8 +239,8 @@ def test_one_setting_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, code: int, out: str, err: str
 ) -> None:
     with stub_agent(tmp_path, CONFIG) as agent:
-        notices = hive(capsys, "config", "get", name, "-H", agent.socket)
-    assert (notices.code, notices.out, notices.err) == (code, out, err)
+        result = hive(capsys, "config", "get", name, "-H", agent.socket)
+    assert (result.code, result.out, result.err) == (code, out, err)
 
 
 LABELS = {"spec": {"user": ["unspec:tier=front", "k8s:a=b"]}, "status": {}}
@@ -260,8 +260,8 @@ def test_endpoint_options_can_be_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, change: tuple[str, object]
 ) -> None:
     with stub_agent(tmp_path, CHANGEABLE) as agent:
-        notices = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
-    assert (notices.code, notices.out, notices.err) == (0, "", "")
+        result = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
+    assert (result.code, result.out, result.err) == (0, "", "")
     assert agent.changes == [(f"/v1/endpoint/7/{change[0]}", change[1])]
 
 
@@ -284,13 +284,13 @@ def test_unchangeable_endpoint_options_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, line: str
 ) -> None:
     with stub_agent(tmp_path, CHANGEABLE) as agent:
-        notices = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
-    assert (notices.code, line in notices.err, notices.err.count("\n"), agent.changes) == (
+        result = hive(capsys, "endpoint", *arguments.split(), "-H", agent.socket)
+    assert (result.code, line in result.err, result.err.count("\n"), agent.changes) == (
         code,
         True,
         1,
         [],
-    ), notices.err
+    ), result.err
 
 
 def test_a_bundle_has_all_available_files_and_lists_failures(
@@ -301,13 +301,13 @@ def test_a_bundle_has_all_available_files_and_lists_failures(
     (tmp_path / "state" / "7" / "ep_config.json").write_text("{}")
     target = tmp_path / "bundle.tar.gz"
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(
+        result = hive(
             capsys, "debug", "bundle", "-f", target, "-H", agent.socket, "--bpf-root", tmp_path / "none"
         )
         again = hive(capsys, "debug", "bundle", "-f", target, "-H", agent.socket)
-    assert notices.code == 0
-    assert "not collected: agent/healthz.json: not found" in notices.err
-    assert f"not collected: kernel/maps.json: there are no maps at {tmp_path}/none/tc/globals" in notices.err
+    assert result.code == 0
+    assert "not collected: agent/healthz.json: not found" in result.err
+    assert f"not collected: kernel/maps.json: there are no maps at {tmp_path}/none/tc/globals" in result.err
     assert target.stat().st_mode & 0o777 == 0o600
     with tarfile.open(target) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames()}
@@ -328,8 +328,8 @@ def test_a_bundle_has_all_available_files_and_lists_failures(
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_learn_to_complete(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    notices = hive(capsys, "completion", shell)
-    assert (notices.code, "_HIVE_COMPLETE" in notices.out) == (0, True)
+    result = hive(capsys, "completion", shell)
+    assert (result.code, "_HIVE_COMPLETE" in result.out) == (0, True)
 
 
 def test_the_completion_that_bash_asks_for_knows_commands() -> None:

@@ -88,8 +88,8 @@ def watch(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) ->
 def test_events_are_shown_a_line_each_and_losses_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notices = watch(capsys, tmp_path)
-    times, texts = zip(*(line.split(" ", 1) for line in notices.out.splitlines()), strict=True)
+    result = watch(capsys, tmp_path)
+    times, texts = zip(*(line.split(" ", 1) for line in result.out.splitlines()), strict=True)
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d[.]\d\d\d", time) for time in times), times
     assert list(texts) == [
         (
@@ -106,8 +106,8 @@ def test_events_are_shown_a_line_each_and_losses_counted(
         ),
         "lost 7 events on CPU 1",
     ]
-    assert notices.code == 1
-    assert notices.err.splitlines() == [
+    assert result.code == 1
+    assert result.err.splitlines() == [
         "Listening for events; press ctrl-C to quit",
         f"{reason_text(133)} (hive drop-reason)",
         "hive: the agent has closed the connection after 3 events (7 lost): did it stop?",
@@ -155,8 +155,8 @@ def test_events_are_filtered_by_pod_namespace_and_verdict(
     options: list[str], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        notices = hive(capsys, "monitor", "--no-rules", "-H", path, *options)
-    kinds = [re.split(r"[ ,]", line)[1] for line in notices.out.splitlines()]
+        result = hive(capsys, "monitor", "--no-rules", "-H", path, *options)
+    kinds = [re.split(r"[ ,]", line)[1] for line in result.out.splitlines()]
     assert kinds == [*shown, "lost"]
 
 
@@ -164,8 +164,8 @@ def test_pods_services_nodes_and_identities_have_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        notices = hive(capsys, "monitor", "--no-rules", "-H", path)
-    dropped, traced, decided, _ = (line.split(" ", 1)[1] for line in notices.out.splitlines())
+        result = hive(capsys, "monitor", "--no-rules", "-H", path)
+    dropped, traced, decided, _ = (line.split(" ", 1)[1] for line in result.out.splitlines())
     assert dropped.startswith(
         "drop, Policy denied: from shop/web-0 10.0.0.1:40000 (identity 256 app=web)"
         " to shop/web 10.0.0.2:80 (identity 257) tcp SYN, at shop/web-0,"
@@ -176,20 +176,20 @@ def test_pods_services_nodes_and_identities_have_their_names(
 
 def test_json_has_the_whole_time_and_the_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stub_agent(tmp_path, NAMES), agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        notices = hive(capsys, "monitor", "--no-rules", "-o", "json", "--from", "web-0", "-H", path)
-    line = json.loads(notices.out.splitlines()[0])
+        result = hive(capsys, "monitor", "--no-rules", "-o", "json", "--from", "web-0", "-H", path)
+    line = json.loads(result.out.splitlines()[0])
     assert datetime.fromisoformat(line["time"]).tzinfo is not None
     assert (line["type"], line["names"]) == ("drop", {"src": "shop/web-0", "dst": "shop/web"})
-    assert [json.loads(each)["type"] for each in notices.out.splitlines()] == ["drop", "lost"]
+    assert [json.loads(each)["type"] for each in result.out.splitlines()] == ["drop", "lost"]
 
 
 def test_without_names_there_are_numbers_and_one_line_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with agent(tmp_path, PREFACE + b"".join(map(encode, EVENTS))) as path:
-        notices = hive(capsys, "monitor", "--no-rules", "-H", path)
-    assert len(notices.out.splitlines()) == 4
-    assert [line for line in notices.err.splitlines() if "names" in line] == [
+        result = hive(capsys, "monitor", "--no-rules", "-H", path)
+    assert len(result.out.splitlines()) == 4
+    assert [line for line in result.err.splitlines() if "names" in line] == [
         f"names are not shown: no agent answers at {path}: start one (hive agent) or name its --socket"
     ]
 
@@ -213,8 +213,8 @@ def test_without_names_there_are_numbers_and_one_line_why(
 def test_only_what_is_wanted_is_shown_and_losses_always(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], shown: list[str]
 ) -> None:
-    notices = watch(capsys, tmp_path, "--json", *options)
-    assert [json.loads(line)["type"] for line in notices.out.splitlines()] == [*shown, "lost"]
+    result = watch(capsys, tmp_path, "--json", *options)
+    assert [json.loads(line)["type"] for line in result.out.splitlines()] == [*shown, "lost"]
 
 
 def test_json_has_the_keys_of_ciliums_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,8 +340,8 @@ def test_another_socket_is_reported_as_not_a_monitor_socket(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with agent(tmp_path, b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)) as path:
-        notices = hive(capsys, "monitor", "-H", path)
-    assert (notices.code, notices.err.splitlines()[1][:35]) == (1, "hive: this is not a monitor socket:")
+        result = hive(capsys, "monitor", "-H", path)
+    assert (result.code, result.err.splitlines()[1][:35]) == (1, "hive: this is not a monitor socket:")
 
 
 @pytest.mark.parametrize(
@@ -363,15 +363,15 @@ def test_another_socket_is_reported_as_not_a_monitor_socket(
 def test_wrong_options_end_with_a_line(
     capsys: pytest.CaptureFixture[str], options: list[str], line: str
 ) -> None:
-    notices = hive(capsys, "monitor", *options)
-    assert (notices.code, notices.out, line in notices.err, notices.err.count("\n")) == (2, "", True, 1)
+    result = hive(capsys, "monitor", *options)
+    assert (result.code, result.out, line in result.err, result.err.count("\n")) == (2, "", True, 1)
 
 
 def test_without_an_agent_the_command_fails_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notices = hive(capsys, "monitor", "-H", tmp_path / "cilium.sock")
-    assert (notices.code, notices.err) == (
+    result = hive(capsys, "monitor", "-H", tmp_path / "cilium.sock")
+    assert (result.code, result.err) == (
         1,
         f"hive: no agent answers at {tmp_path / SOCKET}: start one (hive agent) or name its --socket\n",
     )

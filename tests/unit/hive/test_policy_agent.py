@@ -72,18 +72,18 @@ def test_policy_list_shows_policies_and_their_state(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, lines: list[str]
 ) -> None:
     with stub_agent(tmp_path, ANSWERS) as agent:
-        notices = hive(capsys, "policy", *arguments.split(), "--socket", agent.socket)
-    assert notices.code == 0
-    assert [" ".join(line.split()) for line in notices.out.splitlines()] == lines
+        result = hive(capsys, "policy", *arguments.split(), "--socket", agent.socket)
+    assert result.code == 0
+    assert [" ".join(line.split()) for line in result.out.splitlines()] == lines
 
 
 def test_labels_are_sent_as_the_body_and_nothing_found_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with stub_agent(tmp_path, {"/v1/policy": (404, "")}) as agent:
-        notices = hive(capsys, "policy", "get", "k8s:a=b", "--socket", agent.socket)
+        result = hive(capsys, "policy", "get", "k8s:a=b", "--socket", agent.socket)
         assert agent.requests[0][1]["Content-Length"] == str(len(json.dumps(["k8s:a=b"])))
-    assert (notices.code, notices.err) == (1, "hive: no rule has the labels k8s:a=b\n")
+    assert (result.code, result.err) == (1, "hive: no rule has the labels k8s:a=b\n")
 
 
 def test_an_expired_policy_wait_names_late_endpoints(
@@ -92,10 +92,10 @@ def test_an_expired_policy_wait_names_late_endpoints(
     answers = {"/v1/endpoint": (200, [endpoint(1, 5), endpoint(7, 5, "regenerating")])}
     with stub_agent(tmp_path, answers) as agent:
         fast = ("--fail-wait-time", "0", "--socket", agent.socket)
-        notices = hive(capsys, "policy", "wait", "5", *fast)
-    assert notices.code == 1
-    assert "endpoints without revision 5" in notices.err
-    assert notices.err.rstrip().endswith(": 7")
+        result = hive(capsys, "policy", "wait", "5", *fast)
+    assert result.code == 1
+    assert "endpoints without revision 5" in result.err
+    assert result.err.rstrip().endswith(": 7")
 
 
 DIRECTION = {
@@ -136,9 +136,9 @@ EXPLAINED = {
 def test_the_agent_explains_a_connection(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = "/hive/policy/explain?source=10.0.2.9&destination=shop%2Fcart&port=53&protocol=UDP"
     with stub_agent(tmp_path, {path: (200, EXPLAINED)}) as agent:
-        notices = hive(capsys, "policy", "explain", "10.0.2.9", "shop/cart:53/udp", "--socket", agent.socket)
-    assert notices.code == 1
-    assert notices.out.splitlines() == [
+        result = hive(capsys, "policy", "explain", "10.0.2.9", "shop/cart:53/udp", "--socket", agent.socket)
+    assert result.code == 1
+    assert result.out.splitlines() == [
         "10.0.2.9 -> shop/cart:53/UDP: denied",
         "  ingress of shop/cart: drop",
         "    policies select it for this direction, and none allows this",
@@ -174,8 +174,8 @@ def test_policy_reachability_is_answered_by_the_agent(
     rows = [row | {"denied": "egress"}]
     path = "/hive/policy/reachability?namespace=shop&port=80"
     with stub_agent(tmp_path, {path: (200, rows)}) as agent:
-        notices = hive(capsys, "policy", "explain", "--all", "shop", "--port", "80", "--socket", agent.socket)
-    assert [" ".join(line.split()) for line in notices.out.splitlines()] == [
+        result = hive(capsys, "policy", "explain", "--all", "shop", "--port", "80", "--socket", agent.socket)
+    assert [" ".join(line.split()) for line in result.out.splitlines()] == [
         "FROM TO PORT",
         "shop/a shop/b 80/TCP denied by egress",
     ]

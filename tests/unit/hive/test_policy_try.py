@@ -83,14 +83,14 @@ def attempt(
     answers = {"/hive/policy/trial": (200, {"audited": False, "fates": fates, "of": of})}
     with stub_agent(folder, answers) as agent:
         files = (str(folder / "cart.yaml"), "--input-file", str(folder / "flows.json"))
-        notices = hive(capsys, "policy", "try", *files, "--socket", agent.socket, *words)
-    return notices, agent.changes[0][1] if agent.changes else None
+        result = hive(capsys, "policy", "try", *files, "--socket", agent.socket, *words)
+    return result, agent.changes[0][1] if agent.changes else None
 
 
 def test_flows_that_are_cut_are_named_with_their_rule(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    notices, asked = attempt(capsys, tmp_path, [CUT, PASSES, UNKNOWN], [0, 0, 1, 2, 1])
+    result, asked = attempt(capsys, tmp_path, [CUT, PASSES, UNKNOWN], [0, 0, 1, 2, 1])
     assert [(one["direction"], one["endpoint"], one["address"], one["peer"]) for one in asked["flows"]] == [
         ("egress", 7, "192.0.2.1", 2),
         ("egress", 7, "192.0.2.9", 2),
@@ -99,8 +99,8 @@ def test_flows_that_are_cut_are_named_with_their_rule(
         ("egress", 7, "10.9.0.1", 4713),
     ]
     assert asked["objects"][0]["metadata"]["name"] == "cart"
-    assert notices.code == 1
-    assert notices.out.splitlines() == [
+    assert result.code == 1
+    assert result.out.splitlines() == [
         "shop/cart-1 -> 192.0.2.1, 192.0.2.9, 443/TCP: would be cut by egress of shop/cart-1",
         "  3 flows, the last at 2026-11-28T08:00:00.5Z",
         f"  by {tmp_path}/cart.yaml:8: spec.egressDeny[0] of CiliumNetworkPolicy shop/cart",
@@ -114,24 +114,24 @@ def test_flows_that_are_cut_are_named_with_their_rule(
 
 
 def test_programs_get_json_and_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    notices, _ = attempt(capsys, tmp_path, [PASSES], [0] * 5, "-o", "json")
-    assert notices.code == 0
-    assert json.loads(notices.out)["flows"] == {"passes": 6, "cut": 0, "denied": 0, "unknown": 0}
-    notices, _ = attempt(capsys, tmp_path, [PASSES, UNKNOWN], [1, 0, 0, 0, 0])
-    assert notices.code == 3
-    notices, _ = attempt(capsys, tmp_path, [], [], "--since", "yesterday")
-    assert notices.code == 2
-    assert "--since: 'yesterday': expected how long ago" in notices.err
+    result, _ = attempt(capsys, tmp_path, [PASSES], [0] * 5, "-o", "json")
+    assert result.code == 0
+    assert json.loads(result.out)["flows"] == {"passes": 6, "cut": 0, "denied": 0, "unknown": 0}
+    result, _ = attempt(capsys, tmp_path, [PASSES, UNKNOWN], [1, 0, 0, 0, 0])
+    assert result.code == 3
+    result, _ = attempt(capsys, tmp_path, [], [], "--since", "yesterday")
+    assert result.code == 2
+    assert "--since: 'yesterday': expected how long ago" in result.err
 
 
 def test_an_invalid_trial_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pod = tmp_path / "pod.yaml"
     pod.write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n")
-    notices = hive(capsys, "policy", "try", str(pod))
-    assert notices.code == 2
-    assert f"no policy in {pod}: expected NetworkPolicy" in notices.err
+    result = hive(capsys, "policy", "try", str(pod))
+    assert result.code == 2
+    assert f"no policy in {pod}: expected NetworkPolicy" in result.err
     policy = tmp_path / "cart.yaml"
     policy.write_text(POLICY)
-    notices = hive(capsys, "policy", "try", str(policy), "--hubble-socket", str(tmp_path / "none"))
-    assert notices.code == 2
-    assert "does the agent run with enable-hubble?" in notices.err
+    result = hive(capsys, "policy", "try", str(policy), "--hubble-socket", str(tmp_path / "none"))
+    assert result.code == 2
+    assert "does the agent run with enable-hubble?" in result.err

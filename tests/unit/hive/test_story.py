@@ -6,7 +6,7 @@ import pytest
 from hive.lab.demo.story import WIDTH, Story
 
 
-def notices(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return click.unstyle(capsys.readouterr().out).splitlines()
 
 
@@ -15,7 +15,7 @@ def test_the_demo_prints_chapters_with_marks(capsys: pytest.CaptureFixture[str])
     story.step("pods", "Two pods are added", "By the plugin.")
     story.check("pod-1 is added", True, "10.10.0.7")
     story.check("pod-2 is added", False, "refused")
-    assert notices(capsys) == [
+    assert printed(capsys) == [
         "",
         " 1   Two pods are added",
         "     By the plugin.",
@@ -29,7 +29,7 @@ def test_no_line_is_wider_than_a_page(capsys: pytest.CaptureFixture[str]) -> Non
     story.title("A title", "words " * 60)
     story.step("step", "A step", "words " * 60)
     story.check("something with a name of some length holds", True, "seen " * 30)
-    assert max(map(len, notices(capsys))) <= WIDTH
+    assert max(map(len, printed(capsys))) <= WIDTH
 
 
 def test_the_demo_succeeds_only_if_every_check_held() -> None:
@@ -51,7 +51,7 @@ def test_an_interrupted_demo_fails(capsys: pytest.CaptureFixture[str]) -> None:
     story.end("It works:", "It does not:")
     assert not story.ok
     assert story.account()["error"] == "no clang\nits log"
-    assert any(line.startswith("✘ It does not: 1 of 1 checks held") for line in notices(capsys))
+    assert any(line.startswith("✘ It does not: 1 of 1 checks held") for line in printed(capsys))
 
 
 def test_a_quiet_story_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,4 +61,4 @@ def test_a_quiet_story_prints_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     story.show(["line"])
     story.check("first", False, "seen")
     story.end("good", "bad")
-    assert notices(capsys) == []
+    assert printed(capsys) == []

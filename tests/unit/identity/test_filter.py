@@ -82,7 +82,7 @@ async def test_a_filter_with_only_exclusions_includes_all_other_labels(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "message"),
     [
         ("{", "label-prefix-file=.*: Input data was truncated; expected"),
         ("[]", "Expected `object`, got `array`"),
@@ -92,10 +92,10 @@ async def test_a_filter_with_only_exclusions_includes_all_other_labels(tmp_path:
         ('{"version": 1, "valid-prefixes": [{"prefix": "", "source": "k8s"}]}', "regular expression"),
     ],
 )
-async def test_an_invalid_label_prefix_file_is_refused(tmp_path: Path, text: str, notices: str) -> None:
+async def test_an_invalid_label_prefix_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "prefixes.json"
     path.write_text(text)
-    with pytest.raises(StartError, match=notices):
+    with pytest.raises(StartError, match=message):
         await retained(label_prefix_file=str(path))
 
 

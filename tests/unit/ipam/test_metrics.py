@@ -11,7 +11,7 @@ from cells.node.ipam.allocator import Allocator, Clock
 from cells.node.ipam.ranges import IpamError
 
 
-def notices(ipam: Allocator) -> dict[str, dict[tuple[str, ...], object]]:
+def series(ipam: Allocator) -> dict[str, dict[tuple[str, ...], object]]:
     """Every family's series."""
     return {family.name: dict(family.series) for family in families(ipam)}
 
@@ -24,7 +24,7 @@ def test_addresses_are_counted_by_family() -> None:
     ipam.allocate(other, "c/d", "default")
     ipam.release(v6.ip, "default")
     ipam.release(v6.ip, "default")
-    assert notices(ipam) == {
+    assert series(ipam) == {
         "cilium_ipam_capacity": {("ipv4",): 6, ("ipv6",): 2**32 - 2},
         "cilium_ipam_events_total": {
             ("allocate", "ipv4"): 2,
@@ -43,5 +43,5 @@ def test_refused_requests_count_no_event_and_a_disabled_family_has_no_series() -
         ipam.allocate_next(f"a/{number}")
     with pytest.raises(IpamError):
         ipam.allocate_next("a/b")
-    assert notices(ipam)["cilium_ipam_events_total"] == {("allocate", "ipv4"): 6, ("release", "ipv4"): 0}
-    assert notices(ipam)["cilium_ip_addresses"] == {("ipv4",): 6}
+    assert series(ipam)["cilium_ipam_events_total"] == {("allocate", "ipv4"): 6, ("release", "ipv4"): 0}
+    assert series(ipam)["cilium_ip_addresses"] == {("ipv4",): 6}

@@ -70,7 +70,7 @@ class Chosen:
 
 def hive(
     folder: Path,
-    notices: Reported,
+    reported: Reported,
     chosen: Chosen | None = None,
     *,
     ipv6: bool = False,
@@ -83,7 +83,7 @@ def hive(
         cell,
         supply(devices(), type=Table[int, Device]),
         supply(Node(folder, ipv6=ipv6), type=Node.__bases__[0]),
-        supply(notices, type=AssignedPools),
+        supply(reported, type=AssignedPools),
         supply(chosen or Chosen(), type=PodPools),
         replace(Clock, clock or FakeClock()),
         invoke(needed),
@@ -124,8 +124,8 @@ def test_demand_of_cancelled_requests_is_not_requested() -> None:
 
 
 async def test_the_start_asks_for_pools_and_waits_until_each_has_an_address(tmp_path: Path) -> None:
-    notices = Reported({})
-    one = hive(tmp_path, notices, ipam_multi_pool_pre_allocation="default=4,red=2")
+    reported = Reported({})
+    one = hive(tmp_path, reported, ipam_multi_pool_pre_allocation="default=4,red=2")
     started, over = anyio.Event(), anyio.Event()
 
     async def run() -> None:
@@ -136,12 +136,12 @@ async def test_the_start_asks_for_pools_and_waits_until_each_has_an_address(tmp_
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await eventually(lambda: asked(one) == {"default": 4, "red": 2})
-        notices.override("cannot allocate from non-existing pool: red", default="10.0.0.0/28")
+        reported.override("cannot allocate from non-existing pool: red", default="10.0.0.0/28")
         await eventually(
             lambda: any("non-existing pool: red" in (row.message or "") for row in one.health.snapshot())
         )
         assert not started.is_set()
-        notices.override(default="10.0.0.0/28", red="10.9.0.0/28")
+        reported.override(default="10.0.0.0/28", red="10.9.0.0/28")
         with anyio.fail_after(30):
             await started.wait()
         assert one.get(Ipam).status() == "IPv4: 2 IPAM pool(s) available, "
@@ -149,8 +149,8 @@ async def test_the_start_asks_for_pools_and_waits_until_each_has_an_address(tmp_
 
 
 async def test_a_pod_gets_its_address_of_the_pool_it_chooses(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})
-    async with hive(tmp_path, notices, Chosen(web="red")).started() as one:
+    reported = Reported({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})
+    async with hive(tmp_path, reported, Chosen(web="red")).started() as one:
         ipam = one.get(Ipam)
         (web,), (other,) = ipam.allocate_next("default/web"), ipam.allocate_next("default/other")
         assert (web.pool, other.pool) == ("red", "default")
@@ -164,8 +164,8 @@ async def test_a_pod_gets_its_address_of_the_pool_it_chooses(tmp_path: Path) -> 
 
 
 async def test_a_pool_that_is_not_there_is_asked_for_and_the_pod_can_wait_for_it(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28"})
-    async with hive(tmp_path, notices, Chosen(web="red")).started() as one:
+    reported = Reported({"default": "10.0.0.0/28"})
+    async with hive(tmp_path, reported, Chosen(web="red")).started() as one:
         ipam = one.get(Ipam)
         with pytest.raises(
             IpamLaterError, match=r'from pool "red" \(family ipv4\): pool not \(yet\) available'
@@ -179,24 +179,24 @@ async def test_a_pool_that_is_not_there_is_asked_for_and_the_pod_can_wait_for_it
 
             tasks.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            notices.override(default="10.0.0.0/28", red="10.9.0.0/28")
+            reported.override(default="10.0.0.0/28", red="10.9.0.0/28")
         assert ipam.allocate_next("default/web")[0].pool == "red"
         assert asked(one) == {"default": 8, "red": 1}
 
 
 async def test_a_refusal_of_the_operator_fails_the_request_at_once(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28"})
-    async with hive(tmp_path, notices, Chosen(web="red")).started() as one:
+    reported = Reported({"default": "10.0.0.0/28"})
+    async with hive(tmp_path, reported, Chosen(web="red")).started() as one:
         refusal = 'failed to allocate ipv4 address for node "n" from pool "red": pool empty'
-        notices.state = notices.spoken({"default": "10.0.0.0/28"}, refusal)
+        reported.state = reported.spoken({"default": "10.0.0.0/28"}, refusal)
         with pytest.raises(IpamError, match="pool empty") as refused:
             one.get(Ipam).allocate_next("default/web")
         assert not isinstance(refused.value, IpamLaterError)
 
 
 async def test_of_two_families_both_come_of_their_pools_or_none(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28 fd00::/124", "red": "fd00:9::/124"})
-    async with hive(tmp_path, notices, Chosen(web="red"), ipv6=True).started() as one:
+    reported = Reported({"default": "10.0.0.0/28 fd00::/124", "red": "fd00:9::/124"})
+    async with hive(tmp_path, reported, Chosen(web="red"), ipv6=True).started() as one:
         ipam = one.get(Ipam)
         with pytest.raises(IpamLaterError, match="family ipv4"):
             ipam.allocate_next("default/web")
@@ -208,8 +208,8 @@ async def test_of_two_families_both_come_of_their_pools_or_none(tmp_path: Path) 
 async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_needs_no_more(
     tmp_path: Path,
 ) -> None:
-    notices = Reported({"default": "10.0.0.0/29"})
-    async with hive(tmp_path, notices, ipam_multi_pool_pre_allocation="default=2").started() as one:
+    reported = Reported({"default": "10.0.0.0/29"})
+    async with hive(tmp_path, reported, ipam_multi_pool_pre_allocation="default=2").started() as one:
         ipam = one.get(Ipam)
         ipam.forget_retired()  # restored endpoints have what is theirs
         pods = [ipam.allocate_next(f"default/{number}")[0] for number in range(6)]
@@ -217,7 +217,7 @@ async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_ne
         with pytest.raises(IpamLaterError, match="all pod CIDR ranges are exhausted"):
             ipam.allocate_next("default/7")
         assert asked(one) == {"default": 10}
-        notices.override(default="10.0.0.0/29 10.0.0.8/29")
+        reported.override(default="10.0.0.0/29 10.0.0.8/29")
         await eventually(lambda: len(states(one)) == 2)
         seventh = ipam.allocate_next("default/7")[0]
         assert seventh.ip in ip_network("10.0.0.8/29")
@@ -231,28 +231,28 @@ async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_ne
         assert all(pod.ip in ip_network("10.0.0.0/29") for pod in again)
         with pytest.raises(IpamLaterError):  # not what is being given back: somebody may have it already
             ipam.allocate_next("default/7")
-        notices.override(default="10.0.0.0/29")
+        reported.override(default="10.0.0.0/29")
         await eventually(lambda: released(one) == [])
-        notices.override(default="10.0.0.0/29 10.0.0.8/29")
+        reported.override(default="10.0.0.0/29 10.0.0.8/29")
         await eventually(lambda: len(states(one)) == 2)
         assert ipam.allocate_next("default/7")[0].ip in ip_network("10.0.0.8/29")
 
 
 async def test_nothing_is_given_back_or_asked_less_of_before_endpoints_are_restored(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28 10.0.0.16/28"}, requested=24)
-    async with hive(tmp_path, notices).started() as one:
+    reported = Reported({"default": "10.0.0.0/28 10.0.0.16/28"}, requested=24)
+    async with hive(tmp_path, reported).started() as one:
         assert (asked(one), released(one)) == ({"default": 24}, [])
         one.get(Ipam).forget_retired()
         assert (asked(one), released(one)) == ({"default": 8}, ["10.0.0.16/28"])
 
 
 async def test_a_range_that_goes_stays_until_its_last_pod_goes(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})
-    async with hive(tmp_path, notices, Chosen(web="red")).started() as one:
+    reported = Reported({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})
+    async with hive(tmp_path, reported, Chosen(web="red")).started() as one:
         ipam = one.get(Ipam)
         (web,) = ipam.allocate_next("default/web")
         ipam.forget_retired()
-        notices.override(default="10.0.0.0/28")
+        reported.override(default="10.0.0.0/28")
         await eventually(lambda: states(one)["red 10.9.0.0/28"] == "retired")
         assert ipam.covers(web.ip)
         with pytest.raises(IpamLaterError, match="not \\(yet\\) available"):
@@ -270,8 +270,8 @@ async def test_restored_pods_have_their_addresses_with_an_empty_or_other_pool_ob
         ipam = one.get(Ipam)
         assert ipam.allocate(ip_address("10.9.0.3"), "default/web [restored]", "red").pool == "red"
         assert ipam.allocate_next("default/new")[0].ip in ip_network("10.0.0.0/28")
-    notices = Reported({"default": "10.5.0.0/28"})
-    async with hive(tmp_path, notices).started() as one:
+    reported = Reported({"default": "10.5.0.0/28"})
+    async with hive(tmp_path, reported).started() as one:
         ipam = one.get(Ipam)
         assert ipam.allocate(ip_address("10.9.0.3"), "default/web [restored]", "default").pool == "red"
         ipam.forget_retired()
@@ -282,8 +282,8 @@ async def test_addresses_of_pods_of_another_ipam_mode_stay_and_are_not_allocated
     given = Given("10.0.0.0/29")
     async with host_scope(tmp_path, given).started() as one:
         (old,) = one.get(Ipam).allocate_next("default/old")
-    notices = Reported({"default": "10.0.0.0/28"})
-    async with hive(tmp_path, notices).started() as one:
+    reported = Reported({"default": "10.0.0.0/28"})
+    async with hive(tmp_path, reported).started() as one:
         ipam = one.get(Ipam)
         ipam.allocate(old.ip, "default/old [restored]", old.pool)
         ipam.forget_retired()
@@ -299,9 +299,9 @@ async def test_addresses_of_pods_of_another_ipam_mode_stay_and_are_not_allocated
 
 
 async def test_pools_that_overlap_hand_out_an_address_once(tmp_path: Path) -> None:
-    notices = Reported({"default": "10.0.0.0/30", "red": "10.0.0.0/29"})
+    reported = Reported({"default": "10.0.0.0/30", "red": "10.0.0.0/29"})
     async with hive(
-        tmp_path, notices, Chosen(**{f"r{number}": "red" for number in range(9)})
+        tmp_path, reported, Chosen(**{f"r{number}": "red" for number in range(9)})
     ).started() as one:
         ipam = one.get(Ipam)
         found: list[Any] = [ipam.allocate_next("default/x")[0].ip for _ in range(2)]

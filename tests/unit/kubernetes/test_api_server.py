@@ -19,8 +19,8 @@ def source(kind: str, state: str, error: str = "") -> SourceStatus:
 
 
 def test_version_as_cilium_writes_it() -> None:
-    notices = b'{"major":"1","minor":"36","gitVersion":"v1.36.2","platform":"linux/amd64","x":1}'
-    assert str(msgspec.json.decode(notices, type=Version)) == "1.36 (v1.36.2) [linux/amd64]"
+    answer = b'{"major":"1","minor":"36","gitVersion":"v1.36.2","platform":"linux/amd64","x":1}'
+    assert str(msgspec.json.decode(answer, type=Version)) == "1.36 (v1.36.2) [linux/amd64]"
 
 
 def test_state_follows_what_is_heard() -> None:
@@ -32,14 +32,14 @@ def test_state_follows_what_is_heard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "notices"), [(0.5, "0s"), (59, "59s"), (312, "5m12s"), (3600, "1h0m0s"), (90061, "25h1m1s")]
+    ("seconds", "age"), [(0.5, "0s"), (59, "59s"), (312, "5m12s"), (3600, "1h0m0s"), (90061, "25h1m1s")]
 )
-def test_a_failing_watch_reports_the_age_of_its_last_event(seconds: float, notices: str) -> None:
+def test_a_failing_watch_reports_the_age_of_its_last_event(seconds: float, age: str) -> None:
     kinds = (PODS, NODES, CILIUM_NODES)
     lost = msgspec.structs.replace(source("nodes", "failing", "no answer"), changed=1000.0)
     sources = [source("pods", "watching"), lost, source("ciliumnodes.cilium.io", "absent")]
     assert followed_of(kinds, sources, 1000.0 + seconds) == [
-        f"core/v1::Node (last event {notices} ago)",
+        f"core/v1::Node (last event {age} ago)",
         "core/v1::Pods",
     ]
     never = msgspec.structs.replace(lost, synced=False)

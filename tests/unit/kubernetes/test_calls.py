@@ -28,14 +28,14 @@ def test_requests_are_metrics_by_server_method_and_end() -> None:
         call.answered(200)
     with calls.timed("GET", "/api/v1/pods", "https://192.0.2.1:6443", 0.0):
         pass
-    notices = {family.name: family.series for family in families(calls)}
+    series = {family.name: family.series for family in families(calls)}
     host = "192.0.2.1:6443"
-    assert notices["cilium_k8s_client_api_calls_total"] == {
+    assert series["cilium_k8s_client_api_calls_total"] == {
         (host, "GET", "200"): 1,
         (host, "GET", "<error>"): 1,
     }
-    (latency,) = notices["cilium_k8s_client_api_latency_time_seconds"].values()
-    (waited,) = notices["cilium_k8s_client_rate_limiter_duration_seconds"].values()
+    (latency,) = series["cilium_k8s_client_api_latency_time_seconds"].values()
+    (waited,) = series["cilium_k8s_client_rate_limiter_duration_seconds"].values()
     assert isinstance(latency, Histogram)
     assert isinstance(waited, Histogram)
     assert (latency.count, waited.count, waited.sum) == (1, 2, 0.2)

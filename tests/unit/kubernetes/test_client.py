@@ -211,17 +211,17 @@ async def test_a_plugin_gives_the_token_once_and_again_when_it_has_expired(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "message"),
     [
         ("echo nonsense", "expected an ExecCredential"),
         ("echo no such user >&2; exit 3", "exit 3: no such user"),
     ],
 )
 async def test_a_failing_exec_plugin_is_reported(
-    server: ApiServer, tmp_path: Path, text: str, notices: str
+    server: ApiServer, tmp_path: Path, text: str, message: str
 ) -> None:
     client = connect(access(server, token="", exec=Exec(plugin(tmp_path, text))), qps=0)
-    with pytest.raises(CredentialsError, match=notices):
+    with pytest.raises(CredentialsError, match=message):
         await client.page(NODES, {})
 
 

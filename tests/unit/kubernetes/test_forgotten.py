@@ -46,7 +46,7 @@ class Agent:
     def names(self) -> set[str]:
         return {one.name for one in self.pods.all()}
 
-    def notices(self) -> str:
+    def health_message(self) -> str:
         return next(one.message for one in self.health.snapshot() if one.module == "kubernetes.forgotten")
 
 
@@ -93,7 +93,7 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
         async with cluster("ciliumidentities", port=port) as one:
             lost = {("nodes", "", NODE), *(("pods", "default", name) for name in "abc")}
             await eventually(lambda: all(one in node.lost for one in lost), within=30)
-            assert "the API server has lost" in node.notices()
+            assert "the API server has lost" in node.health_message()
             await eventually(lambda: one.get("CiliumIdentity", str(number)) is not None)
             assert node.names() == {"a", "b", "c"}
             assert node.identities.stands_for(number, WEB)
@@ -104,7 +104,7 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
             assert ("pods", "default", "b") in node.lost, "there is no cluster of this node without its Node"
             one.put(OWN)
             await eventually(lambda: node.names() == {"a", "d"})
-            assert node.notices() == "nothing is lost"
+            assert node.health_message() == "nothing is lost"
             assert node.identities.stands_for(number, WEB)
             one.delete("Pod", "a", "default")
             await eventually(lambda: node.names() == {"d"})
@@ -140,6 +140,6 @@ async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(
         async with cluster("ciliumidentities", port=port) as one:
             fill(one, *names[:15], "late")
             await eventually(lambda: node.names() == {*names[:15], "late"}, within=30)
-            assert node.notices() == "nothing is lost"
+            assert node.health_message() == "nothing is lost"
     finally:
         await serving.__aexit__(None, None, None)

@@ -107,8 +107,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", BROKEN)
 async def test_an_answer_that_is_not_whole_is_an_error(how: str) -> None:
-    parts, notices = BROKEN[how]
-    with pytest.raises(UnreachableError, match=notices), anyio.fail_after(30):
+    parts, message = BROKEN[how]
+    with pytest.raises(UnreachableError, match=message), anyio.fail_after(30):
         await ask(saying(*parts))
 
 
@@ -188,24 +188,24 @@ async def test_a_request_queued_past_its_timeout_raises_unreachable_error() -> N
         await asyncio.Event().wait()
 
     async with listening(serve) as port, client_of(port, timeout=0.5) as client:
-        notices: list[str] = []
+        errors: list[str] = []
 
         async def one() -> None:
             try:
                 await client.raw("POST", "/test")
             except UnreachableError as error:
-                notices.append(str(error))
+                errors.append(str(error))
 
         async with anyio.create_task_group() as group:
             for _ in range(65):
                 group.start_soon(one)
-        assert len(notices) == 65
+        assert len(errors) == 65
         why = (
             "silent for 0.5 s",
             "64 requests are under way",
             "no connection within 0.5 s",
         )  # on a busy machine
-        assert all(any(one in text for one in why) for text in notices), notices
+        assert all(any(one in text for one in why) for text in errors), errors
 
 
 async def test_a_refused_connection_is_reported_with_the_system_error() -> None:
@@ -374,19 +374,19 @@ async def test_a_proxy_may_speak_socks(user: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("proxy", "user", "notices"),
+    ("proxy", "user", "message"),
     [
         (SocksProxy(refuse=5), "", "connection refused"),
         (SocksProxy(b"secret"), "me:wrong@", "refuses me"),
         (SocksProxy(b"secret"), "", "rejects the credentials"),
     ],
 )
-async def test_a_refusal_of_a_socks_proxy_is_reported(proxy: SocksProxy, user: str, notices: str) -> None:
+async def test_a_refusal_of_a_socks_proxy_is_reported(proxy: SocksProxy, user: str, message: str) -> None:
     async with (
         listening(proxy) as way,
         client_of(1, proxy_url=f"socks5://{user}127.0.0.1:{way}") as client,
     ):
-        with pytest.raises(UnreachableError, match=notices):
+        with pytest.raises(UnreachableError, match=message):
             await client.raw("POST", "/test")
 
 

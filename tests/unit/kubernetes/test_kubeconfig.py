@@ -269,13 +269,13 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 async def test_an_agent_refuses_it_in_one_line_as_a_fault_of_its_settings(tmp_path: Path, what: str) -> None:
-    value, notices = WRONG[what]
+    value, message = WRONG[what]
     path = written(tmp_path, value)
     hive = Hive(node(), kubernetes.cell, settings={"k8s-kubeconfig-path": str(path)})
     with pytest.raises(ExceptionGroup) as raised:
         async with hive.started():
             pytest.fail("it started")
-    assert explain(raised.value) == f"{path}{notices}"
+    assert explain(raised.value) == f"{path}{message}"
     assert exit_code(raised.value) == 2
 
 
@@ -310,8 +310,8 @@ async def test_a_refusal_names_the_expired_client_certificate(tmp_path: Path) ->
         with pytest.raises(ApiError) as raised:
             await client.raw("GET", "/api/v1/nodes")
         await client.reset()
-    notices = f"the client certificate {certificate} expired {end:%Y-%m-%d %H:%M} UTC"
-    assert str(raised.value) == f"401 Unauthorized: Unauthorized; {notices}"
+    reason = f"the client certificate {certificate} expired {end:%Y-%m-%d %H:%M} UTC"
+    assert str(raised.value) == f"401 Unauthorized: Unauthorized; {reason}"
 
 
 def test_the_end_of_a_certificate_is_read(alice: tuple[Path, Path]) -> None:
@@ -365,12 +365,12 @@ PLUGINS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("what", PLUGINS)
 async def test_a_failing_exec_plugin_is_reported_in_one_line(tmp_path: Path, what: str) -> None:
-    script, notices = PLUGINS[what]
+    script, message = PLUGINS[what]
     user = {"exec": {**EXEC, "command": "sh", "args": ["-c", script]}}
     client = connect(from_kubeconfig(written(tmp_path, document(user=user))))
     with pytest.raises(CredentialsError) as raised:
         await client.raw("GET", "/api/v1/nodes")
-    assert str(raised.value) == f"exec sh: {notices}"
+    assert str(raised.value) == f"exec sh: {message}"
 
 
 async def test_an_unreachable_proxy_is_reported_as_such(tmp_path: Path) -> None:

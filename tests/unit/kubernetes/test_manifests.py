@@ -85,7 +85,7 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "message"),
     [
         (
             POD.format(name="a", app="x").replace("containerPort: 80", "containerPort: eighty"),
@@ -161,10 +161,10 @@ def test_a_node_has_no_namespace_and_times_stay_text() -> None:
         ),
     ],
 )
-def test_manifest_errors_have_file_and_line(text: str, notices: str) -> None:
+def test_manifest_errors_have_file_and_line(text: str, message: str) -> None:
     with pytest.raises(ManifestProblem) as raised:
         parse(text.encode())
-    assert str(raised.value) == notices
+    assert str(raised.value) == message
 
 
 def test_a_recursive_yaml_value_is_reported() -> None:
@@ -183,14 +183,14 @@ def test_the_same_value_may_stand_in_many_places() -> None:
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 @settings(max_examples=scaled(200), deadline=None)
 def test_any_bytes_are_read_or_refused_in_one_line(text: bytes) -> None:
-    notices = ""
+    message = ""
     with suppress(ManifestProblem):
         try:
             parse(text)
         except ManifestProblem as problem:
-            notices = str(problem)
+            message = str(problem)
             raise
-    assert "\n" not in notices
+    assert "\n" not in message
 
 
 def test_a_broken_file_keeps_its_last_good_objects(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("api_version", "kind", "notices"),
+    ("api_version", "kind", "message"),
     [
         ("apps/v1", "Deployment", ""),
         ("v1", "ConfigMap", ""),
@@ -242,7 +242,7 @@ def test_of_an_object_in_two_files_the_first_counts(tmp_path: Path) -> None:
     ],
 )
 def test_skipped_documents_are_reported_where_they_may_be_a_mistake(
-    tmp_path: Path, api_version: str, kind: str, notices: str
+    tmp_path: Path, api_version: str, kind: str, message: str
 ) -> None:
     other = f"---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n"
     (tmp_path / "a.yaml").write_text(POD.format(name="a", app="web") + other)
@@ -250,8 +250,8 @@ def test_skipped_documents_are_reported_where_they_may_be_a_mistake(
     folder.read()
     (one,) = folder.files()
     assert (one.objects, one.error) == (1, "")
-    assert one.left_out == (f"{tmp_path}/a.yaml:13:1: {notices}" if notices else "")
-    assert one.others == (() if notices else (kind,))
+    assert one.left_out == (f"{tmp_path}/a.yaml:13:1: {message}" if message else "")
+    assert one.others == (() if message else (kind,))
 
 
 async def test_skipped_documents_are_in_health_and_logged_once(tmp_path: Path) -> None:
@@ -359,9 +359,9 @@ async def test_a_broken_manifest_degrades_health_and_changes_nothing(tmp_path: P
         files = hive.get(Table[str, ManifestFile])
         await eventually(lambda: (one := files.get("a.yaml")) is not None and bool(one.error))
         assert pod_names(hive) == {"a"}
-        notices = [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
-        assert [one.module.rpartition(".")[2] for one in notices] == ["manifests"]
-        assert f"{tmp_path}/a.yaml:11:22: Pod a:" in notices[0].message
+        degraded = [one for one in hive.get(HealthTree).snapshot() if one.level == "degraded"]
+        assert [one.module.rpartition(".")[2] for one in degraded] == ["manifests"]
+        assert f"{tmp_path}/a.yaml:11:22: Pod a:" in degraded[0].message
         (tmp_path / "a.yaml").write_text(POD.format(name="a2", app="web"))
         await eventually(lambda: pod_names(hive) == {"a2"})
         await eventually(

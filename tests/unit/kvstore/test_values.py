@@ -101,6 +101,6 @@ def test_an_endpoint_has_a_key_for_each_address() -> None:
     row = endpoint(identity=300)
     keys = list(address_keys(row, "n1", ip_address("192.0.2.1"), [], 0))
     assert [key.key for key in keys] == [f"{IPS}{ip}" for ip in row.addresses]
-    notices = json.loads(keys[-1].value)
-    assert (notices["ID"], notices["HostIP"], notices["Mask"]) == (300, "192.0.2.1", None)
-    assert notices["Metadata"] == f"cilium-global:default:n1:{row.id}"
+    value = json.loads(keys[-1].value)
+    assert (value["ID"], value["HostIP"], value["Mask"]) == (300, "192.0.2.1", None)
+    assert value["Metadata"] == f"cilium-global:default:n1:{row.id}"

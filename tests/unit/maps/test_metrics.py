@@ -14,7 +14,7 @@ def table(name: str, entries: int, *, updates: int = 0, deletes: int = 0, failed
 
 
 def test_operations_of_all_policy_maps_share_one_series_and_zero_ones_are_omitted() -> None:
-    notices = operations(
+    counts = operations(
         [
             ("lxc", table("cilium_lxc", 9, updates=3, deletes=1)),
             ("policy", table("cilium_policy_00001", 9, updates=2)),
@@ -22,7 +22,7 @@ def test_operations_of_all_policy_maps_share_one_series_and_zero_ones_are_omitte
             ("ipcache", table("cilium_ipcache", 9)),
         ]
     )
-    assert notices == {
+    assert counts == {
         ("lxc", "update", "success"): 3,
         ("lxc", "delete", "success"): 1,
         ("policy", "update", "success"): 7,
@@ -31,7 +31,7 @@ def test_operations_of_all_policy_maps_share_one_series_and_zero_ones_are_omitte
 
 
 def test_maps_of_the_usual_capacity_are_one() -> None:
-    notices = capacities(
+    sizes = capacities(
         [
             ("lxc", table("cilium_lxc", 65535)),
             ("ct4_global", table("cilium_ct4_global", 65536)),
@@ -39,4 +39,4 @@ def test_maps_of_the_usual_capacity_are_one() -> None:
             ("policy", table("cilium_policy_00001", 16384)),
         ]
     )
-    assert notices == {"default": 65536, "cilium_lxc": 65535, "hive_endpoints": 4096, "policy": 16384}
+    assert sizes == {"default": 65536, "cilium_lxc": 65535, "hive_endpoints": 4096, "policy": 16384}

@@ -15,7 +15,7 @@ CONNTRACK = MapSpec("cilium_ct4_global", MapType.LRU_HASH, 14, 56, 1 << 24)
 NODE = MapSpec("hive_node", MapType.ARRAY, 4, 48, 1)
 
 
-def notices(spec: MapSpec, code: int, operation: str) -> str:
+def refusal(spec: MapSpec, code: int, operation: str) -> str:
     """The text when opening finds nothing and then ``operation`` fails."""
     missing = BpfError(errno.ENOENT, "open", spec.name)
     error = BpfError(code, operation, f"map {spec.name}")
@@ -30,16 +30,16 @@ def notices(spec: MapSpec, code: int, operation: str) -> str:
 
 
 def test_too_little_memory_names_the_map_and_the_option() -> None:
-    text = notices(CONNTRACK, errno.ENOMEM, "create")
+    text = refusal(CONNTRACK, errno.ENOMEM, "create")
     assert text.startswith("cannot create map cilium_ct4_global: Cannot allocate memory (ENOMEM)")
     assert text.endswith("lower bpf-ct-global-tcp-max")
-    assert notices(NODE, errno.ENOMEM, "create").endswith("(ENOMEM): not enough memory")
+    assert refusal(NODE, errno.ENOMEM, "create").endswith("(ENOMEM): not enough memory")
 
 
 def test_missing_privileges_and_a_missing_bpffs_give_different_errors() -> None:
-    assert notices(NODE, errno.EPERM, "create").endswith("the agent needs root, or CAP_BPF and CAP_NET_ADMIN")
-    assert "bpf-root must be a mounted bpffs" in notices(NODE, errno.EPERM, "pin")
+    assert refusal(NODE, errno.EPERM, "create").endswith("the agent needs root, or CAP_BPF and CAP_NET_ADMIN")
+    assert "bpf-root must be a mounted bpffs" in refusal(NODE, errno.EPERM, "pin")
 
 
 def test_an_unknown_errno_is_reported_unchanged() -> None:
-    assert notices(NODE, errno.EINVAL, "create") == "cannot create map hive_node: Invalid argument (EINVAL)"
+    assert refusal(NODE, errno.EINVAL, "create") == "cannot create map hive_node: Invalid argument (EINVAL)"

@@ -118,9 +118,9 @@ def test_iptables_is_refused_with_what_to_do() -> None:
 def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> None:
     wan = device(9, "wan", "203.0.113.7/24", kind=kind, mac=mac)
     families = Families(RANGES, ipv4=True, ipv6=True, accelerated=True)
-    notices = served(replace(wan, named=True), families=families)["wan"]
-    assert (notices.l3, notices.ipv4) == (True, IPv4Address("203.0.113.7"))
-    assert not notices.flags & DEVICE_XDP  # their drivers have no frames to look into
+    entry = served(replace(wan, named=True), families=families)["wan"]
+    assert (entry.l3, entry.ipv4) == (True, IPv4Address("203.0.113.7"))
+    assert not entry.flags & DEVICE_XDP  # their drivers have no frames to look into
     assert ("wan" in served(wan)) == (kind == "tun")  # of tunnels somebody has to say so
 
 
@@ -130,5 +130,5 @@ def test_devices_with_other_headers_are_left_alone() -> None:
 
 def test_nothing_comes_from_the_loopback_address() -> None:
     loopback = device(1, "lo", "127.0.0.1/8", "::1/128", mac=bytes(6))
-    notices = served(loopback, ETH1)["eth1"]
-    assert (notices.ipv6, notices.flags) == (None, DEVICE_MASQUERADE_IPV4)
+    entry = served(loopback, ETH1)["eth1"]
+    assert (entry.ipv6, entry.flags) == (None, DEVICE_MASQUERADE_IPV4)

@@ -138,8 +138,8 @@ async def test_a_used_address_is_reported_in_one_line(port: int, host: str) -> N
         with pytest.raises(StartError) as refused:
             async with running(f"{host}:{port}"):
                 pass
-    notices = str(refused.value.exceptions[0])
-    assert notices == (
+    message = str(refused.value.exceptions[0])
+    assert message == (
         f"prometheus-serve-addr: {host}:{port} cannot be served (Address already in use): "
         "stop what listens there, or choose another address"
     )

@@ -69,7 +69,7 @@ def test_a_family_without_series_is_omitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("families", "notices"),
+    ("families", "message"),
     [
         (
             [gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"x": 1}, "b")],
@@ -80,10 +80,10 @@ def test_a_family_without_series_is_omitted() -> None:
         ([gauge("a", "A.", {("x", "y"): 1}, "one")], "a has series with other labels than ['one']"),
     ],
 )
-def test_contradictory_metric_families_are_refused(families: list[MetricFamily], notices: str) -> None:
+def test_contradictory_metric_families_are_refused(families: list[MetricFamily], message: str) -> None:
     with pytest.raises(InconsistentError) as refused:
         exposition(families)
-    assert str(refused.value) == notices
+    assert str(refused.value) == message
 
 
 USUAL, UNUSUAL, FIXED = (
@@ -94,7 +94,7 @@ USUAL, UNUSUAL, FIXED = (
 
 
 @pytest.mark.parametrize(
-    ("words", "notices"),
+    ("words", "served"),
     [
         ([], "cilium_a f"),
         (["-cilium_a"], "f"),
@@ -103,9 +103,9 @@ USUAL, UNUSUAL, FIXED = (
         (["-f", "+nobody_knows", "cilium_b", ""], "cilium_a f"),
     ],
 )
-def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[str], notices: str) -> None:
+def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[str], served: str) -> None:
     choice = Choice(words)
-    assert " ".join(one.name for one in (USUAL, UNUSUAL, FIXED) if choice.serves(one)) == notices
+    assert " ".join(one.name for one in (USUAL, UNUSUAL, FIXED) if choice.serves(one)) == served
     assert choice.unsigned == [word for word in words if word[:1] not in {"+", "-"}]
 
 

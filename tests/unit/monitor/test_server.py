@@ -72,9 +72,9 @@ async def test_every_client_hears_every_event(tmp_path: Path) -> None:
         path = tmp_path / SOCKET
         async with await connect_unix(path) as one, await connect_unix(path) as two:
             await eventually(lambda: monitor.watchers == 2)
-            notices: list[Sample | Lost] = [Sample(0, b"first"), Sample(3, b"second"), Lost(4, 1)]
-            events.publish(*notices)
-            assert await some(one, 3) == await some(two, 3) == notices
+            published: list[Sample | Lost] = [Sample(0, b"first"), Sample(3, b"second"), Lost(4, 1)]
+            events.publish(*published)
+            assert await some(one, 3) == await some(two, 3) == published
         await eventually(lambda: events.subscriptions == [])
         assert monitor.watchers == 0
     assert not path.exists()

@@ -23,7 +23,7 @@ def node(name: str, ip: str) -> ClusterNode:
     )
 
 
-async def notices(collector: Collector) -> dict[str, object]:
+async def series(collector: Collector) -> dict[str, object]:
     return {family.name: dict(family.series) for family in await collector.collect()}
 
 
@@ -46,7 +46,7 @@ async def test_nodes_that_come_change_and_go_are_counted() -> None:
         with nodes.txn() as txn:
             txn.delete("default/a")
         await eventually(lambda: counts.events["delete", "k8s"] == 1)
-        assert await notices(node_metrics(counts)) == {
+        assert await series(node_metrics(counts)) == {
             "cilium_nodes_all_num": {(): 1},
             "cilium_nodes_all_events_received_total": {
                 ("add", "k8s"): 2,

@@ -163,11 +163,11 @@ def test_a_ciliumnode_counts_first_and_the_node_fills_in() -> None:
         {"podCIDR": "10.7.0.0/24", "providerID": "kind://n1"},
         status={"addresses": [{"type": "InternalIP", "address": f"192.0.2.{last}"} for last in (9, 1)]},
     )
-    notices = cilium(
+    cilium_node = cilium(
         {"ipam": {"podCIDRs": ["10.7.0.0/25"]}, "addresses": [{"type": "InternalIP", "ip": "192.0.2.1"}]}
     )
     read = NodeReader("default", "kubernetes", NodeSettings()).read
-    row = read(known, notices)
+    row = read(known, cilium_node)
     assert (row.full_name, str(row.node_ip(Family.IPV4)), row.provider_id) == (
         "default/n1",
         "192.0.2.1",

@@ -107,11 +107,11 @@ async def test_a_start_waits_for_the_pod_cidr(tmp_path: Path, capsys: pytest.Cap
                 await over.wait()
 
         tasks.start_soon(run)
-        notices: list[str] = []
+        printed: list[str] = []
 
         def seen(text: str) -> bool:
-            notices.extend(capsys.readouterr())  # where the log goes is for whole processes to say
-            return text in "".join(notices)
+            printed.extend(capsys.readouterr())  # where the log goes is for whole processes to say
+            return text in "".join(printed)
 
         await eventually(lambda: seen("there is no Node object of this name"))
         (tmp_path / "n1.yaml").write_text(OWN.replace("10.1.0.0/24", "10.1.0"))

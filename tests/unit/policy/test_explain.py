@@ -52,7 +52,7 @@ def test_the_rule_that_allows_is_named_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "finding"),
     [
         ("apiVersion: v1\nkind: Pod\nmetadata: null\n", ("3", "metadata.name of the Pod is missing")),
         ("apiVersion: v1\nkind: Pod\nmetadata: [a]\n", ("3", "metadata.name of the Pod is missing")),
@@ -86,10 +86,10 @@ def test_the_rule_that_allows_is_named_with_its_line() -> None:
     ],
 )
 def test_an_object_that_the_agent_ignores_is_reported(
-    tmp_path: Path, text: str, notices: tuple[str, str]
+    tmp_path: Path, text: str, finding: tuple[str, str]
 ) -> None:
     (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
-    line, what = notices
+    line, what = finding
     assert findings(tmp_path) == [(f"a.yaml:{line}", "error", what)]
 
 
@@ -400,8 +400,8 @@ def test_a_redundant_rule_is_reported(tmp_path: Path) -> None:
             "    - fromEntities: [world]\n"
         ),
     )
-    notices = [(where, text) for where, severity, text in findings(folder) if severity == "warning"]
-    assert notices == [
+    warnings = [(where, text) for where, severity, text in findings(folder) if severity == "warning"]
+    assert warnings == [
         (
             "policy.yaml:8",
             "this rule of CiliumNetworkPolicy shop/p has no effect: other rules decide everything it selects",
@@ -436,9 +436,9 @@ def test_a_port_name_without_a_pod_is_reported(tmp_path: Path) -> None:
         + rule("toEndpoints", "query", "ANY")
     )
     (tmp_path / "policy.yaml").write_text(cnp(spec))
-    notices = {where: text for where, severity, text in findings(tmp_path) if severity == "warning"}
+    warnings = {where: text for where, severity, text in findings(tmp_path) if severity == "warning"}
     prefix = "a named port of CiliumNetworkPolicy shop/p matches no port: "
-    assert notices == {
+    assert warnings == {
         "policy.yaml:7": f"{prefix}no pod it selects has a port named htpt; did you mean http?",
         "policy.yaml:13": f"{prefix}no pod it selects has a port named query",
         "policy.yaml:16": f"{prefix}pods call several ports admin (1, 2)",
@@ -450,10 +450,10 @@ def test_broken_files_and_documents_that_are_not_objects_are_reported(tmp_path: 
     (tmp_path / "a.yaml").write_text("kind: Pod\nmetadata: {name: [}\n", encoding="utf-8")
     (tmp_path / "b.json").write_text("[1, 2]", encoding="utf-8")
     (tmp_path / "c.yml").write_bytes(b"\xff\xfe\x00")
-    notices = {where: text for where, _, text in findings(tmp_path)}
-    assert notices["a.yaml:2"].startswith("column ")
-    assert notices["b.json:1"] == "expected a Kubernetes object with kind and metadata"
-    assert "UTF-8" in notices["c.yml:1"]
+    found = {where: text for where, _, text in findings(tmp_path)}
+    assert found["a.yaml:2"].startswith("column ")
+    assert found["b.json:1"] == "expected a Kubernetes object with kind and metadata"
+    assert "UTF-8" in found["c.yml:1"]
 
 
 def test_commands_of_the_page_print_the_documented_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,9 +551,9 @@ def test_a_word_that_is_none_is_found_in_a_service(tmp_path: Path) -> None:
 def test_a_redirection_of_anothers_cluster_address_is_found(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "near.yaml").write_text(REDIRECT)
-    notices = "is the cluster address of default/kubernetes: not redirected"
+    problem = "is the cluster address of default/kubernetes: not redirected"
     assert findings(tmp_path) == [
-        ("near.yaml:8", "error", f"shop/near: addressMatcher.ip=10.96.0.1 {notices}")
+        ("near.yaml:8", "error", f"shop/near: addressMatcher.ip=10.96.0.1 {problem}")
     ]
     (tmp_path / "near.yaml").write_text(REDIRECT.replace("ip: 10.96.0.1", "ip: 169.254.169.254"))
     assert findings(tmp_path) == []
@@ -603,10 +603,10 @@ def test_networks_of_a_folder_select_pods_where_that_is_asked_for(tmp_path: Path
     by_labels, by_address = {"in": 1, "out": 1, "new": 1}, {"in": 0, "out": 1, "new": 1}
     assert reached() == by_labels
     assert reached("--policy-cidr-match-mode", "pods") == by_address
-    notices = run(
+    result = run(
         "explain", "--manifests", tmp_path, "shop/client", "shop/new", "--policy-cidr-match-mode=pods"
     )
-    assert "note: shop/new has no address in the manifests: no network selects it" in notices.output
+    assert "note: shop/new has no address in the manifests: no network selects it" in result.output
     config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cilium-config}\n"
     (tmp_path / "config.yaml").write_text(f'{config}data: {{policy-cidr-match-mode: "nodes pods"}}\n')
     assert reached() == by_address, "the agents' ConfigMap beside them is meant"

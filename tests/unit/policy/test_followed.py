@@ -15,17 +15,17 @@ async def test_all_waiters_are_woken() -> None:
     table: Table[str, str] = Table("rows", key=lambda row: row)
     complete = table.initializer()
     followed = Followed(table)
-    notices: list[int] = []
+    woken: list[int] = []
 
     async def wait(number: int) -> None:
         await followed.known()
-        notices.append(number)
+        woken.append(number)
 
     async def follow() -> None:
         taken: list[Any] = []
         async for batch in followed.batches():
             taken += batch
-            assert not notices, "it is taken in when the next batch is asked for"
+            assert not woken, "it is taken in when the next batch is asked for"
 
     with anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
@@ -36,10 +36,10 @@ async def test_all_waiters_are_woken() -> None:
                 table.put("first")
                 complete.done()
                 await anyio.wait_all_tasks_blocked()
-                assert not notices
+                assert not woken
                 tasks.start_soon(follow)
             tasks.cancel_scope.cancel()
-    assert sorted(notices) == [0, 1, 2]
+    assert sorted(woken) == [0, 1, 2]
     assert followed.caught_up
 
 

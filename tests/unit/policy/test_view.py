@@ -135,8 +135,8 @@ async def test_an_endpoint_shows_identities_and_rules_of_both_directions(tmp_pat
         assert policy.allowed_ingress_identities == [1]
         assert policy.allowed_egress_identities == [0]
         (rule,) = policy.l4.ingress
-        notices = json.loads(rule.rule)
-        assert (notices["port"], notices["protocol"]) == (8080, "TCP")
+        decoded = json.loads(rule.rule)
+        assert (decoded["port"], decoded["protocol"]) == (8080, "TCP")
         assert [*rule.rules_by_selector.values()] == [rule.derived_from_rules]
         assert "k8s:io.cilium.k8s.policy.name=cart" in rule.derived_from_rules[0]
         assert policy.l4.egress == []

@@ -93,15 +93,15 @@ async def test_everything_is_made_in_order_and_then_nothing_is_touched() -> None
 async def test_a_pair_that_went_is_made_with_its_macs_and_all_that_was_on_it() -> None:
     world = World(FakeLinks())
     await world.run()
-    notices = world.programs.node
-    assert notices is not None
+    node_config = world.programs.node
+    assert node_config is not None
     world.links.found.clear()
     world.links.present.clear()
     world.links.routed.clear()
     assert (await world.run())[3:] == COMPLETE
     assert (world.links.found["cilium_host"].mac, world.links.found["cilium_net"].mac) == (
-        notices.host_mac,
-        notices.net_mac,
+        node_config.host_mac,
+        node_config.net_mac,
     )
 
 
@@ -144,10 +144,10 @@ async def test_only_what_is_wrong_is_made_right(
 async def test_changed_programs_and_node_addresses_are_written_again() -> None:
     world = World(FakeLinks())
     await world.run()
-    notices = world.programs.node
+    node_config = world.programs.node
     vars(world.programs).update(node=None, attached=None)
     assert await world.run() == []
-    assert (world.programs.node, world.programs.attached) == (notices, (12, 13))
+    assert (world.programs.node, world.programs.attached) == (node_config, (12, 13))
 
 
 async def test_a_new_address_is_there_before_the_old_ones_go() -> None:

@@ -133,10 +133,10 @@ def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], sh
     for value in values:
         seen.observe(value)
     true = sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-    notices = quantile(bounds, seen.counts, share)
+    estimate = quantile(bounds, seen.counts, share)
     upper = next(bound for bound in bounds if true <= bound)
     lower = max((bound for bound in (0.0, *bounds) if bound < upper), default=0.0)
-    assert lower <= notices <= upper * (1 + 1e-9)
+    assert lower <= estimate <= upper * (1 + 1e-9)
 
 
 def test_a_value_above_all_bounds_counts_as_the_last_bound() -> None:

@@ -118,8 +118,8 @@ def test_an_address_that_is_refused_is_not_announced() -> None:
     ],
 )
 def test_nodes_services_and_devices_are_selected(spec: dict[str, Any], found: set[str]) -> None:
-    notices = places([policy(**spec)], service(), labels={"rack": "1"})
-    assert notices == {f"web {VIP} {device}" for device in found}
+    announced = places([policy(**spec)], service(), labels={"rack": "1"})
+    assert announced == {f"web {VIP} {device}" for device in found}
 
 
 def test_services_of_other_classes_and_addresses_of_ipv6_are_left_alone() -> None:
@@ -156,12 +156,12 @@ def test_an_invalid_announcement_policy_has_a_condition_until_corrected(
     bad = policy(**spec)
     assert places([bad], service()) == set()
     _, faults = read_policy(bad)
-    notices = conditions(bad, faults, "2026-01-01T00:00:00Z")
-    assert notices is not None
-    (one,) = notices
+    reported = conditions(bad, faults, "2026-01-01T00:00:00Z")
+    assert reported is not None
+    (one,) = reported
     assert (one["type"], one["status"], one["reason"]) == (kind, "True", "error")
     assert text in one["message"]
-    body = {"metadata": {"name": "p", "generation": 2}, "spec": {}, "status": {"conditions": notices}}
+    body = {"metadata": {"name": "p", "generation": 2}, "spec": {}, "status": {"conditions": reported}}
     held = CILIUM_L2_ANNOUNCEMENTS.decoder.decode(json.dumps(body))
     assert conditions(held, faults, "2026-01-02T00:00:00Z") is None
     mended = conditions(held, {}, "2026-01-03T00:00:00Z")
@@ -178,7 +178,7 @@ class FakeKernel:
 
     def __init__(self) -> None:
         self.keys: dict[L2ResponderKey, int] = {}
-        self.notices: list[tuple[str, str]] = []
+        self.announced: list[tuple[str, str]] = []
         self.moments: list[int] = []
         self.down = False
 
@@ -199,7 +199,7 @@ class FakeKernel:
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
         if self.down:
             return {key: OSError(100, "Network is down") for key in frames}
-        self.notices += [(device, str(ip)) for device, ip, _ in frames.values()]
+        self.announced += [(device, str(ip)) for device, ip, _ in frames.values()]
         return {}
 
     @property
@@ -221,7 +221,7 @@ async def test_a_failed_l2_announcement_is_retried_and_none_is_sent_twice() -> N
     await target.put({key: row})
     assert target.matches(row, (await target.observe())[key])
     await target.put({key: row})
-    assert kernel.notices == [("eth2", str(VIP))]
+    assert kernel.announced == [("eth2", str(VIP))]
     restarted = Responder(kernel)
     assert restarted.matches(row, (await restarted.observe())[key]), (
         "what an earlier agent answered for is no news"
@@ -367,14 +367,14 @@ async def _takes_over(
     (first,) = answering()
     (second,) = {"a", "b"} - {first}
     assert holder(server) == first
-    await eventually(lambda: kernels[first].notices == [("eth2", str(VIP))])
+    await eventually(lambda: kernels[first].announced == [("eth2", str(VIP))])
     await eventually(lambda: kernels[second].moments != [])
     assert kernels[second].keys == {}
 
     ends[first].set()
     await eventually(lambda: kernels[second].addresses == {str(VIP)}, 30)
     assert kernels[first].moments[-1] == 0, "the programs answer no more: another node may from now on"
-    await eventually(lambda: kernels[second].notices == [("eth2", str(VIP))])
+    await eventually(lambda: kernels[second].announced == [("eth2", str(VIP))])
     assert holder(server) == second
     assert kernels["inner"].keys == {}
 
@@ -387,7 +387,7 @@ async def test_a_node_that_cannot_renew_its_lease_answers_no_more(server: ApiSer
         await eventually(lambda: kernel.keys == {}, 30)
         server.store.put(LEASES, (NAMESPACE, LEASE), taken(server, ""))
         await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
-        await eventually(lambda: len(kernel.notices) == 2)
+        await eventually(lambda: len(kernel.announced) == 2)
 
 
 def taken(server: ApiServer, by: str) -> dict[str, Any]:
@@ -408,11 +408,11 @@ async def test_an_address_without_a_matching_policy_releases_its_lease(
         await eventually(lambda: kernel.keys == {}, 30)
         await eventually(lambda: holder(server) == "", 30)
 
-        def notices() -> list[str]:
+        def condition_types() -> list[str]:
             found = server.store.get(POLICIES, ("", "all")) or {}
             return [one["type"] for one in found.get("status", {}).get("conditions", ())]
 
-        await eventually(lambda: notices() == ["io.cilium/bad-interface-regex"], 30)
+        await eventually(lambda: condition_types() == ["io.cilium/bad-interface-regex"], 30)
         await hive.get(announcements.Elections).collect()
         assert holder(server) is None, "nobody needs the lease any more"
 
@@ -426,7 +426,7 @@ async def test_addresses_of_an_earlier_agent_stay_announced_until_their_lease_is
         await eventually(lambda: kernel.addresses == {str(VIP)}, 30)
         await eventually(lambda: kernel.moments != [])
     assert kernel.keys == {L2ResponderKey(VIP, 2): 7}, "taken over with its count"
-    assert kernel.notices == []
+    assert kernel.announced == []
 
 
 def roles(*, announced: bool) -> list[dict[str, Any]]:

@@ -170,7 +170,7 @@ def test_service_annotations_without_effect_are_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "spec", "options", "notices"),
+    ("annotation", "spec", "options", "message"),
     [
         (("lb-algorithm", "maglev"), {}, {}, "no address of the service is served to clients outside"),
         (("forwarding-mode", "dsr"), {"type": "NodePort"}, {"enable_node_port": False}, "no address of the"),
@@ -189,16 +189,16 @@ def test_service_annotations_without_effect_are_reported() -> None:
     ],
 )
 def test_an_annotation_without_a_matching_service_type_is_reported(
-    annotation: tuple[str, str], spec: dict[str, Any], options: dict[str, Any], notices: str
+    annotation: tuple[str, str], spec: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     may = {"bpf_lb_algorithm_annotation": True, "bpf_lb_mode_annotation": True}
     found = faults(dict([annotation]), spec, **may, **options).get(annotation[0], "")
-    assert notices in found
-    assert bool(notices) == bool(found)
+    assert message in found
+    assert bool(message) == bool(found)
 
 
 @pytest.mark.parametrize(
-    ("port", "options", "notices"),
+    ("port", "options", "reasons"),
     [
         ({"targetPort": 80}, {}, ["enable-sctp is off"]),
         ({"targetPort": 80}, {"enable_sctp": True}, []),
@@ -212,13 +212,13 @@ def test_an_annotation_without_a_matching_service_type_is_reported(
     ],
 )
 def test_unserved_service_ports_are_reported(
-    port: dict[str, Any], options: dict[str, Any], notices: list[str]
+    port: dict[str, Any], options: dict[str, Any], reasons: list[str]
 ) -> None:
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "protocol": "SCTP"} | port]}
     service = msgspec.convert({"metadata": {"name": "web"}, "spec": spec}, Service)
     found = list(unserved_of(service, LoadBalancerOptions(**options)))
-    assert [part for part, _ in found] == ["port 80"] * len(notices)
-    assert all(reason.startswith(text) for (_, reason), text in zip(found, notices, strict=True))
+    assert [part for part, _ in found] == ["port 80"] * len(reasons)
+    assert all(reason.startswith(text) for (_, reason), text in zip(found, reasons, strict=True))
 
 
 def test_invalid_service_addresses_and_ranges_are_reported() -> None:
@@ -444,8 +444,8 @@ def test_a_port_that_another_one_hides_is_reported() -> None:
 
     assert reported(53, 5353, proto_diff=True) == []
     assert reported(53, 53, proto_diff=False) == []
-    notices = "bpf-lb-proto-diff is off: UDP is served as TCP is, by its target"
-    assert reported(53, 5353, proto_diff=False) == [("port 53", notices)]
+    reason = "bpf-lb-proto-diff is off: UDP is served as TCP is, by its target"
+    assert reported(53, 5353, proto_diff=False) == [("port 53", reason)]
 
 
 def test_without_telling_protocols_apart_a_port_is_one_frontend() -> None:

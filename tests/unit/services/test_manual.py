@@ -166,9 +166,9 @@ async def test_an_unserviceable_manual_service_is_refused_and_changes_nothing(
     async with served(folder, maps) as client:
         await eventually(lambda: maps.slots() == 2)
         before = dict(maps.entries)
-        got, notices = await client("PUT", body.get("id", 0), body)
+        got, message = await client("PUT", body.get("id", 0), body)
         assert got == status
-        assert text in notices
+        assert text in message
         assert maps.entries == before
 
 

@@ -89,8 +89,8 @@ async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
         pod(folder, ready=True, node="another")
         pod(folder, ready=True)
         await eventually(lambda: type_and_backends() == ("LocalRedirect", {"10.1.0.7"}))
-        (notices,) = redirects.all()
-        model = msgspec.json.decode(msgspec.json.encode(redirect_model(notices)))
+        (redirect,) = redirects.all()
+        model = msgspec.json.decode(msgspec.json.encode(redirect_model(redirect)))
         assert model == {
             "uid": "u-1",
             "name": "near",
@@ -110,7 +110,7 @@ async def test_a_service_goes_to_the_nodes_pods_while_one_is_ready(
         key = SkipLbKey(77, ip_address("10.96.0.10"), 80)
         mine = endpoint(1, ipv4=IPv4Address("10.1.0.7"), ipv6=None, netns_cookie=77)
         assert skips(
-            [notices], [mine, endpoint(2, ipv4=IPv4Address("10.1.0.8"), ipv6=None, netns_cookie=78)]
+            [redirect], [mine, endpoint(2, ipv4=IPv4Address("10.1.0.8"), ipv6=None, netns_cookie=78)]
         ).keys() == {key}
         pod(folder, ready=False)
         await eventually(lambda: type_and_backends() == own)
@@ -136,7 +136,7 @@ async def test_without_the_setting_policies_are_not_followed(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "notices"),
+    ("old", "new", "message"),
     [
         ("redirectFrontend: {" + MATCHER + "}", "redirectFrontend: {}", "expected either"),
         ('toPorts: [{port: "9090", protocol: TCP}]', "toPorts: []", "at least one port"),
@@ -149,12 +149,12 @@ async def test_without_the_setting_policies_are_not_followed(folder: Path) -> No
         ),
     ],
 )
-def test_an_invalid_redirect_policy_is_one_line(old: str, new: str, notices: str) -> None:
+def test_an_invalid_redirect_policy_is_one_line(old: str, new: str, message: str) -> None:
     text = (
         POLICY.replace("redirectFrontend: {" + old + "}", f"redirectFrontend: {new}") if new == "{}" else ""
     )
     policy = msgspec.yaml.decode(text or POLICY.replace(old, new), type=CiliumLocalRedirectPolicy)
-    with pytest.raises(ValueError, match=notices):
+    with pytest.raises(ValueError, match=message):
         read_redirect(policy)
 
 
@@ -218,10 +218,10 @@ async def test_a_refused_address_is_in_the_table_and_in_the_log(folder: Path) ->
     with structlog.testing.capture_logs() as logged:
         async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
             redirects = hive.get(Table[ServiceName, LocalRedirect])
-            notices = "addressMatcher.ip=10.96.0.77 is the cluster address of default/web"
-            await eventually(lambda: [one.error for one in redirects.all()] == [notices])
+            error = "addressMatcher.ip=10.96.0.77 is the cluster address of default/web"
+            await eventually(lambda: [one.error for one in redirects.all()] == [error])
             (line,) = [one for one in logged if one["event"] == "local redirect policy refused"]
-            assert (line["policy"], line["error"]) == ("shop/near", notices)
+            assert (line["policy"], line["error"]) == ("shop/near", error)
             (folder / "other.yaml").unlink()
             await eventually(lambda: [one.error for one in redirects.all()] == [""])
 

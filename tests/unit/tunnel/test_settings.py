@@ -24,7 +24,7 @@ def refused(directory: Path, **values: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("values", "notices"),
+    ("values", "message"),
     [
         ({"tunnel_protocol": "gre"}, "vxlan, geneve"),
         ({"tunnel_protocol": "geneve", "tunnel_source_port_range": "10-20"}, "expected 0-0, or"),
@@ -39,9 +39,9 @@ def refused(directory: Path, **values: str) -> list[str]:
     ],
 )
 def test_inconsistent_tunnel_settings_are_refused_by_name(
-    tmp_path: Path, values: dict[str, str], notices: str
+    tmp_path: Path, values: dict[str, str], message: str
 ) -> None:
-    assert any(notices in line for line in refused(tmp_path, **values))
+    assert any(message in line for line in refused(tmp_path, **values))
 
 
 def test_the_charts_values_are_accepted(tmp_path: Path) -> None:
@@ -79,5 +79,5 @@ def test_over_ipv6_the_source_is_of_it_and_packets_inside_are_shorter() -> None:
     for local, source in (([own], own), ([IPv4Address("192.0.2.1")], IPv6Address(0))):
         facts = wanted(settings, 1500, 1430, own, local)["facts"]
         assert facts == TunnelFacts(1430, 8472, source, TUNNEL_OVER_IPV6)
-        notices = TunnelConfig(7, 1430, 8472, source, TUNNEL_OVER_IPV6)
-        assert TunnelConfig.unpack(notices.pack()) == notices
+        tunnel_config = TunnelConfig(7, 1430, 8472, source, TUNNEL_OVER_IPV6)
+        assert TunnelConfig.unpack(tunnel_config.pack()) == tunnel_config

@@ -142,8 +142,8 @@ async def test_every_look_at_a_hive_works_over_the_socket(tmp_path: Path) -> Non
         assert any("deliver" in line for line in await client.ask("hive/jobs"))
         assert any(line.startswith("shop.deliver") for line in await client.ask("health"))
         assert (await client.ask("health shop"))[0].startswith("MODULE")
-        notices = await client.ask("status")
-        assert any(line.startswith("tables:") and "2, 0 not complete" in line for line in notices)
+        lines = await client.ask("status")
+        assert any(line.startswith("tables:") and "2, 0 not complete" in line for line in lines)
 
 
 async def test_tables_fit_the_width_that_a_client_has(tmp_path: Path) -> None:

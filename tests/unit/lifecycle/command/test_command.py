@@ -76,10 +76,10 @@ def test_the_help_has_every_setting_with_help_default_and_variable(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert run_command(heart(), ["--help"], {}, version="1.0") == 0
-    notices = capsys.readouterr().out
-    assert "--version" in notices
-    assert all(f"  {name} " in notices for name in COMMANDS)
-    assert notices.endswith(
+    printed = capsys.readouterr().out
+    assert "--version" in printed
+    assert all(f"  {name} " in printed for name in COMMANDS)
+    assert printed.endswith(
         textwrap.dedent("""\
         Settings. The first of these that has it: a flag (--name=value), else a variable
         (HEART_NAME), else a file of that name in the directory given as --config-dir
@@ -92,7 +92,7 @@ def test_the_help_has_every_setting_with_help_default_and_variable(
           --loud BOOL             [false]
         """)
     )
-    assert max(map(len, notices.splitlines())) <= 80
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_version_prints_the_version_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,12 +156,12 @@ def test_inspect_works_without_required_settings_and_shows_them_as_unset(
 ) -> None:
     hive = Hive(beat, login, name="heart")
     assert run_command(hive, ["inspect"], {}) == 0
-    notices = capsys.readouterr()
-    assert "· set     1 setting, 1 required and unset\n" in notices.out
-    assert "· hook    beat\n" in notices.out
-    assert "hook    watch" not in notices.out
-    assert "not needed" not in notices.out
-    assert notices.err == "heart: not set, so the hooks of what needs it are left out: token\n"
+    printed = capsys.readouterr()
+    assert "· set     1 setting, 1 required and unset\n" in printed.out
+    assert "· hook    beat\n" in printed.out
+    assert "hook    watch" not in printed.out
+    assert "not needed" not in printed.out
+    assert printed.err == "heart: not set, so the hooks of what needs it are left out: token\n"
     assert "hook    watch" in shown(capsys, "--token=x", hive=Hive(beat, login, name="heart"))
     assert run_command(Hive(beat, login, name="heart"), ["inspect", "unused"], {}) == 0
     assert capsys.readouterr().out == "Everything that is provided is needed.\n"
@@ -169,16 +169,16 @@ def test_inspect_works_without_required_settings_and_shows_them_as_unset(
 
 def test_a_command_after_settings_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(Hive(beat, name="heart"), ["--every=2s", "check"], {}) == 2
-    notices = "heart: check: not expected here; settings are --name=value; a command comes first\n"
-    assert capsys.readouterr().err == notices
+    message = "heart: check: not expected here; settings are --name=value; a command comes first\n"
+    assert capsys.readouterr().err == message
 
 
 def test_inspect_draws_a_graph_with_faults_and_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     hive = Hive(beat, module("more", "More", invoke(needs_what_is_missing)), name="heart")
     assert run_command(hive, ["inspect"], {}) == 1
-    notices = capsys.readouterr()
-    assert "· invoke  needs_what_is_missing <- bytes (missing)\n" in notices.out
-    assert notices.err.startswith("heart: heart cannot be built: 1 fault\nmissing: nothing provides bytes\n")
+    printed = capsys.readouterr()
+    assert "· invoke  needs_what_is_missing <- bytes (missing)\n" in printed.out
+    assert printed.err.startswith("heart: heart cannot be built: 1 fault\nmissing: nothing provides bytes\n")
     assert run_command(hive, ["inspect", "dot"], {}) == 1
     assert '"missing bytes" [label="bytes\\nmissing"' in capsys.readouterr().out
 
@@ -206,9 +206,9 @@ STRANGERS = [
 
 
 def test_unknown_keys_are_warned_of_with_what_is_near(tmp_path: Path) -> None:
-    notices = [f"{text.format(tmp_path)}; it is ignored" for text in STRANGERS]
+    expected = [f"{text.format(tmp_path)}; it is ignored" for text in STRANGERS]
     warned, refused = given(tmp_path)
-    assert (sorted(warned), refused) == (sorted(notices), [])
+    assert (sorted(warned), refused) == (sorted(expected), [])
 
 
 def test_unknown_keys_are_refused_or_ignored_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -61,9 +61,9 @@ def test_every_fault_names_the_nodes_it_is_about(graph: Graph) -> None:
     assert (of(graph, "private").lacks, of(graph, "private").nodes) == ("Hidden", ("three/Server",))
     assert of(graph, "cycle").nodes == ("one/Left", "two/Right")
     assert of(graph, "duplicate").nodes == ("one/Store", "two/Store")
-    with pytest.raises(GraphError) as notices:
+    with pytest.raises(GraphError) as raised:
         Hive(*faulty).check()
-    texts = [(fault.text, fault.details) for fault in notices.value.faults]
+    texts = [(fault.text, fault.details) for fault in raised.value.faults]
     assert [(fault.text, fault.details) for fault in graph.faults] == texts
 
 

@@ -96,7 +96,7 @@ ENDINGS: list[tuple[Callable[[], Coroutine[Any, Any, None]], str, int]] = [
     (fail_among_others, "called sys.exit(4)", 4),
 ]
 endings = pytest.mark.parametrize(
-    ("end", "notices", "code"), ENDINGS, ids=lambda one: getattr(one, "__name__", "")
+    ("end", "message", "code"), ENDINGS, ids=lambda one: getattr(one, "__name__", "")
 )
 
 
@@ -120,7 +120,7 @@ class Daemon:
 
 @endings
 async def test_a_base_exception_in_a_start_stops_started_hooks(
-    end: Callable[[], Awaitable[None]], notices: str, code: int
+    end: Callable[[], Awaitable[None]], message: str, code: int
 ) -> None:
     @asynccontextmanager
     async def middle() -> Any:
@@ -131,14 +131,14 @@ async def test_a_base_exception_in_a_start_stops_started_hooks(
     async with no_leaks():
         with anyio.fail_after(30), pytest.raises(StartError) as raised:
             await daemon.hive(middle).start()
-    assert notices in str(raised.value)
+    assert message in str(raised.value)
     assert exit_code(raised.value) == code
     assert daemon.stopped == ["below"]
 
 
 @endings
 async def test_a_base_exception_in_a_stop_lets_all_hooks_stop(
-    end: Callable[[], Awaitable[None]], notices: str, code: int
+    end: Callable[[], Awaitable[None]], message: str, code: int
 ) -> None:
     @asynccontextmanager
     async def middle() -> Any:
@@ -150,14 +150,14 @@ async def test_a_base_exception_in_a_stop_lets_all_hooks_stop(
         with anyio.fail_after(30), pytest.raises(StopError) as raised:
             async with daemon.hive(middle).started():
                 pass
-    assert notices in str(raised.value)
+    assert message in str(raised.value)
     assert exit_code(raised.value) == code
     assert daemon.stopped == ["above", "below"]
 
 
 @endings
 async def test_a_job_that_raises_base_exception_ends_the_hive_and_a_cancelled_one_is_retried(
-    end: Callable[[], Awaitable[None]], notices: str, code: int
+    end: Callable[[], Awaitable[None]], message: str, code: int
 ) -> None:
     runs = 0
     again = anyio.Event()
@@ -177,7 +177,7 @@ async def test_a_job_that_raises_base_exception_ends_the_hive_and_a_cancelled_on
     hive = Hive(invoke(build))
     async with no_leaks():
         with anyio.fail_after(30):
-            if "UnexpectedCancelError" in notices:
+            if "UnexpectedCancelError" in message:
                 async with hive.started():
                     await again.wait()
                 assert runs == 2
@@ -186,7 +186,7 @@ async def test_a_job_that_raises_base_exception_ends_the_hive_and_a_cancelled_on
                     async with hive.started():
                         await anyio.sleep_forever()
                 assert exit_code(raised.value) == code
-                assert notices in f"{type(raised.value).__name__}: {raised.value}"
+                assert message in f"{type(raised.value).__name__}: {raised.value}"
 
 
 async def test_a_stop_that_cancels_its_own_task_and_returns_has_ended_well() -> None:

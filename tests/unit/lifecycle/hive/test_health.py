@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lifecycle import HealthStatus, HealthTree
 
 
-def notices(tree: HealthTree, under: str = "") -> list[str]:
+def modules(tree: HealthTree, under: str = "") -> list[str]:
     return [status.module for status in tree.snapshot(under)]
 
 
@@ -17,21 +17,21 @@ def test_a_child_that_is_removed_goes_with_all_below_it() -> None:
         endpoint.ok("ready")
         endpoint.child("policy").degraded("slow")
         endpoints.child("endpoint-123").ok()
-        assert notices(tree) == [
+        assert modules(tree) == [
             "agent.endpoint",
             "agent.endpoint.endpoint-12",
             "agent.endpoint.endpoint-12.policy",
             "agent.endpoint.endpoint-123",
         ]
-    assert notices(tree) == ["agent.endpoint", "agent.endpoint.endpoint-123"]
+    assert modules(tree) == ["agent.endpoint", "agent.endpoint.endpoint-123"]
 
 
 def test_one_part_of_the_tree_can_be_looked_at() -> None:
     tree = HealthTree()
     for module in ("agent.ipam.expire", "agent.ipam", "agent.ipam-v6", "agent"):
         tree.reporter(module)
-    assert notices(tree, "agent.ipam") == ["agent.ipam", "agent.ipam.expire"]
-    assert notices(tree, "nobody") == []
+    assert modules(tree, "agent.ipam") == ["agent.ipam", "agent.ipam.expire"]
+    assert modules(tree, "nobody") == []
 
 
 def test_a_removed_health_reporter_that_reports_again_starts_anew() -> None:
@@ -76,5 +76,5 @@ def test_the_tree_is_what_a_plain_dictionary_would_be(steps: list[tuple[bool, st
         else:
             tree.report(name, "ok", "")
             model.add(name)
-        assert notices(tree) == sorted(model)
-        assert notices(tree, under) == sorted(one for one in model if f"{one}.".startswith(f"{under}."))
+        assert modules(tree) == sorted(model)
+        assert modules(tree, under) == sorted(one for one in model if f"{one}.".startswith(f"{under}."))

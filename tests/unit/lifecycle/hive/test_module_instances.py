@@ -106,8 +106,8 @@ async def test_each_instance_has_settings_tables_health_and_jobs_of_its_own() ->
             ("inside-answers", "a after 3"),
             ("outside-answers", "10.0.0.1 after 7"),
         ]
-        notices = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
-        assert (notices["inside"], notices["outside"]) == ("resolved", "resolved")
+        messages = {one.module: one.message for one in hive.get(HealthTree).snapshot()}
+        assert (messages["inside"], messages["outside"]) == ("resolved", "resolved")
         assert [(one.module, one.name) for one in hive.get(JobMetrics).snapshot()] == [
             ("inside", "resolve"),
             ("outside", "resolve"),

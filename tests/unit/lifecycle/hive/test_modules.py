@@ -89,7 +89,7 @@ def cells() -> tuple[Cell, ...]:
     )
 
 
-def notices(hive: Hive) -> dict[str, tuple[str, str]]:
+def statuses(hive: Hive) -> dict[str, tuple[str, str]]:
     return {one.module: (one.level, one.message) for one in hive.health.snapshot()}
 
 
@@ -127,10 +127,10 @@ async def test_a_disabled_module_reports_only_that_it_is_disabled() -> None:
     with VirtualClock() as clock:
         async with Hive(*cells()).started() as hive:
             await clock.settle()
-            assert notices(hive)["store.flush"] == ("ok", "waiting")
+            assert statuses(hive)["store.flush"] == ("ok", "waiting")
             assert [job.name for job in hive.jobs.snapshot()] == ["flush"]
             await hive.modules.disable("store")
-            assert notices(hive) == {
+            assert statuses(hive) == {
                 "store": ("stopped", "disabled"),
                 "store.view": ("stopped", "disabled with store"),
                 "web": ("stopped", "disabled with store"),
@@ -143,7 +143,7 @@ async def test_a_disabled_module_reports_only_that_it_is_disabled() -> None:
             assert log == []
             await hive.modules.enable("store")
             await clock.advance(10)
-            assert notices(hive) == {"store.flush": ("ok", "")}
+            assert statuses(hive) == {"store.flush": ("ok", "")}
             assert "flush" in log
 
 
@@ -206,7 +206,7 @@ async def test_a_module_that_does_not_start_stays_disabled_and_can_be_enabled_la
         assert str(caught.value) == "store was not enabled: hook 'web' (web) failed to start: OSError: boom"
         assert log == ["store +", "store -"]
         assert hive.modules.disabled == ["store"]
-        assert notices(hive)["web"] == ("stopped", "disabled with store")
+        assert statuses(hive)["web"] == ("stopped", "disabled with store")
         behaviour.clear()
         await hive.modules.enable("store")
         assert hive.modules.disabled == []
@@ -323,7 +323,7 @@ async def test_a_job_may_disable_the_module_it_belongs_to() -> None:
             assert log[-1] == "suicidal -"
             assert hive.modules.disabled == ["suicidal"]
             await hive.modules.disable("clock")  # no switch is under way
-            assert notices(hive)["suicidal"] == ("stopped", "disabled")
+            assert statuses(hive)["suicidal"] == ("stopped", "disabled")
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def cells(runner: type, *inner: Cell) -> tuple[Cell, ...]:
     )
 
 
-def notices(hive: Hive) -> dict[str, tuple[str, str]]:
+def statuses(hive: Hive) -> dict[str, tuple[str, str]]:
     return {one.module: (one.level, one.message) for one in hive.health.snapshot()}
 
 
@@ -147,7 +147,7 @@ async def test_each_run_builds_afresh_and_leaves_nothing_behind() -> None:
                 garbage = inner.current.get(Garbage)
                 seen.append(garbage)
                 assert garbage.health is hive.health
-                assert notices(hive) == {
+                assert statuses(hive) == {
                     "operator.lead": ("ok", "running"),
                     "operator.leader": ("ok", "running"),
                     "operator.leader.ipam.sync": ("ok", ""),
@@ -158,9 +158,9 @@ async def test_each_run_builds_afresh_and_leaves_nothing_behind() -> None:
                 assert steps.count(("start", "operator.leader.ipam", "ipam")) == 1
                 garbage.shutdown.request(HiveError("lost the lease"))
                 await clock.settle()
-                assert notices(hive)["operator.lead"] == ("degraded", "failed, will be tried again")
-                assert notices(hive)["operator.leader"] == ("degraded", "failed")
-                assert len(notices(hive)) == 2
+                assert statuses(hive)["operator.lead"] == ("degraded", "failed, will be tried again")
+                assert statuses(hive)["operator.leader"] == ("degraded", "failed")
+                assert len(statuses(hive)) == 2
                 assert [job.name for job in hive.jobs.snapshot()] == ["lead"]
                 assert [table.name for table in hive.tables.all()] == ["nodes"]
                 await clock.advance(2)
@@ -176,7 +176,7 @@ async def test_an_inner_hive_that_asks_to_end_ends_the_run_and_nothing_else() ->
             inner.current.shutdown.request()
             await clock.settle()
             assert log == ["kube +", "ipam +", "garbage +", "garbage -", "ipam -"]
-            assert notices(hive) == {
+            assert statuses(hive) == {
                 "operator.lead": ("stopped", "done"),
                 "operator.leader": ("stopped", "not running"),
             }
@@ -197,7 +197,7 @@ async def test_a_job_contains_an_inner_hive_that_does_not_start_and_tries_again(
             )
             behaviour.clear()
             await clock.advance(1)
-            assert notices(hive)["operator.leader"] == ("ok", "running")
+            assert statuses(hive)["operator.leader"] == ("ok", "running")
 
 
 async def test_in_a_hook_its_failure_fails_the_start_of_the_outer_hive_which_rolls_back() -> None:
@@ -233,7 +233,7 @@ async def test_a_crash_inside_ends_the_inner_hive_and_reaches_who_runs_it() -> N
     with VirtualClock() as clock:
         async with no_leaks(), Hive(*cells(ByJob, *inner)).started() as hive:
             await clock.settle()
-            assert notices(hive)["operator.leader"] == ("ok", "running")
+            assert statuses(hive)["operator.leader"] == ("ok", "running")
             crash.set()
             await clock.settle()
             status = hive.health.snapshot("operator.leader")[0]
@@ -398,5 +398,5 @@ async def test_an_inner_hive_may_hold_another() -> None:
     async with no_leaks(), Hive(*cells(ByHook, *inner)).started() as hive:
         assert log == ["kube +", "bottom +"]
         assert "operator.leader.deep" in {one.id for one in hive.graph().modules}
-        assert notices(hive)["operator.leader.deep"] == ("ok", "running")
+        assert statuses(hive)["operator.leader.deep"] == ("ok", "running")
     assert log[2:] == ["bottom -", "kube -"]

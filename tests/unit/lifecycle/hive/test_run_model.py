@@ -142,7 +142,7 @@ class World:
 def check(acts: dict[str, str], job: str = "none", *, seed: int = 0, signals: Sequence[int] = ()) -> int:
     """Run it once, and see that all holds; the turns it took."""
     world = World(acts, job)
-    notices = io.StringIO()
+    stderr = io.StringIO()
     ended: list[int] = []
     left: list[Left] = []
     took = 0.0
@@ -164,19 +164,19 @@ def check(acts: dict[str, str], job: str = "none", *, seed: int = 0, signals: Se
 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes before it runs is not its own
     try:
-        with contextlib.redirect_stderr(notices):
+        with contextlib.redirect_stderr(stderr):
             world_after = simulate(scenario, seed)
     finally:
         signal.signal(signal.SIGTERM, before)
-    look(world, left[0] if left else None, ended, notices.getvalue(), took, signalled=bool(signals))
+    look(world, left[0] if left else None, ended, stderr.getvalue(), took, signalled=bool(signals))
     return world_after.turns
 
 
 def look(
-    world: World, left: Left | None, ended: list[int], notices: str, took: float, *, signalled: bool
+    world: World, left: Left | None, ended: list[int], printed: str, took: float, *, signalled: bool
 ) -> None:
     """What must hold when it is over."""
-    what = (world.acts, world.job, notices)
+    what = (world.acts, world.job, printed)
     assert len(world.stops) == len(set(world.stops)), what
     assert took <= LIFE + 2 * START + BUDGET + 5, what
     if left is not None and left.why == "second signal, leaving at once":
@@ -186,11 +186,11 @@ def look(
     if world.stops[:1] == ["a"]:
         assert world.stops == ["a"], what
     # a body that awaits something cancelled while the hive cancels it has ended as it was asked to
-    faults = [one for one in world.faults if one in notices or not ("Cancel" in one and signalled)]
+    faults = [one for one in world.faults if one in printed or not ("Cancel" in one and signalled)]
     for fault in faults:
-        assert fault in notices, what
+        assert fault in printed, what
     if left is not None:
-        assert "is left behind" in notices, what
+        assert "is left behind" in printed, what
         assert any(hook in left.why for hook in world.left), what
     code = left.code if left is not None else ended[0]
     if world.codes:
@@ -198,7 +198,7 @@ def look(
     elif faults or left is not None:
         assert code == 1, what
     elif not world.left:
-        assert (code, notices) == (0, ""), what
+        assert (code, printed) == (0, ""), what
 
 
 PHASES = ("start a", "stop a", "start b", "stop b")

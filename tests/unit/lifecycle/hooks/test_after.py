@@ -165,10 +165,10 @@ async def test_a_circle_is_reported_with_its_order_only_edges() -> None:
 
     with pytest.raises(GraphError) as caught:
         Hive(provide(database, Server), supply(Log()), invoke(Server)).check()
-    notices = str(caught.value)
-    assert "comes after Server" in notices
-    assert "comes after Database" in notices
-    assert "leave out the after() that is not needed" in notices
+    message = str(caught.value)
+    assert "comes after Server" in message
+    assert "comes after Database" in message
+    assert "leave out the after() that is not needed" in message
     graph = Hive(provide(database, Server), supply(Log()), invoke(Server)).graph(faulty=True)
     assert [fault.kind for fault in graph.faults] == ["cycle"]
 

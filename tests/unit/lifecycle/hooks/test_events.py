@@ -102,13 +102,13 @@ async def test_hook_events_are_in_order_with_duration_and_location() -> None:
         ("stopped", "mount"),
     ]
     here = str(Path(__file__))
-    notices = [one for one in events if isinstance(one, HookEvent)]
-    assert {(one.module, one.owner, one.place.file) for one in notices} == {
+    hook_events = [one for one in events if isinstance(one, HookEvent)]
+    assert {(one.module, one.owner, one.place.file) for one in hook_events} == {
         ("files", "Disk", here),
         ("files", "Web", here),
     }
-    assert notices[0].place.line == Disk.mount.__code__.co_firstlineno
-    assert all((one.took is None) == one.step.endswith("ing") for one in notices)
+    assert hook_events[0].place.line == Disk.mount.__code__.co_firstlineno
+    assert all((one.took is None) == one.step.endswith("ing") for one in hook_events)
 
 
 async def test_slow_hooks_are_logged_at_info_and_others_at_debug() -> None:
@@ -240,14 +240,14 @@ async def test_failure_recovery_and_end_of_a_job_are_reported() -> None:
     events = followed(hive)
     async with hive.started():
         await eventually(lambda: any(isinstance(one, JobEvent) and one.step == "ended" for one in events))
-    notices = [one for one in events if isinstance(one, JobEvent)]
-    assert [(one.step, one.failures) for one in notices] == [
+    job_events = [one for one in events if isinstance(one, JobEvent)]
+    assert [(one.step, one.failures) for one in job_events] == [
         ("failed", 1),
         ("failed", 2),
         ("recovered", 2),
         ("ended", 0),
     ]
-    assert {(one.job, one.module) for one in notices} == {("work", "shop")}
+    assert {(one.job, one.module) for one in job_events} == {("work", "shop")}
     assert ("job works again", "") in lines.of("info")
 
 

@@ -36,7 +36,7 @@ async def outcome(clock: VirtualClock, work: Awaitable[object]) -> tuple[BaseExc
     return task.exception(), round(took, 3)
 
 
-def notices(error: BaseException | None) -> list[str]:
+def message_lines(error: BaseException | None) -> list[str]:
     """The message, without what differs from run to run."""
     text = re.sub(r"\S*?([\w.]+\.py):\d+", r"\1:N", str(error))
     text = re.sub(r"for \d+\.\d s", "for N s", text)  # by the real clock
@@ -77,7 +77,7 @@ async def test_an_overdue_start_is_reported_as_a_tree_of_waiting_hooks() -> None
         error, took = await outcome(clock, Hive(cells).start())
     assert isinstance(error, StartError)
     assert took == 7
-    assert notices(error) == [
+    assert message_lines(error) == [
         "hive did not start: hook 'slow' (m) did not start within 7 s; pending hooks:",
         "    hook 'slow' (m) has been starting for N s",
         "        in inner at test_hook_deadlines.py:N",
@@ -111,7 +111,7 @@ async def test_an_overdue_stop_is_cancelled_and_reported_and_the_rest_stops() ->
         error, took = await outcome(clock, hive.stop())
     assert isinstance(error, StopError)
     assert took == 4
-    lines = notices(error)
+    lines = message_lines(error)
     assert lines[0] == "hive did not stop well: hook 'stuck' (hive) did not stop within 4 s; pending hooks:"
     assert lines[-1] == "        └─ hook 'base' (hive) waits for it"
     assert log == ["base +", "base -"]
@@ -155,7 +155,7 @@ async def test_a_stop_stuck_in_a_thread_is_named_left_behind_and_the_rest_stops(
         error, took = await outcome(clock, stopping)
     assert isinstance(error, StopError)
     assert took == 5  # its deadline, and a second to end once cancelled
-    text = "\n".join(notices(error))
+    text = "\n".join(message_lines(error))
     assert "hook 'stuck' (hive) was cancelled while stopping and runs on: it is left behind\n" in text
     assert "        in wait_in_thread at test_hook_deadlines.py:N\n" in text
     assert "        in stubborn_syscall at test_hook_deadlines.py:N (worker thread)\n" in text
@@ -174,7 +174,7 @@ async def test_a_start_stuck_in_a_thread_does_not_hold_up_the_roll_back(thread: 
         error, took = await outcome(clock, hive.start())
     assert isinstance(error, StartError)
     assert took == 2
-    lines = notices(error)
+    lines = message_lines(error)
     assert lines[:3] == [
         "hive did not start:",
         "- hook 'failing' (hive) failed to start: OSError: boom",
@@ -215,7 +215,7 @@ async def test_when_the_stop_budget_is_spent_every_hook_is_still_reached_in_orde
         await hive.start()
         error, took = await outcome(clock, hive.stop())
     assert took == 50
-    lines = notices(error)
+    lines = message_lines(error)
     assert lines[0] == "hive did not stop well:"
     assert lines[1] == "- hook '4' (hive) did not stop within 40 s; pending hooks:"
     assert "- the stop budget of 50 s is spent; pending hooks:" in lines
@@ -254,6 +254,6 @@ async def test_a_deep_chain_of_waiting_hooks_is_abbreviated() -> None:
     hive = Hive(provide(*kinds), invoke(kinds[-1]), start_timeout=5)
     with VirtualClock(patience=0.1) as clock:
         error, _ = await outcome(clock, hive.start())
-    lines = notices(error)
+    lines = message_lines(error)
     assert lines[-1] == "    and 1440 more"
     assert len(lines) < 80

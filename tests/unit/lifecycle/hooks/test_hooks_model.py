@@ -135,10 +135,10 @@ async def _run(nodes: list[Node], *, sequential: bool, cancel_after: float | Non
                 await clock.until(stopping.done)
                 error = stopping.exception()
                 assert error is None or isinstance(error, StopError)
-                notices = str(error)
+                message = str(error)
                 for node in nodes:
                     if node.stop in {"fail", "hang", "stubborn"} and clock.now - began < BUDGET:
-                        assert f"hook '{node.number}' (hive)" in notices
+                        assert f"hook '{node.number}' (hive)" in message
                 event("stopped well" if error is None else "stopped with errors")
                 world.check(clock.now - began)
             world.release.set()

@@ -157,16 +157,16 @@ def test_the_reported_cycles_cover_exactly_the_edges_on_cycles(arrows: Arrows) -
         for end in ends
         if start == end or start in reachable(arrows, end)
     }
-    notices: set[tuple[int, int]] = set()
+    covered: set[tuple[int, int]] = set()
     for knot in cycles(nodes_of(arrows)):
         for cycle in knot:
             names = [int(node.name) for node in cycle]
             assert len(set(names)) == len(names)
             assert names[0] == min(names)
             edges = set(zip(names, names[1:] + names[:1], strict=True))
-            assert edges - notices  # each tells something new
-            notices |= edges
-    assert notices == on_a_cycle
+            assert edges - covered  # each tells something new
+            covered |= edges
+    assert covered == on_a_cycle
 
 
 @given(graphs, st.data())

@@ -67,7 +67,7 @@ def links() -> Table[int, Link]:
     return Table("links", key=id)
 
 
-def notices(*cells: Cell, **settings: object) -> str:
+def refusal(*cells: Cell, **settings: object) -> str:
     """What check() says, with this file as FILE and every line as N."""
     with pytest.raises(GraphError) as caught:
         Hive(*cells, settings={name.replace("_", "-"): value for name, value in settings.items()}).check()
@@ -84,7 +84,7 @@ def test_missing_types_are_reported_with_users_and_similar_types() -> None:
         module("server", "Server", provide(Server), invoke(Server.serve)),
         module("netlink", "Netlink", provide(Netlink, links)),
     )
-    assert notices(*cells) == text("""
+    assert refusal(*cells) == text("""
         hive cannot be built: 2 faults
         missing: nothing provides Table[int, Device]
             needed by Ipam (ipam) at FILE:N, as 'devices'
@@ -130,7 +130,7 @@ class Entrance:
 
 
 def test_a_cycle_is_one_line_per_edge_and_ends_where_it_began() -> None:
-    assert notices(module("knot", "Knot", provide(Entrance, A, B, C, Selfish))) == text("""
+    assert refusal(module("knot", "Knot", provide(Entrance, A, B, C, Selfish))) == text("""
         hive cannot be built: 3 faults
         cycle: A -> B -> C -> A
             A (knot) at FILE:N needs B
@@ -152,7 +152,7 @@ def test_duplicates_name_both_places() -> None:
         return Device()
 
     cells = module("one", "One", provide(Device)), module("two", "Two", provide_private(device))
-    assert notices(*cells) == text("""
+    assert refusal(*cells) == text("""
         hive cannot be built: 1 fault
         duplicate: Device is provided twice
             provided by Device (one) at FILE:N
@@ -168,7 +168,7 @@ def test_private_constructors_of_siblings_do_not_clash() -> None:
 
 
 def test_private_access_is_reported_with_the_owner() -> None:
-    assert notices(
+    assert refusal(
         module("maps", "Maps", provide_private(Device)), module("ipam", "Ipam", invoke(Device))
     ) == text("""
         hive cannot be built: 1 fault
@@ -250,13 +250,13 @@ def _union(either: Device | Link) -> Device | Link:
     ],
 )
 def test_constructors_that_cannot_be_used_are_refused(constructor: object, faults: list[str]) -> None:
-    message = notices(provide(constructor))  # type: ignore[arg-type]  # one of them is no function
+    message = refusal(provide(constructor))  # type: ignore[arg-type]  # one of them is no function
     assert [line.strip() for line in message.splitlines()[2 : 2 + len(faults)]] == faults
     assert re.match(r"constructor: \S+ \(hive\) at FILE:N cannot be used", message.splitlines()[1])
 
 
 def test_a_context_manager_as_a_constructor_is_refused() -> None:
-    assert "it is a context manager: return the object, and enter and leave in a hook" in notices(
+    assert "it is a context manager: return the object, and enter and leave in a hook" in refusal(
         provide(_context)
     )
 
@@ -264,11 +264,11 @@ def test_a_context_manager_as_a_constructor_is_refused() -> None:
 def test_an_invoked_function_may_not_be_async() -> None:
     async def start() -> None: ...
 
-    assert "invoke: start (hive) at FILE:N cannot be used\n    it is async" in notices(invoke(start))
+    assert "invoke: start (hive) at FILE:N cannot be used\n    it is async" in refusal(invoke(start))
 
 
 def test_a_method_of_a_class_nothing_provides_is_missing() -> None:
-    assert notices(invoke(Server.serve)).splitlines()[1:3] == [
+    assert refusal(invoke(Server.serve)).splitlines()[1:3] == [
         "missing: nothing provides Server",
         "    needed by Server.serve (hive) at FILE:N, as 'self'",
     ]
@@ -286,20 +286,20 @@ class EmptyNetlink: ...
 
 def test_a_fake_unlike_the_type_is_refused() -> None:
     user = module("user", "User", supply(Ipam(Table("d", key=id)), Ipam), provide(Server), invoke(Server))
-    assert notices(user, replace(Kernel, HalfNetlink())) == text("""
+    assert refusal(user, replace(Kernel, HalfNetlink())) == text("""
         hive cannot be built: 1 fault
         replace: the fake is not like Kernel
             its dump is not async
             its put(name: str) -> None cannot be called as put(self, name: str, *, mode: int) -> None: got an unexpected keyword argument 'mode'
             replaced at FILE:N
     """)  # noqa: E501  # compared whole
-    assert "it has no dump\n    it has no put" in notices(user, replace(Kernel, EmptyNetlink()))
-    assert "Netlink is a class: give an instance of it" in notices(user, replace(Kernel, Netlink))
-    assert "it is of type int" in notices(provide(Device), invoke(Device), replace(Device, 3))
+    assert "it has no dump\n    it has no put" in refusal(user, replace(Kernel, EmptyNetlink()))
+    assert "Netlink is a class: give an instance of it" in refusal(user, replace(Kernel, Netlink))
+    assert "it is of type int" in refusal(provide(Device), invoke(Device), replace(Device, 3))
 
 
 def test_a_fake_for_nothing_is_refused() -> None:
-    assert notices(
+    assert refusal(
         provide(links), invoke(Table[int, Link]), replace(Table[int, Device], Table("d", key=id))
     ) == text("""
         hive cannot be built: 1 fault
@@ -313,14 +313,14 @@ def test_what_the_hive_injects_can_be_neither_provided_nor_replaced() -> None:
     def health() -> Health:
         raise AssertionError
 
-    assert "duplicate: Health comes from the hive itself\n    provided by health (hive)" in notices(
+    assert "duplicate: Health comes from the hive itself\n    provided by health (hive)" in refusal(
         provide(health)
     )
-    assert "Health comes from the hive itself and cannot be replaced" in notices(replace(Health, 1))
+    assert "Health comes from the hive itself and cannot be replaced" in refusal(replace(Health, 1))
 
 
 def test_modules_have_ids_of_their_own_in_kebab_case() -> None:
-    message = notices(module("Bad_Id", "Bad"), module("twin", "One"), module("twin", "Two"))
+    message = refusal(module("Bad_Id", "Bad"), module("twin", "One"), module("twin", "Two"))
     assert "module: module id 'Bad_Id' at FILE:N: expected kebab-case such as host-ip-sync" in message
     assert "module: two modules have the id twin\n    at FILE:N\n    at FILE:N" in message
 
@@ -344,7 +344,7 @@ class Odd(Settings, frozen=True):
 
 
 def test_settings_are_checked_with_the_graph() -> None:
-    assert notices(provide(Ipam), config(Sizes), mtu=-1, mtv=5) == text("""
+    assert refusal(provide(Ipam), config(Sizes), mtu=-1, mtv=5) == text("""
         hive cannot be built: 3 faults
         missing: nothing provides Table[int, Device]
             needed by Ipam (hive) at FILE:N, as 'devices'
@@ -364,7 +364,7 @@ def test_settings_alone_at_fault_are_the_users_mistake() -> None:
 
 
 def test_an_option_belongs_to_one_struct() -> None:
-    assert notices(config(Sizes, OtherSizes)) == text("""
+    assert refusal(config(Sizes, OtherSizes)) == text("""
         hive cannot be built: 1 fault
         duplicate: setting mtu is declared twice
             in Sizes (hive) at FILE:N
@@ -373,7 +373,7 @@ def test_an_option_belongs_to_one_struct() -> None:
 
 
 def test_settings_of_types_that_no_text_can_give_are_refused() -> None:
-    assert "field 'table': no text can be read as frozenset[dict[str, int]]" in notices(config(Odd))
+    assert "field 'table': no text can be read as frozenset[dict[str, int]]" in refusal(config(Odd))
 
 
 def test_supplied_values_need_no_await() -> None:
@@ -383,5 +383,5 @@ def test_supplied_values_need_no_await() -> None:
         return 1
 
     coroutine = later()
-    assert "it is awaitable: supply what awaiting it gives" in notices(supply(coroutine, Token))
+    assert "it is awaitable: supply what awaiting it gives" in refusal(supply(coroutine, Token))
     coroutine.close()

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[4]
 CASES = algebra_cells.CASES | algebra_refusals.CASES
 
 
-def notices(name: str) -> str:
+def message_of(name: str) -> str:
     """What a hive says when it is asked for its graph: faults, or what went wrong while building."""
     with pytest.raises(HiveError) as caught:
         CASES[name]().graph()
@@ -33,8 +33,8 @@ def test_error_messages_match_their_golden_files(name: str, monkeypatch: pytest.
     monkeypatch.chdir(ROOT)
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
-        golden.write_text(notices(name))
-    assert notices(name) == golden.read_text()
+        golden.write_text(message_of(name))
+    assert message_of(name) == golden.read_text()
 
 
 def test_there_is_no_message_without_a_case() -> None:

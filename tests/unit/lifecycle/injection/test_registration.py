@@ -80,7 +80,7 @@ def refused(register: Callable[[Lifecycle, Jobs], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("call", "notices"),
+    ("call", "message"),
     [
         (not_async, "is not async, it returns None: expected a coroutine function (async def)"),
         (without_hints, "is not async: expected a coroutine function"),
@@ -91,12 +91,12 @@ def refused(register: Callable[[Lifecycle, Jobs], object]) -> str:
         (3, "3 cannot be called"),
     ],
 )
-def test_hooks_and_jobs_that_give_nothing_to_await_are_refused(call: Any, notices: str) -> None:
-    assert notices in refused(lambda lifecycle, _: lifecycle.append(Hook("x", call)))
-    assert notices in refused(lambda lifecycle, _: lifecycle.append(Hook("x", stop=call)))
-    assert notices in refused(lambda _, jobs: jobs.one_shot("x", call))
-    assert notices in refused(lambda _, jobs: jobs.timer("x", call, 1))
-    assert notices in refused(lambda _, jobs: jobs.observe("x", generator, call))
+def test_hooks_and_jobs_that_give_nothing_to_await_are_refused(call: Any, message: str) -> None:
+    assert message in refused(lambda lifecycle, _: lifecycle.append(Hook("x", call)))
+    assert message in refused(lambda lifecycle, _: lifecycle.append(Hook("x", stop=call)))
+    assert message in refused(lambda _, jobs: jobs.one_shot("x", call))
+    assert message in refused(lambda _, jobs: jobs.timer("x", call, 1))
+    assert message in refused(lambda _, jobs: jobs.observe("x", generator, call))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_a_lambda_hook_that_returns_no_awaitable_fails_the_start() -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "notices"),
+    ("make", "message"),
     [
         (context(), "is a context manager itself: give the function that makes it"),
         (synchronous, "is not asynchronous: decorate an `async def` with contextlib.asynccontextmanager"),
@@ -138,8 +138,8 @@ async def test_a_lambda_hook_that_returns_no_awaitable_fails_the_start() -> None
         (3, "cannot be called"),
     ],
 )
-def test_what_makes_no_asynchronous_context_manager_is_refused(make: Any, notices: str) -> None:
-    assert notices in refused(lambda lifecycle, _: lifecycle.enter("x", make))
+def test_what_makes_no_asynchronous_context_manager_is_refused(make: Any, message: str) -> None:
+    assert message in refused(lambda lifecycle, _: lifecycle.enter("x", make))
 
 
 @pytest.mark.parametrize("value", ["5s", True, float("nan"), -1, 0])
@@ -173,8 +173,8 @@ def test_an_invalid_hook_is_refused(hook: Any) -> None:
 
 @pytest.mark.parametrize("items", [[1], rightly, synchronous.__wrapped__])  # type: ignore[attr-defined]  # it has
 def test_what_makes_no_asynchronous_iteration_is_refused(items: Any) -> None:
-    notices = refused(lambda _, jobs: jobs.observe("x", items, with_argument))
-    assert "asynchronous iteration" in notices or "cannot be called" in notices
+    message = refused(lambda _, jobs: jobs.observe("x", items, with_argument))
+    assert "asynchronous iteration" in message or "cannot be called" in message
 
 
 def test_an_observer_without_a_run_is_refused() -> None:

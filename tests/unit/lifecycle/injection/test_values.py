@@ -48,14 +48,14 @@ class Plain: ...
 Port = NewType("Port", int)
 
 
-def notices(*cells: Any) -> str:
+def refusal(*cells: Any) -> str:
     with pytest.raises(GraphError) as raised:
         Hive(*cells).check()
     return str(raised.value)
 
 
 def test_a_module_without_a_title_loses_no_cell() -> None:
-    assert "its title is ProvideCell, expected a text" in notices(module("clock", provide(Sundial)))  # type: ignore[arg-type]  # the mistake
+    assert "its title is ProvideCell, expected a text" in refusal(module("clock", provide(Sundial)))  # type: ignore[arg-type]  # the mistake
 
 
 def test_an_invalid_cell_is_reported_with_its_location() -> None:
@@ -64,7 +64,7 @@ def test_an_invalid_cell_is_reported_with_its_location() -> None:
 
 
 def test_a_value_supplied_as_what_it_is_not_is_refused() -> None:
-    message = notices(supply(3, type=Sundial), supply("80", type=Port), supply(Plain(), type=Clock))
+    message = refusal(supply(3, type=Sundial), supply("80", type=Port), supply(Plain(), type=Clock))
     assert "Sundial (hive) at tests/unit/lifecycle/injection/test_values.py:" in message
     assert "it is supplied as Sundial, which it is not\n    it is of type int" in message
     assert "it is supplied as Port, which it is not\n    it is of type str" in message
@@ -85,7 +85,7 @@ class Stopped:
     ],
 )
 def test_a_value_that_only_looks_like_its_type_is_refused(value: object, hint: Any, why: str) -> None:
-    assert why in notices(supply(value, type=hint))
+    assert why in refusal(supply(value, type=hint))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ async def test_models_named_tuples_partials_and_objects_are_constructors() -> No
         assert hive.get(Annotated[Pair, Named("partial")]).spare is None
         assert hive.get(Annotated[int, Named("object")]) == 7
         assert (hive.get(Given).number, hive.get(Given).clock) == (5, hive.get(Sundial))
-    assert "Given (hive) at tests/unit/lifecycle/injection/test_values.py:" in notices(
+    assert "Given (hive) at tests/unit/lifecycle/injection/test_values.py:" in refusal(
         provide(functools.partial(Given, 5))
     )
 
@@ -189,7 +189,7 @@ async def test_fields_keep_their_own_ways_to_be_filled() -> None:
 
 def test_a_partial_with_too_many_arguments_is_reported_as_such() -> None:
     too_many = functools.partial(made, 1, 2, 3)  # type: ignore[call-arg,arg-type]  # the mistake
-    assert "its parameters cannot be read: partial object" in notices(provide(too_many))
+    assert "its parameters cannot be read: partial object" in refusal(provide(too_many))
 
 
 @contextmanager
@@ -203,7 +203,7 @@ async def context() -> AsyncIterator[None]:
 
 
 def test_a_context_manager_as_a_constructor_is_refused() -> None:
-    assert "it is a context manager: return the object, and enter and leave in a hook" in notices(
+    assert "it is a context manager: return the object, and enter and leave in a hook" in refusal(
         provide(synchronous), provide(context)
     )
 
@@ -238,7 +238,7 @@ if sys.version_info >= (3, 12):
         hive = Hive(supply(3), provide(space["Box"][int]), invoke(space["Box"][int]))
         async with hive.started():
             assert hive.get(space["Box"][int]).inside == 3
-        assert "an alias that contains itself" in notices(provide(space["end"]))
+        assert "an alias that contains itself" in refusal(provide(space["end"]))
 
     async def test_an_alias_statement_stands_for_its_type() -> None:
         space: dict[str, Any] = {"Sundial": Sundial}

@@ -48,7 +48,7 @@ class Bench:
             module="m",
         )
 
-    def notices(self) -> dict[str, tuple[str, str]]:
+    def statuses(self) -> dict[str, tuple[str, str]]:
         return {one.module: (one.level, one.message) for one in self.health.snapshot()}
 
     def stats(self, name: str) -> JobStats:
@@ -108,9 +108,9 @@ async def test_a_try_that_lasts_counts_as_well_and_lets_pauses_begin_small_again
         bench.jobs.one_shot("serve", serve)
         async with bench.jobs.running():
             await clock.advance(100)
-            assert bench.notices()["m.serve"] == ("degraded", "failed, will be tried again")
+            assert bench.statuses()["m.serve"] == ("degraded", "failed, will be tried again")
             await clock.advance(10)
-            assert bench.notices()["m.serve"] == ("ok", "running")
+            assert bench.statuses()["m.serve"] == ("ok", "running")
             await clock.advance(100)
     assert [round(at - since) for at in began] == [0, 1, 3, 7, 208]
 
@@ -215,13 +215,13 @@ async def test_of_a_job_added_later_nothing_is_left_when_it_is_done(bench: Bench
             for number in range(100):
                 bench.jobs.one_shot(f"endpoint-{number}", Work(failures=1))
             await clock.settle()
-            assert len(bench.notices()) == 101
+            assert len(bench.statuses()) == 101
             await clock.advance(10)
-            assert bench.notices() == {"m.early": ("stopped", "done")}
+            assert bench.statuses() == {"m.early": ("stopped", "done")}
             assert [one.name for one in bench.metrics.snapshot()] == ["early"]
             bench.jobs.one_shot("hopeless", Work(failures=9), retries=1)
             await clock.advance(10)
-            assert bench.notices()["m.hopeless"] == ("degraded", "failed for good")
+            assert bench.statuses()["m.hopeless"] == ("degraded", "failed for good")
 
 
 async def test_a_late_job_may_have_the_name_of_one_that_still_runs(bench: Bench) -> None:
@@ -231,9 +231,9 @@ async def test_a_late_job_may_have_the_name_of_one_that_still_runs(bench: Bench)
             await clock.advance(1)
             bench.jobs.one_shot("same", Work())
             await clock.advance(3)
-            assert "m.same" in bench.notices()
+            assert "m.same" in bench.statuses()
             await clock.advance(10)
-            assert bench.notices() == {}
+            assert bench.statuses() == {}
 
 
 async def test_awaiting_something_cancelled_is_a_failure_and_not_the_end_of_the_job(bench: Bench) -> None:
@@ -257,7 +257,7 @@ async def test_awaiting_something_cancelled_is_a_failure_and_not_the_end_of_the_
             assert status.error is not None
             assert "UnexpectedCancelError: it awaited something that was cancelled" in status.error
             await clock.advance(10)
-            assert bench.notices()["m.job"] == ("stopped", "done")
+            assert bench.statuses()["m.job"] == ("stopped", "done")
     assert (bench.stats("job").runs, bench.stats("job").failures) == (2, 1)
 
 
@@ -267,7 +267,7 @@ async def test_a_cancelled_job_ends_at_once_without_a_failure(bench: Bench) -> N
         async with bench.jobs.running():
             await clock.settle()
         assert bench.stats("job") == JobStats("m", "job", "one_shot", 0, 0, 0, 0.0, 0.0, 0.0, retry_first=1)
-    assert bench.notices() == {"m.job": ("ok", "running")}
+    assert bench.statuses() == {"m.job": ("ok", "running")}
 
 
 async def test_a_job_with_a_failing_task_group_is_contained(bench: Bench) -> None:
@@ -280,7 +280,7 @@ async def test_a_job_with_a_failing_task_group_is_contained(bench: Bench) -> Non
         bench.jobs.one_shot("job", work, retries=2)
         async with bench.jobs.running():
             await clock.advance(10)
-    assert bench.notices() == {"m.job": ("degraded", "failed for good")}
+    assert bench.statuses() == {"m.job": ("degraded", "failed for good")}
     assert bench.stats("job").failures == 3
 
 
@@ -304,9 +304,9 @@ async def test_an_observer_brings_its_own_work_and_reports_by_itself(bench: Benc
         bench.jobs.observe("reconcile", watcher)
         async with bench.jobs.running():
             await clock.settle()
-            assert bench.notices()["m.reconcile"] == ("degraded", "failed, will be tried again")
+            assert bench.statuses()["m.reconcile"] == ("degraded", "failed, will be tried again")
             await clock.advance(2)
-            assert bench.notices()["m.reconcile"] == ("ok", "3 objects")
+            assert bench.statuses()["m.reconcile"] == ("ok", "3 objects")
             assert (bench.stats("reconcile").failures, bench.stats("reconcile").running) == (1, 1)
 
 

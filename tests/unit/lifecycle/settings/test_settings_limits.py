@@ -66,10 +66,10 @@ def test_a_value_beyond_a_limit_is_refused_wherever_it_comes_from(
         *([Sources(env={variable: value})] if value else []),
     ]
     for place in places:
-        (notices,) = faults(place)
-        assert notices.endswith(f": expected {expected}")
-        assert name in notices or variable in notices
-        assert "abc" not in notices
+        (fault,) = faults(place)
+        assert fault.endswith(f": expected {expected}")
+        assert name in fault or variable in fault
+        assert "abc" not in fault
 
 
 def test_values_within_the_limits_are_taken() -> None:
@@ -111,7 +111,7 @@ def test_help_reference_and_schema_show_limits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "default", "notices"),
+    ("kind", "default", "message"),
     [
         (Annotated[str, Meta(ge=1)], "a", "Meta(ge=...) means nothing for str"),
         (Annotated[int, Meta(max_length=1)], 1, "Meta(max_length=...) means nothing for int"),
@@ -119,10 +119,10 @@ def test_help_reference_and_schema_show_limits() -> None:
         (Annotated[int, Meta(ge=1)], 0, "its default 0: expected at least 1"),
     ],
 )
-def test_limits_that_cannot_hold_are_faults_of_the_graph(kind: Any, default: object, notices: str) -> None:
+def test_limits_that_cannot_hold_are_faults_of_the_graph(kind: Any, default: object, message: str) -> None:
     odd: Any = msgspec.defstruct(
         "Odd", [("value", kind, default)], bases=(Settings,), frozen=True, rename="kebab"
     )
     with pytest.raises(GraphError) as caught:
         Hive(config(odd)).check()
-    assert f"field 'value': {notices}" in str(caught.value)
+    assert f"field 'value': {message}" in str(caught.value)

@@ -134,7 +134,7 @@ def test_a_refused_struct_is_reported_with_the_origin_of_its_values(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("argument", "notices"),
+    ("argument", "message"),
     [
         ("--tcp_max=1", "--tcp_max: no such setting; did you mean --tcp-max?"),
         ("--any-mx=1", "--any-mx: no such setting; did you mean --any-max?"),
@@ -147,8 +147,8 @@ def test_a_refused_struct_is_reported_with_the_origin_of_its_values(tmp_path: Pa
         ("--", "--: not expected here; settings are --name=value"),
     ],
 )
-def test_an_unknown_flag_is_reported_with_a_suggestion(argument: str, notices: str) -> None:
-    assert faults(argument) == [notices]
+def test_an_unknown_flag_is_reported_with_a_suggestion(argument: str, message: str) -> None:
+    assert faults(argument) == [message]
 
 
 def test_optional_booleans_and_durations_are_written_as_plain_ones() -> None:
@@ -233,8 +233,8 @@ def test_a_token_of_another_owner_keeps_a_daemon_from_starting(
     with as_another_user() as directory:
         hive = Hive(config(Lock), name="lock")
         assert run_command(hive, ["check", *strict, f"--config-dir={directory}"], {}) == 2
-    notices = f"lock: {directory}/token: permission denied; expected a file that can be read\n"
-    assert capsys.readouterr().err == notices
+    message = f"lock: {directory}/token: permission denied; expected a file that can be read\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_mounted_config_map_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "message"),
     [
         ("tcp-max: many", ": tcp-max: 'many': expected a whole number"),
         ("tcp-max: {a: 1}", ": tcp-max: {'a': '1'}: expected a whole number"),
@@ -298,9 +298,9 @@ def test_a_yaml_file_in_the_config_dir_counts_less_than_the_file_of_a_setting(tm
     ],
 )
 def test_mistakes_in_a_yaml_file_are_reported_with_line_and_column(
-    tmp_path: Path, text: str, notices: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    assert [fault.text for fault in from_yaml(tmp_path, text).faults] == [f"{tmp_path}/all.yaml{notices}"]
+    assert [fault.text for fault in from_yaml(tmp_path, text).faults] == [f"{tmp_path}/all.yaml{message}"]
 
 
 def test_a_yaml_file_that_is_empty_or_not_asked_for_changes_nothing(tmp_path: Path) -> None:

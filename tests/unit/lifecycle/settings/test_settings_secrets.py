@@ -38,7 +38,7 @@ def login(*argv: str, env: dict[str, str] | None = None, config_dir: Path | None
     return load([Login], Sources(argv, env, config_dir)).structs[Login]  # type: ignore[return-value]  # of that type
 
 
-def notices(*argv: str, env: dict[str, str] | None = None) -> list[str]:
+def faults(*argv: str, env: dict[str, str] | None = None) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         Hive(config(Login), settings=Sources(argv, env)).check()
     return [fault.text for fault in caught.value.faults]
@@ -76,7 +76,7 @@ def test_a_file_of_a_secret_that_is_empty_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.write_text("\n")
     for name in ("token", "spare"):
-        assert notices(f"--{name}-file={file}") == [
+        assert faults(f"--{name}-file={file}") == [
             f"--{name}-file={file}: it is empty; expected a file that holds the value"
         ]
     (tmp_path / "config").mkdir()
@@ -93,7 +93,7 @@ def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file
     file.write_text("in the file")
     assert login(f"--token-file={file}", env={"HIVE_TOKEN": "t"}).token.reveal() == "in the file"
     assert login("--token=t", env={"HIVE_TOKEN_FILE": str(file)}).token.reveal() == "t"
-    assert notices("--token=t", f"--token-file={file}") == [
+    assert faults("--token=t", f"--token-file={file}") == [
         f"--token=(hidden) and --token-file={file}: give one of them"
     ]
 
@@ -101,11 +101,11 @@ def test_the_place_that_counts_more_wins_whether_it_gives_the_secret_or_its_file
 def test_an_unreadable_secret_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     expected = "expected a file that holds the value"
-    assert notices(f"--token-file={tmp_path}/none", f"--spare-file={tmp_path}/binary") == [
+    assert faults(f"--token-file={tmp_path}/none", f"--spare-file={tmp_path}/binary") == [
         f"--token-file={tmp_path}/none: no such file or directory; {expected}",
         f"--spare-file={tmp_path}/binary: it is not UTF-8 text; {expected}",
     ]
-    assert notices("--token-file=") == [f"--token-file=: {expected}"]
+    assert faults("--token-file=") == [f"--token-file=: {expected}"]
 
 
 SECRETS = st.text("QZXJV", min_size=5)
@@ -152,9 +152,9 @@ def test_a_logged_secret_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         logger = structlog.wrap_logger(structlog.PrintLogger(), processors=[renderer])
         logger.info("login", token=Secret("s3same"), settings=Login(token=Secret("s3same")))
-    notices = capsys.readouterr().out
-    assert notices.count("(hidden)") == 6
-    assert "s3same" not in notices
+    printed = capsys.readouterr().out
+    assert printed.count("(hidden)") == 6
+    assert "s3same" not in printed
 
 
 def test_secrets_are_compared_by_their_text() -> None:

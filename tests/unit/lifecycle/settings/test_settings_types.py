@@ -216,10 +216,10 @@ def test_a_type_that_no_text_can_stand_for_is_a_fault_of_the_graph() -> None:
     assert not any(map(known, (dict[list[str], str], dict[Secret, str], list[dict[str, str]])))
     with pytest.raises(GraphError) as caught:
         Hive(config(Strange)).check()
-    notices = str(caught.value)
-    assert "field 'nested': no text can be read as dict[str, dict[str, object]]" in notices
-    assert "field 'lists': no text can be read as list[list[int]]" in notices
-    assert "field 'config_dir': config-dir names the directory of settings; take another name" in notices
+    message = str(caught.value)
+    assert "field 'nested': no text can be read as dict[str, dict[str, object]]" in message
+    assert "field 'lists': no text can be read as list[list[int]]" in message
+    assert "field 'config_dir': config-dir names the directory of settings; take another name" in message
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ class FakeTarget:
         if failures := {key: OSError(f"no memory for {key}") for key in batch if key in self.bad}:
             raise BatchError(failures)
 
-    def notices(self) -> list[str]:
+    def take_calls(self) -> list[str]:
         """The calls since the last time: ``put a b``."""
-        notices = [" ".join((name, *keys)) for name, keys in self.calls]
+        calls = [" ".join((name, *keys)) for name, keys in self.calls]
         self.calls.clear()
-        return notices
+        return calls
 
 
 @dataclass
@@ -102,11 +102,11 @@ class World:
 
     async def settle(self) -> list[str]:
         await self.clock.settle()
-        return self.target.notices()
+        return self.target.take_calls()
 
     async def advance(self, seconds: float) -> list[str]:
         await self.clock.advance(seconds)
-        return self.target.notices()
+        return self.target.take_calls()
 
 
 def rows(*rows: Row) -> Table[str, Row]:

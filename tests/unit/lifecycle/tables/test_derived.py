@@ -89,11 +89,11 @@ async def test_a_join_follows_both_and_waits_for_both() -> None:
     left, right = numbers("left"), numbers("right")
     first, second = left.initializer("kernel"), right.initializer("disk")
     both = Derived("both", lambda a, b: {row: row for row in a if row in b}, left, right)
-    notices: list[list[object]] = []
+    batches: list[list[object]] = []
 
     async def watch() -> None:
         async for batch in both.derive(lambda rows: {"all": tuple(rows)}, name="again").changes():
-            notices.append([change.row for change in batch])  # noqa: PERF401  # endless
+            batches.append([change.row for change in batch])  # noqa: PERF401  # endless
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
@@ -102,7 +102,7 @@ async def test_a_join_follows_both_and_waits_for_both() -> None:
         await anyio.wait_all_tasks_blocked()
         put(right, 2)
         await anyio.wait_all_tasks_blocked()
-        assert notices == [[()], [(2,)]]
+        assert batches == [[()], [(2,)]]
         assert both.uninitialized_by == ["kernel", "disk"]
         first.done()
         assert not both.initialized

@@ -275,11 +275,11 @@ async def test_a_watcher_far_down_is_woken() -> None:
     table, others = pods(), nodes(Node("one", "a"))
     zones = table.join(others, lambda _, node: node.zone, on=lambda pod: pod.node)
     counts = zones.group(lambda zone: zone, lambda _, found: len(found))
-    notices = list[object]()
+    seen = list[object]()
 
     async def watch() -> None:
         async for batch in counts.changes():
-            notices.extend(change.row for change in batch)
+            seen.extend(change.row for change in batch)
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
@@ -287,7 +287,7 @@ async def test_a_watcher_far_down_is_woken() -> None:
             await anyio.wait_all_tasks_blocked()
             put(table, row)
         await anyio.wait_all_tasks_blocked()
-        assert notices == [1, 2]
+        assert seen == [1, 2]
         group.cancel_scope.cancel()
 
 

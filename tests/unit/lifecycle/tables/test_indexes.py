@@ -119,7 +119,7 @@ def test_longest_with_two_best_prefixes_raises_lookup_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "notices"),
+    ("ask", "message"),
     [
         (
             lambda table: table.sorted_by("metric"),
@@ -131,9 +131,9 @@ def test_longest_with_two_best_prefixes_raises_lookup_error() -> None:
     ],
 )
 def test_asking_an_index_for_what_it_is_not_is_refused(
-    ask: Callable[[Table[str, Route]], object], notices: str
+    ask: Callable[[Table[str, Route]], object], message: str
 ) -> None:
-    with pytest.raises(LookupError, match=rf"^table routes.*{notices}"):
+    with pytest.raises(LookupError, match=rf"^table routes.*{message}"):
         ask(routes())
 
 

@@ -71,13 +71,13 @@ async def test_each_wait_ends_when_its_key_is_as_it_should_be(derived: bool) -> 
 
 
 async def test_following_a_key_misses_no_change_that_lasts() -> None:
-    table, notices = rows(), list[Row | None]()
+    table, changes = rows(), list[Row | None]()
 
     async def follow() -> None:
         seen: Row | None = None
         while True:
             seen = await table.wait_changed("a", seen)
-            notices.append(seen)
+            changes.append(seen)
 
     async with anyio.create_task_group() as group:
         group.start_soon(follow)
@@ -90,7 +90,7 @@ async def test_following_a_key_misses_no_change_that_lasts() -> None:
         await anyio.wait_all_tasks_blocked()
         delete(table, "a")
         await anyio.wait_all_tasks_blocked()
-        assert notices == [("a", 2), None]
+        assert changes == [("a", 2), None]
         group.cancel_scope.cancel()
 
 

@@ -153,7 +153,7 @@ async def test_a_sweep_in_a_start_hook_keeps_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "notices"),
+    ("limit", "message"),
     [
         ({"calls": 0}, "rate limit: calls is 0; expected a number above 0"),
         ({"calls": math.inf}, "rate limit: calls is inf; expected a number above 0"),
@@ -161,6 +161,6 @@ async def test_a_sweep_in_a_start_hook_keeps_to_it() -> None:
         ({"calls": 1, "burst": 0}, "rate limit: burst is 0; expected 1 or more"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused(limit: dict[str, float], notices: str) -> None:
-    with pytest.raises(ValueError, match=f"^{notices}$"):
+def test_a_limit_that_makes_no_sense_is_refused(limit: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
         RateLimit(**limit)  # type: ignore[arg-type]  # a burst is whole

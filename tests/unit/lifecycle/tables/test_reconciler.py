@@ -17,7 +17,7 @@ async def test_a_reconciler_makes_the_target_equal_at_the_start() -> None:
     held = {"a": Row("a"), "b": Row("b", 1), "x": Row("x")}
     async with world(rows(Row("a"), Row("b"), Row("c")), FakeTarget(held)) as w:
         assert w.target.rows == {"a": Row("a"), "b": Row("b"), "c": Row("c")}
-        assert w.target.notices() == ["dump", "put b c", "drop x"]
+        assert w.target.take_calls() == ["dump", "put b c", "drop x"]
         assert (w.health.level, w.health.message) == ("ok", "3 objects")
         assert w.states == {"a": "put done", "b": "put done", "c": "put done"}
         statistics = w.reconciler.statistics
@@ -26,7 +26,7 @@ async def test_a_reconciler_makes_the_target_equal_at_the_start() -> None:
 
 async def test_after_the_start_a_reconciler_writes_only_changes() -> None:
     async with world(rows(Row("a"), Row("b"))) as w:
-        w.target.notices()
+        w.target.take_calls()
         w.put(Row("a", 1), Row("c"))
         w.put(Row("c", 2))
         w.delete("b")
@@ -52,7 +52,7 @@ async def test_what_is_new_goes_before_what_failed() -> None:
     async with world(rows(), FakeTarget(bad=set("abcd")), full_every=math.inf, batch=1) as w:
         w.put(*map(Row, "abcd"))
         await w.settle()
-        w.target.notices()
+        w.target.take_calls()
         w.target.takes = 10
         assert len(await w.advance(1)) == 1
         assert len(await w.advance(10)) == 1  # by now all others are due
@@ -62,7 +62,7 @@ async def test_what_is_new_goes_before_what_failed() -> None:
 
 async def test_a_sweep_now_and_then_finds_what_others_changed() -> None:
     async with world(rows(Row("a"), Row("b")), full_every=60) as w:
-        w.target.notices()
+        w.target.take_calls()
         w.target.rows |= {"a": Row("a", 9), "x": Row("x")}
         assert await w.advance(59) == []
         assert await w.advance(1) == ["dump", "put a", "drop x"]
@@ -74,7 +74,7 @@ async def test_a_sweep_now_and_then_finds_what_others_changed() -> None:
 
 async def test_without_an_interval_it_sweeps_at_the_start_and_when_triggered() -> None:
     async with world(rows(Row("a")), full_every=math.inf) as w:
-        assert w.target.notices() == ["dump", "put a"]
+        assert w.target.take_calls() == ["dump", "put a"]
         assert await w.advance(1e6) == []
         w.reconciler.trigger()
         w.reconciler.trigger()
@@ -118,7 +118,7 @@ async def test_with_put_early_a_reconciler_writes_but_never_deletes_before_its_g
     restored: Promise[None] = Promise()
     held = FakeTarget({"x": Row("x"), "y": Row("y")})
     async with world(table, held, gate=restored, put_early=True) as w:
-        assert w.target.notices() == ["dump", "put a"]
+        assert w.target.take_calls() == ["dump", "put a"]
         w.put(Row("b"))
         assert await w.settle() == ["put b"]
         w.delete("a", "b")
@@ -159,7 +159,7 @@ async def test_what_changes_while_a_large_table_is_compared_reaches_the_target(
                 w.put(Row(name, 0))
             else:
                 w.delete(name)
-            seen.add(tuple(w.target.notices()))
+            seen.add(tuple(w.target.take_calls()))
             await anyio.lowlevel.checkpoint()
         assert len(seen) > 1
         await w.settle()

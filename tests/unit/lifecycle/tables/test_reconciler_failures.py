@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_object_that_fails_is_tried_again_later_and_later() -> None:
     async with world(rows(), full_every=math.inf) as w:
-        w.target.notices()
+        w.target.take_calls()
         w.target.bad, w.target.reports_which = {"a"}, True
         w.put(Row("a"), Row("b"))
         assert await w.settle() == ["put a b"]
@@ -45,7 +45,7 @@ async def test_a_failing_object_does_not_hold_up_the_others_of_its_batch() -> No
 async def test_a_new_row_is_tried_at_once_whatever_the_old_one_did() -> None:
     async with world(rows(Row("a")), FakeTarget(bad={"a"}), full_every=math.inf) as w:
         await w.advance(100)
-        w.target.notices()
+        w.target.take_calls()
         w.target.bad.clear()
         w.put(Row("a", 1))
         assert await w.settle() == ["put a"]

@@ -307,21 +307,21 @@ def test_a_dropped_watcher_gets_no_more_changes() -> None:
 @pytest.mark.anyio
 async def test_a_waiting_watcher_wakes_up() -> None:
     table = rows()
-    notices: list[list[Change[str, Row]]] = []
+    batches: list[list[Change[str, Row]]] = []
 
     async def watch() -> None:
         async for batch in table.changes():
-            notices.append(batch)  # noqa: PERF401  # endless: an extend would never be seen
+            batches.append(batch)  # noqa: PERF401  # endless: an extend would never be seen
 
     async with anyio.create_task_group() as group:
         group.start_soon(watch)
         await anyio.wait_all_tasks_blocked()
-        assert notices == []
+        assert batches == []
         put(table, Row("a"))
         put(table, Row("b"))
         await anyio.wait_all_tasks_blocked()
-        assert [[change.key for change in batch] for batch in notices] == [["a", "b"]]
-        assert not notices[0][0].deleted
+        assert [[change.key for change in batch] for batch in batches] == [["a", "b"]]
+        assert not batches[0][0].deleted
         group.cancel_scope.cancel()
 
 

@@ -109,7 +109,7 @@ async def nothing() -> None:
     """As a hook that has nothing to do."""
 
 
-async def notices(cell: Cell, within: float = 10.0) -> str:
+async def failure(cell: Cell, within: float = 10.0) -> str:
     """What is said of a hive with one more hook."""
     with pytest.raises(AssertionError) as caught:
         await fail_each_hook(sound, cell, within=within)
@@ -122,7 +122,7 @@ async def test_a_leaked_task_is_reported_with_its_run() -> None:
     async def start() -> None:
         tasks.append(asyncio.create_task(anyio.sleep_forever(), name="forgotten"))
 
-    text = await notices(with_hook(start, nothing))
+    text = await failure(with_hook(start, nothing))
     assert text.startswith("1 of 1 runs were not clean:\n- with no hook failing: LeakError: left behind:")
     assert "task 'forgotten'" in text
     for task in tasks:
@@ -148,7 +148,7 @@ async def test_a_descriptor_leaked_only_by_a_failing_hook_is_reported() -> None:
         async def close(self) -> None:
             os.close(retained.pop())
 
-    text = await notices(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
+    text = await failure(module("keeps", "Keeps", provide(Keeps), invoke(Keeps)))
     assert "hook 'close' (keeps) failing to start, parallel: LeakError: left behind:" in text
     assert "hook 'close' (keeps) failing to stop" not in text
     for descriptor in retained:
@@ -166,7 +166,7 @@ async def test_a_descriptor_leaked_by_an_interrupted_start_is_reported() -> None
     async def stop() -> None:
         os.close(retained.pop())
 
-    text = await notices(with_hook(start, stop))
+    text = await failure(with_hook(start, stop))
     assert text.startswith("1 of ")
     assert "hook 'extra' (hive) interrupted while starting, where it awaits for time 2: LeakError: " in text
     for descriptor in retained:
@@ -186,6 +186,6 @@ async def test_a_stop_that_fails_after_another_failure_is_reported() -> None:
         async def clean(self) -> None:
             assert self.ready, "was not ready"
 
-    text = await notices(module("fragile", "Fragile", provide(Fragile), invoke(Fragile)))
+    text = await failure(module("fragile", "Fragile", provide(Fragile), invoke(Fragile)))
     assert "hook 'go' (fragile) failing to start, parallel: AssertionError: other errors came with it" in text
     assert "was not ready" in text

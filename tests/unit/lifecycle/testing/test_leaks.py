@@ -14,7 +14,7 @@ from lifecycle.testing import LeakError, no_leaks
 pytestmark = pytest.mark.anyio
 
 
-async def notices(work: Callable[[], Awaitable[object]]) -> str:
+async def leaks_of(work: Callable[[], Awaitable[object]]) -> str:
     """What is said of what the work leaves behind."""
     with pytest.raises(LeakError) as caught:
         async with no_leaks():
@@ -38,7 +38,7 @@ async def test_a_task_that_is_left_is_named_with_where_it_is() -> None:
         task = asyncio.create_task(anyio.Event().wait(), name="forgotten")
         await asyncio.sleep(0)
 
-    assert "task 'forgotten', in Event.wait at" in await notices(forget)
+    assert "task 'forgotten', in Event.wait at" in await leaks_of(forget)
     assert task is not None
     task.cancel()
 
@@ -50,7 +50,7 @@ async def test_a_descriptor_that_is_left_is_named_with_what_it_is() -> None:
         nonlocal descriptor
         descriptor = os.open("/dev/null", os.O_RDONLY)
 
-    text = await notices(keep)
+    text = await leaks_of(keep)
     assert f"descriptor {descriptor}, /dev/null" in text
     os.close(descriptor)
 
@@ -63,7 +63,7 @@ async def test_a_descriptor_that_was_there_and_is_another_file_now_is_a_leak() -
         os.dup2(other, descriptor)
         os.close(other)
 
-    assert f"descriptor {descriptor}, /dev/null" in await notices(exchange)
+    assert f"descriptor {descriptor}, /dev/null" in await leaks_of(exchange)
     os.close(descriptor)
 
 
@@ -85,7 +85,7 @@ async def test_a_worker_thread_still_at_work_is_a_leak() -> None:
             group.start_soon(partial(anyio.to_thread.run_sync, go.wait))
             await asyncio.sleep(0)
 
-        assert "a call in a worker thread" in await notices(leave)
+        assert "a call in a worker thread" in await leaks_of(leave)
         go.set()
 
 
@@ -97,5 +97,5 @@ async def test_the_error_of_the_block_comes_first() -> None:
             raise KeyError
 
         with pytest.raises(KeyError):
-            await notices(fail)
+            await leaks_of(fail)
         group.cancel_scope.cancel()

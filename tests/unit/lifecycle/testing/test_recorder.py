@@ -67,7 +67,7 @@ async def test_the_same_seed_is_the_same_order() -> None:
 
 
 async def test_some_seed_finds_an_order_that_works_by_chance() -> None:
-    notices = []
+    messages = []
     for seed in range(8):
         recorder = Recorder(seed)
         async with recorder.started(storage, server):
@@ -75,9 +75,9 @@ async def test_some_seed_finds_an_order_that_works_by_chance() -> None:
         if recorder.order().index("mirror") < recorder.order().index("index"):
             with pytest.raises(AssertionError) as caught:
                 recorder.assert_before(("index", "mirror"))
-            notices.append(str(caught.value))
-    assert 0 < len(notices) < 8
-    assert "'index' before 'mirror': start 'mirror' (storage) came before start" in notices[0]
+            messages.append(str(caught.value))
+    assert 0 < len(messages) < 8
+    assert "'index' before 'mirror': start 'mirror' (storage) came before start" in messages[0]
 
 
 async def test_an_unknown_hook_name_is_reported_with_the_known_ones() -> None:

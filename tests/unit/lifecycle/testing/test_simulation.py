@@ -58,7 +58,7 @@ def test_tasks_that_are_ready_run_in_any_order() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
-    notices = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", ORDER],
             env={**os.environ, "PYTHONHASHSEED": hashes},
@@ -68,7 +68,7 @@ def test_a_seed_replays_exactly_in_another_process_with_other_hashes() -> None:
         ).stdout
         for hashes in ("1", "2")
     }
-    assert len(notices) == 1
+    assert len(outputs) == 1
 
 
 def test_time_passes_only_when_nothing_else_can_happen() -> None:
@@ -87,10 +87,10 @@ def test_a_simulation_that_waits_for_ever_is_reported() -> None:
     def scenario(world: Simulation) -> None:
         world.run(anyio.Event().wait)
 
-    with pytest.raises(StuckError, match="nothing can happen any more; what waits:") as notices:
+    with pytest.raises(StuckError, match="nothing can happen any more; what waits:") as raised:
         explore(scenario)
-    assert "in Event.wait at" in str(notices.value)
-    assert notices.value.__notes__ == ["in the simulation of seed 0; to replay: simulate(scenario, seed=0)"]
+    assert "in Event.wait at" in str(raised.value)
+    assert raised.value.__notes__ == ["in the simulation of seed 0; to replay: simulate(scenario, seed=0)"]
 
 
 def lost_update(world: Simulation) -> None:

@@ -139,14 +139,14 @@ async def test_flags_stand_anywhere_with_one_dash_or_two(tmp_path: Path) -> None
     ],
 )
 async def test_a_script_error_has_page_and_line(line: str, text: str, tmp_path: Path) -> None:
-    notices = await refused(f"echo before\n\n{line}\n", tmp_path)
-    assert notices.startswith("page.txtar:3: ")
-    assert text in notices
+    message = await refused(f"echo before\n\n{line}\n", tmp_path)
+    assert message.startswith("page.txtar:3: ")
+    assert text in message
 
 
 async def test_a_script_failure_shows_the_previous_output(tmp_path: Path) -> None:
-    notices = await refused("echo one\nstdout two", tmp_path)
-    assert notices == "page.txtar:2: stdout two\nno line of stdout matches two:\none"
+    message = await refused("echo one\nstdout two", tmp_path)
+    assert message == "page.txtar:2: stdout two\nno line of stdout matches two:\none"
 
 
 async def test_failures_may_be_expected_or_not_minded(tmp_path: Path) -> None:
@@ -165,18 +165,18 @@ async def test_a_section_is_run_again_until_its_last_command_succeeds(tmp_path: 
 
 
 async def test_a_retried_section_that_never_succeeds_shows_its_last_failure(tmp_path: Path) -> None:
-    notices = await refused("* count 1000000", tmp_path, engine(within=0.05))
-    assert notices.startswith("page.txtar:1: * count 1000000\nonly ")
-    assert "(tried again for 0.05 s)" in notices
+    message = await refused("* count 1000000", tmp_path, engine(within=0.05))
+    assert message.startswith("page.txtar:1: * count 1000000\nonly ")
+    assert "(tried again for 0.05 s)" in message
     assert "it succeeded, and was expected to fail" in await refused("!* echo", tmp_path, engine(within=0.01))
 
 
 async def test_files_are_compared_and_the_difference_is_shown(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
     (tmp_path / "b").write_text("one\nthree\n")
-    notices = await refused("cmp a b", tmp_path)
-    assert notices.splitlines()[1] == "a and b differ"
-    assert "-three" in notices
+    message = await refused("cmp a b", tmp_path)
+    assert message.splitlines()[1] == "a and b differ"
+    assert "-three" in message
     script = "cp a c\ncmp a c\nreplace two three c\ncmp c b\nrm c\n! exists c\nmkdir d\ncp a b d\ncmp d/a a\n"
     await ran(script + "echo\nempty stderr\ngrep -count=1 one a\n! grep -count=2 one a\n", tmp_path)
 

@@ -33,7 +33,7 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
 
 
 @pytest.mark.parametrize(
-    ("page", "notices"),
+    ("page", "message"),
     [
         ("db/show order", "no table is named order: did you mean orders?"),
         (
@@ -54,8 +54,8 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
         ("db/watch orders", "it has no end, so it is for shells only"),
     ],
 )
-async def test_a_failing_page_is_reported_in_one_line(tmp_path: Path, page: str, notices: str) -> None:
-    assert notices in await refused(tmp_path, page)
+async def test_a_failing_page_is_reported_in_one_line(tmp_path: Path, page: str, message: str) -> None:
+    assert message in await refused(tmp_path, page)
 
 
 async def test_a_page_may_be_brought_up_to_date(tmp_path: Path) -> None:
