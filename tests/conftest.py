@@ -225,8 +225,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if (folder := config.stash[_FOLDER]).exists():
         terminalreporter.line(f"files of these tests: {folder}")
     reports = [each for kind in terminalreporter.stats.values() for each in kind]
-    notices = list(counts.lines(each for each in reports if isinstance(each, pytest.TestReport)))
-    if notices:
+    counted = list(counts.lines(each for each in reports if isinstance(each, pytest.TestReport)))
+    if counted:
         terminalreporter.section("recordings")
-        for line in notices:
+        for line in counted:
             terminalreporter.line(line)

@@ -35,8 +35,8 @@ def verify(unit: Path) -> str:
 def test_the_bpffs_mount_is_a_unit_systemd_takes(tmp_path: Path) -> None:
     """Newer systemd mounts bpffs itself and refuses any unit for it: its text is tried elsewhere too."""
     unit = UNITS / "sys-fs-bpf.mount"
-    notices = [line for line in verify(unit).splitlines() if not API_FILESYSTEM.search(line)]
-    assert [line for line in notices if "bad unit file setting" not in line] == []
+    reported = [line for line in verify(unit).splitlines() if not API_FILESYSTEM.search(line)]
+    assert [line for line in reported if "bad unit file setting" not in line] == []
 
     elsewhere = tmp_path / "run-other-bpf.mount"
     elsewhere.write_text(unit.read_text().replace("Where=/sys/fs/bpf", "Where=/run/other/bpf"))

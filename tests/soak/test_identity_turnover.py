@@ -89,8 +89,8 @@ class Cluster:
         with self.endpoints.txn() as rows:
             for number in range(first, first + count):
                 body = {"metadata": {"name": str(number), "namespace": "jobs"}}
-                notices = {**body, "status": {"id": 1, "identity": {"id": number}}}
-                rows.put(CILIUM_ENDPOINTS.decoder.decode(json.dumps(notices)))
+                endpoint = {**body, "status": {"id": 1, "identity": {"id": number}}}
+                rows.put(CILIUM_ENDPOINTS.decoder.decode(json.dumps(endpoint)))
                 self.born.append(number)
             while len(self.born) > PODS_A_SECOND * LIFE:
                 rows.delete(("jobs", str(self.born.popleft())))

@@ -271,10 +271,10 @@ def test_a_second_node_with_the_same_range_takes_nothing(cluster: Cluster) -> No
     place = cluster.place(second)
     cidr = {"IP": place.pod_cidrs[0].partition("/")[0], "Mask": "////AA=="}
     addresses = [{"Type": "InternalIP", "IP": "192.168.50.99"}]
-    notices = {"Name": "zzz", "Cluster": "default", "IPv4AllocCIDR": cidr, "IPAddresses": addresses}
+    claim = {"Name": "zzz", "Cluster": "default", "IPv4AllocCIDR": cidr, "IPAddresses": addresses}
     with traffic(cluster) as counted:
         with cluster.network.open() as network:
-            network.run(gateway, "kv/put", encoded("cilium/state/nodes/v1/default/zzz", json.dumps(notices)))
+            network.run(gateway, "kv/put", encoded("cilium/state/nodes/v1/default/zzz", json.dumps(claim)))
         eventually(lambda: "default/zzz" in json.dumps(asked(first, "/v1/cluster/nodes")))
         eventually(lambda: "is claimed by" in json.dumps(asked(first, "/v1/healthz")), within=30)
         assert str(in_node(first, rows)[place.pod_cidrs[0]].tunnel_endpoint) == place.ipv4

@@ -100,10 +100,10 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
         text = found
         if bad:
             message = load(name)["error"].get("message")
-            notices = message is not None and message in text
-            words = "the same words" if notices else "words of our own"
+            same = message is not None and message in text
+            words = "the same words" if same else "words of our own"
             count("recorded values", {f"refused by both, in {words}": 1})
-            assert notices or message is None or "not served here" in text or "no value of" in text, text
+            assert same or message is None or "not served here" in text or "no value of" in text, text
             return
         assert any(why in text for why in ("not served here", "no value of this chart", "one family")), text
         asks = re.search(r"\): ([\w.]+)", text)

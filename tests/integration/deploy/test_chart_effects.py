@@ -140,8 +140,10 @@ def within(place: str, others: set[str]) -> bool:
 
 def reason(key: str, place: str) -> str | None:
     """Why only one of both changes there."""
-    notices = why(key, place) or why(key, f"{place}/")
-    return notices or next((text for pattern, text in ONLY_ONE if re.search(pattern, f"{key}:{place}")), None)
+    explanation = why(key, place) or why(key, f"{place}/")
+    return explanation or next(
+        (text for pattern, text in ONLY_ONE if re.search(pattern, f"{key}:{place}")), None
+    )
 
 
 def effects(section: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,14 +228,14 @@ def objects(
             if within(place, theirs):
                 found["places: equal"] += 1
                 continue
-            notices = reason(key, place)
-            assert notices, (path, key, place, "only ours")
-            found[f"places: {notices}"] += 1
+            explanation = reason(key, place)
+            assert explanation, (path, key, place, "only ours")
+            found[f"places: {explanation}"] += 1
         for place in theirs:
             if not within(place, ours):
-                notices = reason(key, place)
-                assert notices, (path, key, place, "only Cilium's")
-                found[f"places: {notices}"] += 1
+                explanation = reason(key, place)
+                assert explanation, (path, key, place, "only Cilium's")
+                found[f"places: {explanation}"] += 1
     return found
 
 
@@ -250,7 +252,7 @@ def test_defaults_are_those_of_cilium_s_chart_or_differ_for_a_reason(count: Coun
         if ours == effect["default"] or (ours in nothing and effect["default"] in nothing):
             outcomes["equal"] += 1
             continue
-        notices = next((text for pattern, text in DEFAULTS if re.search(pattern, path)), None)
-        assert notices, (path, ours, effect["default"])
-        outcomes[f"different: {notices}"] += 1
+        explanation = next((text for pattern, text in DEFAULTS if re.search(pattern, path)), None)
+        assert explanation, (path, ours, effect["default"])
+        outcomes[f"different: {explanation}"] += 1
     count("defaults of values", outcomes)

@@ -57,14 +57,14 @@ def here(tmp_path: Path) -> Iterator[Here]:
 
 
 def test_helm_installs_upgrades_and_removes_the_chart(here: Here) -> None:
-    notices = here.helm("install", "cilium", "configs/chart", "--set=routingMode=native")
-    assert "STATUS: deployed\nREVISION: 1\n" in notices
+    printed = here.helm("install", "cilium", "configs/chart", "--set=routingMode=native")
+    assert "STATUS: deployed\nREVISION: 1\n" in printed
     get = ("-n", "kube-system", "get")
     assert "cilium" in here.kubectl(*get, "daemonset,deployment,configmap", "-o", "name")
     mode = (*get, "configmap", "cilium-config", "-o", "jsonpath={.data.routing-mode}")
     assert here.kubectl(*mode) == "native"
-    notices = here.helm("upgrade", "cilium", "configs/chart", "--reuse-values", "--set=debug.enabled=true")
-    assert "REVISION: 2" in notices
+    printed = here.helm("upgrade", "cilium", "configs/chart", "--reuse-values", "--set=debug.enabled=true")
+    assert "REVISION: 2" in printed
     assert here.kubectl(*mode) == "native"
     here.helm("uninstall", "cilium")
     assert here.kubectl(*get, "daemonset,deployment,configmap", "-o", "name") == ""

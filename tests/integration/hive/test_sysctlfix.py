@@ -138,8 +138,8 @@ def test_without_the_systemd_unit_nothing_is_restarted(bus: None, tmp_path: Path
 
 def test_a_failed_restart_of_systemd_sysctl_is_reported(bus: None, tmp_path: Path) -> None:
     with systemd_on_a_bus("failed"):
-        notices = sysctlfix(tmp_path)[-1]
-    assert notices == f"systemd unit '{UNIT}' not restarted: restarting {UNIT} ended with: failed"
+        last_line = sysctlfix(tmp_path)[-1]
+    assert last_line == f"systemd unit '{UNIT}' not restarted: restarting {UNIT} ended with: failed"
 
 
 def test_a_systemd_that_does_not_answer_is_given_up(bus: None) -> None:

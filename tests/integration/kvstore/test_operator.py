@@ -53,13 +53,13 @@ async def test_the_operator_updates_the_kvstore_heartbeat(etcd: Etcd) -> None:
 
 async def test_the_cluster_config_key_is_written_and_restored(etcd: Etcd) -> None:
     key = "cilium/cluster-config/mesh-5"
-    notices = {"id": 5, "capabilities": {"maxConnectedClusters": 255, "serviceExportsEnabled": False}}
+    cluster_config = {"id": 5, "capabilities": {"maxConnectedClusters": 255, "serviceExportsEnabled": False}}
     more = {"cluster-name": "mesh-5", "cluster-id": "5", "kvstore-periodic-sync": "100ms"}
     async with operator(etcd, more):
         await eventually(lambda: key in etcd.all(key), within=30)
-        assert json.loads(etcd.all(key)[key]) == notices
+        assert json.loads(etcd.all(key)[key]) == cluster_config
         etcd.put(key, "{}")
-        await eventually(lambda: json.loads(etcd.all(key).get(key, "{}")) == notices, within=30)
+        await eventually(lambda: json.loads(etcd.all(key).get(key, "{}")) == cluster_config, within=30)
         etcd.delete(key)
         await eventually(lambda: key in etcd.all(key), within=30)
 

@@ -42,7 +42,7 @@ class Followed:
         jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=0.3))
         self.retained = keep_keys(store, self.ours, jobs=jobs, tables=tables)
 
-    def notices(self) -> dict[str, str]:
+    def by_key(self) -> dict[str, str]:
         return {row.key: row.value for row in self.theirs.all()}
 
     def report(self, *rows: OwnKey) -> None:
@@ -66,10 +66,10 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
-        assert found.notices() == {"a": "1"}
+        assert found.by_key() == {"a": "1"}
         etcd.put("their/b", "2")
         etcd.delete("their/a")
-        await until(lambda: found.notices() == {"b": "2"})
+        await until(lambda: found.by_key() == {"b": "2"})
         assert found.store.state().state == "Ok"
 
 
@@ -79,10 +79,10 @@ async def test_changes_during_an_etcd_outage_are_read_after_it(etcd: Etcd) -> No
         await until(lambda: found.store.state().state == "Ok")
         etcd.kill()
         await until(lambda: "consecutive-errors=" in found.store.state().message)
-        assert found.notices() == {"a": "1"}, "what is known stays in force"
+        assert found.by_key() == {"a": "1"}, "what is known stays in force"
         etcd.start()
         etcd.put("their/b", "2")
-        await until(lambda: found.notices() == {"a": "1", "b": "2"})
+        await until(lambda: found.by_key() == {"a": "1", "b": "2"})
 
 
 async def test_a_compacted_watch_is_replaced_by_a_new_list(etcd: Etcd) -> None:
@@ -96,7 +96,7 @@ async def test_a_compacted_watch_is_replaced_by_a_new_list(etcd: Etcd) -> None:
         etcd.delete("their/a")
         etcd.put("their/b", "2")
         etcd.compact()
-        await until(lambda: found.notices() == {"b": "2"})
+        await until(lambda: found.by_key() == {"b": "2"})
 
 
 async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd) -> None:
@@ -111,8 +111,8 @@ async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd)
         etcd.start()
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         etcd.put("their/b", "2")
-        await until(lambda: found.notices().get("b") == "2")
-        await until(lambda: found.notices() == {"b": "2"})
+        await until(lambda: found.by_key().get("b") == "2")
+        await until(lambda: found.by_key() == {"b": "2"})
 
 
 async def test_own_keys_are_written_restored_after_changes_and_withdrawn(etcd: Etcd) -> None:
@@ -158,14 +158,14 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         etcd.start()
         etcd.put("their/a", "1")
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
-        await until(lambda: found.notices() == {"a": "1"})
+        await until(lambda: found.by_key() == {"a": "1"})
         await until(lambda: "has-quorum=true: http" in found.store.state().message)
         begin = "etcd: 1/1 connected, leases=1, lock leases=0"
         await until(lambda: found.store.state().message.startswith(begin))
 
 
 @pytest.mark.parametrize(
-    ("settings", "notices"),
+    ("settings", "message"),
     [
         ({"kvstore": "consul"}, "kvstore=consul: expected etcd, or leave it unset"),
         ({"kvstore": "etcd"}, "kvstore=etcd: expected where it is in kvstore-opt"),
@@ -175,10 +175,10 @@ async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:
         ({"kvstore-lease-ttl": "24s"}, "kvstore-lease-ttl=24s: expected from 25s to 24h"),
     ],
 )
-async def test_invalid_settings_are_refused(settings: dict[str, str], notices: str) -> None:
+async def test_invalid_settings_are_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as error:
         Hive(kvstore.cell, settings=settings).check()
-    assert notices in str(error.value)
+    assert message in str(error.value)
 
 
 async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
@@ -186,22 +186,22 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
     etcd = Etcd(tmp_path / "etcd", {"ca": files["ca"], "cert": files["server"], "key": files["server-key"]})
     etcd.start()
     config = tmp_path / "etcd.config"
-    notices = {"endpoints": [etcd.url], "trusted-ca-file": str(files["ca"])}
+    etcd_config = {"endpoints": [etcd.url], "trusted-ca-file": str(files["ca"])}
     try:
-        config.write_text(json.dumps(notices))
+        config.write_text(json.dumps(etcd_config))
         async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
             await until(lambda: "not able to connect" in found.store.state().message)
-        notices |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
-        config.write_text(json.dumps(notices))
+        etcd_config |= {"cert-file": str(files["client"]), "key-file": str(files["client-key"])}
+        config.write_text(json.dumps(etcd_config))
         async with following(etcd, **{"kvstore-opt": f"etcd.config={config}"}) as found:
             found.report(OwnKey("their/x", "1"))
-            await until(lambda: found.notices() == {"x": "1"})
+            await until(lambda: found.by_key() == {"x": "1"})
     finally:
         etcd.kill()
 
 
 @pytest.mark.parametrize(
-    ("text", "notices"),
+    ("text", "message"),
     [
         (None, "No such file or directory"),
         ("endpoints: 3", "Expected `array`, got `int` - at `$.endpoints`"),
@@ -213,7 +213,7 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_etcd_configuration_is_reported_in_one_line(
-    tmp_path: Path, text: str | None, notices: str
+    tmp_path: Path, text: str | None, message: str
 ) -> None:
     config = tmp_path / "etcd.config"
     if text is not None:
@@ -221,7 +221,7 @@ def test_an_invalid_etcd_configuration_is_reported_in_one_line(
     with pytest.raises(StoreConfigError) as error:
         read_access(StoreOptions(config=str(config)))
     assert str(error.value).startswith(f"etcd.config={config}: ")
-    assert notices in str(error.value)
+    assert message in str(error.value)
 
 
 def certificates(folder: Path) -> dict[str, Path]:
@@ -257,5 +257,5 @@ async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> N
     etcd.put("their/a", "1")
     etcd.fill()
     async with following(etcd) as found:
-        await until(lambda: found.notices() == {"a": "1"})
+        await until(lambda: found.by_key() == {"a": "1"})
         await until(lambda: "space exceeded" in found.store.state().message)

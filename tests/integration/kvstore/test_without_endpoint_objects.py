@@ -55,9 +55,9 @@ async def test_with_disable_endpoint_crd_the_operator_deletes_ciliumendpoints(
     async with server.serving():
         async with operators.running(POOL):
             for number in range(3):
-                notices = cep(f"pod-{number}", f"10.0.0.{number}", 300)
-                notices["metadata"]["namespace"] = "default"
-                server.add(notices)
+                endpoint = cep(f"pod-{number}", f"10.0.0.{number}", 300)
+                endpoint["metadata"]["namespace"] = "default"
+                server.add(endpoint)
             server.add(old_pod())
         async with operators.running(settings(etcd, enable_cilium_endpoint_slice="true")):
             await eventually(lambda: not server.store.of(ENDPOINTS).objects, 30)
@@ -93,9 +93,9 @@ async def test_with_ciliumidentities_disable_endpoint_crd_is_refused(etcd: Etcd,
 
 def test_without_a_kvstore_disable_endpoint_crd_is_reset() -> None:
     wanted = ClusterEndpointSettings(disable_endpoint_crd=True)
-    with capture_logs() as notices:
+    with capture_logs() as logged:
         assert endpoint_objects(wanted, KVStoreSettings(), structlog.get_logger()).served
-    assert "using false instead" in notices[0]["event"]
+    assert "using false instead" in logged[0]["event"]
     store = KVStoreSettings(kvstore="etcd", kvstore_opt={"etcd.address": "http://192.0.2.1:2379"})
     assert not endpoint_objects(wanted, store, structlog.get_logger()).served
     assert endpoint_objects(ClusterEndpointSettings(), store, structlog.get_logger()).served

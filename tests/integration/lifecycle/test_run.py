@@ -179,11 +179,11 @@ def test_a_thread_that_runs_on_does_not_keep_a_process_that_has_stopped(ask: boo
 
 def test_a_request_and_one_signal_are_not_two_signals(tmp_path: Path) -> None:
     """The hive was asked to end from inside, and takes its time; the first signal is the first."""
-    notices = tmp_path / "told"
+    marker = tmp_path / "told"
     with daemon(
         start="self.shutdown.request()",
         stop="print('stopping', flush=True)\n"
-        f"        while not __import__('os').path.exists({str(notices)!r}): await anyio.sleep(0.01)",
+        f"        while not __import__('os').path.exists({str(marker)!r}): await anyio.sleep(0.01)",
     ) as process:
         assert line(process) == "up"
         assert line(process) == "stopping"
@@ -191,7 +191,7 @@ def test_a_request_and_one_signal_are_not_two_signals(tmp_path: Path) -> None:
         assert process.stderr is not None
         while "once more to leave at once" not in (spoken := process.stderr.readline()):
             assert spoken, "it has ended"
-        notices.touch()
+        marker.touch()
         out, _ = process.communicate(timeout=60)
     assert (out.strip(), process.returncode) == ("down", 0)
 
@@ -221,18 +221,18 @@ def test_a_second_signal_ends_code_that_blocks_the_loop(where: str, blocking: st
 
 
 @pytest.mark.parametrize(
-    ("call", "code", "notices"),
+    ("call", "code", "message"),
     [
         ("sys.exit(3)", 3, "daemon: hook 'listen' (server) called sys.exit(3)"),
         ("sys.exit('no licence')", 1, "daemon: no licence"),
         ("raise KeyboardInterrupt", 130, "daemon: hook 'listen' (server) was interrupted"),
     ],
 )
-def test_a_hook_that_exits_ends_the_process_with_its_code(call: str, code: int, notices: str) -> None:
+def test_a_hook_that_exits_ends_the_process_with_its_code(call: str, code: int, message: str) -> None:
     with daemon(start=call) as process:
         out, err = process.communicate(timeout=60)
     assert (out, process.returncode) == ("", code)
-    assert err.splitlines()[-1] == notices
+    assert err.splitlines()[-1] == message
 
 
 def test_a_job_that_exits_well_ends_the_process_in_order() -> None:
@@ -333,7 +333,7 @@ def test_a_signal_while_starting_rolls_back_and_exits_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "start", "code", "notices"),
+    ("argv", "start", "code", "message"),
     [
         (["--prot=1"], "pass", 2, "daemon: --prot: no such setting; did you mean --port?"),
         (["--port=70000"], "pass", 2, "daemon: port 70000: expected 1 to 65535 (from flag --port)"),
@@ -343,12 +343,12 @@ def test_a_signal_while_starting_rolls_back_and_exits_0() -> None:
     ],
 )
 def test_mistakes_are_one_clear_line_and_an_exit_code(
-    argv: list[str], start: str, code: int, notices: str
+    argv: list[str], start: str, code: int, message: str
 ) -> None:
     with daemon(*argv, start=start) as process:
         _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert err.splitlines()[-1] == notices
+    assert err.splitlines()[-1] == message
     assert "Traceback" not in err
 
 

@@ -105,10 +105,10 @@ def test_unsupported_options_are_refused_by_name_and_their_defaults_accepted(nam
 
 async def test_options_without_effect_are_accepted_and_logged() -> None:
     argv = ["--gops-port=1", "--taint-sync-workers=3"]
-    with capture_logs() as notices:
+    with capture_logs() as logged:
         async with Hive(options.cell, settings=Sources(argv=argv)).started():
             pass
-    found = [one for one in notices if one["event"] == "settings without effect here"]
+    found = [one for one in logged if one["event"] == "settings without effect here"]
     assert [one["settings"] for one in found] == [["gops-port", "taint-sync-workers"]]
     assert refused({"gops-port": "many"}) != []
 

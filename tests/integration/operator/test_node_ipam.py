@@ -141,8 +141,8 @@ async def test_services_follow_nodes_and_their_labels(server: ApiServer, operato
         await eventually(lambda: addresses(server, "all") == ["192.0.2.1", "192.0.2.2"], 30)
         await eventually(lambda: addresses(server, "two") == ["192.0.2.2"], 30)
         assert addresses(server, "wrong") == addresses(server, "pooled") == []
-        notices = [one for one in hive.health.snapshot() if one.level == "degraded"]
-        assert [one.message.split(":")[0] for one in notices if one.module.endswith("node-ipam")] == [
+        degraded = [one for one in hive.health.snapshot() if one.level == "degraded"]
+        assert [one.message.split(":")[0] for one in degraded if one.module.endswith("node-ipam")] == [
             "service default/wrong keeps the addresses it has"
         ]
     async with operators.running({**ON, "default-lb-service-ipam": "nodeipam"}):

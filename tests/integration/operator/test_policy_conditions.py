@@ -36,7 +36,7 @@ def past_the_schema(server: ApiServer, obj: Json) -> None:
     server.store.put(POLICIES, ("default", obj["metadata"]["name"]), {**obj, "metadata": meta})
 
 
-def notices(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[str, str] | None:
+def condition(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[str, str] | None:
     """Status and message of an object's condition."""
     found = server.store.get(kind, ("default" if kind is POLICIES else "", name)) or {}
     conditions = (found.get("status") or {}).get("conditions") or ()
@@ -50,7 +50,7 @@ async def test_rules_that_passed_an_older_schema_get_an_invalid_condition(
     wrong = 'Unable to parse port: strconv.ParseUint: parsing "70000": value out of range'
     async with operators.running():
         past_the_schema(server, policy("port", ports))
-        await eventually(lambda: notices(server, "port") == ("False", wrong), 30)
+        await eventually(lambda: condition(server, "port") == ("False", wrong), 30)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ async def test_an_invalid_label_is_reported_by_name(
 ) -> None:
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
         server.add(policy("key", {"ingress": [{"fromEndpoints": [{"matchLabels": {key: "x"}}]}]}))
-        await eventually(lambda: notices(server, "key") is not None, 30)
-        status, message = notices(server, "key") or ("", "")
+        await eventually(lambda: condition(server, "key") is not None, 30)
+        status, message = condition(server, "key") or ("", "")
         assert status == "False"
         assert message.startswith("invalid label selector: matchLabels: Invalid value: ")
         assert wrong in message
@@ -82,9 +82,9 @@ async def test_rules_with_node_selectors_are_valid_only_with_enable_node_selecto
     nodes = policy("nodes", {"ingress": [{"fromNodes": [{}]}]})
     async with operators.running(pool):
         server.add(nodes)
-        await eventually(lambda: (notices(server, "nodes") or ("", ""))[0] == "False", 30)
+        await eventually(lambda: (condition(server, "nodes") or ("", ""))[0] == "False", 30)
     async with operators.running(pool | {"enable-node-selector-labels": "true"}):
-        await eventually(lambda: notices(server, "nodes") == ("True", SUCCEEDED), 30)
+        await eventually(lambda: condition(server, "nodes") == ("True", SUCCEEDED), 30)
 
 
 async def test_a_policy_condition_is_retried_after_a_refused_write(
@@ -95,7 +95,7 @@ async def test_a_policy_condition_is_retried_after_a_refused_write(
     server.faults.add(Fault(where, times=1, status=500))
     async with operators.running():
         server.add(policy("one", {}))
-        await eventually(lambda: notices(server, "one") == ("True", SUCCEEDED), 30)
+        await eventually(lambda: condition(server, "one") == ("True", SUCCEEDED), 30)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ async def test_names_in_policies_of_the_node_itself_are_refused_with_the_reason(
     host = {**policy("host", {}), "kind": "CiliumClusterwideNetworkPolicy", "metadata": {"name": "host"}}
     async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
         server.add({**host, "spec": {"nodeSelector": {}, "egress": [rule]}})
-        await eventually(lambda: notices(server, "host", CLUSTERWIDE) is not None, 30)
-        status, message = notices(server, "host", CLUSTERWIDE) or ("", "")
+        await eventually(lambda: condition(server, "host", CLUSTERWIDE) is not None, 30)
+        status, message = condition(server, "host", CLUSTERWIDE) or ("", "")
         assert status == "False"
         assert wrong in message
         assert "not the node itself" in message

@@ -43,7 +43,7 @@ async def until(ask: Callable[[], Awaitable[Any]], right: Callable[[Any], bool])
     return found
 
 
-def notices(service: Json) -> bool:
+def settled(service: Json) -> bool:
     """Whether a service has an address, or is told why not."""
     return service["spec"]["type"] != "LoadBalancer" or bool(service["status"].get("conditions"))
 
@@ -90,7 +90,7 @@ class Player:
             for request in step.get("by_test") or []:
                 await self._send(request)
                 if self.name in recordings.SLOWLY and self._running is not None:
-                    await until(self._services, lambda found: all(map(notices, found.values())))
+                    await until(self._services, lambda found: all(map(settled, found.values())))
             if starts and late:
                 await self._start(step["do"])
             await self._compare(step)

@@ -286,7 +286,7 @@ async def slices_come_and_go(server: ApiServer) -> None:
     """One is made, changed and deleted."""
     slices, pods = Resource("cilium.io", "ciliumendpointslices"), Resource("", "pods")
 
-    def notices() -> list[str]:
+    def endpoint_names() -> list[str]:
         found = server.store.of(slices).objects.values()
         return sorted(one["name"] for each in found for one in each["endpoints"])
 
@@ -299,7 +299,7 @@ async def slices_come_and_go(server: ApiServer) -> None:
         server.add(
             {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint", "metadata": meta, "status": status}
         )
-        await eventually(lambda: len(notices()) == number, 10)  # noqa: B023  # it waits here
+        await eventually(lambda: len(endpoint_names()) == number, 10)  # noqa: B023  # it waits here
     for name in ("web-1", "web-2"):
         server.store.delete(pods, ("default", name))
-    await eventually(lambda: not notices(), 30)
+    await eventually(lambda: not endpoint_names(), 30)

@@ -56,11 +56,11 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
         metrics = await anyio.to_thread.run_sync(
             ask, address(hive, "operator-prometheus-serve-addr"), "GET", "/metrics"
         )
-    notices = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[1], re.MULTILINE))
+    exposed = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[1], re.MULTILINE))
     recorded = {(one["name"], one["type"]) for one in FAMILIES if not one["name"].startswith(NOT_OURS)}
-    assert recorded - notices == set()
+    assert recorded - exposed == set()
     documented = METRICS_PAGE.read_text()
-    own = {name for name, _ in notices if name.startswith("cilium_operator_")}
+    own = {name for name, _ in exposed if name.startswith("cilium_operator_")}
     assert {name for name in own if f"`{name}`" not in documented and "_process_" not in name} == set()
     count("metrics of the operator", {"told as recorded": len(recorded)})
     count("requests of the operator's ports", {"answered with the same status": len(RECORDED)})

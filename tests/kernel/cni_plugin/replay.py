@@ -194,11 +194,11 @@ class Replay:
     async def _compare_kernel(self, expected: Json, where: str, *, exact: bool) -> None:
         wanted = sorted_lists(expected if exact else self._our_kernel(expected))
 
-        def notices() -> list[str]:
+        def differences() -> list[str]:
             return list(unlike(wanted, projected(wanted, read_state()), dict(self.seen)))
 
         with suppress(AssertionError):  # told in full below
-            await anyio.to_thread.run_sync(eventually, lambda: not notices())
+            await anyio.to_thread.run_sync(eventually, lambda: not differences())
         self.same(wanted, projected(wanted, await anyio.to_thread.run_sync(read_state)), where)
 
     def _our_kernel(self, recorded: Json) -> Json:
@@ -227,8 +227,8 @@ class Replay:
 
     def same(self, recorded: Json, got: Json, where: str) -> None:
         """Raise AssertionError unless equal, with every placeholder standing for the same thing all along."""
-        notices = list(unlike(recorded, got, self.seen))
-        assert not notices, (where, notices)
+        differences = list(unlike(recorded, got, self.seen))
+        assert not differences, (where, differences)
 
 
 def unlike(recorded: Json, got: Json, seen: dict[str, object], path: str = "") -> Iterator[str]:

@@ -53,19 +53,19 @@ async def added(node: Node, pod: Namespaces) -> list[str]:
     node.fakes.gateways = (GATEWAY6, GATEWAY)
     ended = await node.call("ADD", pod)
     assert (ended.code, ended.stderr) == (0, "")
-    notices = [each["address"].partition("/")[0] for each in json.loads(ended.stdout)["ips"]]
-    assert await anyio.to_thread.run_sync(addresses, pod) == set(notices)
+    returned = [each["address"].partition("/")[0] for each in json.loads(ended.stdout)["ips"]]
+    assert await anyio.to_thread.run_sync(addresses, pod) == set(returned)
     found = await anyio.to_thread.run_sync(routes6, pod)
-    assert found == {(str(GATEWAY6), ""), (notices[0], ""), ("default", str(GATEWAY6))}
-    return notices
+    assert found == {(str(GATEWAY6), ""), (returned[0], ""), ("default", str(GATEWAY6))}
+    return returned
 
 
 async def test_a_pod_gets_both_addresses_usable_at_once(in_node: None) -> None:
     with new_netns() as pod:
         async with serving() as node:
-            notices = await added(node, pod)
+            returned = await added(node, pod)
             (endpoint,) = node.fakes.all()
-            assert notices == [str(endpoint.ipv6), str(endpoint.ipv4)]
+            assert returned == [str(endpoint.ipv6), str(endpoint.ipv4)]
             assert (await node.call("DEL", pod)).code == 0
             await until(node.fakes.clean)
 

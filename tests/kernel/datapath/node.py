@@ -89,10 +89,10 @@ class LiveNode:
         host, net = self.links.find("cilium_host"), self.links.find("cilium_net")
         assert host is not None
         assert net is not None
-        notices = NodeConfig(
+        node_config = NodeConfig(
             *(ROUTER, host.ifindex, host.mac, net.ifindex, net.mac, PODS), router_ip6=ROUTER6, pod_cidr6=PODS6
         )
-        self.datapath.set_node(notices)
+        self.datapath.set_node(node_config)
         self.datapath.attach_host(host.ifindex, net.ifindex)
         self._own(ROUTER)
         self._own(ROUTER6)

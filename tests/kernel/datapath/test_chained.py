@@ -146,9 +146,9 @@ def test_packets_for_neighbours_stay_on_the_bridge(world: World, hops: int, mess
 
 def test_router_advertisements_are_dropped_from_a_pod_and_pass_to_it(world: World) -> None:
     world.allow(A, ())
-    notices = IPv6(src="fe80::1", dst="ff02::1", hlim=255) / ICMPv6ND_RA()
-    assert world.pod_sends(chained(A), from_pod(A) / notices).dropped == (132, EGRESS)
-    assert world.pod_gets(chained(A), to_pod(A) / notices).action == OK
+    advertisement = IPv6(src="fe80::1", dst="ff02::1", hlim=255) / ICMPv6ND_RA()
+    assert world.pod_sends(chained(A), from_pod(A) / advertisement).dropped == (132, EGRESS)
+    assert world.pod_gets(chained(A), to_pod(A) / advertisement).action == OK
 
 
 def test_arp_of_a_chained_pod_goes_through_the_bridge_both_ways(world: World) -> None:

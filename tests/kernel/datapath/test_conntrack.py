@@ -324,8 +324,8 @@ def test_messages_of_icmp_that_ask_nothing_have_no_answers(world: World, a: str,
     """Who sends a redirect, for instance, may not be sent one for that."""
 
     def message(source: str, to: str) -> Packet:
-        notices = ICMPv6Unknown(type=137, msgbody=bytes(4)) if ":" in to else ICMP(type=5, code=1)
-        return ip(source, to) / notices / Raw(bytes(40))
+        redirect = ICMPv6Unknown(type=137, msgbody=bytes(4)) if ":" in to else ICMP(type=5, code=1)
+        return ip(source, to) / redirect / Raw(bytes(40))
 
     world.allow(A, ONLY_EGRESS)
     assert world.pod_sends(A, from_pod(A) / message(a, b)).action == REDIRECT

@@ -134,12 +134,12 @@ def test_an_expired_hop_limit_returns_time_exceeded_to_the_sender(world: World) 
     answer = outcome.packet
     assert (answer.src, answer.dst) == (A.host_mac, A.mac)
     assert (answer[IPv6].src, answer[IPv6].dst) == (ROUTER6, A.ip6)
-    notices = answer[ICMPv6TimeExceeded]
-    quoted = bytes(notices.payload)
+    exceeded = answer[ICMPv6TimeExceeded]
+    quoted = bytes(exceeded.payload)
     assert quoted == bytes(packet[IPv6])[: len(quoted)]
     assert len(quoted) == 48
-    sent = notices.cksum
-    del notices.cksum
+    sent = exceeded.cksum
+    del exceeded.cksum
     assert Ether(bytes(answer))[ICMPv6TimeExceeded].cksum == sent
 
 
@@ -191,10 +191,10 @@ def test_replies_pass_without_policy_and_requests_do_not(world: World) -> None:
 @pytest.mark.parametrize("error", [ICMPv6DestUnreach(code=4), ICMPv6TimeExceeded()])
 def test_errors_about_a_flow_reach_its_sender(world: World, error: Packet) -> None:
     world.allow(A, [(PolicyKey(0, True), PolicyEntry())])
-    notices = from_host() / IPv6(src=B.ip6, dst=A.ip6) / error / udp(A.ip6, B.ip6)
-    assert world.host_sends(notices).dropped == (133, INGRESS)
+    packet = from_host() / IPv6(src=B.ip6, dst=A.ip6) / error / udp(A.ip6, B.ip6)
+    assert world.host_sends(packet).dropped == (133, INGRESS)
     assert world.pod_sends(A, from_pod(A) / udp(A.ip6, B.ip6)).action == REDIRECT
-    assert world.host_sends(notices).action == REDIRECT
+    assert world.host_sends(packet).action == REDIRECT
 
 
 def test_packets_of_the_host_reach_a_pod_and_no_unknown_address(world: World) -> None:

@@ -243,7 +243,7 @@ def test_where_policy_is_only_audited_replies_pass(world: World) -> None:
 
 
 @pytest.fixture
-def notices(world: World) -> Iterator[Listen]:
+def events(world: World) -> Iterator[Listen]:
     """Takes out what the programs have reported since the last call."""
     rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
     for ring in rings:
@@ -255,12 +255,12 @@ def notices(world: World) -> Iterator[Listen]:
         ring.close()
 
 
-def test_the_event_names_the_rule_of_the_flow(world: World, notices: Listen) -> None:
+def test_the_event_names_the_rule_of_the_flow(world: World, events: Listen) -> None:
     world.pod_sends(A, from_pod(A) / asks("tcp", A.ip, B.ip))
     world.allow(B, [(IN, ALLOW), (PolicyKey(A.identity, False, 6, 80, 16), DENY)])
     world.report(NODE_NOTIFY_POLICY_VERDICT)
     world.pod_sends(B, from_pod(B) / replies("tcp", B.ip, A.ip))
-    (event,) = notices()
+    (event,) = events()
     assert isinstance(event, Verdict)
     assert (event.source, event.remote_identity, event.verdict) == (B.id, A.identity, -181)
     assert (event.port, event.protocol, event.egress) == (80, 6, False)

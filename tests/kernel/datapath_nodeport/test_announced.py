@@ -42,10 +42,10 @@ def test_an_arp_request_for_an_announced_address_is_answered_with_the_device_mac
     announces(world)
     outcome = world.device_gets(Ether(src=CLIENT_MAC, dst=to) / ASKED)
     assert outcome.action == REDIRECT
-    notices = outcome.packet
-    assert (notices.src, notices.dst) == (OWN_MAC, CLIENT_MAC)
-    assert (notices[ARP].op, notices[ARP].hwsrc, notices[ARP].psrc) == (2, OWN_MAC, VIP)
-    assert (notices[ARP].hwdst, notices[ARP].pdst) == (CLIENT_MAC, CLIENT[4])
+    reply = outcome.packet
+    assert (reply.src, reply.dst) == (OWN_MAC, CLIENT_MAC)
+    assert (reply[ARP].op, reply[ARP].hwsrc, reply[ARP].psrc) == (2, OWN_MAC, VIP)
+    assert (reply[ARP].hwdst, reply[ARP].pdst) == (CLIENT_MAC, CLIENT[4])
     assert answered(world) == 1
 
 

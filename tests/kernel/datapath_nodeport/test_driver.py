@@ -62,7 +62,7 @@ def asked(world: DriverWorld, version: int) -> tuple[int, int]:
     """The verdict on a client's first packet, and what is told of it."""
     packet = segment("tcp", CLIENT[version], SERVICE[version], 33333, NODE_PORT)
     run = world.in_driver(bytes(world.framed(packet)))
-    return run.verdict, run.notices
+    return run.verdict, run.metadata
 
 
 @pytest.mark.parametrize("version", [4, 6])

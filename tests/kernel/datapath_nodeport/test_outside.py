@@ -112,8 +112,8 @@ def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, ver
     head = passed_on.packet[IP if version == 4 else IPv6]
     assert (head.src, head.dst) == (CLIENT[version], backend)
     world.maps["cilium_lxc"].update(*world.row_of(A, backend))
-    notices = world.device_gets(passed_on.packet)
-    assert (notices.action, notices.packet.dst) == (REDIRECT, A.mac)
+    delivered = world.device_gets(passed_on.packet)
+    assert (delivered.action, delivered.packet.dst) == (REDIRECT, A.mac)
     if kind == "tcp":  # later packets of a connection do not tell
         later = segment(kind, CLIENT[version], backend, SPORT, TARGET, "A")
         assert world.comes_back(later).packet.dst == A.mac
@@ -145,9 +145,9 @@ def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePor
     far = ELSEWHERE[version].format(9)
     for flags, source in ((FLAGS, DIRECT[version]), (FLAGS | ServiceFlag.DSR, CLIENT[version])):
         serve(world, version, far, flags)
-        notices = world.client_sends(asked(version))
-        assert notices.action == REDIRECT
-        assert ends(notices.packet)[0] == source
+        outcome = world.client_sends(asked(version))
+        assert outcome.action == REDIRECT
+        assert ends(outcome.packet)[0] == source
 
 
 BOTH_DSR = NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER

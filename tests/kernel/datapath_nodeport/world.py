@@ -96,7 +96,7 @@ class InDriver(NamedTuple):
     """What became of a packet in the driver."""
 
     verdict: int
-    notices: int
+    metadata: int
     """To the program behind, in front of the packet."""
     packet: bytes
 
@@ -121,7 +121,7 @@ class DriverWorld(NodePortWorld):
         """First in the driver, and what that leaves, at tc."""
         before, run = self.counts(), self.in_driver(bytes(packet))
         if run.verdict == XDP_PASS:
-            self.recorder.handed(run.notices)
+            self.recorder.handed(run.metadata)
             try:
                 return super().device_gets(run.packet, repeat=repeat)
             finally:
@@ -135,8 +135,8 @@ class DriverWorld(NodePortWorld):
         context = struct.pack("<6I", 0, len(frame), 0, IFINDEX, 0, 0)
         run = test_run(self.driver.programs()["hive_xdp"], frame, ctx_in=context)
         data, _, meta = struct.unpack_from("<3I", run.ctx_out)
-        notices = struct.unpack("<I", run.packet[: data - meta])[0] if data > meta else 0
-        return InDriver(run.retval, notices, run.packet[data - meta :])
+        metadata = struct.unpack("<I", run.packet[: data - meta])[0] if data > meta else 0
+        return InDriver(run.retval, metadata, run.packet[data - meta :])
 
 
 def segment(kind: str, source: str, destination: str, sport: int, dport: int, flags: str = "S") -> Packet:

@@ -119,8 +119,10 @@ def test_the_world_is_split_again_by_family(overlay: OverlayWorld, source: str, 
 
 
 def test_on_a_node_of_one_family_there_is_one_world(overlay: OverlayWorld) -> None:
-    notices = NodeConfig.unpack(overlay.maps["hive_node"].lookup(bytes(4)) or b"")
-    alone = NodeConfig(notices.router_ip, 2, notices.host_mac, 3, notices.net_mac, notices.pod_cidr)
+    node_config = NodeConfig.unpack(overlay.maps["hive_node"].lookup(bytes(4)) or b"")
+    alone = NodeConfig(
+        node_config.router_ip, 2, node_config.host_mac, 3, node_config.net_mac, node_config.pod_cidr
+    )
     overlay.maps["hive_node"].update(bytes(4), alone.pack())
     overlay.allow(A, only_from(2))
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=2).action == REDIRECT

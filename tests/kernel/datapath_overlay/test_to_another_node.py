@@ -163,27 +163,27 @@ def test_an_ipv4_packet_above_the_tunnel_mtu_gets_fragmentation_needed(overlay: 
     answer = overlay.pod_sends(A, packet)
     assert answer.action == REDIRECT
     assert overlay.recorder.tunnelled is None
-    notices = answer.packet
-    assert (notices.src, notices.dst) == (A.host_mac, A.mac)
-    assert (notices[IP].src, notices[IP].dst) == (ROUTER, A.ip)
-    assert (notices[ICMP].type, notices[ICMP].code, notices[ICMP].nexthopmtu) == (3, 4, MTU)
-    quoted = bytes(notices[ICMP].payload)
+    error = answer.packet
+    assert (error.src, error.dst) == (A.host_mac, A.mac)
+    assert (error[IP].src, error[IP].dst) == (ROUTER, A.ip)
+    assert (error[ICMP].type, error[ICMP].code, error[ICMP].nexthopmtu) == (3, 4, MTU)
+    quoted = bytes(error[ICMP].payload)
     assert quoted == bytes(packet)[14:42]
-    rebuilt = notices.copy()
+    rebuilt = error.copy()
     del rebuilt[IP].chksum, rebuilt[ICMP].chksum
-    assert bytes(rebuilt) == bytes(notices)
+    assert bytes(rebuilt) == bytes(error)
 
 
 def test_an_ipv6_packet_above_the_tunnel_mtu_gets_packet_too_big(overlay: OverlayWorld) -> None:
     answer = overlay.pod_sends(A, big(A.ip6, REMOTE6, MTU + 1))
     assert answer.action == REDIRECT
-    notices = answer.packet
-    assert (notices[IPv6].src, notices[IPv6].dst) == (ROUTER6, A.ip6)
-    assert notices[ICMPv6PacketTooBig].mtu == MTU
-    assert notices[IPerror6].dst == REMOTE6
-    rebuilt = notices.copy()
+    error = answer.packet
+    assert (error[IPv6].src, error[IPv6].dst) == (ROUTER6, A.ip6)
+    assert error[ICMPv6PacketTooBig].mtu == MTU
+    assert error[IPerror6].dst == REMOTE6
+    rebuilt = error.copy()
     del rebuilt[ICMPv6PacketTooBig].cksum
-    assert bytes(rebuilt) == bytes(notices)
+    assert bytes(rebuilt) == bytes(error)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_an_icmp_error_quotes_the_packet_as_the_pod_sent_it(
         answer = overlay.pod_sends(A, packet)
         assert answer.action == REDIRECT
         assert overlay.recorder.tunnelled is None
-        notices = answer.packet
-        quoted = bytes(notices[ICMP].payload if IP in packet else notices[ICMPv6PacketTooBig].payload)
+        error = answer.packet
+        quoted = bytes(error[ICMP].payload if IP in packet else error[ICMPv6PacketTooBig].payload)
         assert quoted == bytes(packet)[14 : 14 + len(quoted)]
         assert len(quoted) >= 28
 

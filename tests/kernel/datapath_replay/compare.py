@@ -241,12 +241,12 @@ def without_flag(value: bytes, flag: int) -> bytes:
     return value[:FLAGS_AT] + struct.pack("<H", flags & ~flag) + value[FLAGS_AT + 2 :]
 
 
-def entry_fields(key: bytes, value: bytes, now: int, notices: Json = None) -> dict[str, int | str]:
-    """What of a conntrack entry is compared. ``told``: as the recorder read it, times from now."""
+def entry_fields(key: bytes, value: bytes, now: int, decoded: Json = None) -> dict[str, int | str]:
+    """What of a conntrack entry is compared. ``decoded``: as the recorder read it, times from now."""
     (flags,) = struct.unpack_from("<H", value, FLAGS_AT)
     (lifetime,) = struct.unpack_from("<I", value, LIFETIME_AT)
-    if notices is not None:
-        lifetime = clock(notices["lifetime"], now)
+    if decoded is not None:
+        lifetime = clock(decoded["lifetime"], now)
     fields: dict[str, int | str] = {
         "flags": hex(flags & PUBLIC_FLAGS),
         "rev_nat_index": value[REV_NAT_AT : REV_NAT_AT + 2].hex(),

@@ -117,7 +117,7 @@ class Node:
         reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
         return Replayed(
             run.retval,
-            run.packet[notices(run.ctx_out) if xdp else 0 :],
+            run.packet[metadata_size(run.ctx_out) if xdp else 0 :],
             0 if xdp else struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
             {reason for reason in reasons if reason >= FIRST_DROP_REASON},
             {name: dict(self._maps[name].items()) for name in FILLED},
@@ -259,7 +259,7 @@ def driver_context(packet: bytes) -> bytes:
     return struct.pack("<6I", 0, len(packet), 0, 1, 0, 0)
 
 
-def notices(context: bytes) -> int:
+def metadata_size(context: bytes) -> int:
     """How long what is told of the packet is, in front of it."""
     data, _, meta = struct.unpack_from("<3I", context)
     return int(data - meta)
@@ -302,11 +302,9 @@ def route(recording: Recording) -> Route:
     lookups = recording.data["result"]["fib_lookups"]
     if not lookups:
         return Route()
-    notices = lookups[0]["answer"]
-    next_hop = ip_address(notices["dst"]).packed.ljust(16, b"\0")
-    return Route(
-        notices["return_code"], notices["ifindex"], mac(notices["smac"]), mac(notices["dmac"]), next_hop
-    )
+    answer = lookups[0]["answer"]
+    next_hop = ip_address(answer["dst"]).packed.ljust(16, b"\0")
+    return Route(answer["return_code"], answer["ifindex"], mac(answer["smac"]), mac(answer["dmac"]), next_hop)
 
 
 def destinations(recording: Recording) -> Iterator[int]:
@@ -321,21 +319,21 @@ def destinations(recording: Recording) -> Iterator[int]:
 def with_times(value: bytes, decoded: Json, now: int) -> bytes:
     """A conntrack entry whose times are told from this ``now``."""
     entry = bytearray(value)
-    notices = decoded["value"]
+    fields = decoded["value"]
     for at, field in (
         (LIFETIME_AT, "lifetime"),
         (LAST_TX_AT, "last_tx_report"),
         (LAST_RX_AT, "last_rx_report"),
     ):
-        struct.pack_into("<I", entry, at, clock(notices[field], now))
+        struct.pack_into("<I", entry, at, clock(fields[field], now))
     return bytes(entry)
 
 
-def clock(notices: int | str, now: int) -> int:
+def clock(moment: int | str, now: int) -> int:
     """``now+60`` and the like in seconds since boot."""
-    if isinstance(notices, int):
-        return notices
-    return now + int(notices.removeprefix("now") or 0)
+    if isinstance(moment, int):
+        return moment
+    return now + int(moment.removeprefix("now") or 0)
 
 
 def mac(text: str) -> bytes:

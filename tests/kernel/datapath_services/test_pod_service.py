@@ -306,9 +306,9 @@ def test_icmp_errors_about_service_traffic_quote_the_service(
     sent = world.pod_sends(A, request("udp", a, vip)).packet
     kind = ICMPv6DestUnreach(code=4) if ":" in vip else ICMP(type=3, code=3)
     quoted = sent[IPv6] if ":" in vip else sent[IP]
-    notices = world.pod_sends(B, from_pod(B) / ip(b, a) / kind / Raw(bytes(quoted)[:48]))
-    assert notices.action == REDIRECT
-    answer = notices.packet
+    outcome = world.pod_sends(B, from_pod(B) / ip(b, a) / kind / Raw(bytes(quoted)[:48]))
+    assert outcome.action == REDIRECT
+    answer = outcome.packet
     assert intact(answer)
     network = IPv6 if ":" in vip else IP
     assert (answer[network].src, answer[network].dst) == (vip, a)

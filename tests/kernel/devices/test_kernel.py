@@ -32,7 +32,7 @@ async def node() -> AsyncIterator[tuple[Table[int, Device], HostLinks]]:
         yield hive.get(Table[int, Device]), hive.get(HostLinks)
 
 
-async def notices(table: Table[int, Device], name: str, addresses: list[str] | None) -> None:
+async def wait_for(table: Table[int, Device], name: str, addresses: list[str] | None) -> None:
     """Wait until the device has exactly these addresses; None: until there is no such device."""
     wanted = None if addresses is None else tuple(map(ip_interface, addresses))
     with anyio.fail_after(30):
@@ -56,21 +56,21 @@ async def test_existing_devices_are_listed_at_the_start(in_node: None) -> None:
 async def test_devices_and_addresses_come_and_go(in_node: None) -> None:
     async with node() as (table, links):
         made = links.create_veth(pair("uplink0", "uplink1"))
-        await notices(table, "uplink0", [])
+        await wait_for(table, "uplink0", [])
         address = IPv4Address("192.0.2.7")
         links.add_address(made.host_ifindex, "uplink0", address)
-        await notices(table, "uplink0", ["192.0.2.7/32"])
+        await wait_for(table, "uplink0", ["192.0.2.7/32"])
         device = table.get(made.host_ifindex)
         assert device is not None
         assert (device.kind, device.mtu, device.up) == ("veth", 1400, False)
         links.add_address(made.host_ifindex, "uplink0", IPv6Address("2001:db8::7"))
-        await notices(table, "uplink0", ["192.0.2.7/32", "2001:db8::7/128"])
+        await wait_for(table, "uplink0", ["192.0.2.7/32", "2001:db8::7/128"])
         links.remove_address(made.host_ifindex, "uplink0", IPv4Interface("192.0.2.7/32"))
-        await notices(table, "uplink0", ["2001:db8::7/128"])
+        await wait_for(table, "uplink0", ["2001:db8::7/128"])
         links.remove_address(made.host_ifindex, "uplink0", IPv6Interface("2001:db8::7/128"))
-        await notices(table, "uplink0", [])
+        await wait_for(table, "uplink0", [])
         await links.reap([made.host_ifindex])
-        await notices(table, "uplink0", None)
+        await wait_for(table, "uplink0", None)
 
 
 async def test_links_of_pods_are_neither_listed_nor_reported(in_node: None) -> None:

@@ -131,20 +131,20 @@ async def test_a_pin_that_did_not_get_to_its_place_goes_whatever_the_next_start_
 
 async def test_rows_of_before_ipv6_become_rows_of_both_families(in_node: None) -> None:
     row = EndpointConfig(IPv4Address("10.1.0.7"), 7, 1007, b"\2\0\0\0\0\1", b"\2\0\0\0\0\2", flags=1)
-    notices = NodeConfig(
+    node_config = NodeConfig(
         IPv4Address("10.1.0.1"), 4, b"\2\0\0\0\0\3", 5, b"\2\0\0\0\0\4", IPv4Network("10.1.0.0/16"), flags=1
     )
     async with agent() as node:
         endpoints, facts = node.maps.endpoints.spec, node.maps.node.spec
     put(replace(endpoints, value_size=32), (struct.pack("<I", 12), row.pack()[:32]))
-    put(replace(facts, value_size=48), (bytes(4), notices.pack()[:40] + bytes(8)))
+    put(replace(facts, value_size=48), (bytes(4), node_config.pack()[:40] + bytes(8)))
     async with agent() as node:
         assert node.maps.created == {"hive_endpoints", "hive_node"}
         assert node.maps.endpoints.spec.value_size == 64
         assert {k: EndpointConfig.unpack(v) for k, v in node.maps.endpoints.items()} == {
             struct.pack("<I", 12): row
         }
-        assert NodeConfig.unpack(node.maps.node.lookup(bytes(4)) or b"") == notices
+        assert NodeConfig.unpack(node.maps.node.lookup(bytes(4)) or b"") == node_config
 
 
 async def test_a_flag_or_a_kind_of_hash_makes_no_difference(in_node: None) -> None:

@@ -238,8 +238,8 @@ async def test_the_tools_of_the_field_see_the_sizes(in_node: None) -> None:
         found = {}
         for name in PUBLIC:
             shown = await anyio.run_process(["bpftool", "-j", "map", "show", "pinned", str(GLOBALS / name)])
-            notices = json.loads(shown.stdout)
-            found[name] = notices["type"], notices["bytes_key"], notices["bytes_value"]
+            described = json.loads(shown.stdout)
+            found[name] = described["type"], described["bytes_key"], described["bytes_value"]
         assert found == PUBLIC
         assert node.maps.lxc.spec.max_entries == 65535
 

@@ -67,10 +67,10 @@ class Served:
         ]
         return {(str(key.ip), key.port) for key in keys if key.cookie == cookie}
 
-    def report(self, *notices: ServedFrontend) -> None:
+    def report(self, *frontends: ServedFrontend) -> None:
         """The agent serves these frontends now, and no others."""
         with self.table.txn() as rows:
-            rows.replace_all(notices)
+            rows.replace_all(frontends)
 
     def belongs_to(self, ip: str, identity: int) -> None:
         """Whose address that is."""

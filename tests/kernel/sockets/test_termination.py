@@ -34,7 +34,7 @@ OTHER = "10.96.0.11"
 
 async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: int = 17) -> None:
     """These services have these backends from now on, in the maps and in the agent's table."""
-    notices = []
+    frontends = []
     for number, (vip, backends) in enumerate(services, 1):
         node.services.serve(
             vip,
@@ -48,8 +48,8 @@ async def serve(node: Served, *services: tuple[str, tuple[str, ...]], protocol: 
             ServiceName("shop", f"web-{number}"),
             tuple(ServiceBackend(ServiceAddress(ip_address(ip), TARGET, protocol)) for ip in backends),
         )
-        notices.append(ServedFrontend(number, frontend))
-    node.report(*notices)
+        frontends.append(ServedFrontend(number, frontend))
+    node.report(*frontends)
     await anyio.wait_all_tasks_blocked()  # the agent has seen it
 
 

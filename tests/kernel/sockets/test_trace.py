@@ -69,20 +69,20 @@ async def test_socket_traces_have_both_directions_of_a_translation(
                 caller.sendto(b"question", (vip, PORT))
                 server.sendto(b"answer", server.recvfrom(64)[1])
                 caller.recvfrom(64)
-                notices = await heard(events, 4)
+                traces = await heard(events, 4)
                 cookie = cookie_of(caller)
         service, served = (ip_address(vip), PORT), (ip_address(backend), TARGET)
-        assert [(each.point, (each.address, each.port)) for each in notices] == [
+        assert [(each.point, (each.address, each.port)) for each in traces] == [
             (BEFORE, service),
             (AFTER, served),
             (BACK_BEFORE, served),
             (BACK_AFTER, service),
         ]
         group = number_of(cgroup)
-        assert {(each.cookie, each.cgroup, each.protocol) for each in notices} == {(cookie, group, UDP)}
+        assert {(each.cookie, each.cgroup, each.protocol) for each in traces} == {(cookie, group, UDP)}
         end = f"[{vip}]:{PORT}" if ":" in vip else f"{vip}:{PORT}"
         text = f"socket, pre-xlate-fwd: {end} udp, cgroup {group}, cookie {cookie}"
-        assert event_text(notices[0]) == text
+        assert event_text(traces[0]) == text
 
 
 async def test_socket_traces_are_emitted_only_when_enabled(in_node: None, cgroup: Path) -> None:
@@ -96,5 +96,5 @@ async def test_socket_traces_are_emitted_only_when_enabled(in_node: None, cgroup
                 report(node, flags)
                 with socket.create_connection((VIP, PORT), WITHIN) as caller:
                     cookies.append(cookie_of(caller))
-            notices = await heard(events, 2)
-        assert {(each.cookie, each.protocol) for each in notices} == {(cookies[1], TCP)}
+            traces = await heard(events, 2)
+        assert {(each.cookie, each.protocol) for each in traces} == {(cookies[1], TCP)}

@@ -106,7 +106,7 @@ def serve_pod(lab: Lab, folder: Path) -> pods.Attached:
     return pod
 
 
-def notices(pid: int) -> str:
+def acceleration(pid: int) -> str:
     port = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]["features"]["nodePort"]
     return str(port["acceleration"])
 
@@ -115,7 +115,7 @@ def test_clients_outside_are_served_in_the_driver(node: Lab, tmp_path: Path) -> 
     give_addresses(node)
     like_a_wire(node, tmp_path)
     pid = prepare(node, tmp_path, "--bpf-lb-acceleration=native")
-    assert notices(pid) == "Native"
+    assert acceleration(pid) == "Native"
     assert driver_program(node) == "cil_xdp_entry"
     pod = serve_pod(node, tmp_path)
     eventually(lambda: answered(node, 4, (NODE[4], NODE_PORT), pod) is not None)
@@ -133,7 +133,7 @@ def test_clients_outside_are_served_in_the_driver(node: Lab, tmp_path: Path) -> 
     terminated(node, pid)
     assert driver_program(node) == "cil_xdp_entry"
     pid = prepare(node, tmp_path, "--bpf-lb-acceleration=disabled")
-    assert notices(pid) == "Disabled"
+    assert acceleration(pid) == "Disabled"
     eventually(lambda: driver_program(node) == "")
     assert not entered(node)
     assert answered(node, 4, (NODE[4], NODE_PORT), pod, MEGABYTE) == (OUTSIDE_ADDRESS, NODE[4])
@@ -144,7 +144,7 @@ def test_before_the_stack_clients_are_served_whatever_the_driver(node: Lab, tmp_
     with node.open_outside() as outside:
         outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
     pid = prepare(node, tmp_path, "--bpf-lb-acceleration=generic")
-    assert notices(pid) == "Generic"
+    assert acceleration(pid) == "Generic"
     assert (driver_program(node), driver_program(node, generic=True)) == ("", "cil_xdp_entry")
     pod = serve_pod(node, tmp_path)
     eventually(lambda: answered(node, 4, (NODE[4], NODE_PORT), pod) is not None)
@@ -169,7 +169,7 @@ def test_a_driver_without_native_xdp_is_served_by_tc_or_refused(node: Lab, tmp_p
         inside.run(command, "link set slow up")
         slow = inside.run(socket.if_nametoindex, "slow")
     pid = prepare(node, tmp_path, "--bpf-lb-acceleration=best-effort", "--devices=uplink,slow")
-    assert notices(pid) == "Best-Effort"
+    assert acceleration(pid) == "Best-Effort"
     pod = serve_pod(node, tmp_path)
     assert driver_program(node) == "cil_xdp_entry"
     assert devices_status(pid)[slow] == "done"

@@ -56,9 +56,9 @@ def test_an_edit_of_the_config_map_shows_until_it_is_undone_or_the_agent_is_rest
 
     swap(mounted, "..2", values | {"monitor-aggregation": "low"})
     eventually(lambda: hive("config", "diff", socket).returncode == 1)
-    notices = hive("config", "diff", socket, "-o", "json")
+    shown = hive("config", "diff", socket, "-o", "json")
     origin = f"file {mounted}/monitor-aggregation"
-    assert json.loads(notices.stdout) == [
+    assert json.loads(shown.stdout) == [
         {"name": "monitor-aggregation", "running": "medium", "configured": "low", "origin": origin}
     ]
     assert "agent.config-drift.drift" in hive("status", socket).stdout

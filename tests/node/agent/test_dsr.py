@@ -66,9 +66,9 @@ def test_with_dsr_a_client_hears_how_long_its_datagrams_may_be(
                     client.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
                 client.connect((NODE[version], FAR_PORT))
 
-                def notices(version: int = version, levels: tuple[int, int] = levels) -> bool:
+                def mtu_known(version: int = version, levels: tuple[int, int] = levels) -> bool:
                     with suppress(OSError):  # too long for what is known by now
                         client.send(bytes(MTU - HEADERS[version]))
                     return client.getsockopt(*levels) == MTU - OPTION[version]
 
-                eventually(notices)
+                eventually(mtu_known)

@@ -40,8 +40,8 @@ def service(number: int) -> str:
 def pressure(pid: int, name: str) -> float:
     """How full a map is."""
     found = ask("/v1/metrics/", api_socket(pid))
-    notices = [one for one in found if one["name"] == "cilium_bpf_map_pressure"]
-    return float(next((one["value"] for one in notices if one["labels"]["map_name"] == name), 0))
+    samples = [one for one in found if one["name"] == "cilium_bpf_map_pressure"]
+    return float(next((one["value"] for one in samples if one["labels"]["map_name"] == name), 0))
 
 
 def degraded(pid: int) -> str:

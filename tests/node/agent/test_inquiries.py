@@ -70,11 +70,11 @@ def change_address(command: str, address: str) -> None:
 
 
 def test_the_status_is_that_of_the_agent(lab: Lab) -> None:
-    notices = inquire(lab, "STATUS")
-    assert (notices.code, notices.stdout) == (0, "")
+    status = inquire(lab, "STATUS")
+    assert (status.code, status.stdout) == (0, "")
     agent_process.crash(lab)
-    notices = inquire(lab, "STATUS")
-    assert (notices.code, notices.json["code"], notices.json["msg"]) == (1, 50, "DaemonDown")
+    status = inquire(lab, "STATUS")
+    assert (status.code, status.json["code"], status.json["msg"]) == (1, 50, "DaemonDown")
 
 
 def test_cni_gc_removes_forgotten_attachments_also_after_a_restart(lab: Lab) -> None:
@@ -113,7 +113,7 @@ def test_a_chosen_mac_address_is_the_same_everywhere(lab: Lab) -> None:
         (endpoint,) = endpoints(lab)
         networking = endpoint["status"]["networking"]
         with lab.open_pod("web-0") as pod, lab.open() as node:
-            notices = {
+            macs = {
                 "result": result["interfaces"][1]["mac"],
                 "endpoint": networking["mac"],
                 "link": pod.run(address_of, "eth0"),
@@ -123,7 +123,7 @@ def test_a_chosen_mac_address_is_the_same_everywhere(lab: Lab) -> None:
             }
             host = {result["interfaces"][0]["mac"], networking["host-mac"]}
             host.add(node.run(address_of, networking["interface-name"]))
-        assert notices == dict.fromkeys(notices, mac), keys
+        assert macs == dict.fromkeys(macs, mac), keys
         assert len(host) == 1, keys
         assert (host == {"52:d4:d5:f3:05:0d"}) == ("macAddrMode" in keys), keys
         assert invoke(lab, "web-0", "DEL").code == 0, keys

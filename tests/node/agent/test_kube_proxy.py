@@ -44,8 +44,8 @@ def rules() -> list[str]:
 
 def reported_of_others(log: str) -> set[str]:
     """Where the last agent found rules that are not kube-proxy's."""
-    notices = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
-    return set(notices[-1].partition('found="')[2].rstrip('"').split(", ")) if notices else set()
+    lines = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
+    return set(lines[-1].partition('found="')[2].rstrip('"').split(", ")) if lines else set()
 
 
 def looked(pid: int) -> bool:

@@ -107,7 +107,7 @@ def test_one_archive_has_all_a_maintainer_asks_for(looked_at: Lab, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "notices"),
+    ("arguments", "message"),
     [
         (["dump", "nope"], "there is no map nope at /sys/fs/bpf/tc/globals; `hive bpf list` names them"),
         (
@@ -123,9 +123,9 @@ def test_one_archive_has_all_a_maintainer_asks_for(looked_at: Lab, tmp_path: Pat
     ],
     ids=["unknown", "no endpoint", "no policy", "elsewhere", "no rows"],
 )
-def test_a_missing_object_is_reported_in_one_line(looked_at: Lab, arguments: list[str], notices: str) -> None:
+def test_a_missing_object_is_reported_in_one_line(looked_at: Lab, arguments: list[str], message: str) -> None:
     ended = bpf(looked_at, *arguments)
-    assert (ended.returncode, notices in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr
+    assert (ended.returncode, message in ended.stderr, ended.stderr.count("\n")) == (1, True, 1), ended.stderr
 
 
 def test_the_shell_looks_into_the_running_agent(looked_at: Lab) -> None:

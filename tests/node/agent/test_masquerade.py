@@ -134,8 +134,8 @@ def test_a_pod_is_the_node_to_a_server_outside(node: Lab) -> None:
     give_ipv6(node)
     pid = serving(node, *DUAL)
     pod = pods.add(node, "client")
-    notices = ask("/v1/healthz", api_socket(pid))["masquerading"]
-    assert (notices["mode"], notices["enabledProtocols"]) == ("BPF", {"ipv4": True, "ipv6": True})
+    status = ask("/v1/healthz", api_socket(pid))["masquerading"]
+    assert (status["mode"], status["enabledProtocols"]) == ("BPF", {"ipv4": True, "ipv6": True})
     for version in (4, 6):
         assert seen_by_tcp_server(node, pod, version) == NODE[version]
         assert seen_by_udp_server(node, pod, version, 100) == NODE[version]

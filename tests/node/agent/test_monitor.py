@@ -117,7 +117,7 @@ def test_packets_before_the_monitor_are_shown_with_names_first(
 def test_notifications_can_be_switched_while_the_agent_runs(lab: Lab, tmp_path: Path) -> None:
     pods.add(lab, "first")
     second = pods.add(lab, "second")
-    notices = tmp_path / "seen"
+    output = tmp_path / "seen"
 
     def set_option(option: str) -> None:
         command = [sys.executable, "-m", "hive", "config", "set", option]
@@ -129,18 +129,18 @@ def test_notifications_can_be_switched_while_the_agent_runs(lab: Lab, tmp_path: 
             assert len(pod.run(ping, second.ipv4, 1)) == 1
 
     def pings_seen() -> None:
-        traced = notices.read_text().count("to-endpoint")
+        traced = output.read_text().count("to-endpoint")
         pings()
-        eventually(lambda: notices.read_text().count("to-endpoint") > traced)
+        eventually(lambda: output.read_text().count("to-endpoint") > traced)
 
-    with watching(lab, notices, "-t", "trace", "-t", "policy-verdict", "--address", second.ipv4):
+    with watching(lab, output, "-t", "trace", "-t", "policy-verdict", "--address", second.ipv4):
         pings()
-        eventually(lambda: "verdict, " in notices.read_text() and "to-endpoint" in notices.read_text())
+        eventually(lambda: "verdict, " in output.read_text() and "to-endpoint" in output.read_text())
         set_option("PolicyVerdictNotification=Disabled")
         pings_seen()  # all that was told before has been written, too
-        verdicts = notices.read_text().count("verdict, ")
+        verdicts = output.read_text().count("verdict, ")
         pings_seen()
-        assert notices.read_text().count("verdict, ") == verdicts
+        assert output.read_text().count("verdict, ") == verdicts
 
 
 def test_the_monitor_ends_with_the_agent(lab: Lab, tmp_path: Path) -> None:

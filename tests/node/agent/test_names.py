@@ -39,9 +39,11 @@ def test_to_fqdns_allows_the_addresses_that_dns_returned(node: Lab, tmp_path: Pa
             assert place.look(tcp=tcp, version=6).addresses == ("2001:db8::80",)
             assert place.look("other.example.com", tcp=tcp).code == REFUSED
         assert place.reaches_web(), "at once: the answer came after the map entries"
-        notices = ask(f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid))
-        assert notices["allowed"]
-        rules = {tuple(way["directions"][0]["rules"]) for way in notices["ways"]}
+        explained = ask(
+            f"/hive/policy/explain?source=default/client&destination={WEB}", api_socket(place.pid)
+        )
+        assert explained["allowed"]
+        rules = {tuple(way["directions"][0]["rules"]) for way in explained["ways"]}
         assert rules == {("spec.egress[1] of CiliumNetworkPolicy default/names",)}, "which rule allows a name"
         retained = json.loads((Path(f"/proc/{place.pid}/root/run/cilium/{FILE}")).read_text(encoding="ascii"))
         for address in (NODE_ADDRESS, place.server.ipv4, "127.0.0.1"):
@@ -112,9 +114,9 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
         place.look()  # of the first, the query may have been told before we were there
-        notices = reported_lookups(stream)
-        request = next(one for one in notices if one.query == f"{WEB}." and not one.answer)
-        answer = next(one for one in notices if one.answer)
+        lookups = reported_lookups(stream)
+        request = next(one for one in lookups if one.query == f"{WEB}." and not one.answer)
+        answer = next(one for one in lookups if one.answer)
         assert (request.verdict, request.type, request.protocol) == ("Forwarded", 1, 17)
         assert (request.source, request.destination) == (answer.destination, answer.source)
         assert request.destination.address == place.server.ipv4
@@ -122,7 +124,7 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
         assert "k8s:app=dns" in request.destination.labels
         assert (answer.code, answer.addresses, answer.answer_types) == (0, (OUTSIDE_ADDRESS,), (1,))
         place.look("other.example.com", tcp=True)
-        refused = next(one for one in notices if one.query == "other.example.com.")
+        refused = next(one for one in lookups if one.query == "other.example.com.")
         assert (refused.verdict, refused.code, refused.protocol) == ("Denied", REFUSED, 6)
 
 

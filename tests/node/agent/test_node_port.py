@@ -191,9 +191,9 @@ def server(node: Lab, tmp_path: Path) -> pods.Attached:
     (tmp_path / "far.yaml").write_text(service("far", FAR_PORT) + slices("far", ELSEWHERE))
     known_pods(tmp_path, "server")
     pid = serving(node, f"--manifests-dir={tmp_path}", *SETTINGS)
-    notices = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
-    assert notices["directRoutingDevice"] == "uplink"
-    port = notices["features"]["nodePort"]
+    replacement = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
+    assert replacement["directRoutingDevice"] == "uplink"
+    port = replacement["features"]["nodePort"]
     assert (port["mode"], port["algorithm"], port["lutSize"]) == ("SNAT", "Maglev", 1021)
     assert (port["portMin"], port["portMax"]) == (30000, 32767)
     pod = pods.add(node, "server")

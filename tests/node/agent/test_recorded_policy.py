@@ -41,11 +41,11 @@ def test_policies_and_fqdn_names_have_the_recorded_form(node: Lab, tmp_path: Pat
             ("fqdn/cache", "fqdn_cache_list"),
             ("fqdn/names", "fqdn_names"),
         ):
-            notices = ask(f"/v1/{operation}", agent)
-            assert notices, "there is something to compare"
-            assert list(differences(recorded(name), notices, set())) == []
-            if isinstance(notices, dict) and "policy" in notices:
-                rules, (rule,) = json.loads(notices["policy"]), json.loads(recorded(name)["policy"])
+            answer = ask(f"/v1/{operation}", agent)
+            assert answer, "there is something to compare"
+            assert list(differences(recorded(name), answer, set())) == []
+            if isinstance(answer, dict) and "policy" in answer:
+                rules, (rule,) = json.loads(answer["policy"]), json.loads(recorded(name)["policy"])
                 assert rules
                 assert list(differences(rule["labels"], rules[0]["labels"], set())) == []
         assert ask("/v1/fqdn/names", agent)["FQDNPolicySelectors"]
@@ -92,8 +92,8 @@ def test_an_endpoint_shows_statistics_of_envoy(node: Lab, tmp_path: Path) -> Non
             assert (one["protocol"], one["location"], one["port"]) == ("http", "ingress", PORT)
             requests, responses = one["statistics"]["requests"], one["statistics"]["responses"]
             assert requests["received"] == requests.get("forwarded", 0) + requests.get("denied", 0)
-            notices = requests.get("forwarded"), responses.get("received"), responses.get("forwarded")
-            return notices == (2, 2, 2) and requests.get("denied", 0) >= 2
+            counts = requests.get("forwarded"), responses.get("received"), responses.get("forwarded")
+            return counts == (2, 2, 2) and requests.get("denied", 0) >= 2
 
         for number in (1, 2):
             assert place.get(f"/public/{number}").status == 200

@@ -325,9 +325,9 @@ def test_without_an_ipv4_address_local_pods_are_served_and_health_is_degraded(no
         for address in (other.ipv6, other.ipv4):
             assert inside.run(ping, address, 1)
 
-    def notices() -> bool:
+    def reported() -> bool:
         return "this node has no IPv4 address" in str(ask("/v1/healthz", agent_process.api_socket(pid)))
 
-    eventually(notices)
+    eventually(reported)
     within(node, with_ipv4)
-    eventually(lambda: not notices())
+    eventually(lambda: not reported())

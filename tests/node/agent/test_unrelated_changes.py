@@ -51,9 +51,11 @@ def test_a_thousand_changes_of_an_unrelated_rule_lose_nothing(node: Lab, tmp_pat
         return int(ask("/v1/policy", api_socket(pid))["revision"])
 
     def realized() -> bool:
-        notices = ask("/v1/endpoint/pod-name:default:target", api_socket(pid))["status"]["policy"]["realized"]
-        return int(notices["policy-revision"]) == revision() and any(
-            f'"port":{1 + CHANGES}' in rule["rule"] for rule in notices["l4"]["ingress"]
+        policy_status = ask("/v1/endpoint/pod-name:default:target", api_socket(pid))["status"]["policy"][
+            "realized"
+        ]
+        return int(policy_status["policy-revision"]) == revision() and any(
+            f'"port":{1 + CHANGES}' in rule["rule"] for rule in policy_status["l4"]["ingress"]
         )
 
     before = revision()

@@ -112,9 +112,9 @@ def test_the_documented_replacement_of_kube_proxy_works(node: Lab, tmp_path: Pat
 def look(node: Lab, pid: int, backends: set[str]) -> None:
     """What step 5 looks at."""
     eventually(lambda: looked(pid))
-    notices = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
-    assert notices["mode"] == "True"
-    features = notices["features"]
+    replacement = ask("/v1/healthz", api_socket(pid))["kube-proxy-replacement"]
+    assert replacement["mode"] == "True"
+    features = replacement["features"]
     for feature in ("nodePort", "externalIPs", "hostPort", "sessionAffinity", "socketLB"):
         assert features[feature]["enabled"], feature
     assert "service.cilium.io/type" in features["annotations"]

@@ -29,7 +29,7 @@ def drill(node: Lab, tmp_path: Path) -> Iterator[Drill]:
 
 
 @contextmanager
-def notices(lab: Lab, point: int, calls: list[str]) -> Iterator[None]:
+def naming_point(lab: Lab, point: int, calls: list[str]) -> Iterator[None]:
     """Name the point in what goes wrong."""
     try:
         yield
@@ -47,7 +47,7 @@ def test_an_agent_killed_at_any_call_of_its_first_start_recovers(drill: Drill) -
         with exclusive():  # a start is a first one in a new node only
             destroy(drill.lab)
             create(drill.lab)
-        with notices(drill.lab, number, calls):
+        with naming_point(drill.lab, number, calls):
             drill.cut_start(number, len(calls))
             serving(drill.lab)
             drill.whole()
@@ -78,7 +78,7 @@ def starts(drill: Drill, what: str, *settings: str, between: bool) -> None:
         calls = drill.record_start(*settings)
     serving(drill.lab)
     for number in chosen(what, 1, len(calls)):
-        with notices(drill.lab, number, calls):
+        with naming_point(drill.lab, number, calls):
             agent_process.crash(drill.lab)
             drill.cut_start(number, len(calls), *settings)
             serving(drill.lab)
@@ -116,7 +116,7 @@ def test_an_agent_killed_at_any_call_of_its_stop_recovers(drill: Drill) -> None:
         stopped()
         calls = drill.counted_lines[before:]
         for number in chosen("shutdown", 1, len(calls)):
-            with notices(drill.lab, number, calls):
+            with naming_point(drill.lab, number, calls):
                 drill.start()
                 if number <= len(calls):
                     drill.cut_after(number)
@@ -159,7 +159,7 @@ def adds(drill: Drill, what: str, recover: Callable[[], object]) -> None:
         calls = drill.counted_lines[before : drill.made]
         assert invoke(lab, "cut", "DEL").code == 0
         for number in chosen(what, 1, len(calls)):
-            with notices(lab, number, calls):
+            with naming_point(lab, number, calls):
                 if number <= len(calls):
                     drill.cut_after(number)
                 done = invoke(lab, "cut", "ADD")
@@ -191,7 +191,7 @@ def test_an_agent_killed_at_any_call_of_a_delete_recovers(drill: Drill) -> None:
         assert invoke(lab, "cut", "DEL").code == 0
         calls = drill.counted_lines[before : drill.made]
         for number in chosen("DEL", 1, len(calls)):
-            with notices(lab, number, calls):
+            with naming_point(lab, number, calls):
                 assert invoke(lab, "cut", "ADD").code == 0
                 if number <= len(calls):
                     drill.cut_after(number)
@@ -233,7 +233,7 @@ def test_an_agent_killed_at_any_call_of_the_delete_queue_recovers(drill: Drill) 
         calls = record()
         (begins,) = (number for number, call in enumerate(calls, 1) if call.endswith("deleteQueue/lockfile"))
         for number in chosen("queue", begins, len(calls)):
-            with notices(lab, number, calls):
+            with naming_point(lab, number, calls):
                 queue()
                 drill.cut_start(number, len(calls))
                 serving(lab)

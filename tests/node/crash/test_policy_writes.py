@@ -228,8 +228,8 @@ class Change:
         except AssertionError as error:
             flows = self.flows()
             more, less = sorted(flows - wanted), sorted(wanted - flows)
-            notices = agent_process.log_end(self._lab, 60)
-            raise AssertionError(f"too many flows: {more}; too few: {less}; the agent:\n{notices}") from error
+            log = agent_process.log_end(self._lab, 60)
+            raise AssertionError(f"too many flows: {more}; too few: {less}; the agent:\n{log}") from error
 
     def keeps_to_both(self) -> None:
         left = self.flows()

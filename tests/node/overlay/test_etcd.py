@@ -49,8 +49,8 @@ def knows(lab: Lab, other: Lab) -> bool:
     labels = {row["id"]: tuple(row["labels"]) for row in asked(lab, "/v1/identity")}
     (host,) = (row["primary-address"]["ipv4"]["ip"] for row in nodes(lab) if row["name"].endswith(other.name))
     return all(
-        known[f"{address}/32"] == (identity, host) and labels[identity] == notices
-        for address, identity, notices in own(other)
+        known[f"{address}/32"] == (identity, host) and labels[identity] == expected
+        for address, identity, expected in own(other)
     )
 
 

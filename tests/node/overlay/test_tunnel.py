@@ -170,10 +170,10 @@ def test_tools_see_where_packets_go(cluster: Cluster) -> None:
     ranges = {cidr.partition("/")[0] for cidr in place.pod_cidrs}
     eventually(partial(reports, first, endpoints, dict.fromkeys(ranges, place.ipv4)))
     eventually(partial(reports, first, node_ids, dict.fromkeys((place.ipv4, place.ipv6), 1)))
-    notices = in_node(first, facts)
-    assert isinstance(notices, TunnelConfig)
-    assert (notices.mtu, notices.port, str(notices.source)) == (1450, PORT, cluster.place(first).ipv4)
-    assert notices.flags == TUNNEL_OWN_IDENTITIES  # there is no API server to agree upon numbers by
+    config = in_node(first, facts)
+    assert isinstance(config, TunnelConfig)
+    assert (config.mtu, config.port, str(config.source)) == (1450, PORT, cluster.place(first).ipv4)
+    assert config.flags == TUNNEL_OWN_IDENTITIES  # there is no API server to agree upon numbers by
 
 
 def test_no_packet_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Cluster) -> None:

@@ -78,10 +78,10 @@ def test_a_group_may_look_and_only_root_may_change(lab: Lab) -> None:
             ("POST", f"/v1/ipam/{pod.ipv4}", b""),
             ("DELETE", f"/v1/ipam/{pod.ipv4}", b""),
         ):
-            notices = (
+            message = (
                 f"{method} changes the node: it needs uid 0, the caller has uid {UNPRIVILEGED}\n".encode()
             )
-            assert inside.run(as_member, ask, method, path, body) == (403, notices)
+            assert inside.run(as_member, ask, method, path, body) == (403, message)
         for command in ("ADD", "DEL", "GC", "STATUS"):
             code, text = inside.run(as_member, call, command)
             refusal = f"cni.sock changes the node: it needs uid 0, the caller has uid {UNPRIVILEGED}"

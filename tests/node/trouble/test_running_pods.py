@@ -196,8 +196,8 @@ def test_an_agent_without_inotify_serves_and_reports_what_it_cannot_watch(node: 
     agent_process.wait_ready(node, pid)
     speak(node, (pods.add(node, "first"), pods.add(node, "second")))
     eventually(lambda: "Too many open files" in node.agent_log.read_text())
-    notices = ask("/v1/healthz", agent_process.api_socket(pid))["cni-file"]["msg"]
-    assert notices.endswith(f"{node.cni_conf}; not watched: Too many open files")
+    message = ask("/v1/healthz", agent_process.api_socket(pid))["cni-file"]["msg"]
+    assert message.endswith(f"{node.cni_conf}; not watched: Too many open files")
     assert TRACEBACK not in node.agent_log.read_text()
 
 
