@@ -179,7 +179,7 @@ def test_a_thread_that_runs_on_does_not_keep_a_process_that_has_stopped(ask: boo
 
 def test_a_request_and_one_signal_are_not_two_signals(tmp_path: Path) -> None:
     """The hive was asked to end from inside, and takes its time; the first signal is the first."""
-    marker = tmp_path / "told"
+    marker = tmp_path / "seen"
     with daemon(
         start="self.shutdown.request()",
         stop="print('stopping', flush=True)\n"

@@ -266,7 +266,7 @@ async def test_restored_pods_have_their_addresses_with_an_empty_or_other_pool_ob
 ) -> None:
     async with hive(tmp_path, Reported({"default": "10.0.0.0/28", "red": "10.9.0.0/28"})).started():
         pass
-    async with hive(tmp_path, Reported()).started() as one:  # nobody tells: it goes on with what it had
+    async with hive(tmp_path, Reported()).started() as one:  # without a report
         ipam = one.get(Ipam)
         assert ipam.allocate(ip_address("10.9.0.3"), "default/web [restored]", "red").pool == "red"
         assert ipam.allocate_next("default/new")[0].ip in ip_network("10.0.0.0/28")

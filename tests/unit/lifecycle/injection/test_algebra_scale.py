@@ -164,7 +164,7 @@ def test_the_reported_cycles_cover_exactly_the_edges_on_cycles(arrows: Arrows) -
             assert len(set(names)) == len(names)
             assert names[0] == min(names)
             edges = set(zip(names, names[1:] + names[:1], strict=True))
-            assert edges - covered  # each tells something new
+            assert edges - covered  # each covers something new
             covered |= edges
     assert covered == on_a_cycle
 
