@@ -16,6 +16,7 @@ from tests.bench import (
     bootstrap,
     bursts,
     clients,
+    cluster_sizes,
     egress_packets,
     framework,
     hostile,
@@ -93,6 +94,7 @@ PARTS: dict[str, Measure] = {
     "node-port-packets": node_port_packets.measure,
     "objects": objects.measure,
     "operators": operators.measure,
+    "cluster-sizes": cluster_sizes.measure,
 }
 LOSSES = "losses"
 """The part that runs for --seconds, not in rounds."""

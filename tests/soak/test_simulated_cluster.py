@@ -1,7 +1,12 @@
-"""A real agent in a cluster as large as they get, through change and failures, against a plain model."""
+"""A real agent and a real operator in a cluster as large as they get, through change and failures.
+
+After each event the agent's maps are compared with a plain model, and what the operator wrote and deleted
+with what it must and may. The operator's time is virtual: it passes hours.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -9,34 +14,39 @@ import pytest
 
 from hive.lab.node import Lab
 from tests.support.simulated_node import simulated
+from tests.support.simulated_server import TROUBLES
 from tests.support.simulation import Size
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(7200)]
 
-LARGE = Size(nodes=5_000, pods=100_000, services=10_000, policies=1_000, workloads=5_000)
-EVENTS = 60
+NODES = int(os.environ.get("SOAK_NODES", "5000"))
+SIZE = Size(nodes=NODES, pods=20 * NODES, services=2 * NODES, policies=NODES // 5, workloads=NODES)
+EVENTS = int(os.environ.get("SOAK_EVENTS", "60"))
 WITHIN = 300.0
-"""Seconds until the maps must follow; most of them are the model's."""
+"""Seconds until the maps must follow."""
+KILL = "kill agent"
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_maps_follow_five_thousand_nodes(
-    node: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+@pytest.mark.parametrize(("seed", "read"), [(0, "endpoints"), (1, "slices")])
+def test_maps_and_objects_follow_five_thousand_nodes(
+    node: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, read: str
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "node1")
     chance = random.Random(seed)  # noqa: S311 - the same each time
-    with simulated(node, tmp_path, seed, LARGE) as cluster:
+    with simulated(node, tmp_path, seed, SIZE, read) as cluster:
         cluster.start()
         cluster.settled(WITHIN, "the start")
         for _ in range(EVENTS):
-            trouble = chance.choices(["", "break", "compact", "away", "kill"], [12, 2, 2, 1, 1])[0]
-            if trouble == "kill":
+            (trouble,) = chance.choices([*TROUBLES, KILL], [*TROUBLES.values(), 1])
+            if trouble == KILL:
                 cluster.kill()
-            elif trouble:
-                cluster.ask(trouble)
+            cluster.ask("trouble", trouble, chance.random())
             happened = cluster.ask("step", chance.choice([1, 1, 1, 20]))
-            if trouble == "kill":
+            cluster.ask("over", trouble)
+            if trouble == KILL:
                 cluster.start()
-            elif trouble == "away":
-                cluster.ask("back")
-            cluster.settled(WITHIN, f"{trouble} {'; '.join(happened)}")
+            what = f"{trouble}: {'; '.join(happened)}"
+            cluster.settled(WITHIN, what)
+            assert not cluster.ask("faults"), what
+        assert not cluster.ask("rest"), "after hours without an event"
+        cluster.settled(WITHIN, "hours without an event")

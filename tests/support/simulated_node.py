@@ -1,12 +1,7 @@
-"""A simulated cluster behind a fake API server in a process of its own, and one real agent that follows it.
-
-The process takes a command a line, as JSON, and answers each with a line. Run as
-``python -m tests.support.simulated_node FOLDER SEED SIZE``.
-"""
+"""A simulated cluster in a process of its own, and one real agent that follows it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -15,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from socket import inet_ntoa
 from typing import Any
@@ -27,105 +22,15 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from lifecycle.testing import eventually as happens
 from tests.support.agents import serving
-from tests.support.apiserver import ApiServer
-from tests.support.simulation import REMOTE_NODE, Simulation, Size, differences
+from tests.support.simulated_server import Model
+from tests.support.simulation import REMOTE_NODE, Size, differences
 from tests.support.waiting import eventually
-from tests.unit.apiserver.replay import RECORDINGS
-from tests.unit.kubernetes.cluster import Cluster, kubeconfig, namespace, pod
 
-PORT = 8001
-NODE, RANGE = "node1", "10.0.7.0/24"
-CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumnodes")
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 RESERVED = 256
 """Identities below have a meaning of their own."""
 INGRESS, TCP = 0, 6
-OF_THE_SERVER = {"10.96.0.1:443": ["192.0.2.10:6443"]}
-"""Frontends of services that an API server makes of itself."""
-Model = dict[str, Any]
-"""Prefixes, frontends and what pods of the node allow, with keys and values as JSON has them."""
-
-
-# The cluster's process
-
-
-class SimulatedServer:
-    """The cluster and the API server that has its objects; commands change both."""
-
-    def __init__(self, folder: Path, seed: int, size: Size) -> None:
-        self._server = ApiServer()
-        self._server.crd_delay = 0
-        self._objects = Cluster(self._server, "")
-        self._size, self._seed, self._folder = size, seed, folder
-        self._serving = AsyncExitStack()
-        self._simulation: Simulation | None = None
-
-    @property
-    def simulation(self) -> Simulation:
-        """The cluster, once it has begun."""
-        assert self._simulation is not None
-        return self._simulation
-
-    async def run(self) -> None:
-        """Answer commands until there are no more."""
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            command, *given = json.loads(line)
-            answer = await getattr(self, f"do_{command}")(*given)
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
-        await self._serving.aclose()
-
-    async def do_begin(self) -> str:
-        """Make the cluster and serve it; the kubeconfig."""
-        for one in CRDS:
-            self._server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))
-        await self.do_back()
-        await happens(lambda: all(self._objects.serves(one) for one in CRDS))
-        self._server.definitions.fresh.clear()
-        self._objects.put(namespace("default"))
-        self._objects.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-        for name in self._size.local:
-            self._objects.put(pod(name, NODE, app=name))
-        self._simulation = Simulation(self._seed, self._size, self._objects.put, self._objects.delete)
-        return kubeconfig(self._folder, f"http://127.0.0.1:{PORT}")
-
-    async def do_take(self, identities: list[int]) -> None:
-        """Leave these to who has allocated them."""
-        self.simulation.taken.update(identities)
-
-    async def do_step(self, count: int) -> list[str]:
-        """Events, one after the other; what happened."""
-        return [self.simulation.step() for _ in range(count)]
-
-    async def do_break(self) -> None:
-        """End all connections."""
-        await self._server.hang_up()
-
-    async def do_away(self) -> None:
-        """Stop to serve."""
-        await self._serving.aclose()
-
-    async def do_back(self) -> None:
-        """Serve, after a restart that has forgotten what happened before."""
-        self._server.restart()
-        await self._serving.enter_async_context(self._server.serving(port=PORT))
-
-    async def do_compact(self) -> None:
-        """Forget the past, and end all connections: who asks from where it was has to list anew."""
-        self._server.store.compact()
-        await self._server.hang_up()
-
-    async def do_model(self) -> Model:
-        """What the node's maps should hold."""
-        simulation = self.simulation
-        return {
-            "prefixes": simulation.prefixes(),
-            "frontends": OF_THE_SERVER
-            | {frontend: sorted(backends) for frontend, backends in simulation.frontends().items()},
-            "allowed": {name: sorted(one) for name, one in simulation.allowed().items()},
-        }
 
 
 # The node
@@ -134,12 +39,17 @@ class SimulatedServer:
 class SimulatedCluster:
     """The process of a cluster, and the agent on a node of it."""
 
-    def __init__(self, lab: Lab, process: subprocess.Popen[bytes], kubeconfig: str, size: Size) -> None:
+    def __init__(
+        self, lab: Lab, process: subprocess.Popen[bytes], kubeconfig: str, size: Size, operator: str
+    ) -> None:
         self._lab, self._process, self._size = lab, process, size
+        self.kubeconfig = kubeconfig
+        self.server = process.pid
+        """The process of the cluster."""
         self._settings = (
             f"--k8s-kubeconfig-path={kubeconfig}",
             "--k8s-client-qps=0",
-            f"--ipv4-range={RANGE}",
+            f"--enable-cilium-endpoint-slice={str(operator == 'slices').lower()}",
             "--routing-mode=tunnel",
             "--kube-proxy-replacement=true",
             "--bpf-lb-map-max=262144",
@@ -207,15 +117,19 @@ def answered(process: subprocess.Popen[bytes], command: str, *given: Any) -> Any
 
 
 @contextmanager
-def simulated(lab: Lab, folder: Path, seed: int, size: Size) -> Iterator[SimulatedCluster]:
-    """A cluster from a seed, and a node of it whose agent is yet to start."""
+def simulated(lab: Lab, folder: Path, seed: int, size: Size, operator: str) -> Iterator[SimulatedCluster]:
+    """A cluster from a seed, and a node of it whose agent is yet to start.
+
+    Its operator has agents read ``endpoints``, or ``slices`` of them; see simulated_server.
+    """
     command = [
         sys.executable,
         "-m",
-        "tests.support.simulated_node",
+        "tests.support.simulated_server",
         folder,
         str(seed),
         json.dumps(msgspec.to_builtins(size)),
+        operator,
     ]
     with lab.open() as node:
         process = node.popen(
@@ -223,7 +137,7 @@ def simulated(lab: Lab, folder: Path, seed: int, size: Size) -> Iterator[Simulat
         )
     with process:
         try:
-            yield SimulatedCluster(lab, process, answered(process, "begin"), size)
+            yield SimulatedCluster(lab, process, answered(process, "begin"), size, operator)
         finally:
             process.kill()
 
@@ -280,10 +194,3 @@ def _allowed(number: int) -> Iterator[list[int]]:
         )
         if egress == INGRESS and protocol == TCP:
             yield [identity, port]
-
-
-if __name__ == "__main__":
-    place, seed_given, size_given = sys.argv[1:]
-    asyncio.run(
-        SimulatedServer(Path(place), int(seed_given), msgspec.json.decode(size_given, type=Size)).run()
-    )

@@ -8,12 +8,15 @@ what arrives from a real one has passed it.
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from typing import Any
 
-Body = dict[str, Any]
+from tests.support import simulated_objects as objects
+from tests.support.simulated_objects import Body
+
 Allowed = tuple[int, int]
 """An identity and the TCP port that it may reach."""
 
@@ -43,8 +46,9 @@ class Machine:
 
     name: str
     ip: str
-    range: str
-    addresses: list[int]
+    range: str = ""
+    """Empty until it has one."""
+    addresses: list[int] = field(default_factory=list)
     pods: set[str] = field(default_factory=set)
 
 
@@ -78,7 +82,7 @@ class Rule:
     port: int
 
 
-class Simulation:
+class Simulation(ABC):
     """All objects, and one method that changes some of them as a cluster would.
 
     ``put`` and ``delete`` are called with each object as it changes.
@@ -87,6 +91,7 @@ class Simulation:
     def __init__(
         self, seed: int, size: Size, put: Callable[[Body], None], delete: Callable[[str, str, str], None]
     ) -> None:
+        """Nothing is there before found() and fill()."""
         self.random = random.Random(seed)  # noqa: S311 - the same each time
         self.size = size
         self._put, self._delete = put, delete
@@ -98,10 +103,31 @@ class Simulation:
         self.rules: dict[str, Rule] = {}
         self.taken: set[int] = set()
         """Identities that others have allocated."""
+        self._of: dict[int, dict[str, RunningPod]] = {}
+        """The pods of each workload."""
         self._slices: dict[str, int] = {}
         """How many slices a service has."""
         self._made = self._joined = 0
-        self._begin()
+
+    # Its beginning
+
+    def found(self) -> None:
+        """Identities and other nodes."""
+        for workload in range(self.size.workloads):
+            self._identify(workload)
+        for _ in range(self.size.nodes):
+            self._join()
+
+    def fill(self) -> None:
+        """Pods on the nodes that have a range, services and policies."""
+        for number in range(self.size.pods):
+            self._run(number % self.size.workloads)
+        for _ in range(self.size.services):
+            self._add_service()
+        for name in self.size.local:
+            self._put_rule(f"first-of-{name}", Rule(name, self._any_workload(), 80))
+        for _ in range(self.size.policies - len(self.size.local)):
+            self._add_rule()
 
     # What a node's maps hold
 
@@ -150,24 +176,10 @@ class Simulation:
         (event,) = self.random.choices([event for _, event in events], [weight for weight, _ in events])
         return event()
 
-    def _begin(self) -> None:
-        for workload in range(self.size.workloads):
-            self._identify(workload)
-        for _ in range(self.size.nodes):
-            self._join()
-        for number in range(self.size.pods):
-            self._run(number % self.size.workloads)
-        for _ in range(self.size.services):
-            self._add_service()
-        for name in self.size.local:
-            self._put_rule(f"first-of-{name}", Rule(name, self._any_workload(), 80))
-        for _ in range(self.size.policies - len(self.size.local)):
-            self._add_rule()
-
     def _roll(self) -> str:
         """Replace pods of a workload one by one: the new one is there before the old one ends."""
         workload = self._any_workload()
-        replaced = [pod for pod in self.pods.values() if pod.workload == workload]
+        replaced = self._running(workload)
         for pod in self.random.sample(replaced, min(len(replaced), 10)):
             self._run(workload)
             self._end(pod)
@@ -176,7 +188,7 @@ class Simulation:
 
     def _scale(self) -> str:
         workload = self._any_workload()
-        running = [pod for pod in self.pods.values() if pod.workload == workload]
+        running = self._running(workload)
         if self.random.random() < 0.3:
             for pod in running:
                 self._end(pod)
@@ -188,24 +200,9 @@ class Simulation:
 
     def _join(self) -> str:
         number = self._joined = self._joined + 1
-        machine = Machine(
-            f"machine-{number}",
-            str(IPv4Address("172.16.0.0") + number),
-            f"{IPv4Address('10.128.0.0') + number * 256}/24",
-            self.random.sample(range(2, 2 + IN_A_RANGE), IN_A_RANGE),
-        )
+        machine = Machine(f"machine-{number}", str(IPv4Address("172.16.0.0") + number))
         self.machines[machine.name] = machine
-        self._put(
-            {
-                "apiVersion": "cilium.io/v2",
-                "kind": "CiliumNode",
-                "metadata": {"name": machine.name},
-                "spec": {
-                    "addresses": [{"type": "InternalIP", "ip": machine.ip}],
-                    "ipam": {"podCIDRs": [machine.range]},
-                },
-            }
-        )
+        self._put_machine(machine)
         return f"{machine.name} joins"
 
     def _leave(self) -> str:
@@ -215,9 +212,9 @@ class Simulation:
         machine = self.machines[self.random.choice(list(self.machines))]
         moved = [self.pods[name] for name in sorted(machine.pods)]
         for pod in moved:
-            self._end(pod)
+            self._forget(pod)
         del self.machines[machine.name]
-        self._delete("CiliumNode", machine.name, "")
+        self._delete_machine(machine, moved)
         for pod in moved:
             self._run(pod.workload)
         self._put_slices(*{pod.workload for pod in moved})
@@ -240,9 +237,8 @@ class Simulation:
         workload = self._any_workload()
         before = self.identities[workload]
         self._identify(workload)
-        for pod in [pod for pod in self.pods.values() if pod.workload == workload]:
+        for pod in self._running(workload):
             self._put_pod(pod)
-        self._delete("CiliumIdentity", str(before), "")
         return f"workload {workload} has identity {self.identities[workload]}, not {before}"
 
     def _add_service(self) -> str:
@@ -301,26 +297,29 @@ class Simulation:
         return self.random.randrange(1, 65536)
 
     def _identify(self, workload: int) -> None:
-        taken = self.taken.union(self.identities.values())
+        taken = self._unavailable()
         number = next(
             one for one in iter(lambda: self.random.randrange(256, 65536), None) if one not in taken
         )
         self.identities[workload] = number
-        labels = {
-            "k8s:app": f"workload-{workload}",
-            "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name": "default",
-            "k8s:io.cilium.k8s.policy.cluster": "default",
-            "k8s:io.cilium.k8s.policy.serviceaccount": "default",
-            "k8s:io.kubernetes.pod.namespace": "default",
-        }
-        self._put(
-            {
-                "apiVersion": "cilium.io/v2",
-                "kind": "CiliumIdentity",
-                "metadata": {"name": str(number), "labels": {}},
-                "security-labels": labels,
-            }
-        )
+        self._put(objects.cilium_identity(number, workload))
+
+    def _unavailable(self) -> set[int]:
+        """Identities that are no choice for a new one."""
+        return self.taken.union(self.identities.values())
+
+    @abstractmethod
+    def _put_machine(self, machine: Machine) -> None:
+        """Register a node that is new."""
+
+    @abstractmethod
+    def _delete_machine(self, machine: Machine, pods: list[RunningPod]) -> None:
+        """A node goes, with the pods that it had."""
+
+    def _take_range(self, machine: Machine, found: str) -> None:
+        """A node's pods have their addresses of this."""
+        machine.range = found
+        machine.addresses = self.random.sample(range(2, 2 + IN_A_RANGE), IN_A_RANGE)
 
     def _address(self, machine: Machine) -> str:
         return f"{machine.range.rpartition('.')[0]}.{machine.addresses.pop()}"
@@ -333,49 +332,31 @@ class Simulation:
         self._made += 1
         self._put_pod(RunningPod(f"pod-{self._made}", machine.name, workload, self._address(machine)))
 
+    def _running(self, workload: int) -> list[RunningPod]:
+        return list(self._of.get(workload, {}).values())
+
     def _end(self, pod: RunningPod) -> None:
+        self._forget(pod)
+        self._delete_pod(pod)
+
+    def _forget(self, pod: RunningPod) -> None:
         machine = self.machines[pod.machine]
         machine.pods.discard(pod.name)
         machine.addresses.insert(0, int(pod.ip.rpartition(".")[2]))
-        del self.pods[pod.name]
-        self._delete("CiliumEndpoint", pod.name, "default")
+        del self.pods[pod.name], self._of[pod.workload][pod.name]
 
     def _put_pod(self, pod: RunningPod) -> None:
         machine = self.machines[pod.machine]
         machine.pods.add(pod.name)
-        self.pods[pod.name] = pod
-        self._put(
-            {
-                "apiVersion": "cilium.io/v2",
-                "kind": "CiliumEndpoint",
-                "metadata": {"name": pod.name, "namespace": "default"},
-                "status": {
-                    "id": 1,
-                    "identity": {"id": self.identities[pod.workload]},
-                    "networking": {"addressing": [{"ipv4": pod.ip}], "node": machine.ip},
-                    "state": "ready",
-                },
-            }
-        )
+        self.pods[pod.name] = self._of.setdefault(pod.workload, {})[pod.name] = pod
+        self._put(objects.cilium_endpoint(pod, self.identities[pod.workload], machine.ip))
+
+    def _delete_pod(self, pod: RunningPod) -> None:
+        self._delete("CiliumEndpoint", pod.name, "default")
 
     def _put_service(self, name: str, service: ClusterIP) -> None:
         self.services[name] = service
-        self._put(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": {"name": name, "namespace": "default"},
-                "spec": {
-                    "type": "ClusterIP",
-                    "clusterIP": service.ip,
-                    "clusterIPs": [service.ip],
-                    "ipFamilies": ["IPv4"],
-                    "ports": [
-                        {"name": "p", "port": service.port, "targetPort": service.target, "protocol": "TCP"}
-                    ],
-                },
-            }
-        )
+        self._put(objects.cluster_ip(name, service))
         self._put_slices_of(name)
 
     def _put_slices(self, *workloads: int) -> None:
@@ -385,49 +366,17 @@ class Simulation:
 
     def _put_slices_of(self, name: str) -> None:
         service = self.services[name]
-        pods = [pod for pod in self.pods.values() if pod.workload == service.workload]
+        pods = self._running(service.workload)
         parts = [pods[at : at + A_SLICE] for at in range(0, len(pods), A_SLICE)] or [[]]
         for number, part in enumerate(parts):
-            self._put(_slice(name, number, service.target, part))
+            self._put(objects.endpoint_slice(name, number, service.target, part))
         for number in range(len(parts), self._slices.get(name, 0)):
             self._delete("EndpointSlice", f"{name}-{number}", "default")
         self._slices[name] = len(parts)
 
     def _put_rule(self, name: str, rule: Rule) -> None:
         self.rules[name] = rule
-        self._put(
-            {
-                "apiVersion": "cilium.io/v2",
-                "kind": "CiliumNetworkPolicy",
-                "metadata": {"name": name, "namespace": "default"},
-                "spec": {
-                    "endpointSelector": {"matchLabels": {"app": rule.selected}},
-                    "ingress": [
-                        {
-                            "fromEndpoints": [{"matchLabels": {"app": f"workload-{rule.workload}"}}],
-                            "toPorts": [{"ports": [{"port": str(rule.port), "protocol": "TCP"}]}],
-                        }
-                    ],
-                },
-            }
-        )
-
-
-def _slice(name: str, number: int, port: int, pods: list[RunningPod]) -> Body:
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": f"{name}-{number}",
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": name},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "p", "port": port, "protocol": "TCP"}],
-        "endpoints": [
-            {"addresses": [pod.ip], "conditions": {"ready": True}, "nodeName": pod.machine} for pod in pods
-        ],
-    }
+        self._put(objects.policy(name, rule))
 
 
 def differences(actual: dict[Any, Any], wanted: dict[Any, Any]) -> Iterator[str]:

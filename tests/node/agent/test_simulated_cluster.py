@@ -1,4 +1,4 @@
-"""An agent in a cluster that changes all the time: its maps follow a plain model after every event."""
+"""An agent and an operator in a cluster that changes all the time: each event is checked."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ import pytest
 
 from hive.lab.node import Lab
 from tests.support.simulated_node import simulated
+from tests.support.simulated_server import TROUBLES
 from tests.support.simulation import Size
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
 SMALL = Size(nodes=20, pods=300, services=40, policies=30, workloads=30)
-EVENTS = 30
+EVENTS = 15
 
 
 def test_maps_follow_the_cluster_through_failures_of_the_api_server_and_of_the_agent(
     node: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K8S_NODE_NAME", "node1")
-    with simulated(node, tmp_path, seed=1, size=SMALL) as cluster:
+    with simulated(node, tmp_path, 1, SMALL, "endpoints") as cluster:
         cluster.start()
         cluster.settled(60, "the start")
         for _ in range(EVENTS):
             (what,) = cluster.ask("step", 1)
             cluster.settled(60, what)
-        cluster.ask("break")
-        cluster.settled(60, "; ".join(cluster.ask("step", 5)))
-        cluster.ask("compact")
-        cluster.settled(60, "; ".join(cluster.ask("step", 5)))
-        cluster.ask("away")
-        happened = cluster.ask("step", 10)
-        cluster.ask("back")
-        cluster.settled(90, "; ".join(happened))
+        for trouble in TROUBLES:
+            cluster.ask("trouble", trouble, 0.1)
+            happened = cluster.ask("step", 5)
+            cluster.ask("over", trouble)
+            cluster.settled(90, f"{trouble}: {'; '.join(happened)}")
+            assert not cluster.ask("faults"), trouble
         cluster.kill()
         happened = cluster.ask("step", 10)
         cluster.start()

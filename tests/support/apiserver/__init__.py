@@ -10,7 +10,7 @@
 
 from tests.support.apiserver.auth import User
 from tests.support.apiserver.errors import StatusError
-from tests.support.apiserver.faults import Fault, Faults, on
+from tests.support.apiserver.faults import Fault, Faults, of_client, on
 from tests.support.apiserver.server import ADMIN_TOKEN, ApiServer
 
-__all__ = ["ADMIN_TOKEN", "ApiServer", "Fault", "Faults", "StatusError", "User", "on"]
+__all__ = ["ADMIN_TOKEN", "ApiServer", "Fault", "Faults", "StatusError", "User", "of_client", "on"]

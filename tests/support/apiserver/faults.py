@@ -9,6 +9,8 @@ from typing import Any
 from tests.support.apiserver.wire import Request
 
 Matches = Callable[[Request], bool]
+AGENT, OPERATOR = "cilium-agent", "cilium-operator"
+"""What these clients call themselves."""
 
 
 @dataclass
@@ -61,6 +63,11 @@ class Faults:
                 fault.hits += 1
                 return fault
         return None
+
+
+def of_client(name: str) -> Matches:
+    """All requests of the client that names itself so in User-Agent, and its version."""
+    return lambda request: request.header("User-Agent").startswith(name)
 
 
 def on(path: str, *, watch: bool | None = None, method: str = "") -> Matches:

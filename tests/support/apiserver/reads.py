@@ -228,7 +228,9 @@ class Reads:
         objects, version = self._at(
             kind, asked if exact else 0, continued=bool(options.continues), start=start
         )
-        keys = sorted(key for key in objects if not namespace or key[0] == namespace)
+        collection = self._store.of(kind.storage)
+        order = collection.order() if objects is collection.objects else sorted(objects)
+        keys = [key for key in order if key[0] == namespace] if namespace else order
         if start:
             keys = [key for key in keys if _path(key, namespace) >= start]
         limit = 0 if options.version == "0" else options.limit

@@ -92,7 +92,8 @@ class ApiServer:
         self.logs: Callable[[Command], bytes] | None = None
         """What containers printed, of ``pods/log``."""
         self.port = 0
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}
+        """In their order, so that they end in the same order in each run."""
         self._bootstrap()
 
     # ---- life
@@ -109,10 +110,10 @@ class ApiServer:
                 writer.transport.abort()
                 return
             task = asyncio.get_running_loop().create_task(Connection(self, reader, writer).run())
-            self._connections.add(task)
+            self._connections[task] = None
 
             def ended(task: asyncio.Task[None]) -> None:
-                self._connections.discard(task)
+                self._connections.pop(task, None)
                 if task.cancelled():  # before its first step
                     writer.transport.abort()
 

@@ -37,6 +37,26 @@ class Collection:
         self.ended = False
         """Whether nothing listens on the resource any more."""
         self.changed = asyncio.Event()
+        self._order: list[Key] | None = None
+
+    def order(self) -> list[Key]:
+        """The keys in the order of lists."""
+        if self._order is None:
+            self._order = sorted(self.objects)
+        return self._order
+
+    def put(self, key: Key, obj: Obj) -> Obj | None:
+        """Keep an object; the one before."""
+        previous = self.objects.get(key)
+        if previous is None:
+            self._order = None
+        self.objects[key] = obj
+        return previous
+
+    def pop(self, key: Key) -> Obj:
+        """Forget an object; it."""
+        self._order = None
+        return self.objects.pop(key)
 
     def snapshot_floor(self, *, cached: bool) -> int:
         """The oldest revision a list can be of: the cache outlives a compaction of the store."""
@@ -88,15 +108,14 @@ class Store:
         """Create or change an object; it as stored, with its version."""
         stored = self._versioned(obj)
         collection = self.of(resource)
-        previous = collection.objects.get(key)
-        collection.objects[key] = stored
+        previous = collection.put(key, stored)
         self._notify(collection, "MODIFIED" if previous else "ADDED", key, stored, previous)
         return stored
 
     def delete(self, resource: Resource, key: Key, last: Obj | None = None) -> Obj:
         """Remove an object; its last state, or the one given, with the version of the deletion."""
         collection = self.of(resource)
-        previous = collection.objects.pop(key)
+        previous = collection.pop(key)
         last = self._versioned(previous if last is None else last)
         self._notify(collection, "DELETED", key, last, previous)
         return last

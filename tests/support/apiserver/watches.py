@@ -89,7 +89,7 @@ class _Stream:
 
     def _now(self) -> list[Obj]:
         found = []
-        for key in sorted(self._collection.objects):
+        for key in self._collection.order():
             obj = self._server.converted(self._collection.objects[key], self._kind)
             if self._mine(key[0]) and (self._selected is None or self._selected(obj)):
                 found.append(obj)
