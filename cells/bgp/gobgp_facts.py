@@ -23,7 +23,6 @@ from cells.bgp.speaker_state import (
     AnnouncedPath,
     BGPInstance,
     BGPPeer,
-    HeldPeer,
     PolicyDirection,
     PolicyStatement,
     PrefixMatch,
@@ -131,6 +130,12 @@ class PeerFacts(msgspec.Struct, frozen=True):
     families: frozenset[tuple[int, int]]
     enabled: bool = True
 
+    @property
+    def digest(self) -> str:
+        """A hash of all of it."""
+        parts = msgspec.structs.replace(self, families=frozenset()), sorted(self.families)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
     @classmethod
     def of_row(cls, peer: BGPPeer) -> Self:
         """As wanted."""
@@ -228,52 +233,20 @@ def _rules_of(statement: PolicyStatement) -> Iterable[RuleFacts]:
             yield msgspec.structs.replace(rule, version=version, prefixes=prefixes)
 
 
-class WantedSpeaker(msgspec.Struct, frozen=True):
-    """All that one instance is to have."""
-
-    instance: BGPInstance
-    facts: SpeakerFacts
-    peers: Mapping[IPAddress, BGPPeer]
-
-
-def wanted_speakers(
-    instances: Iterable[BGPInstance],
-    peers: Iterable[BGPPeer],
-    policies: Iterable[PolicyRules],
-    paths: Iterable[AnnouncedPath],
-    held: Iterable[HeldPeer] = (),
-) -> Mapping[str, WantedSpeaker]:
-    """The rows of each instance together, by its name, without peers that are held down."""
-    without = {row.key for row in held}
-    of_peers: dict[str, dict[IPAddress, BGPPeer]] = {}
-    of_policies: dict[str, list[PolicyRules]] = {}
-    of_paths: dict[str, list[AnnouncedPath]] = {}
-    for peer in peers:
-        if peer.key not in without:
-            of_peers.setdefault(peer.instance, {})[peer.address] = peer
-    for policy in policies:
-        of_policies.setdefault(policy.instance, []).append(policy)
-    for path in paths:
-        of_paths.setdefault(path.instance, []).append(path)
-    found = {}
-    for one in instances:
-        its = of_peers.get(one.name, {})
-        facts = wanted_facts(one, its.values(), of_policies.get(one.name, ()), of_paths.get(one.name, ()))
-        found[one.name] = WantedSpeaker(one, facts, its)
-    return found
-
-
 def wanted_facts(
     instance: BGPInstance,
     peers: Iterable[BGPPeer],
     policies: Iterable[PolicyRules],
     paths: Iterable[AnnouncedPath],
+    only: IPAddress | None = None,
 ) -> SpeakerFacts:
-    """What the rows of an instance want."""
+    """What the rows of an instance want; of the policies those for a peer, where it is the ``only`` one."""
     grouped: dict[str, list[RuleFacts]] = {}
     assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
     for policy in policies:
         for direction, name, rule in policy.parts:
+            if only is not None and rule.neighbors and only not in rule.neighbors:
+                continue
             grouped.setdefault(name, []).append(rule)
             assigned[direction].add(name)
     rules = {

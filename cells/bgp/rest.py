@@ -243,7 +243,13 @@ def _peer(peer: BGPPeer, observed: ObservedPeer | None, now: datetime) -> wire.B
             enabled=restart.enabled, restart_time_seconds=restart.restart_time if restart.enabled else 0
         ),
         session_error=observed.error if observed is not None and not observed.established else "",
+        isolated_since=_time(observed.isolated_at) if observed is not None else "",
+        speaker_crashes=observed.crashes if observed is not None else 0,
     )
+
+
+def _time(at: datetime | None) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at is not None else ""
 
 
 def _nanoseconds(since: datetime | None, now: datetime) -> int:
@@ -323,11 +329,14 @@ def bgp_families(
     states: dict[tuple[str, str], float] = {}
     received: dict[tuple[str, ...], float] = {}
     advertised: dict[tuple[str, ...], float] = {}
+    crashes: dict[tuple[str, str], float] = {}
     for peer in peers:
         found = observed.get(peer.key)
         address = f"[{peer.address}]" if peer.address.version == 6 else str(peer.address)
         key = (str(peer.local_asn), f"{address}:{peer.remote_port}")
         states[key] = found is not None and found.state is PeerState.ESTABLISHED
+        if found is not None and found.isolated_at is not None:
+            crashes[key] = found.crashes
         for one in found.families if found is not None else ():
             received[*key, one.family.afi, one.family.safi] = one.received
             advertised[*key, one.family.afi, one.family.safi] = one.advertised
@@ -336,6 +345,12 @@ def bgp_families(
         gauge(f"{_PREFIX}_session_state", "1: the session is established; 0: it is not.", states, labels),
         gauge(f"{_PREFIX}_advertised_routes", "Routes that a peer is sent.", advertised, of_families),
         gauge(f"{_PREFIX}_received_routes", "Routes that a peer sends.", received, of_families),
+        gauge(
+            "hive_bgp_isolated_peer_crashes",
+            "Of peers with a gobgpd of their own: how often it has crashed lately.",
+            crashes,
+            labels,
+        ),
     ]
 
 

@@ -1,27 +1,25 @@
 """Sessions as gobgpd reports them: how they are by its API, why they ended and who crashes it by its log.
 
 Why:    nothing but its log has the reason of an end. gobgpd 3.10 panics when a peer sends a message of a type
-        that BGP does not have, which ends the sessions of all its peers: the one that it is put down to is
-        held down, longer each time, so that the others stay up.
+        that BGP does not have, which ends the sessions of all its peers, and does not name the peer.
 Source: gobgp 3.10, pkg/server/fsm.go; RFC 4271, section 4.5; RFC 4486, 8203, 8538 (subcodes of Cease).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cells.base.addresses import IPAddress
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import family_of
 from cells.bgp.speaker_state import BGPPeer, FamilyCounts, HeldPeer, ObservedPeer, PeerState
 from cells.hubble.codec import decode
 
-__all__ = ["Crash", "SpeakerLog", "Suspects", "held_peer", "moment", "observed_peer"]
+__all__ = ["Crash", "SpeakerLog", "held_peer", "moment", "observed_peer"]
 
 # By its API.
 
@@ -90,6 +88,19 @@ def moment(nanoseconds: int | None) -> datetime | None:
     return None if nanoseconds is None else datetime.fromtimestamp(nanoseconds // 10**9, UTC)
 
 
+def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
+    """How the session of a peer is that is held down."""
+    return ObservedPeer(
+        instance=peer.instance,
+        address=peer.address,
+        asn=peer.asn,
+        local_asn=peer.local_asn,
+        remote_port=peer.remote_port,
+        state=PeerState.IDLE,
+        error=held.error,
+    )
+
+
 # By its log.
 
 ERRORS: Final = {
@@ -139,6 +150,8 @@ class Crash(NamedTuple):
     """Addresses of peers with an established session, the last to come up at the end."""
     established: bool
     """Whether the message came over such a session, and not before one was established."""
+    after: datetime
+    """Time of the last line before it, by which it is known again when the log is read once more."""
 
 
 class SpeakerLog:
@@ -152,6 +165,8 @@ class SpeakerLog:
         self._reasons: dict[str, str] = {}
         self._trace: list[str] | None = None
         """Lines since a panic; None: it has not panicked, or that was reported."""
+        self._last = datetime.min.replace(tzinfo=UTC)
+        """The time of the last line that has one."""
         self.ends: dict[str, str] = {}
         """Why each peer's session ended last, or did not come up, by address."""
 
@@ -188,10 +203,13 @@ class SpeakerLog:
             return None
         fields = {name: _unquoted(value) for name, value in _FIELD.findall(line)}
         message, peer = fields.get("msg", ""), fields.get("Key", "")
+        now = _time(fields.get("time", ""))
         if message == "gobgpd started":
-            crash = self._crash(_time(fields.get("time", "")))
+            crash = self._crash(now)
+            self._last = now
             self._up.clear()
             return crash
+        self._last = now
         if message == "Peer Up":
             self._up.pop(peer, None)
             self._up[peer] = None
@@ -222,7 +240,7 @@ class SpeakerLog:
         if "fsmHandler)" not in trace and "handleFSMMessage" not in trace:
             return None
         established = "fsmHandler).established" in trace or "handleFSMMessage" in trace
-        return Crash(at, tuple(self._up), established)
+        return Crash(at, tuple(self._up), established, self._last)
 
 
 def _unquoted(value: str) -> str:
@@ -241,73 +259,3 @@ def _notification(direction: str, code: str, subcode: str, communicated: str = "
     numbers = (int(code), int(subcode)) if code.isdecimal() and subcode.isdecimal() else (0, 0)
     words = [ERRORS.get(numbers[0], ""), DETAILS.get(numbers, ""), communicated]
     return f"{direction} NOTIFICATION {code}/{subcode} ({': '.join(word for word in words if word)})"
-
-
-# Peers that are held down.
-
-FIRST_HOLD: Final = timedelta(minutes=1)
-LONGEST_HOLD: Final = timedelta(minutes=30)
-"""How long a peer is held down after its first crash, and at most: each time twice as long."""
-FORGET: Final = timedelta(hours=2)
-"""Without a crash for so long, none counts."""
-
-
-def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
-    """How its session is."""
-    return ObservedPeer(
-        instance=peer.instance,
-        address=peer.address,
-        asn=peer.asn,
-        local_asn=peer.local_asn,
-        remote_port=peer.remote_port,
-        state=PeerState.IDLE,
-        error=held.error,
-    )
-
-
-class Suspects:
-    """Finds the peer of an instance that crashes its gobgpd: the log does not name it.
-
-    The last session that came up is suspected first: what crashes mostly does so at once. If gobgpd crashes
-    while that peer is held down, another did it: the peer is released, and suspected last from then on. So
-    each crash rules out a peer; one that is suspected for the second time is not released again.
-    """
-
-    def __init__(self, instance: str) -> None:
-        self._instance = instance
-        self._crashes: dict[IPAddress, int] = {}
-        self._cleared: set[IPAddress] = set()
-        self._held: dict[IPAddress, datetime] = {}
-        self._last = datetime.min.replace(tzinfo=UTC)
-
-    def crashed(self, crash: Crash, peers: Collection[IPAddress]) -> list[HeldPeer]:
-        """Those to hold down from now on. Of an instance with one peer none: it costs no other."""
-        if crash.at - self._last > FORGET:
-            self._crashes.clear()
-            self._cleared.clear()
-        self._last = crash.at
-        for address, until in list(self._held.items()):
-            if until <= crash.at:
-                del self._held[address]
-            elif address not in self._cleared:
-                self._cleared.add(address)
-                del self._held[address], self._crashes[address]
-        if len(peers) > 1 and (found := self._suspect(crash, peers)) is not None:
-            self._crashes[found] = count = self._crashes.get(found, 0) + 1
-            self._held[found] = crash.at + min(FIRST_HOLD * 2 ** min(count - 1, 10), LONGEST_HOLD)
-        return [
-            HeldPeer(self._instance, address, self._crashes[address], until)
-            for address, until in self._held.items()
-        ]
-
-    def _suspect(self, crash: Crash, peers: Collection[IPAddress]) -> IPAddress | None:
-        up = [address for address in _addresses(crash.up) if address in peers]
-        if not crash.established:
-            up = [address for address in peers if address not in up]
-        could = [address for address in up if address not in self._held]
-        best = [address for address in could if address not in self._cleared] or could
-        return best[-1] if best else None
-
-
-def _addresses(texts: Iterable[str]) -> Sequence[IPAddress]:
-    return [ip_address(text) for text in texts]

@@ -9,8 +9,7 @@ Source:     gobgp 3.10, pkg/server; RFC 4271, 4724; Cilium 1.17, pkg/bgpv1.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
+from contextlib import aclosing, asynccontextmanager, suppress
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -27,7 +26,6 @@ from cells.bgp.gobgp_facts import (
     PeerFacts,
     RuleFacts,
     SpeakerFacts,
-    WantedSpeaker,
     changed_peer,
     listed_facts,
     new_peer,
@@ -36,7 +34,6 @@ from cells.bgp.gobgp_facts import (
     retiring,
     route,
     rule_messages,
-    wanted_speakers,
 )
 from cells.bgp.gobgpd import (
     Gobgp,
@@ -46,7 +43,8 @@ from cells.bgp.gobgpd import (
     Speakers,
     connected,
 )
-from cells.bgp.sessions import SpeakerLog, Suspects, held_peer, moment, observed_peer
+from cells.bgp.isolation import Isolation, WantedSpeaker, wanted_speakers
+from cells.bgp.sessions import SpeakerLog, held_peer, moment, observed_peer
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     IPV6_UNICAST,
@@ -57,8 +55,8 @@ from cells.bgp.speaker_state import (
     ObservedPeer,
     PolicyDirection,
     RouteTable,
+    SpeakerName,
     WantedSpeakers,
-    held_peers,
 )
 from cells.config import AgentConfig
 from lifecycle import Backoff, Derived, Jobs, Logger, ReadTable, Reconciler, Table, Tables
@@ -81,70 +79,90 @@ REST: Final = 0.2
 
 
 class SpeakerTarget:
-    """The gobgpd of each instance, as the target of a reconciler."""
+    """Every gobgpd, as the target of a reconciler."""
 
-    def __init__(self, speakers: Speakers) -> None:
+    def __init__(
+        self, speakers: Speakers, peers: ReadTable[tuple[str, IPAddress], BGPPeer] | None = None
+    ) -> None:
+        """``peers``: those that there are to be; without, there are to be none."""
         self._speakers = speakers
-        self._held: dict[str, SpeakerFacts] = {}
+        self._peers = peers
+        self._held: dict[SpeakerName, SpeakerFacts] = {}
         """What each has, from the last list and what was written since; none after a failure."""
         self.written = anyio.Event()
         """Set each time that one was made equal, and replaced."""
 
-    async def observe(self) -> Mapping[str, SpeakerFacts]:
+    async def observe(self) -> Mapping[SpeakerName, SpeakerFacts]:
         """What every speaker that runs has; nothing of one that does not answer. Raises OSError."""
         self._held.clear()
         self._speakers.cut_logs()
-        found = {}
-        for instance in self._speakers.running():
-            found[instance] = NOTHING
-            try:
-                async with connected(self._speakers.socket(instance)) as gobgp:
-                    found[instance] = self._held[instance] = await listed_facts(gobgp)
-            except GobgpError:
-                continue  # not the facts of a row: put() calls it again, and reports what it fails with
+        found = dict.fromkeys(self._speakers.running(), NOTHING)
+
+        async def list_one(name: SpeakerName) -> None:
+            # one that does not answer is called again by put(), which reports what it fails with
+            with suppress(GobgpError):
+                async with connected(self._speakers.socket(name)) as gobgp:
+                    found[name] = self._held[name] = await listed_facts(gobgp)
+
+        async with anyio.create_task_group() as tasks:
+            for name in list(found):
+                tasks.start_soon(list_one, name)
         return found
 
     def matches(self, row: WantedSpeaker, observed: SpeakerFacts) -> bool:
         """Whether a speaker has what its rows have."""
         return row.facts == observed
 
-    async def put(self, batch: Mapping[str, WantedSpeaker]) -> None:
-        """Make speakers equal to their rows. Raises BatchError."""
+    async def put(self, batch: Mapping[SpeakerName, WantedSpeaker]) -> None:
+        """Make speakers equal to their rows, side by side: a slow one delays no other. Raises BatchError."""
         with BatchFailures(GobgpError, SpeakerError, OSError) as failures:
-            for instance, row in batch.items():
-                with failures.of(instance):
+
+            async def put_one(row: WantedSpeaker) -> None:
+                with failures.of(row.name):
                     await self._make_equal(row)
 
-    async def drop(self, batch: Collection[str]) -> None:
+            async with anyio.create_task_group() as tasks:
+                for row in batch.values():
+                    tasks.start_soon(put_one, row)
+
+    async def drop(self, batch: Collection[SpeakerName]) -> None:
         """Stop speakers. Raises BatchError.
 
         Routes are withdrawn first: a peer that has graceful restart with Notifications (RFC 8538) keeps those
-        of a session that ends.
+        of a session that ends. One of a peer that goes on elsewhere just ends, for graceful restart.
         """
         with BatchFailures(GobgpError, OSError) as failures:
-            for instance in batch:
-                with failures.of(instance):
-                    self._held.pop(instance, None)
+            for name in batch:
+                with failures.of(name):
+                    self._held.pop(name, None)
+                    if self._goes_on(name):
+                        await self._speakers.end(name, abruptly=True)
+                        continue
                     try:
-                        async with connected(self._speakers.socket(instance)) as gobgp:
+                        async with connected(self._speakers.socket(name)) as gobgp:
                             held = await listed_facts(gobgp)
                             await gobgp.put_routes(route(prefix, withdrawn=True) for prefix in held.paths)
                             await _part(gobgp, held.peers)
                             await gobgp.stop()
                     except GobgpUnreachableError:
                         pass  # it has stopped, or is ended now
-                    await self._speakers.end(instance)
+                    await self._speakers.end(name)
+
+    def _goes_on(self, name: SpeakerName) -> bool:
+        """Whether it is of one peer, which the speaker of its instance has now."""
+        if self._peers is None or not name.peer:
+            return False
+        return self._peers.get((name.instance, ip_address(name.peer))) is not None
 
     async def _make_equal(self, row: WantedSpeaker) -> None:
-        instance = row.instance.name
-        held = self._held.pop(instance, None)
+        held = self._held.pop(row.name, None)
         if held is None:
-            await self._speakers.ensure(instance)
-        async with connected(self._speakers.socket(instance)) as gobgp:
+            await self._speakers.ensure(row.name)
+        async with connected(self._speakers.socket(row.name)) as gobgp:
             if held is None:
                 held = await listed_facts(gobgp)
             await _make_equal(gobgp, row, held)
-        self._held[instance] = row.facts
+        self._held[row.name] = row.facts
         written, self.written = self.written, anyio.Event()
         written.set()
 
@@ -399,51 +417,54 @@ class BGPSpeakers:
         log: Logger,
     ) -> None:
         self._speakers = Speakers(settings, agent.state_dir, log)
-        self._target = SpeakerTarget(self._speakers)
-        self._log = log
-        self._logs: dict[str, SpeakerLog] = {}
-        self._suspects: dict[str, Suspects] = {}
-        self._held = held_peers()
+        self._target = SpeakerTarget(self._speakers, wanted.peers)
+        self._logs: dict[SpeakerName, SpeakerLog] = {}
         self._peers = wanted.peers
-        self._wanted: ReadTable[str, WantedSpeaker] = Derived(
+        self._isolation = isolation = Isolation(self._speakers, wanted.peers, log)
+        self._wanted: ReadTable[SpeakerName, WantedSpeaker] = Derived(
             "bgp-speakers",
             wanted_speakers,
             wanted.instances,
             wanted.peers,
             wanted.policies.map(policy_rules, name="bgp-rules"),
             wanted.paths,
-            self._held,
+            isolation.held,
+            isolation.isolated,
         )
         self.observed = observed
-        self.reconciler: Reconciler[str, WantedSpeaker] = Reconciler(
+        self.reconciler: Reconciler[SpeakerName, WantedSpeaker] = Reconciler(
             self._wanted, self._target, full_every=SWEEP, backoff=Backoff(maximum=AGAIN)
         )
-        tables.add(self.reconciler.statuses, self._held)
+        tables.add(self.reconciler.statuses, isolation.held, isolation.isolated)
         jobs.observe("reconcile", self.reconciler)
         self._list_soon = jobs.timer("list sessions", self.refresh, SWEEP, rest=REST).trigger
         jobs.one_shot("watch sessions", self._watch)
-        jobs.one_shot("release peers", self._release)
+        jobs.one_shot("release peers", isolation.release)
+        jobs.observe("return changed peers", wanted.peers.changes, isolation.configured)
 
     async def refresh(self) -> None:
         """List all sessions now: numbers of routes change without an event. Raises OSError."""
-        for instance in [row.instance.name for row in self._wanted.all()]:
-            self._read_log(instance)
-            try:
-                async with connected(self._speakers.socket(instance)) as gobgp:
-                    listed = await gobgp.peers(advertised=True)
-            except GobgpError:
-                listed = []
-            self._note(instance, listed)
+        async with anyio.create_task_group() as tasks:
+            for name in [row.name for row in self._wanted.all()]:
+                self._read_log(name)
+                tasks.start_soon(self._list_one, name)
         self._forget(self._wanted.all())
+
+    async def _list_one(self, name: SpeakerName) -> None:
+        listed: list[api.ApiPeer] = []
+        with suppress(GobgpError):  # it has no sessions then
+            async with connected(self._speakers.socket(name)) as gobgp:
+                listed = await gobgp.peers(advertised=True)
+        self._note(name, listed)
 
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
     ) -> list[ListedRoute]:
         """The routes of a table; of an adj-rib those of a peer. Raises GobgpError when it does not answer."""
         afi = ADDRESS_FAMILIES[family]
-        name = "" if peer is None else str(peer)
-        async with connected(self._speakers.socket(instance)) as gobgp:
-            found = await gobgp.routes(TABLE_TYPES[table], afi, name, binary=True)
+        text = "" if peer is None else str(peer)
+        async with connected(self._speakers.socket(self._name(instance, peer))) as gobgp:
+            found = await gobgp.routes(TABLE_TYPES[table], afi, text, binary=True)
         return [
             ListedRoute(
                 ip_network(destination.prefix),
@@ -457,77 +478,63 @@ class BGPSpeakers:
             for path in destination.paths
         ]
 
-    def _note(self, instance: str, listed: Iterable[api.ApiPeer]) -> None:
-        ends = self._logs[instance].ends
+    def _name(self, instance: str, peer: IPAddress | None) -> SpeakerName:
+        """The speaker that has a peer."""
+        own = SpeakerName(instance, "" if peer is None else str(peer))
+        return own if self._wanted.get(own) is not None else SpeakerName(instance)
+
+    def _note(self, name: SpeakerName, listed: Iterable[api.ApiPeer]) -> None:
+        log, wanted = self._logs.get(name), self._wanted.get(name)
+        if log is None or wanted is None:
+            return  # it was dropped meanwhile
         found = [
-            observed_peer(instance, one, ends.get(one.conf.neighbor_address, ""))
+            observed_peer(name.instance, one, log.ends.get(one.conf.neighbor_address, ""))
             for one in listed
             if one.conf
         ]
         rows = {row.key: row for row in found}
-        held = [(self._peers.get(row.key), row) for row in self._held.all() if row.instance == instance]
-        rows |= {peer.key: held_peer(peer, row) for peer, row in held if peer is not None}
+        held = [(self._peers.get(row.key), row) for row in self._isolation.held.all()]
+        rows |= {
+            peer.key: held_peer(peer, row)
+            for peer, row in held
+            if peer is not None and self._name(*peer.key) == name
+        }
         with self.observed.txn() as table:
             for row in self.observed.all():
-                if row.instance == instance and row.key not in rows:
+                if self._name(*row.key) == name and row.key not in rows:
                     table.delete(row.key)
             for row in rows.values():
+                if self._name(*row.key) != name:
+                    continue
+                if (own := self._isolation.isolated.get(row.key)) is not None:
+                    row = msgspec.structs.replace(row, isolated_at=own.since, crashes=own.crashes)  # noqa: PLW2901
                 if self.observed.get(row.key) != row:
                     table.put(row)
-        wanted = self._wanted.get(instance)
-        if wanted is not None and wanted.peers.keys() != {row.address for row in found}:
+        if wanted.peers.keys() != {row.address for row in found}:
             self.reconciler.trigger()
 
     def _forget(self, wanted: Iterable[WantedSpeaker]) -> None:
-        names = {row.instance.name for row in wanted}
+        names = {row.name for row in wanted}
         for name in self._logs.keys() - names:
             del self._logs[name]
-            self._suspects.pop(name, None)
         with self.observed.txn() as table:
             for row in self.observed.all():
-                if row.instance not in names:
+                if SpeakerName(row.instance) not in names:
                     table.delete(row.key)
 
-    def _read_log(self, instance: str, *, ended: bool = False) -> None:
-        """Hold down the peer that gobgpd's crashes are put down to, also those before this agent began."""
-        log = self._logs.get(instance)
-        if log is None:
-            log = self._logs[instance] = SpeakerLog(self._speakers.log(instance))
-        for crash in log.read(ended=ended):
-            suspects = self._suspects.setdefault(instance, Suspects(instance))
-            peers = [row.address for row in self._peers.all() if row.instance == instance]
-            now, held = datetime.now(UTC), {row.key: row for row in suspects.crashed(crash, peers)}
-            with self._held.txn() as table:
-                for row in self._held.all():
-                    if row.instance == instance and row.key not in held:
-                        table.delete(row.key)
-                for row in held.values():
-                    if row.until > now and self._held.get(row.key) != row:
-                        self._log.warning(
-                            "BGP peer is held down", instance=instance, peer=str(row.address), error=row.error
-                        )
-                        table.put(row)
-
-    async def _release(self) -> None:
-        """Have peers dialled again that were held down for long enough."""
-        changes = self._held.changes()
-        while True:
-            changes.take()
-            now = datetime.now(UTC)
-            with self._held.txn() as table:
-                for row in self._held.all():
-                    if row.until <= now:
-                        table.delete(row.key)
-            due = min((row.until for row in self._held.all()), default=None)
-            with anyio.move_on_after(None if due is None else max(0.0, (due - now).total_seconds())):
-                await changes.wait()
+    def _read_log(self, name: SpeakerName, *, ended: bool = False) -> None:
+        """Take in what gobgpd has written, and its crashes, also those before this agent began."""
+        if name not in self._logs:
+            self._logs[name] = SpeakerLog(self._speakers.log(name))
+        for crash in self._logs[name].read(ended=ended):
+            self._isolation.crashed(name, crash)
 
     async def _watch(self) -> None:
         """Follow the speaker of each instance as long as there is one."""
-        watched: dict[str, anyio.CancelScope] = {}
+        watched: dict[SpeakerName, anyio.CancelScope] = {}
         async with anyio.create_task_group() as tasks:
             async for _ in self._changes():
-                names = {row.instance.name for row in self._wanted.all()}
+                names = {row.name for row in self._wanted.all()}
                 for name in watched.keys() - names:
                     watched.pop(name).cancel()
                 for name in names - watched.keys():
@@ -539,31 +546,31 @@ class BGPSpeakers:
         async for _ in self._wanted.changes():
             yield
 
-    async def _follow(self, instance: str, scope: anyio.CancelScope) -> None:
+    async def _follow(self, name: SpeakerName, scope: anyio.CancelScope) -> None:
         """List its sessions when one changes, until it ends; then have it come back, and go on."""
         with scope:
             while True:
                 written = self._target.written
                 try:
                     async with (
-                        connected(self._speakers.socket(instance)) as gobgp,
+                        connected(self._speakers.socket(name)) as gobgp,
                         aclosing(gobgp.events()) as events,
                         anyio.create_task_group() as tasks,
                     ):
-                        tasks.start_soon(self._follow_routes, instance)
+                        tasks.start_soon(self._follow_routes, name)
                         async for _ in events:
                             self._list_soon()
                 except* GobgpError:
-                    self._speakers.notice_end(instance)
-                    self._read_log(instance, ended=True)
+                    self._speakers.notice_end(name)
+                    self._read_log(name, ended=True)
                     self._list_soon()
                     self.reconciler.trigger()
                     await written.wait()
 
-    async def _follow_routes(self, instance: str) -> None:
+    async def _follow_routes(self, name: SpeakerName) -> None:
         """List its sessions when peers have sent routes; after the first news ask for no more for a while."""
         while True:
-            async with connected(self._speakers.socket(instance)) as gobgp:
+            async with connected(self._speakers.socket(name)) as gobgp:
                 self._list_soon()
                 async with aclosing(gobgp.events(routes=True)) as events:
                     async for _ in events:

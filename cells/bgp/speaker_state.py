@@ -32,6 +32,7 @@ __all__ = [
     "BGPPeer",
     "FamilyCounts",
     "HeldPeer",
+    "IsolatedPeer",
     "ListedRoute",
     "ObservedPeer",
     "PeerRestart",
@@ -43,10 +44,12 @@ __all__ = [
     "RouteListing",
     "RoutePolicy",
     "RouteTable",
+    "SpeakerName",
     "WantedSpeakers",
     "bgp_faults",
     "held_peers",
     "instance_table",
+    "isolated_peers",
     "observed_peers",
     "path_table",
     "peer_table",
@@ -106,6 +109,22 @@ class BGPInstance(msgspec.Struct, frozen=True):
     local_asn: int
     router_id: IPv4Address
     listen_port: int = NOT_LISTENING
+
+
+class SpeakerName(NamedTuple):
+    """A gobgpd: that of an instance, or one of its own that a peer of the instance has."""
+
+    instance: str
+    peer: str = ""
+    """Its address; empty for that of the instance."""
+
+    def __str__(self) -> str:
+        return f"{self.instance}, peer {self.peer}" if self.peer else self.instance
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """As a line of the log has it."""
+        return {"instance": self.instance} | ({"peer": self.peer} if self.peer else {})
 
 
 class PeerTimers(msgspec.Struct, frozen=True):
@@ -316,6 +335,10 @@ class ObservedPeer(msgspec.Struct, frozen=True):
     """How often it was established since its speaker runs."""
     error: str = ""
     """Why the session ended last, as far as the speaker knows."""
+    isolated_at: datetime | None = None
+    """When it got a speaker of its own, with time zone UTC; None: it has not."""
+    crashes: int = 0
+    """Of its own speaker, lately."""
 
     @property
     def key(self) -> tuple[str, IPAddress]:
@@ -333,6 +356,32 @@ def observed_peers() -> Table[tuple[str, IPAddress], ObservedPeer]:
     return Table("bgp-observed-peers", key=lambda row: row.key)
 
 
+class IsolatedPeer(msgspec.Struct, frozen=True):
+    """A peer with a gobgpd of its own, until its configuration changes: a row of ``bgp-isolated-peers``."""
+
+    instance: str
+    address: IPAddress
+    configuration: str
+    """A hash of it, without the password."""
+    since: datetime
+    crashes: int = 0
+    """Of its own gobgpd; after two hours without one they count anew."""
+    last: datetime | None = None
+    """When it crashed last."""
+    counted: datetime | None = None
+    """Time of the last line before this crash in gobgpd's log, by which an agent knows it again."""
+
+    @property
+    def key(self) -> tuple[str, IPAddress]:
+        """Instance and address."""
+        return self.instance, self.address
+
+
+def isolated_peers() -> Table[tuple[str, IPAddress], IsolatedPeer]:
+    """Isolated peers by instance and address."""
+    return Table("bgp-isolated-peers", key=lambda row: row.key)
+
+
 class HeldPeer(msgspec.Struct, frozen=True):
     """A peer without a session for a while: a row of the table ``bgp-held-peers``."""
 
@@ -341,6 +390,8 @@ class HeldPeer(msgspec.Struct, frozen=True):
     crashes: int
     """Of gobgpd, as far as they are put down to it."""
     until: datetime
+    isolated: bool = False
+    """Whether that gobgpd is its own."""
 
     @property
     def key(self) -> tuple[str, IPAddress]:
@@ -351,8 +402,10 @@ class HeldPeer(msgspec.Struct, frozen=True):
     def error(self) -> str:
         """Why it has no session."""
         times = "crashed" if self.crashes == 1 else f"crashed {self.crashes} times"
-        until = f"{self.until:%H:%M:%S} UTC"
-        return f"held down until {until}: gobgpd {times}, probably by a message of this peer"
+        until = f"held down until {self.until:%H:%M:%S} UTC"
+        if self.isolated:
+            return f"{until}: its own gobgpd {times} by messages of this peer"
+        return f"{until}: gobgpd {times}, probably by a message of this peer, and no further one may run"
 
 
 def held_peers() -> Table[tuple[str, IPAddress], HeldPeer]:

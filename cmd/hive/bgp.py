@@ -49,6 +49,10 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
         ]
         if error := one.get("session-error", ""):
             counts = [error]
+        if own := one.get("isolated-since", ""):
+            crashes = one.get("speaker-crashes", 0)
+            often = f", crashed {crashes} time{'s' if crashes > 1 else ''}" if crashes else ""
+            counts.append(f"its own gobgpd since {own}{often}")
         since = one.get("uptime-nanoseconds", 0)
         cells = (
             str(one["local-asn"]),

@@ -68,8 +68,9 @@ COMMANDS = {
 PROGRAMS = (
     *("awk", "cat", "cut", "grep", "gzip", "head", "ip", "ls", "ping", "ps", "rm", "sed", "sh", "sort"),
     *("stat", "tail", "tar", "wc"),
+    "mkfifo",
 )
-"""Of busybox, what cilium (cilium-cli), its sysdump and its tests run in the agent's pod."""
+"""Of busybox, what cilium (cilium-cli), its sysdump and tests run in the agent's pod, and gobgpd's."""
 PICKED = {"bash": "bin/bash", "bpftool": "usr/sbin/bpftool", "coreutils": "usr/bin/timeout"}
 """Packages of which one program is enough: cilium sysdump runs ``timeout … bash -c``, and a test bpftool."""
 USERS = "root:x:0:0:root:/root:/\nhive:x:65532:65532:the operator:/:/\nnobody:x:65534:65534:nobody:/:/\n"

@@ -15,7 +15,7 @@ import anyio
 
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgpd import GobgpError, connected, end_speakers
-from cells.bgp.speaker_state import IPV4_UNICAST, AnnouncedPath, PeerRestart, RoutePolicy
+from cells.bgp.speaker_state import IPV4_UNICAST, AnnouncedPath, PeerRestart, RoutePolicy, SpeakerName
 from hive.lab.namespaces import new_node
 from tests.bench.stats import Figure, Sample
 from tests.support.bgp import FRR, INSTANCE, NODE, Wanted, agent, cable, gobgpd_pids, peer, policy
@@ -116,7 +116,7 @@ async def one_round(folder: Path, far: Path) -> list[float]:
         os.kill(pid, signal.SIGKILL)
         await until(lambda: _not(established))
         back = await until(partial(received, SERVICES + RANGES + CHANGES))
-        await speakers.reconciler.wait_realised(INSTANCE)
+        await speakers.reconciler.wait_realised(SpeakerName(INSTANCE))
         return [dialled, announced, ours, its, *changes, size, back]
 
 

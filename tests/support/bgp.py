@@ -164,6 +164,11 @@ class Routers:
         """Messages UPDATE that FRR has received of the node."""
         return int(self.frr("show bgp neighbors json")[peer]["messageStats"]["updatesRecv"])
 
+    def bird_session(self, protocol: str) -> str:
+        """When BIRD's session of a protocol was established; empty while it is not."""
+        fields = self.bird("show", "protocols", protocol).splitlines()[-1].split()
+        return fields[4] if fields[-1] == "Established" else ""
+
     def bird_routes(self) -> str:
         """BIRD's routes with attributes."""
         return self.bird("show", "route", "all")
@@ -283,6 +288,6 @@ def gobgpd_pids(folder: Path) -> list[int]:
             command = place.read_bytes()
         except OSError:
             continue
-        if f"unix://{folder}".encode() in command:
+        if command.split(b"\0")[0].endswith(b"gobgpd") and f"unix://{folder}".encode() in command:
             found.append(int(place.parent.name))
     return found

@@ -343,6 +343,10 @@ class BgpPeer(Model, frozen=True):
     applied_keep_alive_time_seconds: int = 0
     session_error: str = ""
     """Why it is not established; Cilium has no such field."""
+    isolated_since: str = ""
+    """When it got a gobgpd of its own (RFC 3339); Cilium has no such field."""
+    speaker_crashes: int = 0
+    """Of this gobgpd, lately; Cilium has no such field."""
 
 
 class BgpFamily(Model, frozen=True):

@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 from cells.base.addresses import IPNetwork
 from cells.bgp import SpeakerSettings
 from cells.bgp import gobgp_messages as api
-from cells.bgp.gobgp_facts import WantedSpeaker, policy_rules, wanted_speakers
+from cells.bgp.gobgp_facts import policy_rules
 from cells.bgp.gobgpd import (
     GobgpError,
     GobgpUnreachableError,
@@ -30,6 +30,7 @@ from cells.bgp.gobgpd import (
     connected,
     end_speakers,
 )
+from cells.bgp.isolation import WantedSpeaker, wanted_speakers
 from cells.bgp.speaker import SpeakerTarget
 from cells.bgp.speaker_state import (
     ALLOW_LOCAL,
@@ -45,6 +46,7 @@ from cells.bgp.speaker_state import (
     PolicyStatement,
     PrefixMatch,
     RoutePolicy,
+    SpeakerName,
 )
 from lifecycle import BatchError, Secret
 from tests.support.examples import scaled
@@ -52,6 +54,7 @@ from tests.support.examples import scaled
 pytestmark = pytest.mark.anyio
 
 EDGE = "edge"
+NAME = SpeakerName(EDGE)
 ADDRESSES = [ip_address(one) for one in ("192.0.2.1", "192.0.2.2", "2001:db8::1")]
 NETWORKS: list[IPNetwork] = [
     *(IPv4Network(one) for one in ("10.0.0.0/24", "10.0.0.0/16", "10.1.0.1/32", "0.0.0.0/0")),
@@ -118,7 +121,7 @@ def row(
 ) -> WantedSpeaker:
     instance = BGPInstance(EDGE, asn, IPv4Address("192.0.2.9"))
     announced = [AnnouncedPath(EDGE, one) for one in paths]
-    return wanted_speakers([instance], its, map(policy_rules, [LOCAL, *rules]), announced)[EDGE]
+    return wanted_speakers([instance], its, map(policy_rules, [LOCAL, *rules]), announced)[NAME]
 
 
 @asynccontextmanager
@@ -137,14 +140,14 @@ def target(folder: Path, **options: object) -> SpeakerTarget:
 async def put(one: SpeakerTarget, wanted: WantedSpeaker) -> None:
     """Make it equal. Raises what it fails with."""
     try:
-        await one.put({wanted.instance.name: wanted})
+        await one.put({wanted.name: wanted})
     except BatchError as error:
         raise next(iter(error.failures.values())) from None
 
 
 async def fails(one: SpeakerTarget, wanted: WantedSpeaker) -> Exception:
     with pytest.raises(BatchError) as caught:
-        await one.put({wanted.instance.name: wanted})
+        await one.put({wanted.name: wanted})
     return next(iter(caught.value.failures.values()))
 
 
@@ -163,11 +166,11 @@ def test_a_speaker_has_exactly_what_is_wanted(steps: list[tuple[Any, float | Non
                     if scope.cancelled_caught:
                         one = target(Path(folder))  # noqa: PLW2901  # the next agent
                     else:
-                        assert asdict((await one.observe())[EDGE]) == asdict(wanted.facts)
+                        assert asdict((await one.observe())[NAME]) == asdict(wanted.facts)
                 wanted, last = row(*steps[-1][0]), target(Path(folder))
                 await put(last, wanted)
-                assert asdict((await last.observe())[EDGE]) == asdict(wanted.facts)
-                await last.drop([EDGE])
+                assert asdict((await last.observe())[NAME]) == asdict(wanted.facts)
+                await last.drop([NAME])
                 assert await last.observe() == {}
 
     anyio.run(check)
@@ -179,7 +182,7 @@ async def test_a_peer_that_gobgpd_refuses_leaves_others_alone(short: Path) -> No
     async with running(short) as one:
         wanted = row(65001, [refused, fine])
         assert "AddPeer: " in str(await fails(one, wanted))
-        assert (await one.observe())[EDGE].peers == {fine.address: wanted.facts.peers[fine.address]}
+        assert (await one.observe())[NAME].peers == {fine.address: wanted.facts.peers[fine.address]}
 
 
 async def test_gobgpd_errors_name_the_cause(short: Path) -> None:
@@ -199,7 +202,7 @@ async def test_gobgpd_errors_name_the_cause(short: Path) -> None:
             assert await gobgp.speaker() is not None, "the connection is of use still"
         with socket.create_server(("0.0.0.0", 0)) as taken:
             busy = BGPInstance("busy", 65001, IPv4Address("192.0.2.9"), taken.getsockname()[1])
-            error = await fails(one, wanted_speakers([busy], (), (), ())["busy"])
+            error = await fails(one, wanted_speakers([busy], (), (), ())[SpeakerName("busy")])
             assert "StartBgp: Unknown: " in str(error)
             assert "address already in use" in str(error)
 
@@ -219,12 +222,13 @@ async def test_an_external_speaker_serves_one_bgp_instance(short: Path) -> None:
         beside = target(short / "beside", external_bgp_speaker=True)
         wanted = row(65001, paths=NETWORKS[:2])
         await put(beside, wanted)
-        assert (await own.observe())[EDGE] == wanted.facts
-        other = wanted_speakers([BGPInstance("other", 1, IPv4Address("192.0.2.9"))], (), (), ())["other"]
+        assert (await own.observe())[NAME] == wanted.facts
+        second = BGPInstance("other", 1, IPv4Address("192.0.2.9"))
+        other = wanted_speakers([second], (), (), ())[SpeakerName("other")]
         assert "there is one speaker, for the instance edge" in str(await fails(beside, other))
         later = target(short / "beside", external_bgp_speaker=True)
-        assert (await later.observe()).keys() == {EDGE}, "another agent knows what it serves"
-        await later.drop([EDGE])
+        assert (await later.observe()).keys() == {NAME}, "another agent knows what it serves"
+        await later.drop([NAME])
         assert await later.observe() == {}
         async with connected(place) as gobgp:
             assert await gobgp.speaker() is None, "it is stopped, and runs on"

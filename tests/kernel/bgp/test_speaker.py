@@ -22,6 +22,7 @@ from cells.bgp.speaker_state import (
     PeerRestart,
     PeerState,
     RouteTable,
+    SpeakerName,
 )
 from lifecycle import Secret
 from lifecycle.testing import eventually
@@ -156,7 +157,7 @@ async def _changes(far: Routers, speakers: BGPSpeakers, wanted: Wanted) -> None:
     wanted.put(msgspec.structs.replace(tor, timers=msgspec.structs.replace(tor.timers, connect_retry=2)))
     await eventually(lambda: set(far.frr_routes()) == {PODS, MAIL})
     await eventually(lambda: PODS not in far.bird_routes())
-    await speakers.reconciler.wait_realised(INSTANCE)
+    await speakers.reconciler.wait_realised(SpeakerName(INSTANCE))
     assert far.frr_sessions() == ("Established", 1)
     assert far.frr_sessions(NODE6) == ("Established", 1)
 

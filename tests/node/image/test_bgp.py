@@ -93,3 +93,8 @@ def test_a_router_gets_the_nodes_routes(node: Lab, bgp_image: Path, tmp_path: Pa
         eventually(lambda: sessions()[0].get("session-error") == why)
         eventually(lambda: "Peer Down" in speaker.log("cilium-bgp-speaker"))
         assert speaker.runs("cilium-bgp-speaker")
+        with speaker.running("isolated-peers"):
+            place = "/var/run/cilium/bgp"
+            asks = f"while ! [ -p {place}/launch ]; do sleep 0.1; done; echo start own >{place}/launch"
+            agent.exec("cilium-agent", "sh", "-c", asks)
+            eventually(lambda: agent.exec("cilium-agent", "ls", f"{place}/own.sock"))

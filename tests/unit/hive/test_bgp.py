@@ -23,6 +23,7 @@ PEER = {
 }
 OTHER = {**PEER, "peer-address": "fd00::1", "session-state": "active", "uptime-nanoseconds": 0}
 OTHER["session-error"] = "sent NOTIFICATION: as number mismatch"
+OTHER |= {"isolated-since": "2026-11-29T12:01:05Z", "speaker-crashes": 3}
 ROUTES = "/v1/bgp/routes?"
 
 
@@ -58,6 +59,7 @@ def test_peers_lists_sessions_with_their_routes(tmp_path: Path, capsys: pytest.C
         "ipv4/unicast: 2 sent, 0 received",
         "65001 [fd00::1]:179 65101 active",
         "sent NOTIFICATION: as number mismatch",
+        "its own gobgpd since 2026-11-29T12:01:05Z, crashed 3 times",
     ]
 
 
