@@ -30,7 +30,7 @@ from cells.kubernetes.objects.cilium_endpoint import (
 )
 from cells.kubernetes.objects.kind import Key
 from cells.kubernetes.resources import Resources
-from cells.kvstore.settings import KVStoreSettings
+from cells.kvstore.store import KVStore
 from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings, Table
 
 __all__ = [
@@ -65,7 +65,7 @@ class EndpointObjects(msgspec.Struct, frozen=True):
 
 
 def endpoint_objects(
-    settings: ClusterEndpointSettings, store: KVStoreSettings | None, log: Logger
+    settings: ClusterEndpointSettings, store: KVStore | None, log: Logger
 ) -> EndpointObjects:
     """What the settings say."""
     served = not settings.disable_endpoint_crd

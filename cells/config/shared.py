@@ -5,22 +5,17 @@ Why: native devices have programs if clients outside are served, though nothing 
 
 from __future__ import annotations
 
-import base64
-import struct
 from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 from lifecycle import Duration, Settings, config, module, provide, refuse, seconds
-from lifecycle.settings import RenamedFrom
 
 __all__ = [
-    "DEFAULT_SEED",
     "AgentLiveness",
     "AnnouncementSettings",
     "ChainingSettings",
     "EndpointSettings",
     "PodRouting",
-    "Seed",
     "ServiceProxyName",
     "ServiceReach",
     "ServiceSettings",
@@ -92,35 +87,11 @@ class AgentLiveness(NamedTuple):
     """0: they never answer."""
 
 
-# The seeds of a cluster's Maglev tables and hashes.
-
-DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
-
-
-class Seed(NamedTuple):
-    """The seeds of a cluster: of names, and of packets of each family."""
-
-    names: int
-    ipv4: int
-    ipv6: int
-
-    @classmethod
-    def parse(cls, text: str) -> Seed:
-        """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
-        try:
-            raw = base64.b64decode(text, validate=True)
-        except ValueError:  # of characters that are none of ASCII, too
-            raise ValueError("expected base64 of 12 bytes, as of: head -c12 /dev/urandom | base64") from None
-        if len(raw) != 12:
-            raise ValueError(f"expected base64 of 12 bytes, this is of {len(raw)}")
-        return cls(*struct.unpack(">III", raw))
-
-
 # Settings of services, under Cilium's names.
 
 
 class ServiceSettings(Settings, frozen=True):
-    """Which services are served, and how."""
+    """Which services are served to which clients."""
 
     kube_proxy_replacement: bool = False
     """Serve all that kube-proxy does: as enable-node-port, enable-external-ips, enable-host-port,
@@ -132,115 +103,15 @@ class ServiceSettings(Settings, frozen=True):
     enable_external_ips: bool = False
     """Serve the externalIPs of services."""
 
-    enable_external_ips_of_nodes: bool = False
-    """Serve externalIPs that are a node's address: who may create services can take the node's own ports."""
-
     enable_host_port: bool = False
     """Serve pods' host ports; in the way of the portmap plugin, which does the same."""
-
-    enable_session_affinity: bool = False
-    """Whether clients of a service with sessionAffinity ClientIP stay with one backend."""
-
-    enable_svc_source_range_check: bool = True
-    """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""
-
-    bpf_lb_source_range_all_types: bool = False
-    """Serve node ports, external addresses and cluster addresses only to loadBalancerSourceRanges too, to
-    clients outside."""
-
-    enable_internal_traffic_policy: bool = True
-    """Follow internalTrafficPolicy Local of services: without it, clients inside reach all backends."""
 
     bpf_lb_external_clusterip: bool = False
     """Serve cluster addresses to clients outside too."""
 
-    enable_k8s_terminating_endpoint: bool = True
-    """Let connections to terminating pods go on, and serve by them while no other backend is active."""
-
-    enable_service_topology: bool = False
-    """Prefer backends that are hinted for the node's zone."""
-
-    enable_local_redirect_policy: bool = False
-    """Follow CiliumLocalRedirectPolicies: services and addresses that go to pods of this node instead."""
-
-    bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], RenamedFrom("node-port-mode")] = "snat"
-    """How a backend on another node is reached: with this node's address, or so that it answers the client
-    itself (dsr), in TCP only (hybrid)."""
-
-    bpf_lb_dsr_dispatch: Literal["opt", "ipip", "geneve"] = "opt"
-    """How that backend's node learns which service was asked: in an option of the IP header; no other way is
-    served yet."""
-
-    bpf_lb_algorithm: Annotated[Literal["random", "maglev"], RenamedFrom("node-port-algorithm")] = "random"
-    """How a backend is chosen for clients outside: any, or by maglev the same at every node."""
-
-    bpf_lb_maglev_hash_seed: str = DEFAULT_SEED
-    """Base64 of 12 bytes, the same on every node of a cluster: where tables and hashes of maglev begin."""
-
-    bpf_lb_algorithm_annotation: bool = False
-    """Let services choose their algorithm by the annotation service.cilium.io/lb-algorithm."""
-
-    bpf_lb_mode_annotation: bool = False
-    """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
-    other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
-
     k8s_service_proxy_name: str = ""
     """Serve only services with this value of the label service.kubernetes.io/service-proxy-name; unset: only
     those without the label."""
-
-    bpf_lb_proto_diff: bool = True
-    """Distinguish protocols: two services may share a port, in TCP and in UDP; else one has it."""
-
-    def validate(self) -> None:
-        """Refuse what is not served yet; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if self.bpf_lb_dsr_dispatch != "opt":
-            asked = self.bpf_lb_dsr_dispatch
-            yield f"bpf-lb-dsr-dispatch={asked}: not supported yet, expected opt, or leave it unset"
-        try:
-            Seed.parse(self.bpf_lb_maglev_hash_seed)
-        except ValueError as error:
-            yield f"bpf-lb-maglev-hash-seed: {error}"
-
-    @property
-    def node_ports(self) -> bool:
-        """Whether node ports and load balancers' addresses are served."""
-        return self.kube_proxy_replacement or self.enable_node_port
-
-    @property
-    def external_ips(self) -> bool:
-        """Whether externalIPs are."""
-        return self.kube_proxy_replacement or self.enable_external_ips
-
-    @property
-    def host_ports(self) -> bool:
-        """Whether host ports of pods are."""
-        return self.kube_proxy_replacement or self.enable_host_port
-
-    @property
-    def session_affinity(self) -> bool:
-        """Whether clients stay with their backend."""
-        return self.kube_proxy_replacement or self.enable_session_affinity
-
-    @property
-    def maglev(self) -> bool:
-        """Whether any service may need lookup tables."""
-        return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
-
-    def services_choose_mode(self, *, tunnelled: bool) -> bool:
-        """Whether services say how backends on other nodes are reached.
-
-        Cilium 1.17 reads that annotation by the switch of the algorithm; either is taken for it. What goes
-        through a tunnel cannot be answered directly.
-        """
-        return self.bpf_lb_mode_annotation or (self.bpf_lb_algorithm_annotation and not tunnelled)
-
-    @property
-    def outside(self) -> bool:
-        """Whether anything is served to clients outside."""
-        return self.node_ports or self.external_ips or self.host_ports or self.bpf_lb_external_clusterip
 
 
 # Settings of endpoints, and of attachments on links of other plugins', under Cilium's names.
@@ -285,16 +156,28 @@ class ServiceReach(NamedTuple):
     """Whether all are served that kube-proxy serves."""
     node_ports: bool
     """Whether node ports and load balancers' addresses are served."""
+    external_ips: bool
+    """Whether externalIPs are."""
     host_ports: bool
     """Whether host ports of pods are."""
-    outside: bool
-    """Whether anything is served to clients outside."""
+    cluster_ips: bool
+    """Whether cluster addresses are."""
+
+    @property
+    def outside(self) -> bool:
+        """Whether anything is served to clients outside."""
+        return self.node_ports or self.external_ips or self.host_ports or self.cluster_ips
 
 
 def service_reach(settings: ServiceSettings) -> ServiceReach:
     """As the settings have it."""
+    every = settings.kube_proxy_replacement
     return ServiceReach(
-        settings.kube_proxy_replacement, settings.node_ports, settings.host_ports, settings.outside
+        replaces_kube_proxy=every,
+        node_ports=every or settings.enable_node_port,
+        external_ips=every or settings.enable_external_ips,
+        host_ports=every or settings.enable_host_port,
+        cluster_ips=settings.bpf_lb_external_clusterip,
     )
 
 
@@ -305,7 +188,7 @@ def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
 
 cell = module(
     "service-settings",
-    "What is served, and how",
+    "Which services are served to which clients",
     config(ServiceSettings),
     provide(service_proxy_name, service_reach),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Mapping, Sequence
 from enum import IntEnum, IntFlag
@@ -11,9 +12,8 @@ from typing import Final, Literal, NamedTuple, Self, TypeGuard
 
 import msgspec
 
-from cells.config.shared import DEFAULT_SEED
-
 __all__ = [
+    "DEFAULT_SEED",
     "EXPOSURE_LABEL",
     "INTERNAL",
     "PROTOCOLS",
@@ -24,6 +24,7 @@ __all__ = [
     "FrontendKey",
     "IPAddress",
     "LoadBalancerOptions",
+    "Seed",
     "ServiceAddress",
     "ServiceFlag",
     "ServiceName",
@@ -288,6 +289,33 @@ def is_special(ip: IPAddress) -> bool:
 
 
 # The agent's options that change what services become.
+
+
+# The seeds of a cluster's Maglev tables and hashes.
+
+DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
+
+
+class Seed(NamedTuple):
+    """The seeds of a cluster: of names, and of packets of each family."""
+
+    names: int
+    ipv4: int
+    ipv6: int
+
+    @classmethod
+    def parse(cls, text: str) -> Seed:
+        """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except ValueError:  # of characters that are none of ASCII, too
+            raise ValueError("expected base64 of 12 bytes, as of: head -c12 /dev/urandom | base64") from None
+        if len(raw) != 12:
+            raise ValueError(f"expected base64 of 12 bytes, this is of {len(raw)}")
+        return cls(*struct.unpack(">III", raw))
+
+
+# What is served, and how.
 
 
 class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):

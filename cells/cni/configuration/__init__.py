@@ -17,7 +17,12 @@ from anyio import to_thread
 from cells.base.barriers import ApiServed
 from cells.base.metrics import Collector, MetricFamily, one_of
 from cells.cni import CniServer, QueueLock
-from cells.cni.configuration.contents import CniConfigSettings, ConfigurationContents, NoTargetError
+from cells.cni.configuration.contents import (
+    CniConfigFileSettings,
+    CniConfigSettings,
+    ConfigurationContents,
+    NoTargetError,
+)
 from cells.config import AgentConfig, ChainingMode
 from lifecycle import (
     Health,
@@ -35,7 +40,7 @@ from lifecycle import (
 )
 from lifecycle.settings import read_regular
 
-__all__ = ["CniConfig", "CniConfigSettings", "cell"]
+__all__ = ["CniConfig", "CniConfigFileSettings", "CniConfigSettings", "cell"]
 
 
 # The container runtime's directory of configurations: our file in it, and the others out of its way.
@@ -105,8 +110,8 @@ class CniConfig:
 
     def __init__(
         self,
-        settings: CniConfigSettings,
-        config: AgentConfig,
+        settings: CniConfigFileSettings,
+        contents: ConfigurationContents,
         queue: QueueLock,
         *,
         lifecycle: Lifecycle,
@@ -115,7 +120,7 @@ class CniConfig:
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._contents = ConfigurationContents(settings, config.cni_socket, debug=config.debug)
+        self._contents = contents
         self._path = Path(settings.write_cni_conf_when_ready)
         self._queue = queue
         self._health = health
@@ -203,6 +208,11 @@ def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:
     return Collector("chaining", collect)
 
 
+def contents(settings: CniConfigSettings, agent: AgentConfig) -> ConfigurationContents:
+    """Of this node's file."""
+    return ConfigurationContents(settings, agent.cni_socket, debug=agent.debug)
+
+
 def chaining_mode(settings: CniConfigSettings) -> Member[ChainingMode]:
     """How our plugin works with others, as the API shows it."""
     return ChainingMode(settings.chaining_mode)
@@ -213,7 +223,13 @@ cell = group(
         "chaining",
         "How the CNI plugin works with others",
         config(CniConfigSettings),
-        provide(chaining_metrics, chaining_mode),
+        provide(chaining_metrics, chaining_mode, contents),
     ),
-    module("cni-config", "CNI configuration file", provide(CniConfig), invoke(CniConfig)),
+    module(
+        "cni-config",
+        "CNI configuration file",
+        config(CniConfigFileSettings),
+        provide(CniConfig),
+        invoke(CniConfig),
+    ),
 )

@@ -139,16 +139,10 @@ MAC_MODES = ("", "random", "deterministic")
 
 
 class CniConfigSettings(Settings, frozen=True):
-    """The CNI configuration file for the container runtime."""
-
-    write_cni_conf_when_ready: str = ""
-    """Path of the CNI configuration file, written once pods can be added; empty: none."""
+    """What is in the CNI configuration file for the container runtime."""
 
     read_cni_conf: str = ""
     """A file to write there unchanged; empty: our own configuration."""
-
-    cni_exclusive: bool = False
-    """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
 
     cni_chaining_mode: str = "none"
     """How the plugin is chained: none, portmap, flannel, or generic-veth with cni-chaining-target."""
@@ -201,10 +195,8 @@ class CniConfigSettings(Settings, frozen=True):
         refuse(self._wrong())
 
     def _wrong(self) -> Iterator[str]:
-        for name in ("write_cni_conf_when_ready", "read_cni_conf", "cni_log_file"):
-            value: str = getattr(self, name)
-            if value and not PurePosixPath(value).is_absolute():
-                yield f"{name.replace('_', '-')}={value}: expected an absolute path, or nothing"
+        yield from relative("read-cni-conf", self.read_cni_conf)
+        yield from relative("cni-log-file", self.cni_log_file)
         if self.chaining_mode not in CHAINING_MODES:
             yield f"cni-chaining-mode={self.cni_chaining_mode}: expected one of {', '.join(CHAINING_MODES)}"
         elif self.chaining_mode not in TEMPLATES and not self.chaining_target and not self.read_cni_conf:
@@ -232,6 +224,26 @@ class CniConfigSettings(Settings, frozen=True):
                 _prefix_macs(self.cni_prefix_mac_map)
         except ValueError as error:
             yield str(error)
+
+
+class CniConfigFileSettings(Settings, frozen=True):
+    """Where the CNI configuration file is, and whether it is the only one."""
+
+    write_cni_conf_when_ready: str = ""
+    """Path of the CNI configuration file, written once pods can be added; empty: none."""
+
+    cni_exclusive: bool = False
+    """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
+
+    def validate(self) -> None:
+        """Refuse a path that is not absolute; raises ValueErrors of one line."""
+        refuse(relative("write-cni-conf-when-ready", self.write_cni_conf_when_ready))
+
+
+def relative(option: str, path: str) -> Iterator[str]:
+    """Why the path is refused, if it is."""
+    if path and not PurePosixPath(path).is_absolute():
+        yield f"{option}={path}: expected an absolute path, or nothing"
 
 
 def _unicast(name: str, text: str) -> bytes:

@@ -28,6 +28,7 @@ from cells.node.ipam.pools import AssignedPodCIDRs, NodePools, OperatorPools, Po
 from cells.node.ipam.ranges import NEXT_FAILED, IpamError, IpamLaterError, PodRange
 from cells.node.ipam.settings import (
     IpamSettings,
+    PodAddressing,
     SavedRanges,
     automatic_range,
     keep_ranges,
@@ -74,7 +75,7 @@ class Ipam(Allocator):
 
     def __init__(
         self,
-        settings: IpamSettings,
+        addressing: PodAddressing,
         agent: AgentConfig,
         devices: Table[int, Device],
         clock: Clock,
@@ -87,13 +88,13 @@ class Ipam(Allocator):
         health: Health,
         log: Logger,
     ) -> None:
-        several = settings.ipam == "multi-pool"
-        super().__init__(settings.ipam_default_ip_pool, clock, several=several)
-        self.mode = settings.ipam
-        self.delegated = settings.ipam == DELEGATED
-        self.local_routers = pod_addressing(settings).routers
+        several = addressing.pooled
+        super().__init__(addressing.default_pool, clock, several=several)
+        self.mode = addressing.mode
+        self.delegated = addressing.mode == DELEGATED
+        self.local_routers = addressing.routers
         """The router's addresses that are set: local-router-ipv4 and local-router-ipv6."""
-        self._settings = settings
+        self._addressing = addressing
         self._agent = agent
         self._devices = devices
         self._clock = clock
@@ -106,7 +107,7 @@ class Ipam(Allocator):
         jobs.one_shot("release expired addresses", self._expire)
         if several:
             child = health.child("pools")
-            self._node_pools = NodePools(self, settings, agent, pools, clock, child, log)
+            self._node_pools = NodePools(self, addressing, agent, pools, clock, child, log)
             lifecycle.append(Hook("wait for pools", self._start_pools, start_timeout=math.inf))
             jobs.timer("ask for addresses", self._ask, AGAIN)
             if pools.assigned is not None:
@@ -135,7 +136,7 @@ class Ipam(Allocator):
 
     async def _start_pools(self) -> None:
         for family in Family:
-            if self._settings.explicit_range(family) is not None:
+            if family in self._addressing.ranges:
                 self._log.warning(f"{family}-range has no effect with ipam=multi-pool")
         if self._node_pools is not None:
             self._ranges_changed()
@@ -150,7 +151,7 @@ class Ipam(Allocator):
                     f"--local-router-{family} must be provided when {family.text} is enabled with"
                     f" --ipam={self.mode}"
                 )
-            if self._settings.explicit_range(family) is not None:
+            if family in self._addressing.ranges:
                 self._log.warning(f"{family}-range has no effect with ipam={self.mode}")
         self.delegate(families)
         self._first.done()
@@ -190,11 +191,11 @@ class Ipam(Allocator):
         restored = saved_ranges(self._agent.state_dir, self._log)
         saved = restored.primary
         for family in Family:
-            if not enabled[family] and self._settings.explicit_range(family) is not None:
+            if not enabled[family] and family in self._addressing.ranges:
                 self._log.warning(f"{family}-range has no effect without enable-{family}")
         assigned = self._assigned.current() if self._assigned is not None else {}
         found = {
-            family: self._settings.explicit_range(family)
+            family: self._addressing.ranges.get(family)
             or next(iter(assigned.get(family, ())), None)
             or saved.get(family)
             for family in Family
@@ -226,7 +227,7 @@ class Ipam(Allocator):
 
     def _follows(self, family: Family) -> bool:
         """Whether the ranges of the family are those that were assigned: none is set."""
-        return self._settings.explicit_range(family) is None
+        return family not in self._addressing.ranges
 
     async def _look(self, _: object) -> None:
         """Go on with the ranges as they are assigned now; a deleted object changes nothing."""
@@ -257,7 +258,7 @@ class Ipam(Allocator):
         """Fill in what is missing from the node's own addresses, as far as these show it."""
         ipv4 = found[Family.IPV4] = found[Family.IPV4] or automatic_range(self._devices.all())
         if found[Family.IPV6] is None and isinstance(ipv4, IPv4Network):
-            found[Family.IPV6] = nested_range(self._settings.cluster_alloc_network(), ipv4)
+            found[Family.IPV6] = nested_range(self._addressing.nested, ipv4)
 
     async def _expire(self) -> None:
         while True:

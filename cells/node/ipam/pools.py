@@ -17,7 +17,7 @@ import msgspec
 from cells.base.addresses import Family, IPNetwork
 from cells.config import AgentConfig
 from cells.node.ipam.allocator import Allocator, Clock
-from cells.node.ipam.settings import IpamSettings, keep_pools, saved_pools, saved_ranges
+from cells.node.ipam.settings import PodAddressing, keep_pools, saved_pools, saved_ranges
 from lifecycle import Health, Logger, Table, UsageError
 
 __all__ = ["AssignedPodCIDRs", "AssignedPools", "PodPools", "PoolRequest", "PoolState"]
@@ -169,7 +169,7 @@ class NodePools:
     def __init__(
         self,
         allocator: Allocator,
-        settings: IpamSettings,
+        addressing: PodAddressing,
         agent: AgentConfig,
         operator: OperatorPools,
         clock: Clock,
@@ -186,8 +186,8 @@ class NodePools:
         self._state_dir: Path = agent.state_dir
         on = {Family.IPV6: agent.ipv6, Family.IPV4: agent.ipv4}
         self._families = [family for family, enabled in on.items() if enabled]
-        self._default = settings.ipam_default_ip_pool
-        self._ahead = settings.pre_allocation()
+        self._default = addressing.default_pool
+        self._ahead = addressing.ahead
         self._demand = Demand(self._ahead, clock)
         self._leaving: set[tuple[str, IPNetwork]] = set()
         """Ranges that are being given back."""

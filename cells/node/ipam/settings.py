@@ -48,6 +48,12 @@ class PodAddressing(NamedTuple):
     """Those that are set, whatever is decided."""
     routers: Mapping[Family, IPAddress]
     """Addresses of the pods' gateway that are set, instead of one of the range."""
+    nested: IPv6Network
+    """The /64 that an automatic IPv6 range is part of."""
+    default_pool: str
+    """That addresses come from, unless a pod chooses another."""
+    ahead: Mapping[str, int]
+    """How many free addresses of each pool are held ready in multi-pool."""
 
     @property
     def pooled(self) -> bool:
@@ -156,7 +162,14 @@ def pod_addressing(settings: IpamSettings) -> PodAddressing:
     """As the settings have it; raises ValueError."""
     ranges = {family: network for family in Family if (network := settings.explicit_range(family))}
     routers = {family: ip for family in Family if (ip := settings.local_router(family))}
-    return PodAddressing(settings.ipam, ranges, routers)
+    return PodAddressing(
+        settings.ipam,
+        ranges,
+        routers,
+        nested=settings.cluster_alloc_network(),
+        default_pool=settings.ipam_default_ip_pool,
+        ahead=settings.pre_allocation(),
+    )
 
 
 def parse_range(family: Family, text: str) -> IPNetwork:

@@ -15,7 +15,7 @@ from typing import Final
 from cells.base.metrics import Collector, MetricFamily, counter
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.config.shared import Seed, ServiceSettings
+from cells.config.shared import ServiceProxyName, ServiceReach
 from cells.datapath.settings import DatapathSettings, ServicePrograms, service_programs
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, PODS, SERVICES
@@ -31,6 +31,7 @@ from cells.services import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    Seed,
     ServiceAddress,
     ServiceName,
     ServiceType,
@@ -66,7 +67,7 @@ from cells.services.maglev import MaglevTables
 from cells.services.model.backends import backends_of
 from cells.services.model.claims import RefusedAddress, frontends
 from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
-from cells.services.outside import NodePorts
+from cells.services.outside import ForwardingSettings, NodePortMode, NodePorts
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Jobs,
@@ -74,9 +75,11 @@ from lifecycle import (
     Member,
     ReadTable,
     Reconciler,
+    Settings,
     Table,
     Tables,
     after,
+    config,
     invoke,
     minutes,
     module,
@@ -113,40 +116,75 @@ __all__ = [
 SWEEP: Final = minutes(1)
 
 
+class LoadBalancerSettings(Settings, frozen=True):
+    """What of services is followed."""
+
+    enable_external_ips_of_nodes: bool = False
+    """Serve externalIPs that are a node's address: who may create services can take the node's own ports."""
+
+    enable_session_affinity: bool = False
+    """Whether clients of a service with sessionAffinity ClientIP stay with one backend."""
+
+    enable_svc_source_range_check: bool = True
+    """Serve load balancers' addresses only to loadBalancerSourceRanges, where a service has some."""
+
+    bpf_lb_source_range_all_types: bool = False
+    """Serve node ports, external addresses and cluster addresses only to loadBalancerSourceRanges too, to
+    clients outside."""
+
+    enable_internal_traffic_policy: bool = True
+    """Follow internalTrafficPolicy Local of services: without it, clients inside reach all backends."""
+
+    enable_k8s_terminating_endpoint: bool = True
+    """Let connections to terminating pods go on, and serve by them while no other backend is active."""
+
+    enable_service_topology: bool = False
+    """Prefer backends that are hinted for the node's zone."""
+
+    enable_local_redirect_policy: bool = False
+    """Follow CiliumLocalRedirectPolicies: services and addresses that go to pods of this node instead."""
+
+    bpf_lb_proto_diff: bool = True
+    """Distinguish protocols: two services may share a port, in TCP and in UDP; else one has it."""
+
+
 def options(
     agent: AgentConfig,
-    settings: ServiceSettings,
+    settings: LoadBalancerSettings,
+    reach: ServiceReach,
+    proxy: ServiceProxyName,
     programs: ServicePrograms | None = None,
     sizing: MapSizing | None = None,
-    tunnel: PodTunnel | None = None,
+    mode: NodePortMode | None = None,
 ) -> LoadBalancerOptions:
-    """What the agent's settings mean for services: pods reach cluster addresses in any case."""
+    """What is configured for services: pods reach cluster addresses in any case."""
     programs = programs or service_programs(DatapathSettings())
+    mode = mode or NodePortMode(ForwardingSettings(), programs, PodTunnel(used=False))
     first, last = programs.port_range
     return LoadBalancerOptions(
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
-        enable_node_port=settings.node_ports,
-        enable_external_ips=settings.external_ips,
+        enable_node_port=reach.node_ports,
+        enable_external_ips=reach.external_ips,
         enable_external_ips_of_nodes=settings.enable_external_ips_of_nodes,
-        enable_host_port=settings.host_ports,
-        enable_session_affinity=settings.session_affinity,
+        enable_host_port=reach.host_ports,
+        enable_session_affinity=reach.replaces_kube_proxy or settings.enable_session_affinity,
         enable_svc_source_range_check=settings.enable_svc_source_range_check,
         bpf_lb_source_range_all_types=settings.bpf_lb_source_range_all_types,
         enable_internal_traffic_policy=settings.enable_internal_traffic_policy,
         enable_k8s_terminating_endpoint=settings.enable_k8s_terminating_endpoint,
         enable_service_topology=settings.enable_service_topology,
         enable_local_redirect_policy=settings.enable_local_redirect_policy,
-        bpf_lb_external_clusterip=settings.bpf_lb_external_clusterip,
-        bpf_lb_algorithm=settings.bpf_lb_algorithm,
-        bpf_lb_algorithm_annotation=settings.bpf_lb_algorithm_annotation,
-        bpf_lb_mode_annotation=settings.services_choose_mode(tunnelled=tunnel is None or tunnel.used),
-        bpf_lb_mode=settings.bpf_lb_mode,
+        bpf_lb_external_clusterip=reach.cluster_ips,
+        bpf_lb_algorithm=mode.algorithm,
+        bpf_lb_algorithm_annotation=mode.services_choose_algorithm,
+        bpf_lb_mode_annotation=mode.services_choose_forwarding,
+        bpf_lb_mode=mode.forwarding,
         bpf_lb_maglev_table_size=(sizing or map_sizing(MapSettings())).maglev_table,
-        bpf_lb_maglev_hash_seed=settings.bpf_lb_maglev_hash_seed,
+        bpf_lb_maglev_hash_seed=mode.hash_seed,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
         enable_sctp=programs.sctp,
-        k8s_service_proxy_name=settings.k8s_service_proxy_name,
+        k8s_service_proxy_name=proxy.name,
         cluster_name=agent.cluster_name,
         node_port_min=first,
         node_port_max=last,
@@ -262,6 +300,7 @@ async def _leave(maps: ServiceMaps, log: Logger) -> None:
 cell = module(
     "services",
     "Services",
+    config(LoadBalancerSettings),
     provide(
         options,
         frontends,

@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from cells.config.shared import Seed
-from cells.services import MAGLEV_SIZES, Backend, BackendState, ServiceAddress
+from cells.services import MAGLEV_SIZES, Backend, BackendState, Seed, ServiceAddress
 
 __all__ = ["MaglevBackend", "MaglevTables", "fill"]
 

@@ -8,15 +8,15 @@ Why:        addresses come and go; a node port is served at those there are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Final, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig
-from cells.config.shared import Seed, ServiceReach, ServiceSettings
+from cells.config.shared import ServiceReach
 from cells.datapath.settings import ServicePrograms
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import (
@@ -38,6 +38,7 @@ from cells.node.addresses import (
 )
 from cells.node.devices import Device, matches, native_uplinks
 from cells.node.sysctl import Sysctls
+from cells.services import DEFAULT_SEED, Seed
 from cells.services.outside.netfilter import FoundRules, found_rules
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
@@ -57,10 +58,20 @@ from lifecycle import (
     module,
     provide,
     provide_private,
+    refuse,
     seconds,
 )
+from lifecycle.settings import RenamedFrom
 
-__all__ = ["IPAddress", "NodePortAddress", "NodePortMap", "NodePorts", "cell"]
+__all__ = [
+    "ForwardingSettings",
+    "IPAddress",
+    "NodePortAddress",
+    "NodePortMap",
+    "NodePortMode",
+    "NodePorts",
+    "cell",
+]
 
 
 # Which addresses of the node serve node ports, and which one it asks other nodes from.
@@ -236,16 +247,65 @@ class NodePortSettings(Settings, frozen=True):
     """Keep the ports of node-port-range out of those that the kernel gives to connections by itself."""
 
 
-class NodePortMode:
-    """How packets to backends on other nodes are sent, and come back."""
+class ForwardingSettings(Settings, frozen=True):
+    """How backends are chosen for clients outside, and reached on other nodes."""
 
-    def __init__(self, settings: ServiceSettings, programs: ServicePrograms, tunnel: PodTunnel) -> None:
+    bpf_lb_mode: Annotated[Literal["snat", "dsr", "hybrid"], RenamedFrom("node-port-mode")] = "snat"
+    """How a backend on another node is reached: with this node's address, or so that it answers the client
+    itself (dsr), in TCP only (hybrid)."""
+
+    bpf_lb_dsr_dispatch: Literal["opt", "ipip", "geneve"] = "opt"
+    """How that backend's node learns which service was asked: in an option of the IP header; no other way is
+    served yet."""
+
+    bpf_lb_algorithm: Annotated[Literal["random", "maglev"], RenamedFrom("node-port-algorithm")] = "random"
+    """How a backend is chosen for clients outside: any, or by maglev the same at every node."""
+
+    bpf_lb_maglev_hash_seed: str = DEFAULT_SEED
+    """Base64 of 12 bytes, the same on every node of a cluster: where tables and hashes of maglev begin."""
+
+    bpf_lb_algorithm_annotation: bool = False
+    """Let services choose their algorithm by the annotation service.cilium.io/lb-algorithm."""
+
+    bpf_lb_mode_annotation: bool = False
+    """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
+    other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
+
+    def validate(self) -> None:
+        """Refuse what is not served yet; raises ValueErrors of one line."""
+        refuse(self._wrong())
+
+    def _wrong(self) -> Iterator[str]:
+        if self.bpf_lb_dsr_dispatch != "opt":
+            asked = self.bpf_lb_dsr_dispatch
+            yield f"bpf-lb-dsr-dispatch={asked}: not supported yet, expected opt, or leave it unset"
+        try:
+            Seed.parse(self.bpf_lb_maglev_hash_seed)
+        except ValueError as error:
+            yield f"bpf-lb-maglev-hash-seed: {error}"
+
+
+class NodePortMode:
+    """How backends are chosen for clients outside, and how packets to other nodes are sent and come back."""
+
+    def __init__(self, settings: ForwardingSettings, programs: ServicePrograms, tunnel: PodTunnel) -> None:
         self._settings = settings
         self._tunnelled = tunnel.used
-        chosen = settings.services_choose_mode(tunnelled=self._tunnelled)
+        self.forwarding = settings.bpf_lb_mode
+        """snat, dsr or hybrid, for services that choose none."""
+        self.algorithm = settings.bpf_lb_algorithm
+        """random or maglev, for services that choose none."""
+        self.hash_seed = settings.bpf_lb_maglev_hash_seed
+        self.services_choose_algorithm = settings.bpf_lb_algorithm_annotation
+        """Whether they do, by an annotation."""
+        self.services_choose_forwarding = settings.bpf_lb_mode_annotation or (
+            settings.bpf_lb_algorithm_annotation and not tunnel.used
+        )
+        """Whether they do. Cilium 1.17 reads that annotation by the switch of the algorithm; either is taken
+        for it. A backend cannot answer directly to what came through a tunnel."""
         self.flags = (
             NODEPORT_ON
-            | (_CHOSEN if chosen else _DIRECT[settings.bpf_lb_mode])
+            | (_CHOSEN if self.services_choose_forwarding else _DIRECT[settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (settings.bpf_lb_algorithm == "maglev")
             | NODEPORT_XDP * programs.accelerates
         )
@@ -448,8 +508,8 @@ class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
 cell = module(
     "node-ports",
     "Services for external clients",
-    config(NodePortSettings),
-    provide(NodePorts, KernelFacts.provided),
-    provide_private(NodePortMode, NodePortSysctls, ServingAddresses),
+    config(NodePortSettings, ForwardingSettings),
+    provide(NodePorts, NodePortMode, KernelFacts.provided),
+    provide_private(NodePortSysctls, ServingAddresses),
     invoke(NodePorts),
 )

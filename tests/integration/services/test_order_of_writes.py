@@ -12,14 +12,15 @@ from ipaddress import ip_address, ip_network
 import msgspec
 import pytest
 
-from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import (
+    DEFAULT_SEED,
     Backend,
     BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
+    Seed,
     ServiceAddress,
     ServiceName,
     ServiceType,
@@ -45,7 +46,7 @@ Wanted = dict[FrontendKey, Frontend]
 
 
 class KilledError(BaseException):
-    """The agent is no more."""
+    """The agent dies."""
 
 
 class WatchedMaps:
@@ -90,14 +91,14 @@ class WatchedMaps:
             self._write(where, value)
 
     async def write_tables(self, batch: Batch) -> None:
-        """Some are written, and then one is not, in whose place is another or none."""
+        """Some are written, and then one is not: another is in its place, or none."""
         for number, (where, value) in enumerate(batch.writes()):
             if value is not None and number >= self.tables:
                 raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
             self._write(where, value)
 
     def faults(self) -> Iterator[str]:
-        """What leads nowhere, or to whom it should not."""
+        """What leads nowhere, or to a wrong destination."""
         numbers = dict(self._numbers())
         for (map_name, key), value in self.entries.items():
             if map_name == SERVICES and key[6:8] == b"\0\0":
@@ -123,7 +124,7 @@ class WatchedMaps:
                 yield key, masters.get(value)
 
     def _is_allowed(self, number: bytes, frontend: bytes | None) -> bool:
-        """Whether there is such a backend, and the frontend may have it; one that goes serves nobody."""
+        """Whether there is such a backend, and the frontend may have it; one that goes serves no client."""
         backend = self.entries.get(MapKey(BACKENDS, number))
         return backend is not None and (frontend is None or backend[:7] in self.allowed[frontend])
 
@@ -203,7 +204,7 @@ def someone(draw: random.Random, number: int) -> Frontend:
 
 
 class Agent:
-    """One that keeps the maps as a table says."""
+    """One that keeps the maps equal to a table."""
 
     def __init__(self, maps: WatchedMaps, wanted: Wanted) -> None:
         self.maps = maps
@@ -312,7 +313,7 @@ async def test_after_a_kill_before_any_write_every_frontend_has_its_backends(see
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_maglev_tables_have_only_known_backends_while_writes_fail(seed: int) -> None:
-    """Nor after a restart: then nobody knows what the tables lead to."""
+    """Nor after a restart: then it is unknown what the tables lead to."""
     draw = random.Random(seed)  # noqa: S311
     maps = WatchedMaps()
     agent = Agent(maps, {})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cells.config.shared import Seed
+from cells.services import Seed
 from cells.services.maglev import MaglevBackend, fill
 from tests.support.counts import Count
 from tests.unit.services.compare import Names, canonical, differences
@@ -183,7 +183,7 @@ def replay(recording: Json, *, protocols: bool = False) -> None:
 
 
 def compare_answers(recorded: list[Json], own: list[Json]) -> None:
-    """Of the API, and of health check ports; no answer where nobody listens."""
+    """Of the API, and of health check ports; no answer without a listener."""
     asked = [one for one in recorded if one["op"] in {"http-get", "api-put-service", "api-delete-service"}]
     assert len(asked) == len(own)
     for theirs, ours in zip(asked, own, strict=True):

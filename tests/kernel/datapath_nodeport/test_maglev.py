@@ -7,10 +7,9 @@ from ipaddress import ip_address
 
 import pytest
 
-from cells.config.shared import DEFAULT_SEED, Seed
 from cells.maps.map import create_map
 from cells.maps.records.flows import NODEPORT_MAGLEV, NODEPORT_ON, NodePortConfig
-from cells.services import ServiceFlag
+from cells.services import DEFAULT_SEED, Seed, ServiceFlag
 from cells.services.maglev import MaglevBackend, fill
 from cells.services.map_entries import maglev_key
 from tests.kernel.datapath.world import REDIRECT

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
 import structlog
 
 from cells.base.barriers import ApiServed
 from cells.cni import CniServer, QueueLock
-from cells.cni.configuration import CniConfigSettings, cell, write_file
+from cells.cni.configuration import CniConfigFileSettings, CniConfigSettings, cell, write_file
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
+from lifecycle.testing import eventually
 
 
 def test_the_file_is_roots_alone_and_an_unchanged_one_is_not_rewritten(tmp_path: Path) -> None:
@@ -74,17 +73,17 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> Non
 )
 def test_inconsistent_settings_are_refused(values: dict[str, object], text: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        Hive(config(CniConfigSettings), invoke(read_settings), settings=values).check()
+        Hive(config(CniConfigSettings, CniConfigFileSettings), invoke(read_settings), settings=values).check()
     assert text in str(caught.value)
     assert caught.value.exit_code == 2
 
 
-def read_settings(_settings: CniConfigSettings) -> None:
+def read_settings(_contents: CniConfigSettings, _file: CniConfigFileSettings) -> None:
     """A root that needs the settings."""
 
 
 class Held(QueueLock):
-    """A queue whose lock is only remembered."""
+    """A queue that only records its lock."""
 
     def __init__(self) -> None:
         self.released = False
@@ -120,8 +119,8 @@ async def test_once_both_sockets_serve_the_queue_opens_and_the_file_is_there(tmp
     hive = cni_hive(tmp_path, path, queue)
     async with hive.started():
         assert queue.released
-        await until(path.exists)
-        await until(lambda: health(hive).level == "ok")
+        await eventually(path.exists)
+        await eventually(lambda: health(hive).level == "ok")
         (plugin,) = json.loads(path.read_text())["plugins"]
         assert plugin["agent-socket"] == str(tmp_path / "run" / "cni.sock")
         assert health(hive).message == f"successfully wrote CNI configuration file to {path}"
@@ -145,11 +144,11 @@ async def test_a_file_that_cannot_be_written_degrades_health_until_it_can(tmp_pa
     (path / "x").touch()
     hive = cni_hive(tmp_path, path, Held())
     async with hive.started():
-        await until(lambda: health(hive).level == "degraded")
+        await eventually(lambda: health(hive).level == "degraded")
         assert f"failed to write CNI configuration file {path}: " in health(hive).message
         (path / "x").unlink()
         path.rmdir()
-        await until(lambda: health(hive).level == "ok")
+        await eventually(lambda: health(hive).level == "ok")
         assert path.is_file()
 
 
@@ -158,18 +157,18 @@ async def test_an_exclusive_file_is_put_back_and_others_are_renamed(tmp_path: Pa
     path = tmp_path / "net.d" / "05-cilium.conflist"
     hive = cni_hive(tmp_path, path, cni_exclusive=True)
     async with hive.started():
-        await until(path.exists)
+        await eventually(path.exists)
         wanted = path.read_bytes()
         path.unlink()
-        await until(path.exists)
+        await eventually(path.exists)
         path.write_text("edited")
-        await until(lambda: path.read_bytes() == wanted)
+        await eventually(lambda: path.read_bytes() == wanted)
         (path.parent / "00-flannel.conflist").write_text("{}")
-        await until(lambda: names(path.parent) == ["00-flannel.conflist.cilium_bak", path.name])
+        await eventually(lambda: names(path.parent) == ["00-flannel.conflist.cilium_bak", path.name])
         for entry in path.parent.iterdir():
             entry.unlink()
         path.parent.rmdir()
-        await until(path.exists)
+        await eventually(path.exists)
 
 
 @pytest.mark.anyio
@@ -178,7 +177,7 @@ async def test_a_file_that_is_not_exclusive_is_left_to_others(tmp_path: Path) ->
     (tmp_path / "10-istio.conflist").write_text("{}")
     hive = cni_hive(tmp_path, path)
     async with hive.started():
-        await until(lambda: health(hive).level == "ok")
+        await eventually(lambda: health(hive).level == "ok")
         assert "10-istio.conflist" in names(tmp_path)
 
 
@@ -187,18 +186,11 @@ async def test_a_network_to_be_chained_to_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "05-cilium.conflist"
     hive = cni_hive(tmp_path, path, cni_chaining_target="ptp")
     async with hive.started():
-        await until(lambda: health(hive).level == "degraded")
+        await eventually(lambda: health(hive).level == "degraded")
         assert "no matching CNI configurations found (will retry)" in health(hive).message
         (tmp_path / "10-ptp.conf").write_text('{"name": "ptp", "type": "ptp"}')
-        await until(path.exists)
+        await eventually(path.exists)
         assert [plugin["type"] for plugin in json.loads(path.read_text())["plugins"]] == ["ptp", "cilium-cni"]
-
-
-async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
-    """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
-    with anyio.fail_after(within):
-        while not condition():  # noqa: ASYNC110  # a file appears, nobody tells
-            await anyio.sleep(0.005)
 
 
 def names(folder: Path) -> list[str]:

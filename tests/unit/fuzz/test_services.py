@@ -1,4 +1,4 @@
-"""Services and slices with values that nobody means: each is served as far as it makes sense."""
+"""Services and slices with nonsensical values: each is served as far as it makes sense."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.core import EndpointSlice, Service
-from cells.services import LoadBalancerOptions, ServiceName, ServingNode
+from cells.services import DEFAULT_SEED, LoadBalancerOptions, Seed, ServiceName, ServingNode
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import ServicesTarget

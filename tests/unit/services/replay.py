@@ -13,15 +13,16 @@ import msgspec
 
 from cells.api.models.node import ServiceRequest
 from cells.api.operations.services import requested, requested_backends
-from cells.config.shared import DEFAULT_SEED, Seed
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.services import (
+    DEFAULT_SEED,
     EXPOSURE_LABEL,
     ZONE_LABEL,
     Backend,
     BackendState,
     LoadBalancerOptions,
+    Seed,
     ServiceName,
     ServingNode,
 )
@@ -76,7 +77,7 @@ def names(folder: str) -> list[str]:
 
 
 def options_of(config: Json, *, protocols: bool = False) -> LoadBalancerOptions:
-    """The recorded options; the recorded tree could not tell protocols apart, which agents do by default."""
+    """The recorded options; the recorded tree could not distinguish protocols, which agents do by default."""
     known = {one.name for one in msgspec.structs.fields(LoadBalancerOptions)}
     given = {key.replace("-", "_"): value for key, value in config.items()}
     if "kube_proxy_replacement" in given:

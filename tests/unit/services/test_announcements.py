@@ -309,7 +309,7 @@ def node(name: str, **labels: str) -> dict[str, Any]:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
-    """Whose operator has given the service its address."""
+    """With an operator that has given the service its address."""
     account = User("system:serviceaccount:kube-system:cilium")
     one = ApiServer({ADMIN_TOKEN: User("admin", ("system:masters",)), TOKEN: account})
     one.crd_delay = 0

@@ -1,4 +1,4 @@
-"""What a service chooses by annotation, and services whose ports are for any protocol."""
+"""What a service chooses by annotation, and services with ports for any protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.config.shared import ServiceSettings
+from cells.datapath.settings import DatapathSettings, service_programs
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Service
 from cells.services import (
     EXPOSURE_LABEL,
@@ -23,6 +23,8 @@ from cells.services import (
 )
 from cells.services.model.claims import unserved_of
 from cells.services.model.frontends import NODE_SELECTOR, faults_of, frontends_of, may_differ
+from cells.services.outside import ForwardingSettings, NodePortMode
+from cells.tunnel.settings import PodTunnel
 from tests.support.catalog import LoneCatalog
 from tests.unit.fuzz.inputs import bounded
 
@@ -144,7 +146,7 @@ def test_a_service_is_on_the_nodes_that_it_names() -> None:
 
 
 def faults(texts: dict[str, str], spec: dict[str, Any] | None = None, **options: Any) -> dict[str, str]:
-    """What is told of the annotations of a service, by name."""
+    """The faults reported of the annotations of a service, by name."""
     metadata = {"name": "web", "annotations": {f"service.cilium.io/{k}": v for k, v in texts.items()}}
     service = msgspec.convert({"metadata": metadata, "spec": spec or {}}, Service)
     return {k.partition("/")[2]: v for k, v in faults_of(service, LoadBalancerOptions(**options))}
@@ -309,11 +311,15 @@ NAMES = {
 
 
 def test_either_switch_lets_services_choose_the_mode_but_not_through_a_tunnel() -> None:
-    by_algorithm = ServiceSettings(bpf_lb_algorithm_annotation=True)
-    assert by_algorithm.services_choose_mode(tunnelled=False)
-    assert not by_algorithm.services_choose_mode(tunnelled=True)
-    assert ServiceSettings(bpf_lb_mode_annotation=True).services_choose_mode(tunnelled=False)
-    assert not ServiceSettings().services_choose_mode(tunnelled=False)
+    def choose(*, tunnelled: bool, **settings: Any) -> bool:
+        programs = service_programs(DatapathSettings())
+        mode = NodePortMode(ForwardingSettings(**settings), programs, PodTunnel(tunnelled))
+        return mode.services_choose_forwarding
+
+    assert choose(bpf_lb_algorithm_annotation=True, tunnelled=False)
+    assert not choose(bpf_lb_algorithm_annotation=True, tunnelled=True)
+    assert choose(bpf_lb_mode_annotation=True, tunnelled=False)
+    assert not choose(tunnelled=False)
 
 
 def test_an_address_of_a_load_balancer_that_is_a_proxy_is_left_to_it() -> None:

@@ -1,4 +1,4 @@
-"""Whatever services, pods and users claim, the table of frontends is what a plain model says."""
+"""Whatever services, pods and users claim, the table of frontends equals a plain model."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class FakeServiceMaps:
 async def agent(
     folder: Path | None, maps: FakeServiceMaps, operations: Sequence[Cell] = (), **settings: str
 ) -> AsyncIterator[Hive]:
-    """The services of a node whose objects are a folder's files; None: nobody says which there are."""
+    """The services of a node with objects from a folder's files; None: without a source."""
     known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
 
     def needed(_: Table[FrontendKey, ServedFrontend]) -> None: ...
@@ -153,7 +153,7 @@ async def test_a_service_is_written_to_the_maps_and_deleted_with_its_object(fold
 async def test_of_two_services_that_claim_an_address_the_loser_is_reported_until_it_is_served(
     tmp_path: Path,
 ) -> None:
-    """A load balancer's address is shared by TCP and UDP of a port, which this agent does not tell apart."""
+    """A load balancer's address is shared by TCP and UDP of a port, which this agent does not distinguish."""
     maps = FakeServiceMaps()
     for name, number, protocol in (("tcp", 1, "TCP"), ("udp", 2, "UDP")):
         (tmp_path / f"{name}.yaml").write_text(f"""

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def port() -> int:
-    """One that nobody has."""
+    """One that is not in use."""
     return free_port()
 
 
@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 
 async def ask(port: int, path: str = "/", host: str = "127.0.0.1") -> Answer | None:
-    """None when nobody listens."""
+    """None without a listener."""
     async with aiohttp.ClientSession() as client:
         try:
             async with client.get(f"http://{host}:{port}{path}") as answer:
@@ -171,7 +171,7 @@ def test_an_address_without_a_port_is_refused(text: str) -> None:
     "case", load("kube_proxy_healthz")["cases"], ids=lambda case: str(case["agent_state"])
 )
 async def test_health_check_answers_are_as_recorded(case: Any) -> None:
-    """Both times were made long before; an agent that was well at last tells when."""
+    """Both times were made long before; an agent that became healthy at last reports when."""
     moments = [datetime(2024, 8, 23, 19, 24, 52, 123456, UTC), datetime(2024, 8, 23, 20, 0, 1, tzinfo=UTC)]
     well = case["agent_state"] not in {"Warning", "Failure"}
     answers = Healthz(lambda: well, lambda: moments.pop(0) if len(moments) > 1 else moments[0])

@@ -1,4 +1,4 @@
-"""Services and states of backends by hand: PUT and DELETE of /service/{id}, as cilium-dbg sends them."""
+"""Services and states of backends set manually: PUT and DELETE of /service/{id}, as cilium-dbg sends them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Client:
         return answer.status, json.loads(answer.body) if answer.body else None
 
     async def backends(self) -> dict[str, dict[str, str]]:
-        """Of each frontend: states by address, as the client is told."""
+        """Of each frontend: states by address, as the client sees them."""
         _, found = await self("GET")
         return {
             "{ip}:{port}".format(**one["spec"]["frontend-address"]): {
@@ -76,7 +76,7 @@ class Client:
 
 @asynccontextmanager
 async def served(folder: Path, maps: FakeServiceMaps) -> AsyncIterator[Client]:
-    """An agent whose one service is in the maps."""
+    """An agent with one service in the maps."""
     async with agent(folder, maps, operations=OPERATIONS) as hive:
         client = Client(hive)
         await eventually(lambda: any("services_v2" in where.map for where in maps.entries))
@@ -121,9 +121,7 @@ async def test_a_recorded_call_is_answered_as_recorded(name: str, tmp_path: Path
             number = int(request["path"].rpartition("/")[2])
             status, body = await client(request["method"], number, request.get("body"))
             assert status == recorded["status"]
-            if (
-                "body" in recorded
-            ):  # but that there are no other clusters, whose backends others are preferred to
+            if "body" in recorded:  # but that there are no other clusters with backends of lower preference
                 spec = recorded["body"]["spec"]
                 for one in spec["backend-addresses"]:
                     one.pop("preferred", None), one.pop("nodeName", None)

@@ -7,9 +7,15 @@ from ipaddress import IPv4Address, ip_address, ip_interface, ip_network
 
 import pytest
 
-from cells.config.shared import ServiceSettings
+from cells.config.shared import ServiceSettings, service_reach
 from cells.node.devices import Device
-from cells.services.outside import Selection, direct_addresses, node_port_addresses, reserved_ports
+from cells.services.outside import (
+    ForwardingSettings,
+    Selection,
+    direct_addresses,
+    node_port_addresses,
+    reserved_ports,
+)
 
 MAC = bytes.fromhex("0a0000000001")
 RANGE = (30000, 32767)
@@ -87,13 +93,13 @@ def test_node_ports_are_excluded_from_the_ephemeral_port_range(
 )
 def test_unsupported_load_balancing_settings_are_refused(settings: dict[str, str], spoken: str) -> None:
     with pytest.raises(ValueError, match=re.escape(spoken)):
-        ServiceSettings(**settings).validate()  # type: ignore[arg-type]
+        ForwardingSettings(**settings).validate()  # type: ignore[arg-type]
 
 
 def test_kube_proxy_replacement_enables_all_service_types() -> None:
-    served = ServiceSettings(kube_proxy_replacement=True)
+    served = service_reach(ServiceSettings(kube_proxy_replacement=True))
     assert served.node_ports
     assert served.external_ips
     assert served.host_ports
-    assert served.session_affinity
-    assert not ServiceSettings().outside
+    assert served.replaces_kube_proxy
+    assert not service_reach(ServiceSettings()).outside

@@ -1,4 +1,4 @@
-"""Local redirect policies, from manifests to what is served, told and skipped."""
+"""Local redirect policies, from manifests to what is served, reported and skipped."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cells.node.devices import Device
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import EXPIRATION, Clock
 from cells.node.ipam.pools import OperatorPools
-from cells.node.ipam.settings import IpamSettings
+from cells.node.ipam.settings import IpamSettings, pod_addressing
 from cells.observe.controllers import Controllers, Rules
 from lifecycle import Health, Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
 from lifecycle.testing import Simulation, explore
@@ -207,7 +207,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                 late = world.random.random() * EXPIRATION * 1.5
                 await anyio.sleep(min(late, EXPIRATION - 1))
                 if world.lose(0.3) or late >= EXPIRATION:
-                    del used[str(got.ip)]  # nobody counts on it any more: it goes by itself, or has gone
+                    del used[str(got.ip)]  # no pod relies on it: it expires by itself, or has expired
                     await anyio.sleep(EXPIRATION)
                     assert ipam.owner(got.ip) != got.owner, f"{got.ip} was lost"
                     continue
@@ -226,7 +226,7 @@ def test_no_address_is_handed_out_twice_and_none_is_lost(tmp_path: Path) -> None
                 settings = IpamSettings(ipv4_range="10.0.1.0/28")
                 devices: Table[int, Device] = Table("devices", key=lambda device: device.ifindex)
                 return Ipam(
-                    settings,
+                    pod_addressing(settings),
                     cast("AgentConfig", config),
                     devices,
                     LoopClock(),

@@ -1,1 +1,0 @@
-"""Events of Hubble as lines of JSON in files."""
