@@ -21,149 +21,152 @@ class Advice(NamedTuple):
 
 ADVICE: Final = {
     132: Advice(
-        ("a pod sends from an address that is not its own, or a device brings an address of this node"),
-        ("look for a pod that routes for others; SourceIPVerification=Disabled lets one endpoint do it"),
+        "a pod sends from an address that is not its own, or a device receives from an address of this node",
+        "if the pod routes for others, set SourceIPVerification=Disabled for its endpoint",
     ),
     133: Advice(
-        "no rule allows it",
+        "no policy rule allows the packet",
         "hive policy explain SOURCE DESTINATION; hive bpf policy POD",
     ),
     134: Advice(
-        "shorter than its own headers state, or a malformed address",
-        "usually a fault of the sender",
+        "the packet is shorter than its headers state, or has a malformed address",
+        "check the sender",
     ),
     135: Advice(
-        "the transport header is cut or contradicts itself",
-        "as above; check offloads of the device",
+        "the transport header is truncated or inconsistent",
+        "check the sender, and the offloads of the device",
     ),
     137: Advice(
-        ("neither TCP, UDP, ICMP nor ICMPv6, where a flow must be tracked; SCTP without enable-sctp"),
-        "enable-sctp, or not supported",
+        "none of TCP, UDP, ICMP and ICMPv6, where flows are tracked; SCTP without enable-sctp",
+        "set enable-sctp for SCTP; others are not supported",
     ),
     139: Advice(
         (
-            "neither IP nor ARP from a pod, or at a node with a policy; or a family of which the pod "
-            "has no address (enable-ipv4, enable-ipv6)"
+            "neither IP nor ARP, from a pod or at a node with a host policy; or a family in which the pod "
+            "has no address"
         ),
-        "switch it on, or leave it",
+        "set enable-ipv4 or enable-ipv6 if it is off",
     ),
     140: Advice(
-        "a program of the datapath is missing, for the moment of a repair",
-        "hive status; it comes back within 30 s, else restart the agent",
+        "a datapath program is missing until it is repaired",
+        "hive status; restart the agent after 30 s",
     ),
     141: Advice(
-        "the kernel gave no memory for the packet",
-        "memory of the node",
+        "the kernel had no memory to change the packet",
+        "check the node's memory",
     ),
     147: Advice(
-        "a packet at the tunnel's device without metadata",
-        "another program uses the tunnel's device",
+        "a packet at the tunnel device has no tunnel metadata",
+        "find the program that uses the tunnel device",
     ),
     150: Advice(
         "neighbour discovery for an address that no pod has",
-        "harmless; stale addresses in the client",
+        "harmless: the client has a stale address",
     ),
     151: Advice(
-        "no pod, node or route has the address, or none any more",
-        "hive ip get ADDRESS; DNS or endpoints that are out of date",
+        "no pod, node or route has the address, or no longer",
+        "hive ip get ADDRESS; look for outdated DNS records or endpoints",
     ),
     154: Advice(
-        ("the kernel could not change the packet, or SCTP goes to a service with backends on another port"),
-        "targetPort of the service; memory of the node",
+        "the kernel could not change the packet, or an SCTP service has backends on another port",
+        "for SCTP set targetPort to the service's port; else check the node's memory",
     ),
     155: Advice(
         "a conntrack map is full",
-        "cilium_bpf_map_pressure; larger bpf-ct-global-tcp-max, bpf-ct-global-any-max",
+        "see cilium_bpf_map_pressure; raise bpf-ct-global-tcp-max or bpf-ct-global-any-max",
     ),
     156: Advice(
-        "too many, cut, or of a kind that hides the transport header",
+        "too many headers, a truncated one, or one that hides the transport header",
         "usually a scan",
     ),
     158: Advice(
-        ("a service without endpoints, with service-no-backend-response=drop, or which cannot be answered"),
-        "hive service get NAME; readiness of its pods",
+        (
+            "a service without endpoints, with service-no-backend-response=drop or a client that cannot "
+            "be answered"
+        ),
+        "hive service get NAME; check that its pods are ready",
     ),
     165: Advice(
-        "a link without an endpoint, or a node without its facts",
-        "hive endpoint list; left-over links",
+        "a link without an endpoint, or a node without its configuration in the maps",
+        "hive endpoint list; look for left-over links",
     ),
     166: Advice(
         "no Ethernet header where one is needed",
-        "kind of the device",
+        "check the kind of the device",
     ),
     167: Advice(
-        "no free port for the address and destination, or an answer that no one waits for",
-        "hive bpf dump snat_v4_external; bpf-nat-global-max",
+        "no port is free for this address and destination, or a reply matches no connection",
+        "hive bpf dump snat_v4_external; raise bpf-nat-global-max",
     ),
     168: Advice(
-        "leaves masqueraded, and is none of TCP, UDP, ICMP, SCTP",
-        "exclude it (ip-masq-agent)",
+        "to be masqueraded, and none of TCP, UDP, ICMP and SCTP",
+        "exclude the destination (ip-masq-agent)",
     ),
     169: Advice(
-        "the node has no route, or a forbidden one",
+        "the node has no route to the address, or one that prohibits it",
         "ip route get ADDRESS on the node",
     ),
     170: Advice(
-        "a pod sends to the tunnel's port itself",
-        "not allowed",
+        "a pod sends to the tunnel's port",
+        "not allowed: it could forge packets of the tunnel",
     ),
     171: Advice(
-        "a packet out of the tunnel claims an identity that no other node may give",
-        "versions and settings of the other node",
+        "a packet from the tunnel has an identity that other nodes may not use",
+        "compare version and settings of both nodes",
     ),
     172: Advice(
-        "a packet out of the tunnel from an address of no node",
-        "a node that is not known yet (hive node list), or an attacker",
+        "a packet from the tunnel comes from an address that belongs to no node",
+        "hive node list: a node that is not known yet, or an attack",
     ),
     174: Advice(
-        "a client outside asks for a cluster address",
-        "bpf-lb-external-clusterip",
+        "a client outside connects to a cluster address",
+        "set bpf-lb-external-clusterip to allow it",
     ),
     175: Advice(
-        "the first fragment was lost, denied, or displaced from the map of fragments",
-        "MTU; bpf-fragments-map-max",
+        "the first fragment was lost, denied, or evicted from the map of fragments",
+        "check the MTU; raise bpf-fragments-map-max",
     ),
     177: Advice(
-        "outside loadBalancerSourceRanges",
-        "the service's spec",
+        "the client is outside loadBalancerSourceRanges",
+        "check the service's spec",
     ),
     178: Advice(
-        "the DNS proxy or Envoy that should take it does not listen",
-        "hive status, Envoy's pod",
+        "the DNS proxy or Envoy does not listen",
+        "hive status; check Envoy's pod",
     ),
     181: Advice(
-        "a deny rule selects it",
+        "a deny rule selects the packet",
         "hive policy explain SOURCE DESTINATION",
     ),
     182: Advice(
-        "a tagged frame at a device that serves no VLANs",
-        "make the VLAN's device one of devices",
+        "a VLAN-tagged frame at a device",
+        "add the VLAN's device to devices",
     ),
     189: Advice(
-        "a rule asks for mutual authentication, which is not built",
+        "a rule requires mutual authentication, which is not implemented",
         "remove authentication from the rule",
     ),
     194: Advice(
-        "a CiliumEgressGatewayPolicy has the packet, and selects no node",
+        "a CiliumEgressGatewayPolicy selects the packet, but no node",
         "hive db show egress-gateways on the pod's node",
     ),
     195: Advice(
         (
-            "strict mode: the packet would leave in clear text between addresses of "
-            "encryption-strict-mode-cidr. IPsec: it is for an address that a pod of another node has "
-            "or may have, and no key is known for it"
+            "strict mode: the packet would leave unencrypted between addresses of "
+            "encryption-strict-mode-cidr. IPsec: a pod of another node has the address or may have it, "
+            "and its key is not known"
         ),
         (
-            "the other node has no key or is not known yet: cilium-dbg encrypt status, hive db show "
+            "check that the other node is known and has a key: cilium-dbg encrypt status, hive db show "
             "pod-networks"
         ),
     ),
     196: Advice(
-        "the hop limit is used up; the sender gets the ICMP error",
-        "a loop of routes, or traceroute",
+        "the hop limit is used up; the sender gets an ICMP error",
+        "look for a routing loop; traceroute causes it too",
     ),
     197: Advice(
-        "IPsec would encrypt the packet, and the other node has no number here",
+        "IPsec would encrypt the packet, and the other node has no node ID here",
         "hive db show node-ids",
     ),
     203: Advice(
@@ -171,7 +174,7 @@ ADVICE: Final = {
         "lasts milliseconds; otherwise hive endpoint get POD",
     ),
     204: Advice(
-        "this node is an egress gateway, and has no address to be one",
+        "this node is an egress gateway, and has no address to send from",
         "hive db show egress-gateways on the gateway",
     ),
 }

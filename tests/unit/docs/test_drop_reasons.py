@@ -41,7 +41,7 @@ def test_reasons_are_found_by_number_and_by_words(
     assert [line for line in result.out.splitlines() if line[:1].isdigit()] == shown
     if words == ["133"]:
         assert result.out.splitlines()[1:] == [
-            "  means   no rule allows it",
+            "  means   no policy rule allows the packet",
             "  do      hive policy explain SOURCE DESTINATION; hive bpf policy POD",
         ]
 
