@@ -22,7 +22,7 @@ from tests.support.progress import Progress
 
 __all__ = ["count"]
 
-# A busy machine is no fault of what is tested.
+# A busy machine is not a fault of the tested code.
 settings.register_profile(
     "hive", max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

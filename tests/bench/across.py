@@ -232,7 +232,7 @@ BATCH = 100
 
 
 def crowded(folder: Path, rounds: int) -> list[Figure]:
-    """NODES nodes with PODS pods told through etcd: until an agent has all in its map, and its memory."""
+    """NODES nodes with PODS pods in etcd: until an agent has all in its map, and its memory."""
     del folder
     waits, sizes = [], []
     for _ in range(min(rounds, 3)):

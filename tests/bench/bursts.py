@@ -3,7 +3,7 @@
 Needs: root, the lab, the compiled plugin.   Gives: measure.
 A running agent with pods gets the objects as one batch of its watch. Meanwhile its probe is asked without a
 pause: a liveness probe that is not answered would restart it. Time counts from the request to the server,
-whose own work on so many objects (``tests.support.apiserver``, on another processor) is in it; the agent's
+its own work on so many objects (``tests.support.apiserver``, on another processor) is in it; the agent's
 processor time is not the server's.
 """
 

@@ -1,6 +1,6 @@
 """The framework alone: graphs, hooks, tables, import, against their peers.
 
-Rounds are interleaved. Each figure's peer does less than ours where it says "manual" or "plain".
+Rounds are interleaved. Each figure's peer does less than ours where it is marked "manual" or "plain".
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ async def started_and_stopped(hive: Hive) -> tuple[float, float]:
 
 
 async def manual_tasks() -> tuple[float, float]:
-    """ms to start as many tasks that wait to be told to stop, and to have them stop: no order, no names."""
+    """ms to start as many tasks that wait for a stop signal, and to stop them: no order, no names."""
 
     async def live(started: asyncio.Event, stop: asyncio.Event) -> None:
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ def table_writes(rows_in_one: int) -> float:
 
 
 def dict_writes() -> float:
-    """Rows a second into a dict: nobody is told, nothing is undone."""
+    """Rows a second into a dict: no notification, no rollback."""
     rows: dict[int, Item] = {}
     items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
 
@@ -196,7 +196,7 @@ def table_changes() -> float:
 
 
 def queue_items() -> float:
-    """Items a second through an asyncio.Queue, a hundred at a time: nothing is kept, merged or replayed."""
+    """Items a second through an asyncio.Queue, a hundred at a time: nothing is stored, merged or replayed."""
 
     async def run() -> float:
         queue: asyncio.Queue[Item] = asyncio.Queue()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which constructor needs which: each up to three of those before it, the root all that nobody needs."""
+    """Which constructor needs which: each up to three of those before it, the root all that none needs."""
 
     needs: tuple[tuple[int, ...], ...]
     code: CodeType
@@ -57,7 +57,7 @@ RESOLVED = 2000
 
 
 def ours(shape: Shape) -> Built:
-    """A hive: every fault would be told; then everything is built in order, timed and named."""
+    """A hive: every fault would be reported; then everything is built in order, timed and named."""
     from lifecycle import Hive, invoke, provide
 
     classes = shape.classes()

@@ -1,6 +1,6 @@
 """Adding pods while thousands of hostile connections stand at one of the agent's HTTP servers.
 
-They are made from inside the node: silent, half a request, many requests whose answers nobody reads, bodies
+They are made from inside the node: silent, half a request, many requests without reading the answers, bodies
 that never come. Meanwhile pods are added one at a time, the port of the probes is asked, and the agent's
 memory is looked at. Rounds are interleaved.
 """

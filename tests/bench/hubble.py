@@ -67,7 +67,7 @@ def _batch() -> list[Event]:
 
 
 def raw() -> float:
-    """µs of an event that nobody reads."""
+    """µs of an event without a reader."""
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES)]
     began = time.process_time()
     for batch in batches:
@@ -214,7 +214,7 @@ def _follow(path: Path, seen: Callable[[list[bytes]], None]) -> None:
 
 
 def _port(answer: bytes) -> int:
-    """Where the packet of a flow was sent; 0 for what is no flow of UDP."""
+    """Where the packet of a flow was sent; 0 for other flows than of UDP."""
     flow = decode(GetFlowsResponse, answer).flow
     return flow.l4.UDP.destination_port if flow and flow.l4 and flow.l4.UDP else 0
 

@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 PTP = Path("/usr/lib/cni/ptp")
 UNLIMITED = "endpoint-list=rate-limit:0/s,parallel-requests:0"
 """Clients list endpoints as fast as they are answered: how long they would wait is not what is measured."""
-LOOKED_INTO = 5  # pods of a round whose inside is looked at; their number and state is checked for all
+LOOKED_INTO = 5  # pods of a round that are inspected; their number and state is checked for all
 
 
 class BenchPod(NamedTuple):
@@ -81,7 +81,7 @@ class PluginNode:
             )
 
     def verify_deleted(self) -> None:
-        """Raise AssertionError unless links are gone and addresses free soon: a DEL answers before that."""
+        """Raise AssertionError unless links go and addresses are free soon: a DEL answers before that."""
         eventually(lambda: not self.host_links(), within=20)
         if self.agent is not None:
             eventually(lambda: not self.allocated(), within=20)
@@ -130,7 +130,7 @@ def lab(name: str) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def our_lab(name: str, *settings: str) -> Iterator[tuple[Lab, int]]:
-    """A lab node whose agent serves, with more settings."""
+    """A lab node with a serving agent and more settings."""
     with lab(name) as made:
         yield made, _serving(made, *settings)
 

@@ -1,8 +1,8 @@
 """Objects of a cluster from the fake API server: lists, changes, identities, memory.
 
-Each client is a process of its own. Lists come from memory: a server says again what the fake API server
-has said, so that what it takes to render them is no part of what is measured. It shares the processors all
-the same, so what clients spend themselves is told beside seconds.
+Each client is a process of its own. Lists come from memory: a server repeats what the fake API server
+answered, so rendering them is not measured. It shares the processors all
+the same, so what clients spend themselves is shown beside seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def serving(pods: int, nodes: int, endpoints: int, *more: int) -> Iterator[Serve
 
 @contextlib.contextmanager
 def replaying(server: Server) -> Iterator[Server]:
-    """One that says again what this one has said."""
+    """One that repeats the answers of this one."""
     command = [sys.executable, "-m", "tests.bench.tools.replaying", server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -121,7 +121,7 @@ def changes(rounds: int) -> Iterator[Row | Figure]:
 
 
 def adds(folder: Path, rounds: int) -> Iterator[Row]:
-    """ADD of pods whose labels are known, beside an agent without a source of objects."""
+    """ADD of pods with known labels, beside an agent without a source of objects."""
     spawn, manifests = tool("spawn", folder), folder / "manifests"
     manifests.mkdir()
     with (

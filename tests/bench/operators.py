@@ -105,7 +105,7 @@ def ask(url: str, path: str) -> Any:
 
 
 def metrics_text(port: int) -> str:
-    """What an operator says of itself; nothing before it serves."""
+    """The status of an operator; nothing before it serves."""
     try:
         return json.dumps(ask(f"http://127.0.0.1:{port}", "/hive/status"))
     except OSError:

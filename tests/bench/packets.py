@@ -1,6 +1,6 @@
 """What our programs take of each packet, by BPF_PROG_TEST_RUN: no interface, no queue, no wake-up.
 
-The kernel runs the program over and over on one packet, whose hops it uses up: so many runs a call. Its own
+The kernel runs the program repeatedly on one packet and uses up its hops, which limits a call. Its own
 loop, some 30 ns a run, is in the figures.
 """
 
@@ -27,7 +27,7 @@ TARGET = 150
 
 
 def flow(world: World) -> dict[str, tuple[Pod, str, bytes]]:
-    """Packets by what they are, of flows whose beginning the world has seen: sender, program, bytes."""
+    """Packets by what they are, of flows that the world has seen begin: sender, program, bytes."""
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
     world.pod_sends(B, from_pod(B) / tcp(B.ip, A.ip, "SA", sport=80, dport=40000))
     world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "S", sport=40001))

@@ -163,7 +163,7 @@ class Maps:
         return {}
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """Nobody else writes here."""
+        """There is no other writer."""
         raise NotImplementedError
 
     def release(self, endpoint_id: int) -> None:
@@ -307,7 +307,7 @@ def packets(rounds: int) -> Iterator[Figure]:
                 )
                 others = [(PolicyKey(5000 + n, True, 6, 80, 16), PolicyEntry()) for n in range(count - 1)]
                 world.allow(A, [*others, (PolicyKey(B.identity, True, 6, 80, 16), PolicyEntry())])
-                packet = from_pod(A) / tcp(A.ip, B.ip, "S")  # a SYN is always judged anew
+                packet = from_pod(A) / tcp(A.ip, B.ip, "S")  # a SYN always gets a new verdict
                 packet[IP].ttl = HOPS
                 found.append(ns_a_packet(world, A, POD, bytes(packet)))
         yield Figure(f"a packet that is judged, {count:,} entries", "ns", Sample(tuple(found)))

@@ -1,7 +1,7 @@
 """Adding pods while clients poll the API, against adding them while there are none.
 
 Ten clients ask for health, endpoints and configuration in turn: each ten times a second, as monitoring does,
-and each again as soon as it is answered, as nobody should. Rounds are interleaved.
+and each again as soon as it is answered, which no client should do. Rounds are interleaved.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def answering(stop: Stop) -> None:
 
 
 async def spent() -> float:
-    """Milliseconds of processor time of one round, all of whose probes are answered."""
+    """Milliseconds of processor time of one round in which all probes are answered."""
     results, transport = ProbeResults(), SocketTransport()
     addresses = [str(_FIRST + number) for number in range(2 * NODES)]
     results.update(
@@ -61,7 +61,7 @@ async def spent() -> float:
     prober.wake()
     async with anyio.create_task_group() as running:
         running.start_soon(prober.run)
-        began, _ = await reports.get()  # the first round may begin before somebody answers
+        began, _ = await reports.get()  # the first round may begin before the first answer
         ended, report = await reports.get()
         running.cancel_scope.cancel()
     failed = [node.name for node in report.nodes or () if not node.reachable]

@@ -1,6 +1,6 @@
 """Restarting an agent that has endpoints: how long until all are exposed, regenerated, and it serves.
 
-The agent is killed with -9 and started again on the same node; the steps are what it tells itself, in its
+The agent is killed with -9 and started again on the same node; the steps are those that it reports, in its
 timeline and its log. Counts of endpoints take turns within a round.
 """
 
@@ -33,7 +33,7 @@ class Restart:
     """ms of one restart."""
 
     restored: float
-    """From the start of the hook that restores to its end: everything claimed, left-overs gone."""
+    """From the start of the hook that restores to its end: everything claimed, left-overs removed."""
     exposed: float
     """From the start of the hook that restores to all being visible; the datapath is loaded in between."""
     regenerated: float

@@ -164,7 +164,7 @@ def _iptables_service(number: int, backends: list[tuple[str, int]]) -> Iterator[
 
 
 def iptables_change(town: Town, number: int, turn: int) -> str:
-    """The same change; the rest of the table is not told again (``--noflush``)."""
+    """The same change; the rest of the table is not sent again (``--noflush``)."""
     backends = [(str(IPv4Address("12.0.0.1") + turn), TARGET), *town.backends(number)[1:]]
     return "\n".join(["*nat", *_chains(number), *_iptables_service(number, backends), "COMMIT", ""])
 

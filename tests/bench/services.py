@@ -46,7 +46,7 @@ FEWER = 1000
 
 
 class Way(NamedTuple):
-    """From whom to where, and what has to be done to the client first."""
+    """From which client to where, and what has to be done to the client first."""
 
     client: Namespaces
     address: str
@@ -142,7 +142,7 @@ table ip leaving {
 
 
 def answers(program: Path, way: Way) -> bool:
-    """Whether somebody answers there."""
+    """Whether the address answers."""
     try:
         median(program, "rr", way, 1)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):

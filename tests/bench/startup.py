@@ -1,7 +1,7 @@
 """Cold start to serving, and what of memory the agent takes, and its maps of the kernel's.
 
 A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
-is. It serves once the API answers Ok and the runtime is told of the network. Rounds are interleaved.
+is. It serves once the API answers Ok and the runtime has the network's configuration. Rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def answers(path: Path, asked: str) -> bytes:
 
 
 def answers_ok(path: Path) -> bool:
-    """Whether the agent says on its API socket that it is well."""
+    """Whether the agent reports on its API socket that it is healthy."""
     return b'"state":"Ok"' in answers(path, "/v1/healthz").replace(b" ", b"")
 
 
@@ -253,7 +253,7 @@ def in_a_cluster(folder: Path, rounds: int) -> list[Figure]:
 
 
 def alone(folder: Path, rounds: int) -> list[Figure]:
-    """What the agent holds without pods, with pods, and after they have gone; a new agent each round."""
+    """What the agent holds without pods, with pods, and after they are deleted; a new agent each round."""
     compiled()
     spawn = tool("spawn", folder)
     empty, full, emptied = [], [], []

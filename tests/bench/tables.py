@@ -77,7 +77,7 @@ def _writes_watched(rows: int) -> float:
 
 
 def _changes(rows: int) -> float:
-    """Told to one watcher, who fetches after every hundred transactions."""
+    """With one watcher, which fetches after every hundred transactions."""
     table = _table()
     changes, count = table.changes(), 0
     began = time.perf_counter()

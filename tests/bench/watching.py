@@ -54,7 +54,7 @@ async def agent(state_dir: Path) -> AsyncIterator[Hive]:
 
 
 def count(path: Path, expected: int) -> tuple[int, int]:
-    """Events and losses, until that many were told of together."""
+    """Events and losses, until both together reach that many."""
     payloads, seen, lost = Payloads(), 0, 0
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))

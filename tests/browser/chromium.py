@@ -21,7 +21,7 @@ FLAGS = (
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[webdriver.Chrome]:
-    """A browser whose profile is this directory; it ends with the block."""
+    """A browser with this directory as its profile; it ends with the block."""
     options = webdriver.ChromeOptions()
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)

@@ -56,7 +56,7 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, f'[data-cell="{module}"]')
 
     def click(self, module: str) -> str:
-        """Click the cell; what the panel then says."""
+        """Click the cell; the text of the panel."""
         self.cell(module).click()
         return self.panel
 
@@ -76,7 +76,7 @@ class Page:
 
     @property
     def level(self) -> str:
-        """What is shown of the cells, as the legend says."""
+        """What is shown of the cells, according to the legend."""
         return self.browser.find_element(By.ID, "level").text
 
     def inside(self, node: str) -> WebElement:
@@ -170,7 +170,7 @@ class Page:
         return result
 
     def wait_for(self, text: str) -> None:
-        """Until the panel says this."""
+        """Waits until the panel shows this."""
         WebDriverWait(self.browser, 60).until(lambda _: text in self.panel)
 
     @property

@@ -43,6 +43,6 @@ def shared_node() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(node: Lab) -> Lab:
-    """A node whose agent serves."""
+    """A node with a serving agent."""
     serving(node)
     return node

@@ -30,7 +30,7 @@ MAC = "02:00:00:00:00:09"
 
 @pytest.fixture
 def runtime(lab: Lab) -> Iterator[Containerd]:
-    """A containerd inside a node whose agent serves."""
+    """A containerd inside a node with a serving agent."""
     with containerd(lab) as made:
         yield made
 

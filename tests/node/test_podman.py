@@ -1,6 +1,6 @@
 """Containers that a person starts and ends, without a kubelet: our network by its name.
 
-By podman with its CNI backend in Debian 12; from Debian 13 on, whose podman has none, by ctr of containerd.
+By podman with its CNI backend in Debian 12; from Debian 13 on, where podman has none, by ctr of containerd.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEVERAL = [f"web-{number}" for number in range(6)]
 
 @pytest.fixture
 def runtime(lab: Lab, count: Count) -> Iterator[Podman | Ctr]:
-    """The runtime inside a node whose agent serves; the run's summary names it."""
+    """The runtime inside a node with a serving agent; the run's summary names it."""
     version = installed_version()
     with RuntimePlace(lab, "runtime") as place, ExitStack() as stack:
         if version[0] < WITHOUT_CNI:

@@ -98,7 +98,7 @@ def test_churn_of_pods_leaks_no_memory_descriptors_or_maps(lab: Lab, tmp_path: P
         node.run(churn, pods.PLUGIN, configuration, range(WARM_UP))
         agreed(lab)
         before, had, kernel = size(pid), node.run(belongings), node.run(look)
-        print(f"after {WARM_UP}: {before}")  # noqa: T201 (the course of it, told on failure)
+        print(f"after {WARM_UP}: {before}")  # noqa: T201 (the course of it, shown on failure)
         step = max(AT_ONCE, CHURN // SAMPLES // AT_ONCE * AT_ONCE)
         for done in range(WARM_UP, WARM_UP + CHURN, step):
             node.run(churn, pods.PLUGIN, configuration, range(done, done + step))

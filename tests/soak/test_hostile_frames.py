@@ -102,7 +102,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def in_tunnel(macs: tuple[str, str], source: str, node: str, random: Random) -> Callable[[bytes], bytes]:
-    """The frame as a packet of the tunnel to a node, as whoever it claims to be."""
+    """The frame as a packet of the tunnel to a node, with the identity that it claims."""
 
     def made(frame: bytes) -> bytes:
         vni = random.choice((1, 2, 3, 4, 6, 7, 9, 10, 256, 257, 300, 0xFFFFFF))

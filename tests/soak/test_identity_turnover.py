@@ -1,4 +1,4 @@
-"""Pods with labels of their own that come and go faster than identities are kept do not use up all numbers.
+"""Pods with labels of their own that come and go faster than identities expire do not use up all numbers.
 
 Half an hour in a simulated clock: the collector's passes, over tables, with a server that answers at once.
 """
@@ -25,7 +25,7 @@ from lifecycle.testing import fake
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 PODS_A_SECOND, MINUTES, LIFE = 40, 30, 20
-"""Each pod has labels that no other has, and is gone after so many seconds."""
+"""Each pod has labels that no other has, and is deleted after so many seconds."""
 
 
 class Clock:

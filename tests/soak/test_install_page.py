@@ -1,4 +1,4 @@
-"""The first section of docs/operate/install.md: the images are built as it says, and about as large."""
+"""The first section of docs/operate/install.md: the images are built by its commands, and about as large."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def test_the_images_are_built_as_the_page_shows(tmp_path: Path) -> None:
 
 
 def megabytes(text: str) -> list[float]:
-    """The sizes, in the order they are told of."""
+    """The sizes, in the order of the page."""
     return [float(one.removesuffix(" MB")) for one in NUMBER.findall(text)]

@@ -78,7 +78,7 @@ def test_services_that_come_and_go_leave_nothing(node: Lab, tmp_path: Path) -> N
             last = str(IPv4Address("10.96.0.1") + (turn + 1) * AT_ONCE - 1)
             eventually(lambda: inside.run(known, last), within=60)  # noqa: B023
             eventually(lambda: inside.run(entries) == WANTED, within=60)
-            print(f"after {turn + 1} turns: {size(pid)}")  # noqa: T201 (the course of it, told on failure)
+            print(f"after {turn + 1} turns: {size(pid)}")  # noqa: T201 (the course of it, shown on failure)
         after = size(pid)
         file.write_text("")
         assert inside.run(look).map_ids == kernel.map_ids

@@ -1,6 +1,6 @@
 """Two nodes joined by a tunnel and etcd, with traffic both ways that is counted, through many troubles.
 
-What could be kept is not lost; what somebody takes away comes back; health says what is wrong until then.
+What can survive is not lost; what is removed comes back; health shows the fault until then.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_nothing_is_lost_by_what_becomes_of_etcd(cluster: Cluster) -> None:
         store.freeze()
         frozen = time.monotonic()
         eventually(lambda: all(store_is(lab, "Failure") for lab in cluster.nodes()), within=120)
-        restarted(cluster, cluster.nodes()[0])  # also while nobody answers
+        restarted(cluster, cluster.nodes()[0])  # also while the server is away
         eventually(lambda: time.monotonic() - frozen > 60, within=70, every=0.5)
         store.thaw()
         eventually(lambda: all(store_is(lab, "Ok") for lab in cluster.nodes()), within=60)
@@ -180,7 +180,7 @@ def test_half_of_an_ipcache_comes_back(cluster: Cluster) -> None:
 
 
 def removed(what: str) -> None:
-    """By hand: the tunnel's device, or the route over cilium_host to the other node's pods."""
+    """Deletes the tunnel's device, or the route over cilium_host to the other node's pods."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:
@@ -350,7 +350,7 @@ def test_running_pods_follow_the_mtu_of_the_links(cluster: Cluster) -> None:
         sock.bind(("", 7777))
     sock.settimeout(0.5)
     with sock, first.open_pod(first.pods()[0]) as pod:
-        pod.run(send_large, address(second))  # the pod cuts it: its route says how
+        pod.run(send_large, address(second))  # the pod cuts it: by the MTU of its route
         assert len(sock.recv(4096)) == 1400
 
 

@@ -28,14 +28,14 @@ CLSACT_INGRESS = 0xFFFFFFF2
 
 @dataclass(frozen=True)
 class Account:
-    """The node's pods, as every witness tells of them; where they agree, nothing is half there or over."""
+    """The node's pods, from every source; where they agree, nothing is incomplete or left over."""
 
     listed: Mapping[int, tuple[str, str, int]]
     """The API's endpoints: number -> address, link, index."""
     range: IPv4Network
     """That of the node's pods; those of before a change of range may have addresses outside."""
     allocated: frozenset[str]
-    """Addresses in use by pods, as the allocator says."""
+    """Addresses in use by pods, according to the allocator."""
     links: Mapping[str, tuple[int, str, bool]]
     """Host links: name -> index, alias, whether up."""
     attached: frozenset[int]
@@ -164,6 +164,6 @@ def _configs() -> Iterator[tuple[object, ...]]:
 
 
 def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
-    """Ids of what is pinned and in force; the maps kept ready for pods to come are not among them."""
+    """Ids of what is pinned and in force; the maps of the pool are not among them."""
     seen = look()
     return seen.maps, seen.programs, seen.entries

@@ -53,11 +53,11 @@ ORDER: tuple[tuple[object, object], ...] = (
     # 39 after 8 and 31
     (Maps, HostIPSync),
     (Router, HostIPSync),
-    # before the API: nobody's address can be freed, no deletion is queued any more, the node's addresses are
+    # before the API: no pod's address can be freed, no deletion is queued any more, the node's addresses are
     # in the maps
     (ExposedEndpoints, Api),
     (QueueLock, Api),
-    # before pods are made, and before anything is told of endpoints: queued deletions are done
+    # before pods are made, and before anything is answered about endpoints: queued deletions are done
     (QueueLock, DeleteQueue),
     (ExposedEndpoints, DeleteQueue),
     (DeleteQueue, CniServer),

@@ -117,7 +117,7 @@ def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) ->
 def start_plugin(
     lab: Lab, env: Mapping[str, str], stdin: object = None, *, plugin: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start the plugin inside the node; ``stdin`` is bytes, JSON, or what the agent's file tells runtimes.
+    """Start the plugin inside the node; ``stdin`` is bytes, JSON, or the agent's CNI configuration file.
 
     It is the hasty plugin unless ``plugin`` is another.
     """
@@ -153,7 +153,7 @@ def invoke(lab: Lab, pod: str, command: str, stdin: object = None, **changes: st
 
 @contextmanager
 def made(lab: Lab) -> Iterator[Lab]:
-    """The node for one block, made anew whatever an interrupted test left; gone afterwards."""
+    """The node for one block, made anew whatever an interrupted test left; removed afterwards."""
     with exclusive():
         destroy(lab)
         create(lab)

@@ -1,4 +1,4 @@
-"""For hives of a few cells, whose tests read and write maps that other cells would ask for."""
+"""For hives of a few cells, with tests that read and write maps that other cells would ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that nobody has prepared, with a kubelet and an API server: what the image is deployed to."""
+"""A node without preparation, with a kubelet and an API server: what the image is deployed to."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def bare_node(node: Lab, tmp_path: Path, *images: Path) -> Iterator[Kubelet]:
-    """The kubelet of a node that nobody has prepared; the API server's things are in the folder."""
+    """The kubelet of a node without preparation; the API server's things are in the folder."""
     with node.open() as namespaces, RuntimePlace(node, "containerd") as place:
         namespaces.run(make_bare)
         first = namespaces.start(lambda stop: stop.wait(300))

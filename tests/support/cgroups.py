@@ -1,4 +1,4 @@
-"""A control group for one test: programs attached to it see the test's processes, and nobody else's."""
+"""A control group for one test: programs attached to it see the test's processes, and no others."""
 
 from __future__ import annotations
 

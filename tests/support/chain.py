@@ -32,7 +32,7 @@ class Chained:
 
     @property
     def attached(self) -> Attached:
-        """It, as pods of our own are told of."""
+        """It, in the form of our own pods."""
         host, inner = self.result["interfaces"][-2:]
         return Attached(self.pod, self.ipv4, "", inner["mac"], host["name"], host["mac"], 0, self.ipv6)
 
@@ -61,7 +61,7 @@ class Chain:
 
     @classmethod
     def written(cls, lab: Lab) -> Chain:
-        """The network whose configuration the agent has written."""
+        """The network of the configuration that the agent has written."""
         return cls(lab, json.loads(lab.cni_conf.read_bytes()))
 
     def add(self, pod: str, *, runtime: dict[str, Any] | None = None) -> Chained:
@@ -104,7 +104,7 @@ class Chain:
 
 
 def addresses_of(lab: Lab, *subnets: str) -> dict[str, Any]:
-    """``ipam`` of a network whose addresses Debian's host-local gives, and whose pods reach everything."""
+    """``ipam`` of a network with addresses from Debian's host-local, and pods that reach everything."""
     return {
         "type": "host-local",
         "ranges": [[{"subnet": subnet}] for subnet in subnets],

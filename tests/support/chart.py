@@ -91,7 +91,7 @@ OPEN: Final = (
     "serviceAccounts.hubblecertgen.annotations",
     "serviceAccounts.operator.annotations",
 )
-"""Values whose inside is the user's own."""
+"""Values with content of the user's own."""
 UNSET: Final = {
     "daemon.configSources": "string",
     "daemon.allowedConfigOverrides": "string",
@@ -225,7 +225,7 @@ HEADER: Final = "# Generated from configs/chart with its default values: python 
 
 
 class RenderError(Exception):
-    """The chart refuses these values; the text says why."""
+    """The chart refuses these values; the text has the reason."""
 
 
 def values() -> dict[str, Any]:
@@ -235,7 +235,7 @@ def values() -> dict[str, Any]:
 
 
 def paths(of: Mapping[str, Any], at: str = "") -> Iterator[str]:
-    """Every path of a value that is no map, or an empty or open one."""
+    """Every path of a value that is not a map, or an empty or open one."""
     for name, value in of.items():
         path = f"{at}.{name}".lstrip(".")
         if isinstance(value, dict) and value and path not in OPEN:

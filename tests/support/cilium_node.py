@@ -63,7 +63,7 @@ def make_cilium(lab: Lab, *, tcx: bool = True) -> Iterator[CiliumNode]:
 
 
 def _hold(stop: Stop) -> None:
-    """Have our maps stay while nothing pins them: nobody else's descriptors would keep their tail calls."""
+    """Have our maps stay while nothing pins them: no other descriptors would preserve their tail calls."""
     held = [open_link(path) for path in GLOBALS.iterdir() if path.name.startswith("hive_")]
     HELD.touch()
     stop.wait(120)

@@ -115,7 +115,7 @@ def hang_up(_connected: socket.socket, _seen: Seen) -> None:
 
 @dataclass
 class StubAgent:
-    """Answers one connection after another as scripted, then closes; its requests are kept."""
+    """Answers one connection after another as scripted, then closes; its requests are recorded."""
 
     path: Path
     requests: list[Seen] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How many recordings were replayed, and why the others were not: counted by tests, told at the end of a run.
+"""How many recordings were replayed, and why the others were not: counted by tests, shown after a run.
 
 The counts travel with the tests' reports, so they arrive from worker processes, too.
 """

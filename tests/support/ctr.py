@@ -27,7 +27,7 @@ class Ctr:
     """``with Ctr(lab, place) as ctr: ctr.run("web-0")``; containers left over go at the end.
 
     ``ctr run --cni`` deletes the container's network when it ends itself, by the container's name alone: the
-    namespace is gone by then.
+    namespace is deleted by then.
     """
 
     def __init__(self, lab: Lab, place: RuntimePlace) -> None:

@@ -1,9 +1,9 @@
-"""A DNS server that does what the name says it is asked for, mostly nothing good.
+"""A DNS server that behaves as the name in the query demands, mostly badly.
 
 The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
 answers with another id, to another question and from another port before its own, by TCP with another id
-only; ``short`` has no room by UDP and says so; ``others`` says where
-``web.example.org`` is; ``crossed`` answers another question; ``failed`` says that it failed, with an
+only; ``short`` truncates answers by UDP; ``others`` has the address of
+``web.example.org``; ``crossed`` answers another question; ``failed`` answers SERVFAIL, with an
 address; ``chain`` leads there by eight names; ``loop`` leads in a circle; ``huge`` is as large as it can be;
 ``pointer``, ``cut`` and ``noise`` are no messages.
 """

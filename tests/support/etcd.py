@@ -92,7 +92,7 @@ class Etcd:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    # What somebody does with it by hand
+    # Manual changes to it
 
     def all(self, prefix: str = "") -> dict[str, str]:
         """Keys of the prefix with their values."""

@@ -1,4 +1,4 @@
-"""The maps of unit tests: a BPF map whose rows are a dict, with the door of the real one."""
+"""The maps of unit tests: a BPF map on a dict, with the interface of the real one."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _SENT = (
     40 * _REQUEST,
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n",
 )
-"""Nothing, half a request, many whose answers nobody reads, a body that never comes."""
+"""Nothing, half a request, many without reading the answers, a body that never comes."""
 
 
 def attack(stop: Stop, target: Target, ready: str) -> int:

@@ -26,7 +26,7 @@ from tests.support.hostile_frames import Attack, Attacker, number_in
 from tests.support.waiting import eventually
 
 UDP_PORT: Final = 7001
-"""At which pods may be asked where policy lets somebody in at all."""
+"""At which pods may be asked where policy allows any ingress."""
 _ALL: Final = 3
 _SO_RCVBUFFORCE: Final = 33
 _ROOM: Final = 64 << 20
@@ -37,7 +37,7 @@ _RAW4: Final = (1, 4, 6, 17, 33, 41, 47, 50, 51, 89, 103, 112, 132, 136, 255)
 _RAW6: Final = (4, 6, 17, 41, 47, 50, 58, 89, 103, 112, 132, 136)
 """Protocols of transports and tunnels; extension headers come before these."""
 _NEIGHBOURS: Final = range(130, 138)
-"""ICMPv6 types that a node takes whatever its policy says."""
+"""ICMPv6 types that a node takes whatever its policy."""
 _ICMPV6: Final = 58
 _ICMPV6_ERRORS: Final = 128
 """The first type that is none."""
@@ -68,7 +68,7 @@ def link_socket(where: Namespaces, link: str, protocol: int = _ALL) -> socket.so
 
 @dataclass
 class Sender:
-    """Who attacks: by which link, from whose addresses."""
+    """The attacker: its link, and the addresses it uses."""
 
     name: str
     sock: socket.socket
@@ -83,7 +83,7 @@ class Sender:
     """Whether anything that it sends may arrive."""
 
     def send(self, frame: bytes) -> None:
-        """What the link does not take at all is no attack."""
+        """Frames that the link does not accept are skipped."""
         with contextlib.suppress(OSError):
             self.sock.send(self.wrapped(frame))
 
@@ -240,7 +240,7 @@ class Field:
             and ip_address(attack.source) in receiver.addresses
             and flow.answer_likely
         ):
-            return  # the node answers whom the frame was forged to be from
+            return  # the node answers the forged source of the frame
         forged = flow.source not in sender.own if sender.own else flow.source in self._local - sender.as_world
         mine = flow.destination in receiver.addresses
         if forged or not mine or not sender.believed or not receiver.may_get(sender, flow):

@@ -1,4 +1,4 @@
-"""What a kubelet makes of a pod's manifest, by hand: each container when the test says so.
+"""What a kubelet makes of a pod's manifest, without a kubelet: each container when the test asks for it.
 
 Source: Kubernetes' PodSpec (core/v1); CRI runtime/v1.
 """

@@ -67,7 +67,7 @@ class Watch:
         self._since: dict[str, str] = {}
 
     def look(self, after: str) -> None:
-        """Remember what is new now, as left by ``after``; what was new before and is no more is forgotten."""
+        """Remember what is new now, as left by ``after``; what was new and is removed is forgotten."""
         new = frozenset(self._now()) - self._before
         self._since = {what: self._since.get(what, after) for what in sorted(new)}
 

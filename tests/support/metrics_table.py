@@ -1,4 +1,4 @@
-"""The table of docs/operate/metrics.md, from what an agent tells."""
+"""The table of docs/operate/metrics.md, from the metrics of an agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modes of an agent whose combinations are tried, and which of them this run tries.
+"""The modes of an agent that are combined, and the combinations of this run.
 
 ``MODES`` in the environment chooses: ``all`` takes every row, ``name=value,name=value,...`` that one. Without
 it, a few rows are taken by the hash of the commit, so that all have their turn.

@@ -57,7 +57,7 @@ class OperatedSimulation(Simulation):
         super().__init__(seed, size, put, delete)
         self._get, self._now = get, now
         self.left: dict[str, tuple[Machine, float]] = {}
-        """Nodes that have gone, and when, whose CiliumNode may be there."""
+        """Deleted nodes, and when: their CiliumNode may still be there."""
         self.orphans: dict[str, Orphan] = {}
         self.given: dict[int, tuple[int, float]] = {}
         """Every identity that may be there: of which workload, and when a pod had it last."""

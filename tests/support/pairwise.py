@@ -61,7 +61,7 @@ def _met(name: str, value: str, chosen: Mapping[str, str], missing: set[Pair]) -
 
 
 def without(row: Row, refused: Collection[str], dimensions: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Rows in place of one whose values of these dimensions do not go together.
+    """Rows in place of one with values of these dimensions that exclude each other.
 
     In each, one of them has another value: every pair of the row but the refused ones is in one of them.
     """
@@ -78,7 +78,7 @@ def rotated(rows: Sequence[Row], commit: str, count: int) -> list[Row]:
 
 
 def commit() -> str:
-    """The hash of what is checked out; empty where this is no repository."""
+    """The hash of what is checked out; empty where this is not a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -9,7 +9,7 @@ _CHANCE = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A TCP port that nobody has, below those that the kernel gives to connections by itself.
+    """A free TCP port, below those that the kernel gives to connections by itself.
 
     One of those could be some client's own by the time a server wants it.
     """

@@ -1,4 +1,4 @@
-"""A node with a client and a server of HTTP, whose policy speaks of requests."""
+"""A node with a client and a server of HTTP, with a policy about requests."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def ask_http(
 
 
 def monitored_requests(stream: socket.socket) -> Iterator[RequestRecord]:
-    """What the monitor tells of requests, from now on."""
+    """The monitor's events about requests, from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)
         if isinstance(record, RequestRecord):

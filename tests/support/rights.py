@@ -23,7 +23,7 @@ def rights(roles: Iterable[Mapping[str, Any]]) -> Iterator[Right]:
 
 
 def asked(method: str, target: str) -> Right | None:
-    """The right that a request needs; None for what is no object."""
+    """The right that a request needs; None for what is not an object."""
     path, _, query = target.partition("?")
     match = _PATH.fullmatch(path)
     if match is None:

@@ -1,7 +1,7 @@
 """What controllers and kubelets make of the chart in a lab's cluster: operators, agents, and objects of pods.
 
 The API server is a fake one, in the network between the nodes. Each container is a process in its node with
-the ConfigMap's settings; what a node's file system has elsewhere than a pod's is said by flags.
+the ConfigMap's settings; paths that differ between a node's and a pod's file system are given by flags.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TAINT: Final = {"key": "node.cilium.io/agent-not-ready", "effect": "NoExecute"}
 
 
 class Rollout:
-    """A cluster of two nodes that nobody has installed anything on."""
+    """A cluster of two nodes without anything installed."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster

@@ -51,7 +51,7 @@ class RuntimePlace:
         end_cgroup(self.cgroup)
 
     def start(self, command: list[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Start a program in the node; ``env`` are changes. Its output is kept in a file of the folder.
+        """Start a program in the node; ``env`` are changes. Its output goes to a file of the folder.
 
         By nsenter, since gRPC's threads do not survive a fork of ours.
         """

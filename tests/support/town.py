@@ -1,4 +1,4 @@
-"""A node with a client whose policy speaks of names, a DNS server, and a web server outside."""
+"""A node with a client that has a policy about names, a DNS server, and a web server outside."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def connects(address: str, port: int) -> bool:
 
 @dataclass
 class Town:
-    """A client whose policy speaks of names, its DNS server, and a web server outside."""
+    """A client with a policy about names, its DNS server, and a web server outside."""
 
     node: Lab
     pid: int

@@ -1,4 +1,4 @@
-"""A wire between two nodes' L3 devices: tun devices, whose packets begin with the network header.
+"""A wire between two nodes' L3 devices: tun devices, on which packets begin with the network header.
 
 Source: Documentation/networking/tuntap.rst.
 """
@@ -23,7 +23,7 @@ _LONGEST = 65536
 
 @contextmanager
 def tun_wire(name: str, *ends: tuple[Namespaces, Sequence[str]]) -> Iterator[None]:
-    """A device of that name in each of two nodes, up and with these addresses; gone with the block."""
+    """A device of that name in each of two nodes, up and with these addresses; removed with the block."""
     with ExitStack() as stack:
         descriptors = [stack.enter_context(_end(name, *end)) for end in ends]
         stop, stopping = os.pipe()

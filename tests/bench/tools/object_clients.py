@@ -228,7 +228,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
             gc.collect()
             first = took.summary(count)
             left = {row.prefix for row in rows.all()}
-            await asyncio.sleep(3)  # the first sweep is no part of what is measured
+            await asyncio.sleep(3)  # the first sweep is not measured
             found: list[float] = []
             busy: list[float] = []
             lags = asyncio.create_task(lag(found, busy))
@@ -256,7 +256,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
 async def lag(found: list[float], busy: list[float]) -> None:
     """How late the loop wakes who sleeps for a millisecond, and what it computes meanwhile, until cancelled.
 
-    The second tells ours from what other processes do to a machine.
+    The second separates our own work from that of other processes.
     """
     while True:
         began, computed = time.perf_counter(), time.thread_time()
@@ -266,7 +266,7 @@ async def lag(found: list[float], busy: list[float]) -> None:
 
 
 async def allocate(url: str, token: str) -> dict[str, float]:
-    """Identities of labels that nobody has yet, 50 asked for at a time."""
+    """Identities of labels that have none yet, 50 asked for at a time."""
     import tempfile
 
     from cells import kubernetes, kvstore

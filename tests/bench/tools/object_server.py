@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.unit.apiserver.replay import RECORDINGS
 
@@ -121,8 +122,7 @@ async def serve(pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, id
     for one in DEFINITIONS:
         server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))
     async with server.serving() as url:
-        while server.kinds.get("cilium.io", "v2", "ciliumnodes") is None:  # noqa: ASYNC110  # once, at its start
-            await asyncio.sleep(0.05)
+        await eventually(lambda: server.kinds.get("cilium.io", "v2", "ciliumnodes"))
         server.definitions.fresh.clear()
         objects: list[dict[str, Any]] = [*map(node, range(nodes)), *map(pod, range(pods))]
         for number, obj in enumerate(objects):

@@ -1,8 +1,8 @@
-"""A server that says again what another one has said, byte by byte, as fast as a socket takes it.
+"""A server that repeats the answers of another one, byte by byte, as fast as a socket takes it.
 
 ``python -m tests.bench.tools.replaying URL`` prints its address. The first request for a target is answered
-by the server at URL, and kept; every other one from memory. A list that is streamed is kept up to its end;
-another watch says nothing. A write is taken for done, and counted: GET /written tells of how many objects,
+by the server at URL, and stored; every other one from memory. A streamed list is stored up to its end;
+another watch is silent. A write counts as done: GET /written returns of how many objects,
 GET /forget begins anew.
 Why:   beside clients that take a tenth of a second, a server that renders objects would be what is measured.
 """

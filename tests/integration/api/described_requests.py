@@ -29,7 +29,7 @@ from cells.api.wire import JSON
 ENOUGH = 1 << 16
 """Bytes of an answer without end that are read."""
 SILENT = 0.05
-"""Seconds after which such an answer has told what it had to."""
+"""Seconds after which such an answer is complete enough."""
 
 _CONFIG = {
     "base-url": "http://localhost",
@@ -37,7 +37,7 @@ _CONFIG = {
     "checks": {
         # 5xx are documented one by one, so status_code_conformance sees those that are not.
         "not_a_server_error": {"enabled": False},
-        # No schema says whether an object is there, or what it may be; the framework must be content.
+        # No schema states whether an object exists or what it may be; such answers are accepted.
         "positive_data_acceptance": {"expected-statuses": ["2xx", "400", "403", "404", "500", "501", "502"]},
     },
 }
@@ -49,7 +49,7 @@ def _loaded() -> OpenApiSchema:
 
 SCHEMA = _loaded()
 LINKED = _loaded().include(path_regex="^/v1/(endpoint|ipam)")
-"""Operations whose answers name what others work on."""
+"""Operations with answers that name what others work on."""
 
 
 class _Connection(http.client.HTTPConnection):

@@ -60,7 +60,7 @@ def ask(served: Socket) -> Socket:
 
 @pytest.mark.parametrize("one", DESCRIBED, ids=lambda one: f"{one.method} {one.path}")
 def test_every_answer_is_described(one: Described, ask: Socket) -> None:
-    @settings(bounded(15), suppress_health_check=list(HealthCheck))  # a busy machine is no fault of the API
+    @settings(bounded(15), suppress_health_check=list(HealthCheck))  # the machine may be busy
     def answers(case: schemathesis.Case[Any]) -> None:
         check(case, ask(case))
 

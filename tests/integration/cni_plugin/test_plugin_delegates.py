@@ -158,7 +158,7 @@ def test_a_delete_gives_the_address_back_with_the_agent_and_without(sock: Path, 
     with StubAgent(sock).answering(deleted):
         assert call(sock, "DEL", delegate).code == 0
     assert (order, delegate.commands) == ([], ["DEL cid1"])  # not before the agent has let go of it
-    assert call(sock, "DEL", delegate).code == 0  # nobody listens: it is queued
+    assert call(sock, "DEL", delegate).code == 0  # without a listener it is queued
     assert list((sock.parent / "deleteQueue").glob("*.delete"))
     assert delegate.commands == ["DEL cid1", "DEL cid1"]
 

@@ -1,4 +1,4 @@
-"""Compiling the eBPF objects: reproducible, told apart by a tag, and clear about what is missing."""
+"""Compiling the eBPF objects: reproducible, distinguished by a tag, and clear about what is missing."""
 
 import hashlib
 import shutil

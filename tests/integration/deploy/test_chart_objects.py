@@ -188,7 +188,7 @@ def comparable() -> list[str]:
 def test_objects_are_those_of_cilium_s_chart_or_differ_for_a_reason(name: str, count: Count) -> None:
     ours, theirs = rendered(name), recorded(name)
     if isinstance(ours, str):
-        return  # test_chart.py tells why
+        return  # test_chart.py shows why
     outcomes: Counter[str] = Counter()
     assert compared(ours) == compared(theirs)
     for key in compared(ours):

@@ -24,7 +24,7 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.anyio
 
 OLDER: dict[str, Any] = json.loads((Path(__file__).parent / "older_chart.json").read_text())
-"""What the chart rendered when it was new: keys of the ConfigMap, and what Kubernetes lets nobody change."""
+"""What the chart rendered when it was new: keys of the ConfigMap, and fields that are immutable."""
 NODES, SERVICES = Resource("cilium.io", "ciliumnodes"), Resource("", "services")
 POOL = {
     "apiVersion": "cilium.io/v2alpha1",

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Here:
-    """Somebody at a cluster."""
+    """A user of a cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.kubeconfig = folder / "kubeconfig"

@@ -77,7 +77,7 @@ def test_a_cluster_of_cilium_is_moved_as_the_page_shows(here: Here, tmp_path: Pa
                 (tmp_path / block.file).write_text(block.text, encoding="utf-8")
             else:
                 play(PAGE, block, process, columns=False)
-    # What was Cilium's alone is gone with the upgrade, what is called alike was replaced in place.
+    # The upgrade removed what only Cilium has and replaced objects of the same name.
     names = here.kubectl("-n", "kube-system", "get", "daemonset,deployment,configmap", "-o", "name").split()
     assert "daemonset.apps/cilium" in names
     assert not [name for name in names if "hubble" in name]

@@ -1,4 +1,4 @@
-"""The plugin, whatever a runtime or an agent gives it: it ends at once, and says in one error what is wrong.
+"""The plugin, whatever a runtime or an agent gives it: it ends at once, and reports one clear error.
 
 The same inputs go through a build with the address and undefined behaviour sanitizers, where gcc has them.
 """
@@ -74,7 +74,7 @@ inputs = st.one_of(
 
 
 class Bench:
-    """A plugin, run as nobody, in a directory where it may write."""
+    """A plugin, run as an unprivileged user, in a directory where it may write."""
 
     def __init__(self, plugin: Path, folder: Path) -> None:
         self.plugin, self.folder = plugin, folder
@@ -121,7 +121,7 @@ class Bench:
 
 
 def sanitized(folder: Path) -> Path:
-    """A plugin that tells of every wrong access."""
+    """A plugin that reports every wrong access."""
     output = folder / "cilium-cni-sanitized"
     sources = sorted(map(str, (ROOT / "cmd/cilium-cni").glob("*.c")))
     flags = ["-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

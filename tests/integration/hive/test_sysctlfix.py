@@ -41,7 +41,7 @@ class FakeSystemd:
             try:
                 self._answer(self._bus.receive())
             except (OSError, EOFError):
-                return  # the bus has gone, or we have left it
+                return  # the bus is closed, by the other side or by us
 
     def _answer(self, asked: Message) -> None:
         member = asked.header.fields.get(HeaderFields.member)

@@ -19,7 +19,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """gRPC tells the next event loop what it still had to say to one that is closed: that is an error there.
+    """gRPC delivers late callbacks of a closed event loop to the next one, which is an error there.
 
     The answer to a last call comes after all of that.
     """

@@ -1,4 +1,4 @@
-"""What the operator does for the store: its heartbeat, whose it is, and the end of unused numbers."""
+"""What the operator does for the store: its heartbeat, its owner, and the end of unused numbers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_number_without_nodes_goes_in_the_second_pass(etcd: Etcd) -> Non
     async with operator(etcd) as found:
         await found.collect()
         assert numbers(etcd) == {"300", "301", "302"}
-        etcd.put(f"{STATE}id/302", "k8s:app=cart;")  # somebody has just taken it again
+        etcd.put(f"{STATE}id/302", "k8s:app=cart;")  # it has just been taken again
         await found.collect()
         assert numbers(etcd) == {"300", "302"}
         etcd.put(f"{STATE}value/k8s:app=cart;/192.0.2.2", "302")

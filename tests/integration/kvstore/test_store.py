@@ -1,4 +1,4 @@
-"""The store: what is followed there, what is told, and what becomes of both when etcd is away."""
+"""The store: what is followed there, what is reported, and what becomes of both when etcd is away."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(key: str, value: bytes) -> Row:
 
 
 class Followed:
-    """Keys of ``their/`` as a table, and a table whose rows become keys of ``our/``."""
+    """Keys of ``their/`` as a table, and a table with rows that become keys of ``our/``."""
 
     def __init__(self, store: KVStore, jobs: Jobs, tables: Tables) -> None:
         self.store = store

@@ -89,7 +89,7 @@ def needed(name: str, seen: set[str]) -> Iterator[metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel, and of ours only what it says it needs; without any network."""
+    """A fresh environment with the wheel, and of ours only its declared dependencies; without any network."""
     home = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=50)
     python = home / "bin" / "python"

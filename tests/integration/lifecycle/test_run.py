@@ -106,7 +106,7 @@ def later(seconds: float) -> None:
 
 
 def test_signals_that_come_at_once_are_one_request() -> None:
-    """A terminal that is closed and a supervisor each send one; nobody asks twice."""
+    """A terminal that is closed and a supervisor each send one; each asks once."""
     send = "os = __import__('os'); [os.kill(os.getpid(), number) for number in (15, 1, 2)]"
     with daemon(start=f"print('starting', flush=True); {send}; await anyio.sleep_forever()") as process:
         assert line(process) == "starting"

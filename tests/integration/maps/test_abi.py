@@ -1,4 +1,4 @@
-"""Records and flags are those of the datapath: its compiler says so, and no flag is left out."""
+"""Records and flags are those of the datapath: the compiler confirms it, and no flag is left out."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def headers() -> str:
 
 
 def compiled(code: str) -> str:
-    """What the compiler says of the code, with the datapath's layouts; empty when it is content."""
+    """The compiler's output for the code, with the datapath's layouts; empty without errors."""
     command = [find_clang(), *FLAGS, f"-I{arch_headers()}", f"-I{SOURCES}", "-fsyntax-only", "-x", "c", "-"]
     source = "\n".join([*(f'#include "{name}"' for name in HEADERS), code])
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
 
 def claims(layout: Layout) -> list[str]:
-    """What the definition in Python says of the struct in C."""
+    """The definition of the C struct in Python."""
     name = f"struct {layout.name}"
     offsets = {member: at for member, at in layout.offsets.items() if not member.startswith("_")}
     return [

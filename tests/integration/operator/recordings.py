@@ -75,7 +75,7 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
     ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
 }
-"""File and step whose objects are not compared, with the fault of Cilium's that is not copied."""
+"""File and step of objects that are not compared, with the fault of Cilium's that is not copied."""
 
 FASTER: Final = {
     "nodes-gc-interval": 20,
@@ -86,10 +86,10 @@ FASTER: Final = {
 """Intervals that are divided, so that a test need not wait for them."""
 
 CLEARED: Final = frozenset({"lb_first_last"})
-"""Scenarios whose steps begin with no pools and no services: the deletions are not recorded."""
+"""Scenarios with steps that begin with no pools and no services: the deletions are not recorded."""
 
 SLOWLY: Final = frozenset({"lb_restart_repeat"})
-"""Scenarios whose services are made one after the other, each when the one before has its address."""
+"""Scenarios in which services are made one after the other, each when the one before has its address."""
 
 STRICTER: Final = frozenset({"bad-port"})
 """Objects that Cilium's schemas let pass, and ours refuse."""

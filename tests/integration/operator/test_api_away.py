@@ -1,4 +1,4 @@
-"""An API server that goes away: probes are told, a leader goes on for a while, what it missed is done."""
+"""An API server that goes away: probes show it, a leader continues for a while, and catches up later."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def pool(name: str, *cidrs: str, mask: int = 28) -> CiliumPodIPPool:
 
 
 class Cluster:
-    """CiliumNodes, whose wishes are fulfilled at once unless the server is away."""
+    """CiliumNodes with requests that are fulfilled at once unless the server is away."""
 
     def __init__(self) -> None:
         self.ledger = PoolLedger()
@@ -175,7 +175,7 @@ def test_ranges_of_nodes_are_adopted_without_a_pool_and_each_address_once() -> N
         "unable to reuse from pool p: cidr 10.200.0.0/26 is not part of the requested pool"
     )
     assert cluster.ranges("a") == ["10.10.0.192/26"]
-    cluster.ask("n", "p", 9)  # its agent has gone on: what it lost is told no more
+    cluster.ask("n", "p", 9)  # its agent continues: what it lost is no longer reported
     assert cluster.errors["n"] == ""
 
 

@@ -29,7 +29,7 @@ def node(name: str, cidrs: tuple[str, ...] = (), uid: str = "") -> CiliumNode:
 
 
 class Cluster:
-    """CiliumNodes, and whatever wishes are fulfilled."""
+    """CiliumNodes, and whatever requests are fulfilled."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -121,7 +121,7 @@ async def test_concurrent_writes_of_an_agent_survive_and_refused_writes_are_repe
             for number in range(40):
                 change = {"metadata": {"labels": {"n": str(number)}}, "spec": {"bootid": str(number)}}
                 media = b"application/merge-patch+json"
-                with suppress(ConflictError):  # the fault hits whoever comes first
+                with suppress(ConflictError):  # the fault hits the first request
                     await client.raw("PATCH", path, None, json.dumps(change).encode(), media)
             found = await client.raw("GET", path)
             while "podCIDRs" not in (spec := json.loads(found)["spec"])["ipam"]:

@@ -1,4 +1,4 @@
-"""Whether a policy is valid is told in its status: by the operator, in Cilium's words, once."""
+"""Whether a policy is valid is shown in its status: by the operator, in Cilium's words, once."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def until(ask: Callable[[], Awaitable[Any]], right: Callable[[Any], bool])
 
 
 def settled(service: Json) -> bool:
-    """Whether a service has an address, or is told why not."""
+    """Whether a service has an address, or the reason why not."""
     return service["spec"]["type"] != "LoadBalancer" or bool(service["status"].get("conditions"))
 
 
@@ -172,7 +172,7 @@ class Player:
         )
 
     async def _ranges(self) -> list[bool]:
-        """Whether each CiliumNode has ranges, or is told why not."""
+        """Whether each CiliumNode has ranges, or the reason why not."""
         if not self.name.startswith("cp_"):
             return []
         found = json.loads(await self._client.raw("GET", "/apis/cilium.io/v2/ciliumnodes"))

@@ -252,7 +252,7 @@ async def test_rights_follow_what_the_values_switch_on(values: dict[str, Any], t
                 degraded.update(f"{one.message} {one.error or ''}" for one in hive.health.snapshot())
                 return unused(rights, server.requests) == set()
 
-            with suppress(AssertionError):  # below it is told which are not
+            with suppress(AssertionError):  # the assertion below names those that are not
                 await eventually(all_used, 30)
         assert unused(rights, server.requests) == set(), "rights that are not used"
         assert not [one for one in degraded if "orbidden" in one or "403" in one], "nothing is denied"

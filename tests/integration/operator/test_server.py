@@ -23,8 +23,8 @@ FAMILIES = next(
 )
 NOT_OURS = (
     "go_",
-    "cilium_operator_doublewrite_",  # told in those modes
-    "cilium_operator_ces_",  # told with slices
+    "cilium_operator_doublewrite_",  # exposed in those modes
+    "cilium_operator_ces_",  # exposed with slices
     "cilium_operator_number_of_ceps_per_ces",
     "cilium_operator_process_network_",
 )

@@ -48,7 +48,7 @@ class Difference:
 
     reason: str
     correction: int | None = None
-    """None where it is a decision of ours, which ``reason`` tells."""
+    """None where it is a decision of ours, explained by ``reason``."""
     exit_code: int | None = None
     stdout: Any = None
     """Keys of the printed object that differ, or the whole text; None: as recorded."""

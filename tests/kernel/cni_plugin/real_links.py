@@ -28,7 +28,7 @@ from tests.unit.cni_server.fakes import FakeNode
 SOCKET = Path("/run/cilium/cni.sock")
 OPERATIONAL = 0x40 | 0x10000 | 0x20000
 """IFF_RUNNING, IFF_LOWER_UP and IFF_DORMANT: the kernel's link watch sets them when it comes to it,
-after whoever set the link up has gone on (Documentation/networking/operstates.rst)."""
+later than the call that set the link up (Documentation/networking/operstates.rst)."""
 
 
 def _root(_links: HostLinks) -> None:
@@ -129,7 +129,7 @@ def _look(pod: Namespaces) -> Look:
 
 
 def add_veth(pod: Namespaces) -> None:
-    """An eth0 in the pod that nobody here knows of."""
+    """An eth0 in the pod that is unknown here."""
     from pyroute2 import IPRoute
 
     with inside(pod), IPRoute() as ip:

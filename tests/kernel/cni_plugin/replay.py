@@ -197,7 +197,7 @@ class Replay:
         def differences() -> list[str]:
             return list(unlike(wanted, projected(wanted, read_state()), dict(self.seen)))
 
-        with suppress(AssertionError):  # told in full below
+        with suppress(AssertionError):  # shown in full below
             await anyio.to_thread.run_sync(eventually, lambda: not differences())
         self.same(wanted, projected(wanted, await anyio.to_thread.run_sync(read_state)), where)
 
@@ -263,7 +263,7 @@ def _order(item: Json) -> str:
 
 
 def sorted_lists(value: Json) -> Json:
-    """The value with its lists in an order of their own: the kernel's tells nothing."""
+    """The value with its lists in an order of their own: the kernel's has no meaning."""
     if isinstance(value, dict):
         return {key: sorted_lists(item) for key, item in value.items()}
     if isinstance(value, list):

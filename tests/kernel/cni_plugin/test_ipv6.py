@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from lifecycle.testing import eventually
 from tests.kernel.cni_plugin.real_links import Node, serving
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 from tests.unit.cni_server.fakes import GATEWAY, GATEWAY6
-from tests.unit.cni_server.harness import until
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
@@ -49,7 +49,7 @@ def routes6(pod: Namespaces) -> set[tuple[str, str]]:
 
 
 async def added(node: Node, pod: Namespaces) -> list[str]:
-    """The pod's addresses as the ADD tells them; the pod has exactly those."""
+    """The pod's addresses as in the result of the ADD; the pod has exactly those."""
     node.fakes.gateways = (GATEWAY6, GATEWAY)
     ended = await node.call("ADD", pod)
     assert (ended.code, ended.stderr) == (0, "")
@@ -67,7 +67,7 @@ async def test_a_pod_gets_both_addresses_usable_at_once(in_node: None) -> None:
             (endpoint,) = node.fakes.all()
             assert returned == [str(endpoint.ipv6), str(endpoint.ipv4)]
             assert (await node.call("DEL", pod)).code == 0
-            await until(node.fakes.clean)
+            await eventually(node.fakes.clean)
 
 
 async def test_ipv6_that_is_off_in_the_pod_is_switched_on(in_node: None) -> None:
@@ -78,7 +78,7 @@ async def test_ipv6_that_is_off_in_the_pod_is_switched_on(in_node: None) -> None
             assert not switched_off(pod)
             assert [link.name for link in node.links.links() if link.name.startswith("lxc")]
             assert (await node.call("DEL", pod)).code == 0
-            await until(node.fakes.clean)
+            await eventually(node.fakes.clean)
 
 
 async def test_without_an_ipv6_address_disable_ipv6_is_unchanged(in_node: None) -> None:

@@ -15,17 +15,17 @@ import pytest
 from cells.netlink.connection import NetlinkError
 from cells.netlink.pod import PodLink
 from cells.netlink.rows import mac_text
+from lifecycle.testing import eventually
 from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving
 from tests.support.cni_plugin import compiled_plugin, environment, run_plugin
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
-from tests.unit.cni_server.harness import until
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
 
 
 class Stubborn(PodLink):
-    """A pod that takes everything and then says no."""
+    """A pod that takes everything and then refuses."""
 
     def configure(
         self,
@@ -40,7 +40,7 @@ class Stubborn(PodLink):
 
 
 def remove_eth0(pod: Namespaces) -> None:
-    """Somebody deletes the pod's link behind our back."""
+    """Another program deletes the pod's link behind our back."""
     from pyroute2 import IPRoute
 
     with inside(pod), IPRoute() as ip:
@@ -88,7 +88,7 @@ async def test_a_pod_gets_its_interface_and_loses_it_again(in_node: None) -> Non
 
             assert (await node.call("DEL", pod)).code == 0
             assert not node.fakes.book
-            await until(lambda: node.links.find(endpoint.ifname) is None and not node.fakes.addresses)
+            await eventually(lambda: node.links.find(endpoint.ifname) is None and not node.fakes.addresses)
             assert set((await look(pod)).links) == {"lo"}
             assert (await node.call("DEL", pod)).code == 0
 
@@ -147,7 +147,7 @@ async def test_a_burst_of_pods_is_attached_and_detached(in_node: None) -> None:
                 for number, pod in enumerate(pods):
                     tasks.start_soon(one, number, pod, command, codes)
             assert codes == [0] * len(pods)
-        await until(lambda: {link.name for link in node.links.links()} == {"lo"} and node.fakes.clean())
+        await eventually(lambda: {link.name for link in node.links.links()} == {"lo"} and node.fakes.clean())
     for pod in pods:
         pod.close()
 
@@ -161,10 +161,12 @@ async def test_a_plugin_killed_in_the_middle_of_an_add_leaves_nothing(in_node: N
                 assert plugin.stdin is not None
                 await plugin.stdin.send(json.dumps(configuration(cniVersion="1.0.0")).encode())
                 await plugin.stdin.aclose()
-                await until(lambda: "wait for a policy map" in node.fakes.steps)
+                await eventually(lambda: "wait for a policy map" in node.fakes.steps)
                 plugin.kill()
             node.fakes.may_refill.set()
-            await until(lambda: node.fakes.clean() and {each.name for each in node.links.links()} == {"lo"})
+            await eventually(
+                lambda: node.fakes.clean() and {each.name for each in node.links.links()} == {"lo"}
+            )
             assert set((await look(pod)).links) == {"lo"}
             assert (await node.call("ADD", pod)).code == 0
 
@@ -179,4 +181,5 @@ async def test_a_delete_of_a_namespace_that_went_takes_the_rest(in_node: None) -
         for _ in range(2):
             ended = await anyio.to_thread.run_sync(partial(run_plugin, env, given))
             assert (ended.code, ended.stdout) == (0, "")
-        await until(lambda: node.fakes.clean() and {each.name for each in node.links.links()} == {"lo"})
+        await eventually(node.fakes.clean)
+        await eventually(lambda: {each.name for each in node.links.links()} == {"lo"})

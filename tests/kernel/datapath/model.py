@@ -81,7 +81,7 @@ class DroppedError(Exception):
 
 
 class Model:
-    """A node with pods, addresses of its own, and a world whose identities it may know."""
+    """A node with pods, addresses of its own, and a world with identities that it may know."""
 
     def __init__(self, pods: list[ModelPod], own: set[Address], router6: IPv6Address, net_mac: bytes) -> None:
         self.pods: dict[Address, ModelPod] = {pod.ip: pod for pod in pods} | {pod.ip6: pod for pod in pods}
@@ -246,7 +246,7 @@ class Model:
             raise DroppedError(refused, direction)
 
     def _identity(self, ip: Address) -> int:
-        """Whose an address is: the node's records first, then the longest known prefix, else the world's."""
+        """The owner of an address: the node's records first, then the longest prefix, else the world's."""
         if ip in self.own:
             return HOST
         if ip in self.pods:
@@ -269,7 +269,7 @@ def for_neighbours(frame: bytes) -> bool:
 
 
 def answer_arp(pod: ModelPod, frame: bytes) -> Walk:
-    """Everything a pod asks for is behind its link, but itself; what is no question is for the host."""
+    """Everything a pod asks for is behind its link, but itself; other packets are for the host."""
     if len(frame) < 42:
         raise DroppedError(INVALID, Direction.EGRESS)
     to, message = frame[:6], frame[14:42]

@@ -55,7 +55,7 @@ class Entry:
 
     source_identity: int
     until: int
-    """The second at whose end it is forgotten."""
+    """The second at the end of which it is forgotten."""
     seen_non_syn: bool = False
     closed: frozenset[Direction] = frozenset()
     seen: tuple[int, int] = (0, 0)

@@ -172,7 +172,7 @@ CONVERSATIONS = (
     *((A.ip, B.ip), (B.ip, A.ip), (A.ip, OUTSIDE), (ROUTER, A.ip)),
     *((A.ip6, B.ip6), (B.ip6, A.ip6), (ROUTER6, A.ip6)),
 )
-"""Who started, and with whom. Few, so that packets of one follow each other."""
+"""Initiator and peer of the flow. Few, so that packets of one follow each other."""
 
 
 @st.composite

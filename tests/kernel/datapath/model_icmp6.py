@@ -1,4 +1,4 @@
-"""The plain model's ICMPv6: what the node says to a pod by itself.
+"""The plain model's ICMPv6: what the node sends to a pod of its own accord.
 
 Source: RFC 4861 (neighbour discovery), RFC 4443 (errors).
 """

@@ -48,7 +48,7 @@ class Flow:
     related: bool = False
     """An ICMP error."""
     quote: bytes = b""
-    """What the error is about, as far as it says so: a packet without its Ethernet header."""
+    """What the error is about, as far as it is quoted: a packet without its Ethernet header."""
     plain: bool = True
     """Whether the transport header follows the network header at once."""
     answer_likely: bool = False
@@ -106,7 +106,7 @@ Fragments = MutableMapping[tuple[Address, Address, int, int], tuple[int, int]]
 
 
 def read(frame: bytes, fragments: Fragments) -> Flow:
-    """The flow of an IP frame, or RefusedError. What a first fragment says is kept for the others."""
+    """The flow of an IP frame, or RefusedError. The ports of a first fragment are stored for the others."""
     if int.from_bytes(frame[12:14], "big") == IPV4:
         return _read_ipv4(frame, fragments)
     return _read_ipv6(frame, fragments)

@@ -29,7 +29,7 @@ def decide(rules: Rules, flow: Flow, direction: Direction, peer: int) -> int | N
 
 
 def closest(rules: Rules, identity: int, flow: Flow, egress: bool) -> PolicyKey | None:
-    """Of the entries for exactly this identity that cover the packet, the one that says most of the port."""
+    """Of the entries for exactly this identity that cover the packet, the one with the narrowest port."""
     covering = [
         key for key in rules if (key.identity, key.egress) == (identity, egress) and covers(key, flow)
     ]

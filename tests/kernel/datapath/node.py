@@ -1,6 +1,6 @@
 """A node with real links: the datapath's hive, cilium_host and cilium_net, and pods in their own namespaces.
 
-What other cells will do is done here by hand, as briefly as it goes.
+What other cells will do is done here directly, as briefly as possible.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the programs tell each other by the mark and by conntrack when the host's stack is between them."""
+"""What the programs pass to each other by the mark and by conntrack when the host's stack is between them."""
 
 import pytest
 from scapy.packet import Packet
@@ -58,7 +58,7 @@ def test_behind_masquerading_policy_knows_the_pod_that_sent(world: World) -> Non
 @pytest.mark.parametrize(("one", "other"), ENDS)
 @pytest.mark.parametrize("mark", [SENT_BY_A, 0x4000])
 def test_replies_go_back_the_way_the_request_came(world: World, one: str, other: str, mark: int) -> None:
-    """0x4000: somebody has put a mark of his own in the place of ours."""
+    """0x4000: another program has put its own mark in the place of ours."""
     request, reply = tcp(one, other, "S"), tcp(other, one, "SA", sport=80, dport=40000)
     assert by_stack(world, from_host() / request, mark)[0] == REDIRECT
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What is remembered of a flow: its entries, whose answer is an answer, and when it ends."""
+"""What is remembered of a flow: its entries, which packets are replies, and when it ends."""
 
 from ipaddress import IPv4Address
 

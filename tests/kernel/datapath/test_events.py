@@ -1,4 +1,4 @@
-"""What the programs tell of packets: which events, when, and what is in them."""
+"""Events of the programs about packets: which events, when, and what is in them."""
 
 import os
 import struct
@@ -32,7 +32,7 @@ Listen = Callable[[], list[Event]]
 
 @pytest.fixture
 def events(world: World) -> Iterator[Listen]:
-    """Takes out what the programs have told since the last call."""
+    """Takes out the events since the last call."""
     rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
     for ring in rings:
         world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))

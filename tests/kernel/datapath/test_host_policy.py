@@ -92,7 +92,7 @@ class Host:
 
 @pytest.fixture
 def host(world: World) -> Iterator[Host]:
-    """A node whose policy allows nothing."""
+    """A node with a policy that allows nothing."""
     with create_map(policy_spec(NUMBER, 256)) as policy:
         world.maps["hive_policies"].update(struct.pack("<I", NUMBER), struct.pack("<I", policy.fd))
         world.report(host_endpoint=NUMBER)
@@ -227,7 +227,7 @@ def test_packets_that_routers_never_forward_are_of_the_node(host: Host, target: 
 def test_packets_without_another_route_are_of_the_node(
     host: Host, source: str, target: str, route: Route
 ) -> None:
-    """Broadcast addresses of networks, anycast addresses of routers, and all of it on what is no router."""
+    """Broadcast addresses of networks and anycast addresses of routers, also on devices that are none."""
     pod = A.ip6 if ":" in target else A.ip
     assert host.world.device_gets(FRAME / udp(source, target)).action == OK
     host.world.recorder.nothing(route)  # type: ignore[attr-defined]  # of GuardedWorld

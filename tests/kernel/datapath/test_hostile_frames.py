@@ -70,7 +70,7 @@ RULES: Final = {
     A.id: {},
     B.id: {PolicyKey(peer, False, UDP, 53, 16): False for peer in (WORLD, WORLD6, REMOTE_IDENTITY)},
 }
-"""Nobody may come to A, and to B those outside and of the other node by UDP 53."""
+"""No peer may reach A; those outside and of the other node may reach B by UDP 53."""
 MOST_TAGS: Final = 4
 VLAN: Final = 182
 """The reason for drops of what is tagged too often."""
@@ -139,13 +139,13 @@ class Model:
     """Who gets what, by policy alone."""
 
     identity: Callable[[Address], int | None]
-    """Who comes from the address, by this way; None: nobody does."""
+    """Who comes from the address, by this way; None: no endpoint."""
     fragments: Fragments = field(default_factory=dict)
     reached: set[Address] = field(default_factory=set)
     """Pods that have flows, about which errors may come."""
 
     def flow(self, frame: bytes) -> Flow | None:
-        """What a frame without tags is; None if it cannot be read, or comes from where nobody is."""
+        """What a frame without tags is; None if it cannot be read, or its source has no owner."""
         source = frame[26:30] if kind(frame) == IPV4 else frame[22:38]
         try:
             if kind(frame) not in {IPV4, IPV6} or self.identity(ip_address(source)) is None:

@@ -1,4 +1,4 @@
-"""What only IPv6 has: neighbour discovery, extension headers, hops that are told of, errors of its own."""
+"""What only IPv6 has: neighbour discovery, extension headers, exceeded hop limits, errors of its own."""
 
 import pytest
 from scapy.layers.inet import TCP, UDP

@@ -1,4 +1,4 @@
-"""Whatever is sent, the programs do what the plain model says: to the packet, to memory, to the counts."""
+"""Whatever is sent, the programs do the same as the plain model: to the packet, to memory, to the counts."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final

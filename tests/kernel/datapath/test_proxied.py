@@ -1,4 +1,4 @@
-"""Connections that policy gives to a proxy: nothing passes without it, unless policy says so."""
+"""Connections that policy gives to a proxy: nothing passes without it, unless policy allows it."""
 
 from dataclasses import replace
 

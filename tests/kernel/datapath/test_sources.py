@@ -1,4 +1,4 @@
-"""Where a packet says it is from: nothing is done or remembered for an address that is not the pod's."""
+"""The source address of a packet: nothing is done or remembered for an address that is not the pod's."""
 
 import struct
 from dataclasses import replace

@@ -106,7 +106,7 @@ def serving(pod: LivePod, version: int, kind: socket.SocketKind) -> Iterator[Non
 
 
 def ask(pod: LivePod, address: str, port: int, kind: socket.SocketKind, times: int = 5) -> str:
-    """Ask as often on one connection; whom the server saw. TimeoutError when it does not answer."""
+    """Ask as often on one connection; the client address at the server. TimeoutError without an answer."""
     with inside(pod.net):
         client = socket.socket(FAMILIES[6 if ":" in address else 4], kind)
     answer = ""

@@ -1,4 +1,4 @@
-"""A start whose maps are others than those pinned, under traffic: nothing is lost, whatever becomes of it."""
+"""A start with other maps than those pinned, under traffic: nothing is lost, whatever becomes of it."""
 
 import struct
 from pathlib import Path
@@ -59,7 +59,7 @@ async def test_no_packet_is_lost_to_an_upgrade_from_before_ipv6(in_node: None) -
 
 
 def ipv4_alone(maps: Maps) -> None:
-    """Cells that use no more than every node has, whose pods have IPv4 alone."""
+    """Cells that use only what every node has; pods have IPv4 alone."""
 
 
 async def test_no_packet_is_lost_as_maps_go_that_nothing_uses_any_more(in_node: None) -> None:

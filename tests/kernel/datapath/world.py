@@ -169,7 +169,7 @@ class World:
         self.report()
 
     def report(self, flags: int = 0, aggregation: int = 0, host_endpoint: int = 0) -> None:
-        """Which events the programs send, and whose policy the node has."""
+        """Which events the programs send, and which endpoint's policy the node has."""
         node = NodeConfig(
             *(IPv4Address(ROUTER), 2, raw("0a:00:00:00:00:01"), 3, raw(NET_MAC), IPv4Network("10.1.0.0/16")),
             *(flags, IPv6Address(ROUTER6), IPv6Network("fd00:10:1::/64"), aggregation, host_endpoint),
@@ -177,7 +177,7 @@ class World:
         self.maps["hive_node"].update(bytes(4), node.pack())
 
     def identify(self, network: str, identity: int) -> None:
-        """Tell the ipcache whose a network is."""
+        """Enter the identity of a network into the ipcache."""
         self.maps["cilium_ipcache"].update(
             IpcacheKey.of(ip_network(network)).pack(), IpcacheValue(identity).pack()
         )
@@ -199,7 +199,7 @@ class World:
     def allow(
         self, pod: Pod, policy: Iterable[tuple[PolicyKey, PolicyEntry]], *, by_hand: bool = False
     ) -> None:
-        """Make this the pod's whole policy; ``by_hand`` as somebody would who knows nothing of epochs."""
+        """Make this the pod's whole policy; ``by_hand`` as a program without knowledge of epochs."""
         self._write_policy(pod, policy)
         if not by_hand:
             self.bump(pod.id)
@@ -219,12 +219,12 @@ class World:
         return self._run("hive_from_pod", packet, repeat)
 
     def pod_gets(self, pod: Pod | None, packet: Packet | bytes, *, repeat: int = 1, mark: int = 0) -> Outcome:
-        """The host's end of the link that every run has sends the pod a packet; None: it is nobody's."""
+        """The host's end of the link that every run has sends the pod a packet; None: it has no owner."""
         self._give_link(pod)
         return self._run("hive_to_pod", packet, repeat, mark)
 
     def _give_link(self, pod: Pod | None) -> None:
-        """Make it the pod's link, or nobody's."""
+        """Make it the pod's link, or remove its owner."""
         key, links = struct.pack("<I", IFINDEX), self.maps["hive_endpoints"]
         row = pod.config().pack() if pod is not None else None
         if row == links.lookup(key):

@@ -54,7 +54,7 @@ def error(version: int, about: bytes, *, hops: bool) -> Packet:
 
 
 def heard(packet: Packet, version: int) -> tuple[str, str, bytes]:
-    """From whom to whom an error is, and what it quotes; its checksums are true."""
+    """Source and destination of an error, and what it quotes; its checksums are true."""
     message = bytes(network(packet))
     head, body = message[: HEAD[version]], message[HEAD[version] :]
     pseudo = b"" if version == 4 else message[8:40] + struct.pack(">II", len(body), 58)
@@ -95,12 +95,12 @@ def test_icmp_errors_reach_the_sender_of_the_masqueraded_packet(
     assert given_port == port if kind == "sctp" else FIRST_PORT <= given_port <= LAST_PORT
     quoted = HEAD[version] + QUOTED if cut else len(whole)
 
-    # A router outside says it of the flow's packet: the pod hears it of what it has sent itself.
+    # A router outside reports on the flow's packet: the pod gets the error about its own packet.
     out = ip(ROUTER[version], NODES[version]) / error(version, whole[:quoted], hops=hops)
     found = heard(world.device_gets(out).packet, version)
     assert found == (ROUTER[version], POD[version], asked[:quoted])
 
-    # The pod says it of an answer: the server hears it of what it has sent to the node.
+    # The pod reports on a reply: the server gets the error about what it sent to the node.
     answer = spoken(kind, version, port, answer=True)
     whole = bytes(network(ip(SERVER[version], POD[version]) / answer))
     back = ip(POD[version], SERVER[version]) / error(version, whole[:quoted], hops=hops)

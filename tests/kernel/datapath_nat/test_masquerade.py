@@ -270,14 +270,14 @@ def test_replies_to_direct_clients_of_a_pod_are_not_masqueraded(world: World) ->
 @pytest.mark.parametrize("reply", [False, True])
 def test_errors_about_a_tcp_flow_are_translated_both_ways(world: World, reply: bool) -> None:
     left = world.device_sends(ip(A.ip, OUTSIDE) / TCP(sport=1000, dport=80))
-    if reply:  # the pod says it of an answer
+    if reply:  # the pod reports on a reply
         answer = ip(OUTSIDE, A.ip) / TCP(sport=80, dport=1000, flags="SA")
         error = ip(A.ip, OUTSIDE) / ICMP(type=3, code=3) / bytes(answer[IP])
         seen = world.device_sends(error).packet
         assert (seen[IP].src, seen[IP].dst) == (NODE, OUTSIDE)
         quoted = IP(bytes(seen[ICMP].payload))
         assert (quoted.dst, quoted[TCP].dport) == (NODE, left.packet[TCP].sport)
-    else:  # a router says it of what left
+    else:  # a router reports on what left
         error = ip("203.0.113.9", NODE) / ICMP(type=11) / bytes(left.packet[IP])[:28]
         seen = world.device_gets(error).packet
         assert (seen[IP].src, seen[IP].dst) == ("203.0.113.9", A.ip)

@@ -18,6 +18,6 @@ def loaded_world(request: pytest.FixtureRequest) -> Iterator[NodePortWorld]:
 
 @pytest.fixture
 def world(loaded_world: NodePortWorld) -> NodePortWorld:
-    """Nobody has asked yet."""
+    """Before any client has connected."""
     loaded_world.reset()
     return loaded_world

@@ -1,4 +1,4 @@
-"""Whatever clients outside and backends do, each connection is served as a plain model says."""
+"""Whatever clients outside and backends do, each connection is served as by a plain model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Node:
         return pod.ip if self.version == 4 else pod.ip6
 
     def backends_change(self, states: dict[int, BackendState]) -> None:
-        """As the agent does: the new ones first, then the service, then those that are gone."""
+        """As the agent does: the new ones first, then the service, then those that are removed."""
         wanted = [Backend(number, self.address(number), state=state) for number, state in states.items()]
         flags = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
         self.world.services.serve(self.service, wanted, port=NODE_PORT, flags=flags)
@@ -84,7 +84,7 @@ class Node:
         sent = segment(kind, self.client, self.service, sport, NODE_PORT, flags)
         outcome = self.world.client_sends(sent)
         assert outcome.action == REDIRECT
-        if not allowed:  # told that nobody serves
+        if not allowed:  # answered that there is no backend
             assert (outcome.packet.src, outcome.packet.dst) == (OWN_MAC, CLIENT_MAC)
             return
         assert intact(outcome.packet)

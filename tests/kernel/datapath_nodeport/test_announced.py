@@ -50,7 +50,7 @@ def test_an_arp_request_for_an_announced_address_is_answered_with_the_device_mac
 
 
 def test_an_arp_probe_for_an_announced_address_is_answered(world: NodePortWorld) -> None:
-    """RFC 5227 section 2.1.1: a probe has no sender; whoever has the address answers."""
+    """RFC 5227 section 2.1.1: a probe has no sender; the owner of the address answers."""
     announces(world)
     probe = ARP(op="who-has", hwsrc=CLIENT_MAC, psrc="0.0.0.0", pdst=VIP)
     assert world.device_gets(Ether(src=CLIENT_MAC, dst=TO_ALL) / probe).action == REDIRECT

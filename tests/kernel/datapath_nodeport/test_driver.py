@@ -59,7 +59,7 @@ def serve(world: DriverWorld, version: int, *backends: str) -> None:
 
 
 def asked(world: DriverWorld, version: int) -> tuple[int, int]:
-    """The verdict on a client's first packet, and what is told of it."""
+    """The verdict on a client's first packet, and the events about it."""
     packet = segment("tcp", CLIENT[version], SERVICE[version], 33333, NODE_PORT)
     run = world.in_driver(bytes(world.framed(packet)))
     return run.verdict, run.metadata
@@ -105,7 +105,7 @@ def test_xdp_passes_packets_for_the_tunnel_to_tc(world: DriverWorld) -> None:
 
 
 def test_a_service_without_backends_is_left_by_xdp_to_the_tc_program(world: DriverWorld) -> None:
-    """Who is told that nothing listens on is told by the tc program."""
+    """The tc program answers clients that nothing listens."""
     serve(world, 4)
     assert asked(world, 4) == (XDP_PASS, 0)
 

@@ -97,7 +97,7 @@ def delivers(world: NodePortWorld, frame: bytes, backend: str) -> bool:
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_no_odd_packet_passes_the_source_ranges(world: NodePortWorld, version: int) -> None:
-    """Not a later fragment either, whose datagram is numbered as one that a listed client has begun."""
+    """Neither does a later fragment with the number of a datagram that a listed client has started."""
     here = HERE[version]
     flags = FLAGS | ServiceFlag.SOURCE_RANGE
     world.services.serve(SERVICE[version], [Backend(1, here)], port=NODE_PORT, flags=flags)

@@ -189,7 +189,7 @@ def test_host_policy_is_enforced_on_a_device_without_ethernet(both: BothWorld, v
             both.bump(0)
             fates.append([both.passes(packet, out=out, l3=l3) for packet, out in packets])
         both.maps["hive_policies"].delete(struct.pack("<I", number))
-    for fate in fates:  # a packet that is dropped may be framed for who is told of it
+    for fate in fates:  # a packet that is dropped may be framed for its event
         assert [(each.action, each.counted) for each in fate] == [
             (OK, {}),
             (SHOT, {(133, INGRESS): 1}),

@@ -1,4 +1,4 @@
-"""Clients outside: who may ask, what errors reach whom, and backends elsewhere that answer them directly."""
+"""Clients outside: who may connect, which errors reach which side, and direct answers of backends."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, ver
     world.maps["cilium_lxc"].update(*world.row_of(A, backend))
     delivered = world.device_gets(passed_on.packet)
     assert (delivered.action, delivered.packet.dst) == (REDIRECT, A.mac)
-    if kind == "tcp":  # later packets of a connection do not tell
+    if kind == "tcp":  # later packets of a connection do not show it
         later = segment(kind, CLIENT[version], backend, SPORT, TARGET, "A")
         assert world.comes_back(later).packet.dst == A.mac
     pod = world.moved(A, backend)
@@ -152,7 +152,7 @@ def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePor
 
 BOTH_DSR = NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 OPTION = {4: 8, 6: 24}
-"""Bytes in which a backend elsewhere is told of the service."""
+"""Bytes in which a backend elsewhere gets the service's address."""
 
 
 def long_datagram(version: int, length: int, flags: str = "DF") -> Packet:
@@ -211,7 +211,7 @@ def test_associations_of_sctp_keep_their_ports(world: NodePortWorld, version: in
     source = DIRECT[version] if far else CLIENT[version]
     assert (sent.src, sent.dst) == (source, backend)
     assert bytes(sent.payload) == bytes(association), "its checksum is over all of it"
-    # What would take another port is dropped, and nobody hears of a broken packet.
+    # What would take another port is dropped, and no event reports a broken packet.
     world.services.serve(SERVICE[version], [Backend(1, backend)], port=NODE_PORT, flags=FLAGS, protocol=132)
     other = SCTP(sport=SPORT + 1, dport=NODE_PORT) / SCTPChunkInit()
     dropped = world.client_sends(head(src=CLIENT[version], dst=SERVICE[version]) / other)

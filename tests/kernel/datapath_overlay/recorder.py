@@ -73,7 +73,7 @@ class Recorder:
         self.map.update(bytes(4), bytes(_TUNNEL.size) + _ROUTE.pack(*route) + bytes(_HANDED.size))
 
     def handed(self, what: int) -> None:
-        """What a program in the driver says of the next packet."""
+        """The verdict of a program in the driver on the next packet."""
         row = self._reported()
         self.map.update(bytes(4), row[: -_HANDED.size] + _HANDED.pack(what, self._mtu(row)))
 

@@ -1,4 +1,4 @@
-"""What comes out of the tunnel: whom it is believed of, and for whom it is."""
+"""What comes out of the tunnel: which senders are believed, and which destinations are served."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_with_node_local_identities_the_ipcache_decides_the_source_of_overlay_pa
     overlay: OverlayWorld,
 ) -> None:
     overlay.set_tunnel(on=True, flags=TUNNEL_OWN_IDENTITIES)
-    overlay.allow(A, only_from(B.identity))  # whose number another node may have given to anybody
+    overlay.allow(A, only_from(B.identity))  # another node may have given this number to any pod
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=B.identity).dropped == (133, INGRESS)
     overlay.allow(A, only_from(REMOTE_IDENTITY))  # as the ipcache has it
     assert overlay.tunnel_brings(FRAME / udp(REMOTE, A.ip), vni=B.identity).action == REDIRECT

@@ -42,7 +42,7 @@ UNENCRYPTED = 195
 
 
 class IpsecWorld(OverlayWorld):
-    """The overlay's world, whose programs mark for the kernel; the pod of the other node has key 4."""
+    """The overlay's world, with programs that mark for the kernel; the pod of the other node has key 4."""
 
     def __init__(self) -> None:
         self.recorder = Recorder()

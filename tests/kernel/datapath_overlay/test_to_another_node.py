@@ -1,4 +1,4 @@
-"""What goes into the tunnel, as whom, and to which node."""
+"""What goes into the tunnel, with which identity, and to which node."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_packets_of_the_host_to_an_address_without_a_node_are_dropped(overlay: O
 
 
 def big(source: str, destination: str, length: int) -> Ether:
-    """A datagram whose IP packet has this length."""
+    """A datagram in an IP packet of this length."""
     packet = from_pod(A) / ip(source, destination) / UDP(sport=40000, dport=53)
     return packet / Raw(bytes(length - (len(packet) - 14)))
 
@@ -285,7 +285,7 @@ def test_over_ipv6_packets_go_to_the_node_with_the_range(overlay: OverlayWorld, 
 
 
 def test_over_ipv6_packets_outside_pod_ranges_go_to_the_stack(overlay: OverlayWorld) -> None:
-    """Other nodes and the world by the stack; and a range whose node's address is still of IPv4."""
+    """Other nodes and the world by the stack; and a range with a node address that is still IPv4."""
     overlay.over_ipv6()
     overlay.identify(OTHER_NODE, 6)
     for other in (OTHER_NODE, OUTSIDE):

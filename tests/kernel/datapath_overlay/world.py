@@ -58,7 +58,7 @@ class OverlayWorld(World):
         self.bump(0)
 
     def over_ipv6(self, source: str = OWN6, port: int = PORT) -> None:
-        """underlay-protocol=ipv6: the ipcache says who pods are, and ranges where they are."""
+        """underlay-protocol=ipv6: the ipcache has pods' identities, and ranges their nodes."""
         row = TunnelConfig(IFINDEX, MTU, port, ip_address(source), TUNNEL_OVER_IPV6)
         self.maps["hive_tunnel"].update(bytes(4), row.pack())
         value = TunnelValue(ip_address(OTHER_NODE6)).pack()
@@ -70,7 +70,7 @@ class OverlayWorld(World):
         self.bump(0)
 
     def remote(self, ip: str, identity: int = REMOTE_IDENTITY, flags: int = 0) -> None:
-        """Tell the ipcache that this is on the other node."""
+        """Enter this into the ipcache as on the other node."""
         value = IpcacheValue(identity, IPv4Address(OTHER_NODE), 0, flags)
         self.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(ip)).pack(), value.pack())
         self.bump(0)

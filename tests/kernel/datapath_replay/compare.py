@@ -10,9 +10,9 @@ What is not compared, because ours differs on purpose:
 * the MAC of what passes cilium_host to cilium_net: ours is addressed there;
 * the entry of the pod that gets the packet: its policy is asked in the sender's program;
 * the mark of a packet that is delivered on the node: no program reads it any more;
-* the checksum of an ICMP error whose quote is translated: theirs is not changed by a port, ours is;
+* the checksum of an ICMP error with a translated quote: theirs is not changed by a port, ours is;
 * the hop to an IPv6 backend that answers directly: Cilium does not count it, RFC 8200 does;
-* whether the entry of a packet that a proxy has let in says so: ours does, so that answers find it;
+* whether the entry of a packet that a proxy has let in is marked: ours is, so that answers find it;
 * the entry of a service that redirects locally, but not this pod: ours makes none, as nothing is translated;
 * the MAC of a client by a device that knows none: Cilium notes what lies where it would be;
 * the port that a translated flow gets, and what of the packet follows from it: it is random.
@@ -83,7 +83,7 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def identity_of(vni: int, recording: Recording) -> int:
-    """As which a tunnel tells it: of a device it is the node, which to others is another node."""
+    """Its identity in a tunnel: for a device it is the node, which to others is another node."""
     at_device = recording.hook.endswith("-netdev")
     return REMOTE_NODE if at_device and vni == int(recording.constants["SECLABEL"]) else vni
 
@@ -211,7 +211,7 @@ def nat_rows(name: str, recording: Recording, replayed: Replayed) -> Iterator[Ma
 
 
 def translations(name: str, rows: Mapping[bytes, bytes]) -> set[tuple[bytes, bytes]]:
-    """Whose flows are translated to which address; each has both of its entries, under one port.
+    """Which endpoint's flows are translated to which address; each has both of its entries, under one port.
 
     What backends answer directly has one, and of it the port counts too: that of the service.
     """

@@ -1,4 +1,4 @@
-"""Our programs on maps filled as a recording says."""
+"""Our programs on maps filled from a recording."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Node:
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
     def _report_device(self, recording: Recording) -> None:
-        """The native device that the packet passes, and for a step of it the pod whose packet it is."""
+        """The native device that the packet passes, and for a step of it the pod that sent it."""
         constants, step = recording.constants, recording.hook == "snat-step"
         ipv4 = constants["snat_target_address"] if step else "0.0.0.0"
         on = {
@@ -245,7 +245,7 @@ class Node:
 
 
 def context(recording: Recording) -> bytes:
-    """A struct __sk_buff. Of its control block our programs know what says who sends encrypted packets."""
+    """A struct __sk_buff. Of its control block our programs know the sender of encrypted packets."""
     fields = bytearray(192)
     struct.pack_into("<I", fields, MARK_AT, recording.mark)
     if "ENABLE_IPSEC" in recording.switches:
@@ -260,7 +260,7 @@ def driver_context(packet: bytes) -> bytes:
 
 
 def metadata_size(context: bytes) -> int:
-    """How long what is told of the packet is, in front of it."""
+    """Length of the metadata in front of the packet."""
     data, _, meta = struct.unpack_from("<3I", context)
     return int(data - meta)
 
@@ -298,7 +298,7 @@ def ipv6_reported(text: str) -> IPv6Address:
 
 
 def route(recording: Recording) -> Route:
-    """What its routes said of the packet."""
+    """The result of the route lookup for the packet."""
     lookups = recording.data["result"]["fib_lookups"]
     if not lookups:
         return Route()
@@ -317,7 +317,7 @@ def destinations(recording: Recording) -> Iterator[int]:
 
 
 def with_times(value: bytes, decoded: Json, now: int) -> bytes:
-    """A conntrack entry whose times are told from this ``now``."""
+    """A conntrack entry with times relative to this ``now``."""
     entry = bytearray(value)
     fields = decoded["value"]
     for at, field in (

@@ -100,7 +100,7 @@ class Recording:
 
     @cached_property
     def packet_after(self) -> bytes:
-        """What went out; not the word in front of it by which a driver's program tells the next one of it."""
+        """What went out; not the word in front of it that a driver's program adds for the next one."""
         packet = bytes.fromhex(self.data["result"]["packet"])
         if self.hook == "xdp" and self.verdict == XDP_PASS:
             packet = packet[-len(self.packet) :]

@@ -63,7 +63,7 @@ def _reasons(recording: Recording) -> Iterator[str]:
 
 
 def _to_proxy(recording: Recording) -> bool:
-    """Redirected to a proxy: by its mark, or into a container whose policy names a port of one."""
+    """Redirected to a proxy: by its mark, or into a container with a policy that names a proxy's port."""
     if recording.verdict == OK and recording.mark_after & _MAGIC == _PROXY_MAGIC:
         return True
     return recording.hook == "to-container" and _has_proxy_port(recording) and not recording.drop_reasons

@@ -75,7 +75,7 @@ class Services:
         self._write(backend_key(backend.number, address.ip.version), backend_value(address, backend.state))
 
     def remove_backend(self, backend: Backend) -> None:
-        """It is gone, though slots may still name it."""
+        """It is removed, though slots may still name it."""
         where = backend_key(backend.number, ip_address(backend.ip).version)
         self._maps[where.map].delete(where.key)
 

@@ -1,4 +1,4 @@
-"""Whatever clients and backends do, each connection is served as the plain model says."""
+"""Whatever clients and backends do, each connection is served as by the plain model."""
 
 from dataclasses import dataclass, field
 
@@ -48,7 +48,7 @@ class Pair:
         self.services.serve(self.vip, [], flags=ServiceFlag.ROUTABLE)
 
     def backends_change(self, states: dict[int, BackendState]) -> None:
-        """As the agent does: the new ones first, then the service, then those that are gone."""
+        """As the agent does: the new ones first, then the service, then those that are removed."""
         wanted = [
             Backend(number, self.address.format(number), state=state) for number, state in states.items()
         ]
@@ -66,7 +66,7 @@ class Pair:
         allowed = self.model.serves(connection, begins=kind == "tcp" and flags == SYN)
         outcome = self.world.pod_sends(A, from_pod(A) / packet)
         if not allowed:
-            assert (outcome.action, outcome.counted) == (REDIRECT, {})  # told that nobody serves
+            assert (outcome.action, outcome.counted) == (REDIRECT, {})  # answered that there is no backend
             return
         assert outcome.action == OK
         assert intact(outcome.packet)

@@ -17,7 +17,7 @@ FAMILIES = {4: (socket.AF_INET, VIP), 6: (socket.AF_INET6, VIP6)}
 
 
 def exchange(source: LivePod, target: LivePod, version: int) -> tuple[int, int, str]:
-    """Send megabytes to the service and get as many back: how many came, and whom the client talked to."""
+    """Send megabytes to the service and get as many back: how many came, and the peer that the client saw."""
     family, vip = FAMILIES[version]
     data = bytes(1 << 20)
     with inside(target.net):

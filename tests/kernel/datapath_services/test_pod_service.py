@@ -230,7 +230,7 @@ def test_a_service_without_backends_answers_port_unreachable(
 
 @pytest.fixture(scope="module")
 def silent() -> Iterator[World]:
-    """A node whose services without backends do not answer."""
+    """A node on which services without backends do not answer."""
     with World(DatapathSettings(service_no_backend_response="drop")) as world:
         yield world
 

@@ -27,7 +27,7 @@ def root(_table: Table[int, Device], _links: HostLinks) -> None:
 
 @asynccontextmanager
 async def node() -> AsyncIterator[tuple[Table[int, Device], HostLinks]]:
-    agent = replace(AgentConfig, AgentConfig.__new__(AgentConfig))  # nobody asks for the pods' MTU
+    agent = replace(AgentConfig, AgentConfig.__new__(AgentConfig))  # the pods' MTU is not read
     async with Hive(netlink.cell, devices.cell, agent, invoke(root)).started() as hive:
         yield hive.get(Table[int, Device]), hive.get(HostLinks)
 

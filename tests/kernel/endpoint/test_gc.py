@@ -1,4 +1,4 @@
-"""A pod whose namespace ends without a DEL goes, with all it had; every other one stays."""
+"""A pod is removed with all it had when its namespace ends without a DEL; all others stay."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

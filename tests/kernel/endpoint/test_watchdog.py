@@ -1,4 +1,4 @@
-"""What somebody takes from an endpoint in the kernel comes back while the agent runs."""
+"""What another program takes from an endpoint in the kernel comes back while the agent runs."""
 
 import os
 from collections.abc import AsyncIterator, Callable

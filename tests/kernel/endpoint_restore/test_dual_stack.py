@@ -1,4 +1,4 @@
-"""Endpoints of two families over a restart, and endpoints whose state cannot be read."""
+"""Endpoints of two families over a restart, and endpoints with unreadable state."""
 
 import struct
 from functools import partial
@@ -90,7 +90,7 @@ def spoil(endpoint: Endpoint) -> None:
 
 
 async def lose_the_link(before: Endpoint) -> None:
-    """The next agent, in whose time the pod of unreadable state goes."""
+    """The next agent, during which the pod with unreadable state is deleted."""
     async with agent(**DUAL) as hive:
         restored, ipam, links = hive.get(RestoredEndpoints), hive.get(Ipam), hive.get(HostLinks)
         assert list(restored.quarantined) == [before.id]

@@ -63,7 +63,7 @@ async def come_back() -> tuple[list[Endpoint], dict[int, str], dict[str, str]]:
 
 @contextmanager
 def node_with_pods(count: int, *, die: bool = False) -> Iterator[tuple[Namespaces, list[Endpoint]]]:
-    """A node whose agent has added pods and is gone."""
+    """A node with pods, after the end of its agent."""
     with node_namespace() as node, pods(count) as namespaces:
         made: list[Endpoint] = []
         try:
@@ -88,7 +88,7 @@ def test_a_new_agent_finds_everything_and_changes_nothing(die: bool) -> None:
 
 
 async def counted_restart(endpoint: Endpoint) -> tuple[int, int]:
-    """Counters of the endpoint's policy after a restart, and a number for a new pod that nobody has."""
+    """Counters of the endpoint's policy after a restart, and a number for a new pod that is not in use."""
     async with agent() as hive:
         found = hive.get(Endpoints).get(endpoint.id)
         assert found is not None

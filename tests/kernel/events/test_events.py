@@ -79,7 +79,7 @@ async def running(
             def emit(data: bytes, times: int = 1) -> int:
                 return run_program(program, data, repeat=times).retval
 
-            with on_one_processor():  # what was lost is told by the buffer of the processor that lost it
+            with on_one_processor():  # what was lost is reported by the buffer of the processor that lost it
                 yield hive.get(Events), hive.get(Maps), emit
 
 

@@ -40,7 +40,7 @@ def use(maps: Maps, _: PolicyMaps) -> None:
 
 @asynccontextmanager
 async def agent(uses: Callable[[Maps, PolicyMaps], None] = use, /, **settings: object) -> AsyncIterator[Node]:
-    """The maps of an agent, until the block ends; ``uses`` says which its cells need."""
+    """The maps of an agent, until the block ends; ``uses`` lists those that its cells need."""
     given = {**SMALL, **{name.replace("_", "-"): value for name, value in settings.items()}}
     with structlog.testing.capture_logs() as logged:
         async with Hive(

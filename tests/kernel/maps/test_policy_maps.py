@@ -16,6 +16,7 @@ from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyIdsExhausted, PolicyMaps, PoolEmpty
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from lifecycle import HiveError, StartError
+from lifecycle.testing import eventually
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, policy_pins
 from tests.support.namespaces import in_node
 
@@ -86,9 +87,7 @@ async def test_a_burst_beyond_the_pool_waits_only_for_the_top_up(in_node: None) 
 async def test_a_low_pool_is_topped_up_before_anyone_waits(in_node: None) -> None:
     async with agent() as node:
         taken = [node.policies.acquire() for _ in range(3)]
-        with anyio.fail_after(30):
-            while len(list(node.maps.policies.items())) < 4 + len(taken):  # noqa: ASYNC110  (the kernel's state)
-                await anyio.sleep(0.01)
+        await eventually(lambda: len(list(node.maps.policies.items())) == 4 + len(taken))
 
 
 def descriptors() -> int:

@@ -33,7 +33,7 @@ COUNTERS_WITHOUT_TOTAL = {"cilium_reconciler_count", "cilium_reconciler_prune_co
 
 
 async def every_family() -> list[MetricFamily]:
-    """All metrics of an agent that has just started, told or not."""
+    """All metrics of an agent that has just started, exposed or not."""
     async with Hive(agent, settings=SETTINGS).started() as hive:
         with structlog.testing.capture_logs() as logged:
             families = await hive.get(Metrics).every()

@@ -61,7 +61,7 @@ def wire_up(other: int) -> None:
 
 
 def prepare(number: int) -> None:
-    """A node's addresses, and its routes to the other's, by whose router ESP is reached."""
+    """A node's addresses, and its routes to the other's, through the router that reaches ESP."""
     other = NUMBERS[2 - number]
     run("link set uplink up")
     for one, prefix, router, next_hop in (

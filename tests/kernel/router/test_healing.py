@@ -1,4 +1,4 @@
-"""What somebody takes from the router comes back: at once while the agent runs, else with the next start."""
+"""What is removed from the router comes back: at once while the agent runs, else with the next start."""
 
 import os
 from collections.abc import Callable

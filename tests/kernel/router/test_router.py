@@ -137,7 +137,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
 
 NOTIFY_ALL = NODE_NOTIFY_DROP | NODE_NOTIFY_TRACE | NODE_NOTIFY_POLICY_VERDICT | NODE_NOTIFY_SOCK
 MEDIUM = 3
-"""Of NodeConfig: the events the datapath sends unless told otherwise."""
+"""Of NodeConfig: the events the datapath sends unless set otherwise."""
 
 
 def contents(path: str) -> str:
@@ -300,7 +300,7 @@ async def test_a_device_that_listens_to_routers_keeps_its_default_route_and_goes
         assert ip("link set uplink0 up") == []
 
         def led() -> bool:
-            """Whether there is the route; what a router says before the link is ready is not heard."""
+            """Whether there is the route; advertisements before the link is ready are lost."""
             with inside(outside):
                 advertise("outside0")
             return any("via fe80::1 dev uplink0" in line for line in routes6())

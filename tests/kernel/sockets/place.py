@@ -1,4 +1,4 @@
-"""A node whose services are served at sockets, in a control group of its own; and what clients see of it."""
+"""A node with services at sockets, in a control group of its own; and what clients see of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Served:
             rows.replace_all(frontends)
 
     def belongs_to(self, ip: str, identity: int) -> None:
-        """Whose address that is."""
+        """The owner of the address."""
         self.maps.ipcache.update(
             IpcacheKey.host(ip_address(ip)).pack(), IpcacheValue(identity=identity).pack()
         )

@@ -1,4 +1,4 @@
-"""Whatever services there are, each socket is sent where the plain model says."""
+"""Whatever services there are, each socket is sent to the backend of the plain model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Frontend:
 
 @dataclass
 class Model:
-    """What loadbalancing.md says of sockets, without affinity."""
+    """The model of loadbalancing.md for sockets, without affinity."""
 
     mitigates: bool
     frontends: dict[tuple[str, int, int, int], Frontend] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What processes see that connect to services: the service, whoever answers."""
+"""What processes see that connect to services: the service, whichever backend answers."""
 
 from __future__ import annotations
 

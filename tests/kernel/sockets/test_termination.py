@@ -1,4 +1,4 @@
-"""Sockets whose backend is removed end; those of others, however alike, do not."""
+"""Sockets to a removed backend end; those of others, however alike, do not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def connected(ip: str, port: int = PORT, family: int = V4) -> Iterator[socket.so
 
 
 def fault(caller: socket.socket) -> int:
-    """What the socket's owner is told, once."""
+    """The error that the socket's owner gets, once."""
     return caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 

@@ -1,4 +1,4 @@
-"""Who listens hears which backend a socket was sent to, and whom it took the answer to be from."""
+"""Listeners see which backend a socket was sent to, and the address that it saw the answer from."""
 
 from __future__ import annotations
 

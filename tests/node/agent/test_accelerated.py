@@ -125,7 +125,7 @@ def test_clients_outside_are_served_in_the_driver(node: Lab, tmp_path: Path) -> 
         assert answered(node, version, far, None, MEGABYTE) == (NODE[version], NODE[version])
         assert datagram(node, version, near, pod, 100) == OUTSIDE[version]
         assert datagram(node, version, far, None, 100) == NODE[version]
-    # What somebody takes off comes back.
+    # What another program detaches is attached again.
     with node.open() as inside:
         inside.run(command, "link set uplink xdp off")
     eventually(lambda: driver_program(node) == "cil_xdp_entry")

@@ -1,4 +1,4 @@
-"""While no agent is there: adds wait for one and then say so, deletes are kept for the next one."""
+"""While no agent is there: an ADD waits for one, then fails with that reason; a DEL is queued."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def first_sight(stop: Stop) -> list[str] | None:
 
 
 def first_answer(stop: Stop) -> int | None:
-    """How many endpoints the API first told of."""
+    """How many endpoints the API first showed."""
     while not stop.wait(0.0005):
-        with contextlib.suppress(click.ClickException):  # nobody listens yet
+        with contextlib.suppress(click.ClickException):  # the server does not listen yet
             return len(ask("/v1/endpoint", RUN / "cilium.sock"))
     return None
 

@@ -28,7 +28,7 @@ from tests.unit.kubernetes.cluster import pod
 pytestmark = pytest.mark.node
 
 VIP = NODE_ADDRESS.rpartition(".")[0] + ".80"
-"""In the network of the node and of the client: nobody routes there."""
+"""In the network of the node and of the client: without routes there."""
 ALPHA = "/apis/cilium.io/v2alpha1"
 CIDR = "10.0.7.0/24"
 LEASE_SECONDS = 12

@@ -1,4 +1,4 @@
-"""``type: LoadBalancer`` on two bare nodes: one answers for its address, the other when that one is gone."""
+"""``type: LoadBalancer`` on two bare nodes: one answers for its address, the other after it has ended."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Town:
             agent_process.wait_ready(lab, self.pids[lab])
 
     def holder(self) -> str:
-        """Who has the service's lease; empty while nobody has."""
+        """The holder of the service's lease; empty without one."""
         lease = self.ask("GET", f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{LEASE}")
         return str(lease["spec"].get("holderIdentity") or "")
 
@@ -152,7 +152,7 @@ def test_another_node_answers_for_the_address_when_an_agent_dies_and_no_request_
         children.append(asking)
         os.kill(town.pids[lost], signal.SIGKILL)
         os.waitpid(town.pids[lost], 0)
-        # Its programs go on, and the other tells the network when it takes over.
+        # Its programs go on, and the other announces itself when it takes over.
         eventually(lambda: town.answers(other), within=LEASE_SECONDS + 60)
         town.start(lost)
         # An agent that ends in order gives it back at once.

@@ -46,7 +46,7 @@ FAR_NODE = {
 }
 """A node that is not there: endpoints of others are believed within its range."""
 NEXT_TRY = 60.0
-"""Seconds until an agent whose server was away must have asked again: it looks for one every few seconds."""
+"""Seconds until an agent has asked again after its server was away: it tries every few seconds."""
 
 
 def asked(method: str, path: str, body: Any = None, host: str = "127.0.0.1") -> Any:

@@ -131,7 +131,7 @@ def test_deleted_maps_are_created_again(lab: Lab) -> None:
 
 
 def test_a_reboot_starts_from_nothing(lab: Lab) -> None:
-    """Links and maps are gone, the state on disk may not be: a stale endpoint is nobody's."""
+    """Links and maps are removed, the state on disk may remain: a stale endpoint has no owner."""
     first = pods.add(lab, "first")
     with lab.open() as inside:
         saved = inside.run((STATE / str(number_of(lab, first.ipv4)) / "ep_config.json").read_text)

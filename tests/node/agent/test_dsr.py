@@ -1,4 +1,4 @@
-"""Clients whose services answer directly (DSR): what they hear when the way is too narrow for that."""
+"""Clients of services that answer directly (DSR): the errors they get when the path MTU is too small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose places are not the usual ones: the plugin finds it by what the agent tells runtimes."""
+"""An agent with unusual paths: the plugin finds it by the CNI configuration that the agent writes."""
 
 from __future__ import annotations
 

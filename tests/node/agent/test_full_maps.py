@@ -45,7 +45,7 @@ def pressure(pid: int, name: str) -> float:
 
 
 def degraded(pid: int) -> str:
-    """What the agent's status says of its modules."""
+    """The modules in the agent's status."""
     modules = ask("/v1/healthz", api_socket(pid))["modules"]
     return " ".join(one["message"] for one in modules if one["level"] == "Degraded")
 

@@ -78,7 +78,7 @@ def policies() -> list[dict[str, Any]]:
 
 @contextmanager
 def other_bridge(lab: Lab) -> Iterator[Namespaces]:
-    """Somebody behind a device of another runtime."""
+    """A host behind a device of another runtime."""
     with new_netns() as behind, lab.open() as node:
         node.run(make_bridge, behind.net)
         for line in (

@@ -1,4 +1,4 @@
-"""CHECK, STATUS, GC and chosen MAC addresses with a real agent: what is told is what is there."""
+"""CHECK, STATUS, GC and chosen MAC addresses with a real agent: what is reported exists."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def address_of(name: str) -> str:
 
 
 def mac_in_maps(address: str, ifindex: int) -> str:
-    """What cilium_lxc says; hive_endpoints has to say the same."""
+    """The content of cilium_lxc; hive_endpoints has to have the same."""
     from ipaddress import ip_interface
 
     lxc, ours = open_map(GLOBALS / "cilium_lxc"), open_map(GLOBALS / "hive_endpoints")

@@ -1,4 +1,4 @@
-"""Rules of kube-proxy on a node whose agent serves clients outside: told of, and left as they are."""
+"""Rules of kube-proxy on a node that serves clients outside: reported, and left as they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ table ip somebody {
 }
 """
 LEGACY = "*filter\n-A FORWARD -p tcp --dport 25 -j ACCEPT\nCOMMIT\n*mangle\nCOMMIT\n"
-"""A rule of somebody, and a table without any."""
+"""A rule of another program, and a table without any."""
 
 
 def run(text: str, *command: str) -> str:

@@ -45,7 +45,7 @@ CLIENT = {4: "203.0.113.1", 6: "fd53::1"}
 
 @pytest.fixture
 def wan(node: Lab) -> Iterator[None]:
-    """A tun device of the node, whose other end is outside."""
+    """A tun device of the node with its other end outside."""
     give_addresses(node)
     with node.open() as here, node.open_outside() as there:
         ends = [(here, WAN), (there, CLIENT)]

@@ -25,7 +25,7 @@ LOOKED_AT = "looked-at"
 
 @pytest.fixture(scope="module")
 def looked_at(shared_node: Lab) -> Lab:
-    """A node whose agent serves a pod, which is only looked at."""
+    """A node with an agent and a pod, which is only inspected."""
     serving(shared_node)
     pods.add(shared_node, LOOKED_AT)
     return shared_node

@@ -61,7 +61,7 @@ Addresses = Mapping[int, str]
 
 
 def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> str:
-    """Have the pod say something to a server outside, and hear the same; whom the server took it for."""
+    """Have the pod send to a server outside and receive the echo; the address that the server saw."""
     with (
         between(lab, pod) as (calling, outside),
         made(outside, version, socket.SOCK_STREAM) as listener,
@@ -117,7 +117,7 @@ def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) 
 
 
 def refused(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
-    """Whether the pod hears that nobody listens: an ICMP error about a packet that came from the node."""
+    """Whether the pod learns that there is no listener: an ICMP error about a packet from the node."""
     with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_DGRAM) as client:
         client.connect((to[version], 9))
         client.send(b"anybody?")
@@ -142,7 +142,7 @@ def test_a_pod_is_the_node_to_a_server_outside(node: Lab) -> None:
         assert seen_by_udp_server(node, pod, version, LONGER_THAN_A_PACKET) == NODE[version]
         assert echoed(node, pod, version)
         assert refused(node, pod, version)
-    # Another address of the device, and programs that somebody takes off: both are followed.
+    # Another address of the device, and programs that another program detaches: both are followed.
     with node.open() as run:
         run.run(subprocess.check_call, ["tc", "filter", "del", "dev", "uplink", "egress"])
     eventually(lambda: seen_by_tcp_server(node, pod, 4) == NODE_ADDRESS)

@@ -109,7 +109,7 @@ def test_an_address_that_cannot_be_had_is_one_line_and_the_node_is_free_again(no
 
 
 def refused(address: str, why: str) -> str:
-    """What the agent says of an address it cannot serve."""
+    """The agent's error for an address it cannot serve."""
     return (
         f"hive: prometheus-serve-addr: {address} cannot be served ({why}): "
         "stop what listens there, or choose another address"

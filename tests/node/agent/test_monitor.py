@@ -137,7 +137,7 @@ def test_notifications_can_be_switched_while_the_agent_runs(lab: Lab, tmp_path: 
         pings()
         eventually(lambda: "verdict, " in output.read_text() and "to-endpoint" in output.read_text())
         set_option("PolicyVerdictNotification=Disabled")
-        pings_seen()  # all that was told before has been written, too
+        pings_seen()  # all earlier events have been written, too
         verdicts = output.read_text().count("verdict, ")
         pings_seen()
         assert output.read_text().count("verdict, ") == verdicts

@@ -113,7 +113,7 @@ SERVERS_OUTSIDE: dict[str, Any] = {
 def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
-        place.look()  # of the first, the query may have been told before we were there
+        place.look()  # of the first, the event of the query may have come before we listened
         lookups = reported_lookups(stream)
         request = next(one for one in lookups if one.query == f"{WEB}." and not one.answer)
         answer = next(one for one in lookups if one.answer)
@@ -129,7 +129,7 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
 
 
 def reported_lookups(stream: socket.socket) -> Iterator[LookupRecord]:
-    """What the monitor tells of lookups, from now on."""
+    """The monitor's events about lookups, from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)
         if isinstance(record, LookupRecord):

@@ -100,7 +100,7 @@ def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socke
 
 @contextmanager
 def ends(lab: Lab, server: pods.Attached | None) -> Iterator[tuple[Namespaces, Namespaces]]:
-    """Of the client and of the server, which is outside too if it is no pod."""
+    """Of the client and of the server, which is outside too if it is not a pod."""
     with ExitStack() as stack:
         outside = stack.enter_context(lab.open_outside())
         yield outside, stack.enter_context(lab.open_pod(server.pod)) if server is not None else outside
@@ -109,7 +109,7 @@ def ends(lab: Lab, server: pods.Attached | None) -> Iterator[tuple[Namespaces, N
 def answered(
     lab: Lab, version: int, to: tuple[str, int], server: pods.Attached | None, size: int = 100
 ) -> tuple[str, str] | None:
-    """By TCP: whom the server saw, and whom the client talked to; None if nobody answers."""
+    """By TCP: the client that the server saw, and the server that the client saw; None without an answer."""
     own = "" if server is not None else ELSEWHERE[version]
     seen: list[str] = []
     with (
@@ -153,7 +153,7 @@ def answered(
 
 
 def datagram(lab: Lab, version: int, to: tuple[str, int], server: pods.Attached | None, size: int) -> str:
-    """By UDP: whom the server saw; the answer comes from where the client asked."""
+    """By UDP: the client that the server saw; the answer comes from where the client asked."""
     with (
         ends(lab, server) as (outside, serving_end),
         made(serving_end, version, socket.SOCK_DGRAM) as listener,
@@ -171,7 +171,7 @@ def datagram(lab: Lab, version: int, to: tuple[str, int], server: pods.Attached 
 
 
 def refused(lab: Lab, version: int, to: tuple[str, int], kind: int) -> bool:
-    """Whether the client hears that nobody serves."""
+    """Whether the client gets an error that there is no backend."""
     with lab.open_outside() as outside, made(outside, version, kind) as client:
         try:
             client.connect(to)
@@ -227,7 +227,7 @@ def test_a_client_outside_is_served(node: Lab, server: pods.Attached) -> None:
         for size in (100, LONGER_THAN_A_PACKET):
             assert datagram(node, version, near, server, size) == client
             assert datagram(node, version, far, None, size) == NODE[version]
-        # Nobody listens in the pod: what it says comes from whom the client has asked.
+        # There is no listener in the pod: its error comes from the address that the client used.
         assert refused(node, version, near, socket.SOCK_DGRAM)
         assert refused(node, version, near, socket.SOCK_STREAM)
     with node.open() as run:

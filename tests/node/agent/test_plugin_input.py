@@ -22,7 +22,7 @@ ARGS = "unable to extract CNI arguments: ARGS:"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """One for all, with a pod's namespace that nobody attaches: every request is refused."""
+    """One for all, with a pod's namespace that is never attached: every request is refused."""
     need_root()
     with made(Lab(f"input-{os.getpid()}")) as lab:
         serving(lab)

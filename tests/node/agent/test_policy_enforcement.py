@@ -49,7 +49,7 @@ class Conversation:
 
     @property
     def is_through(self) -> bool:
-        """Whether everything said has arrived, in order."""
+        """Whether everything sent has arrived, in order."""
         with suppress(BlockingIOError):
             self._received += self._server.recv(4096)
         assert self._sent.startswith(self._received)
@@ -58,7 +58,7 @@ class Conversation:
 
 @contextmanager
 def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iterator[Conversation]:
-    """A connection over which a byte has gone."""
+    """A connection that has carried a byte."""
     with lab.open_pod(client.pod) as calling, lab.open_pod(server.pod) as called:
         with inside(called):
             listener = tcp_listener()
@@ -77,13 +77,13 @@ def conversation(lab: Lab, client: pods.Attached, server: pods.Attached) -> Iter
 
 
 def flows(talk: Conversation) -> None:
-    """Said, and heard: what was lost before is sent again by the kernel, after a growing pause."""
+    """Sent, and received: what was lost before is sent again by the kernel, after a growing pause."""
     talk.override()
     eventually(lambda: talk.is_through)
 
 
 def is_cut(lab: Lab, talk: Conversation) -> None:
-    """The next thing said is dropped by policy, and not heard."""
+    """The next message is dropped by policy."""
     before = denied(lab)
     talk.override()
     eventually(lambda: denied(lab) > before)
@@ -91,7 +91,7 @@ def is_cut(lab: Lab, talk: Conversation) -> None:
 
 
 def is_cut_soon(lab: Lab, talk: Conversation) -> None:
-    """Likewise of what is said from some moment on: the datapath sees edits by hand once a second."""
+    """Likewise of what is sent from some moment on: the datapath sees manual edits once a second."""
     before = denied(lab)
 
     def dropped() -> bool:

@@ -1,4 +1,4 @@
-"""What a running agent tells of policies and names, beside what Cilium's agent was recorded to tell."""
+"""A running agent's answers about policies and names, beside those recorded of Cilium's agent."""
 
 from __future__ import annotations
 

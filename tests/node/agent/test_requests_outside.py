@@ -150,7 +150,7 @@ def _more(host: Namespaces, than: int) -> bool:
 
 
 def _asking(version: int, pod: str) -> int:
-    """The port by which a connection that was begun in the pod's name goes on, in this namespace."""
+    """The port in this namespace of a connection that was opened in the pod's name."""
     table = Path("/proc/self/net/tcp6" if version == 6 else "/proc/self/net/tcp").read_text()
     packed = ip_address(pod).packed
     own = b"".join(packed[at : at + 4][::-1] for at in range(0, len(packed), 4)).hex().upper()
@@ -243,7 +243,7 @@ def own_table() -> str:
 
 
 def take_away() -> None:
-    """As somebody does that flushes the node's rules."""
+    """As an administrator who flushes the node's rules."""
     subprocess.run(["nft", "flush", "table", "inet", "hive-proxy"], check=True)
 
 

@@ -73,9 +73,9 @@ class Speaker:
         )
 
     def hear(self) -> tuple[str, int, bytes]:
-        """Who said what to this port: address, port and message. Raises TimeoutError.
+        """Sender and message at this port: address, port and message. Raises TimeoutError.
 
-        A packet whose checksum is wrong is heard as nothing, as an SCTP stack would have it.
+        A packet with a wrong checksum is ignored, as an SCTP stack does.
         """
         while True:
             packet, peer = self._socket.recvfrom(65535)
@@ -102,7 +102,7 @@ def speaking(where: Namespaces, version: int, port: int, own: str = "") -> Itera
 def exchanged(
     client: Speaker, to: tuple[str, int], server: Speaker, size: int
 ) -> tuple[tuple[str, int], tuple[str, int]]:
-    """A message and its answer: whom the server heard, and whom the client did."""
+    """A message and its answer: the peer that the server saw, and the one that the client saw."""
     question = bytes(range(256)) * (size // 256) + bytes(size % 256)
     client.override(*to, question)
     peer, port, heard = server.hear()

@@ -1,4 +1,4 @@
-"""The agent's start as somebody outside of it sees it: files, sockets and ports, in the documented order.
+"""The agent's start as seen from outside: files, sockets and ports, in the documented order.
 
 What the API answers while the daemon starts is in tests/unit/api/test_gate.py, the order of the hooks in
 tests/unit/agent and tests/kernel/agent.

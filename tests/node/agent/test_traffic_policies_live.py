@@ -1,4 +1,4 @@
-"""The table of docs/operate/without-kube-proxy.md, by connections: who answers whom, by traffic policies."""
+"""The table of docs/operate/without-kube-proxy.md, by connections: traffic policies and who answers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_each_traffic_policy_combination_selects_the_documented_backends(
             stack.callback(served(place, name).kill)
 
         def servers(who: str, to: tuple[str, int]) -> list[str]:
-            """Who answered, of those that a client asks; an error is no answer."""
+            """The backends that answered a client; an error does not count."""
             if who in ("pod, at the socket", "node"):
                 found = (host if who == "node" else client).run(joined, group, *to)
             else:

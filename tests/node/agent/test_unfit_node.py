@@ -1,4 +1,4 @@
-"""A node the agent cannot work on: one line that says why and what to do, and nothing half done."""
+"""A node the agent cannot work on: one line with the reason and what to do, and nothing left half done."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_file_in_place_of_a_directory_is_refused(node: Lab) -> None:
     refused(node, f"state-dir /var/run/cilium is not usable: /var/run/cilium/state: File exists; {EXPECTED}")
 
 
-# Somebody else is there
+# Another program is there
 
 
 def listen(stop: Stop, family: int, kind: int, address: str | tuple[str, int]) -> None:

@@ -40,7 +40,7 @@ def network(lab: Lab, plugin: dict[str, Any]) -> None:
 
 
 def _trust_addresses() -> None:
-    """The node's links use an IPv6 address at once: nobody else could have it, and a second is long here."""
+    """The node's links use an IPv6 address at once: no other host has it, and a second is long here."""
     for name in ("accept_dad", "dad_transmits"):
         Path(f"/proc/sys/net/ipv6/conf/default/{name}").write_text("0")
 
@@ -50,7 +50,7 @@ PTP = {"type": "ptp"}
 
 
 def chained(lab: Lab, *settings: str) -> int:
-    """An agent whose plugin is chained onto that network."""
+    """An agent with its plugin chained onto that network."""
     return serving(lab, "--cni-chaining-target=others", "--enable-ipv6=true", *settings)
 
 

@@ -1,4 +1,4 @@
-"""Pods whose addresses Debian's host-local gives: traffic, policy, restarts, and nothing left in the end."""
+"""Pods with addresses of Debian's host-local: traffic, policy, restarts, and nothing left in the end."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_pods_with_addresses_of_host_local_talk_and_leave_nothing(node: Lab) -> 
         assert here.run(ping, one.ipv4, 1)
         assert here.run(ping, one.ipv6, 1)
 
-    # What somebody takes away comes back.
+    # What another program removes comes back.
     with node.open() as here:
         here.run(_unroute, one.ipv4)
     eventually(lambda: pod_routes(node) == routes)

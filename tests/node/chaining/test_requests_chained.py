@@ -1,4 +1,4 @@
-"""Rules that speak of HTTP, for pods whose links another plugin has made: on one bridge, too."""
+"""Rules for HTTP, for pods with links of another plugin: on one bridge, too."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Pod:
 
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
-    """A node whose agent serves, with a pod."""
+    """A node with a serving agent and a pod."""
     need_root()
     objects = tmp_path_factory.mktemp("objects")
     with made(Lab(f"cli-{os.getpid()}")) as node:

@@ -42,7 +42,7 @@ def test_pods_of_cilium_talk_on_and_are_served_by_our_agent(lab: Lab, *, tcx: bo
             assert {path for path in [*left.links, *left.calls] if node.run(os.path.exists, path)} == set()
         assert bool(left.links) == tcx
         assert not node.run(os.path.exists, Path("/sys/fs/bpf/cilium/endpoints"))
-        # What forwards now is ours alone: the maps of who was here before are gone with the block above.
+        # What forwards now is ours alone: the maps of Cilium were removed with the block above.
         assert source.run(ping, second.ipv4, 3) != []
         assert source.run(ping, first.gateway, 3) != []
     pods.delete(lab, "second")

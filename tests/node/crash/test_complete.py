@@ -32,7 +32,7 @@ INWARD = re.compile(
 
 
 def changing(line: str) -> str | None:
-    """What strace says of a call that changes something, or may: its name, and a bpf command."""
+    """What strace shows of a call that changes something, or may: its name, and a bpf command."""
     if (call := CALL.match(line)) is None:
         return None
     name, arguments = call["name"], call["arguments"]

@@ -92,7 +92,7 @@ def test_an_agent_killed_at_any_call_of_restore_recovers(drill: Drill) -> None:
 
 
 def test_an_agent_killed_at_any_call_of_an_upgrade_recovers(drill: Drill) -> None:
-    """Another build of the datapath, and another size of a map whose rows move: there, and back again."""
+    """Another build of the datapath, and another size of a map with rows that move: there, and back again."""
     build = f"--datapath-object={second_build(drill.lab)}"
     with drill.survivors():
         starts(drill, "upgrade", build, "--bpf-ct-global-any-max=70000", between=True)
@@ -169,7 +169,7 @@ def adds(drill: Drill, what: str, recover: Callable[[], object]) -> None:
                 recover()
                 if done.code == 0:
                     drill.whole(done.json["ips"][0]["address"].partition("/")[0])
-                else:  # the runtime was told that it failed: there is a whole pod, or none
+                else:  # the runtime got an error: there is a whole pod, or none
                     listed = {ip for ip, _, _ in agreed(lab).listed.values()}
                     assert len(listed) <= SURVIVORS + 1
                     drill.whole(*listed)
@@ -209,7 +209,7 @@ def test_an_agent_killed_at_any_call_of_the_delete_queue_recovers(drill: Drill) 
     """Deletes queued while no agent was there, its successor killed while it does them."""
     lab = drill.lab
     namespaces = {"first": "/run/netns/first", "second": None}
-    """The plugin is told of one only: it takes its link away, and leaves the other's to the agent."""
+    """The plugin gets one only: it removes its link, and leaves the other to the agent."""
     for pod in namespaces:
         lab.hold_pod(pod)
 

@@ -1,6 +1,6 @@
-"""The agent killed before writes of a policy change: flows have what one of both policies says.
+"""The agent killed before writes of a policy change: flows have the verdict of one of both policies.
 
-Flows are judged as the datapath does: who an address is, says the ipcache; what it may, the policy map.
+Verdicts are computed as by the datapath: identities from the ipcache, verdicts from the policy map.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 7200)]
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
-SETTINGS = ("--enable-l7-proxy=false",)  # Envoy is a process of its own, whose calls are not the agent's
+SETTINGS = ("--enable-l7-proxy=false",)  # Envoy is another process, and its calls are not the agent's
 TCP, UDP = 6, 17
 PORTS = ((TCP, 80), (TCP, 443), (TCP, 8080), (TCP, 8085), (UDP, 53), (UDP, 80))
 OUTSIDE = ("192.0.2.1", "192.0.2.130", "198.51.100.7", "203.0.113.9")
@@ -241,7 +241,7 @@ def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, 
     lab, change = drill.lab, Change(drill.lab, tmp_path / "objects")
 
     def begin() -> None:
-        """An agent with the former rules that has never heard of the new ones."""
+        """An agent with the earlier rules that has never seen the new ones."""
         change.write(BEFORE)
         for _ in range(2):
             serving(lab, *change.settings)

@@ -21,7 +21,7 @@ GLOBALS = Path("/sys/fs/bpf/tc/globals")
 SETTINGS = (
     *("--enable-session-affinity=true", "--enable-node-port=true"),
     *("--bpf-lb-algorithm=maglev", "--bpf-lb-maglev-table-size=251"),
-    "--enable-l7-proxy=false",  # a process of its own, whose calls are not the agent's
+    "--enable-l7-proxy=false",  # another process, and its calls are not the agent's
 )
 BEFORE = {1: ("10.0.0.1", "10.0.0.2"), 2: ("10.0.0.2", "10.0.0.3"), 3: ("10.0.0.3",)}
 AFTER = {1: ("10.0.0.1", "10.0.0.4", "10.0.0.3"), 3: (), 4: ("10.0.0.4", "10.0.0.5")}

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 3600)]
 
 SETTINGS = (
     *("--enable-wireguard=true", "--enable-wireguard-userspace-fallback=true"),
-    "--enable-l7-proxy=false",  # a process of its own, whose calls are not the agent's
+    "--enable-l7-proxy=false",  # another process, and its calls are not the agent's
 )
 Nodes = dict[int, tuple[int, tuple[int, ...]]]
 Allowed = dict[bytes, frozenset[str]]

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def kubelet(node: Lab, image: Path, tmp_path: Path) -> Iterator[Kubelet]:
-    """Of a node that nobody has prepared."""
+    """Of a node without preparation."""
     with bare_node(node, tmp_path, image) as found:
         yield found
 
@@ -87,7 +87,7 @@ def test_a_bare_node_gets_pods_and_gives_them_up(node: Lab, kubelet: Kubelet) ->
             assert "disabled" in agent.exec("cilium-agent", "/cni-uninstall.sh")
             assert node.cni_conf.exists()
 
-        # A container that is gone left a network that works, and one that comes back finds it.
+        # A removed container leaves a working network, and one that comes back finds it.
         with node.open_pod("first") as inside:
             assert inside.run(ping, first.gateway, 3) != []
         kubelet.config_maps["cilium-config"]["cni-uninstall"] = "true"

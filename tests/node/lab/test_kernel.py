@@ -1,4 +1,4 @@
-"""The lab's look into the kernel: what is pinned, what grew, and whether it is really gone."""
+"""The lab's look into the kernel: what is pinned, what grew, and whether it is really removed."""
 
 import os
 import struct

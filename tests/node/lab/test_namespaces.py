@@ -1,4 +1,4 @@
-"""Nodes and pods as namespaces: private, furnished, gone when nobody holds them."""
+"""Nodes and pods as namespaces: private, furnished, removed with their last holder."""
 
 import os
 import socket
@@ -55,7 +55,7 @@ def test_mounts_of_the_machine_are_left_alone() -> None:
     need_root()
 
     def machine() -> None:
-        # A copy of the mounts that nobody else changes, shared with its children as the machine's are.
+        # A copy of the mounts without other writers, shared with its children as the machine's are.
         syscalls.unshare(syscalls.CLONE_NEWNS)
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_PRIVATE)
         syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SHARED)

@@ -230,7 +230,7 @@ def labels(place: Place) -> None:
 
 
 def requests(place: Place) -> None:
-    """Envoy lets through what rules of the servers' or of the client's allow, and tells the rest so."""
+    """Envoy lets through what rules of the servers' or of the client's allow, and refuses the rest."""
     for direction in ("ingress", "egress"):
         place.rule()
         for version, name in product(place.mode.versions, SERVERS):

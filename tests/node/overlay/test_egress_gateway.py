@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 
 def answer(stop: Stop, sock: socket.socket) -> None:
-    """Tell each who asks from which address."""
+    """Answers each client with the address that it comes from."""
     sock.settimeout(0.2)
     while not stop.wait(0):
         try:
@@ -116,7 +116,7 @@ def fetch(target: tuple[str, int]) -> int:
 
 
 class Town:
-    """The cluster, its outside and what it says of gateways."""
+    """The cluster, its outside and its gateway policies."""
 
     def __init__(self, cluster: Cluster, outside: Namespaces) -> None:
         self.cluster = cluster

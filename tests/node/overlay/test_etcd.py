@@ -1,4 +1,4 @@
-"""Two nodes that share nothing but etcd: each knows whose the other's pods are, whatever is killed."""
+"""Two nodes that share nothing but etcd: each knows the identities of the other's pods, whatever dies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def own(lab: Lab) -> list[tuple[str, int, tuple[str, ...]]]:
 
 
 def knows(lab: Lab, other: Lab) -> bool:
-    """Whether a node knows whose the other's addresses are, by the same numbers, and what these mean."""
+    """Whether a node has the other's addresses under the same identities, and their labels."""
     known = {row["cidr"]: (row["identity"], row["hostIP"]) for row in asked(lab, "/v1/ip")}
     labels = {row["id"]: tuple(row["labels"]) for row in asked(lab, "/v1/identity")}
     (host,) = (row["primary-address"]["ipv4"]["ip"] for row in nodes(lab) if row["name"].endswith(other.name))

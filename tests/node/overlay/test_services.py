@@ -1,4 +1,4 @@
-"""Services whose backends are on another node, and masquerading, by routes and through the tunnel.
+"""Services with backends on another node, and masquerading, by routes and through the tunnel.
 
 Two nodes with a pod each; a client outside is a neighbour of the nodes. For each mode the agents start anew.
 """
@@ -162,7 +162,7 @@ def opened(where: Namespaces, version: int, kind: int) -> socket.socket:
 
 
 def by_tcp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, int], size: int = 1) -> str:
-    """Whom the server saw; empty if nobody answers."""
+    """The client that the server saw; empty without an answer."""
     seen: list[str] = []
     with (
         opened(server, version, socket.SOCK_STREAM) as listener,
@@ -211,7 +211,7 @@ def read(sock: socket.socket, size: int) -> bool:
 
 
 def by_udp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, int], size: int) -> str:
-    """Whom the server saw; the answer comes from whom the client has asked, or not at all."""
+    """The client that the server saw; the answer comes from the address asked, or not at all."""
     with (
         opened(server, version, socket.SOCK_DGRAM) as listener,
         opened(client, version, socket.SOCK_DGRAM) as asking,
@@ -228,7 +228,7 @@ def by_udp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, 
 
 
 def seen(world: World, node: int, version: int, mode: str) -> set[str]:
-    """Whom a backend on the other node may see, for a client outside that has come to this node."""
+    """The address that a backend on the other node may see, for an external client of this node."""
     if mode in {"native-dsr", "routed-dsr"}:
         return {OUTSIDE[version]}
     if mode == "native-snat":

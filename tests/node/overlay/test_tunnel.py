@@ -1,4 +1,4 @@
-"""Two nodes of a lab joined by VXLAN: pods reach each other as who they are, and nobody else plays a node."""
+"""Two nodes of a lab joined by VXLAN: pods keep their identities, and no other host can act as a node."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_no_packet_is_lost_while_an_agent_is_killed_and_comes_back(cluster: Clus
 
 
 def forged(target: str, payload: bytes) -> bytes:
-    """A VXLAN packet that says it is the host's of another node, to a pod."""
+    """A VXLAN packet that claims to be from the host of another node, to a pod."""
     inner = IP(src="10.244.1.77", dst=target) / UDP(sport=1, dport=SECRET) / payload
     return bytes(VXLAN(vni=6, flags="Instance") / Ether(dst="02:00:00:00:00:01") / inner)
 
@@ -223,13 +223,13 @@ def test_a_forged_tunnel_packet_is_not_delivered(cluster: Cluster) -> None:
             for address in (place.ipv4, cluster.place(first).ipv4):
                 one.run(send, forged(target, b"from a pod"), address)
         eventually(lambda: drops(first, 170) == prohibited + 2)
-        with first.open() as node:  # what a node itself says is believed: so the others could have arrived
+        with first.open() as node:  # the node's own packets are believed: so the others could have arrived
             node.run(send, forged(target, b"from a node"), place.ipv4)
         assert sock.recv(64) == b"from a node"
 
 
 def vanished() -> None:
-    """What somebody removes by hand: the device, and the route to the other node."""
+    """What an administrator removes: the device, and the route to the other node."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:

@@ -1,4 +1,4 @@
-"""Two nodes that encrypt by wireguard-go: pods reach each other, and nobody between sees what they say."""
+"""Two nodes that encrypt by wireguard-go: pods reach each other, and hosts between cannot read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of connections that nobody means well with, at each of the agent's HTTP servers."""
+"""Thousands of hostile connections, at each of the agent's HTTP servers."""
 
 from __future__ import annotations
 

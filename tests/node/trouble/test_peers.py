@@ -31,7 +31,7 @@ def opened() -> None:
 
 
 def as_member(do: Callable[..., Any], *args: object) -> Any:
-    """Do it as nobody, in the sockets' group."""
+    """Do it as an unprivileged user, in the sockets' group."""
     os.setgroups([GROUP])
     os.setgid(GROUP)
     os.setuid(UNPRIVILEGED)

@@ -1,4 +1,4 @@
-"""Trouble on a node whose pods run: they go on, what went wrong is told, and all is well when it has gone."""
+"""Trouble on a node with running pods: they continue, faults are reported, and all recovers afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRACEBACK = "Traceback (most recent call last)"
 
 @pytest.fixture
 def pair(lab: Lab) -> tuple[Attached, Attached]:
-    """Two pods of a node whose agent serves."""
+    """Two pods of a node with a serving agent."""
     return pods.add(lab, "first"), pods.add(lab, "second")
 
 
@@ -203,7 +203,7 @@ def test_an_agent_without_inotify_serves_and_reports_what_it_cannot_watch(node: 
 
 @pytest.fixture(scope="module")
 def moved_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that moves the clock of whoever it is loaded into."""
+    """A library that moves the clock of the process that loads it."""
     library = tmp_path_factory.mktemp("clock") / "clock_offset.so"
     source = Path(__file__).parents[2] / "support" / "clock_offset.c"
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)

@@ -77,7 +77,7 @@ class Users:
 
 
 class Attributes(NamedTuple):
-    """What somebody wants to do."""
+    """What a client wants to do."""
 
     verb: str
     group: str = ""

@@ -18,7 +18,7 @@ MAX_OPERATIONS = 10000
 
 
 def rejected() -> StatusError:
-    """422 of a patch that cannot be applied, which says nothing of why."""
+    """422 of a patch that cannot be applied, without the reason."""
     message = "the server rejected our request due to an error in our request"
     return StatusError(422, "Invalid", message, {})
 
@@ -141,7 +141,7 @@ def merge_patch(obj: Any, patch: Any) -> Any:
 
 
 def strategic_patch(obj: Any, patch: Obj, kind: Type) -> Any:
-    """The value merged as the type tells. Raises StatusError 500 for a malformed patch."""
+    """The value merged according to the type. Raises StatusError 500 for a malformed patch."""
     directive = patch.get("$patch")
     if directive == "delete":
         return {}

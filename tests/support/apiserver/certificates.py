@@ -11,7 +11,7 @@ NAMES = "subjectAltName=IP:127.0.0.1,DNS:localhost,DNS:api.test"
 
 
 class Authority:
-    """A CA in a folder; one without `usage` says not what its key is for, as those of old clusters."""
+    """A CA in a folder; one without `usage` lacks the purposes of its key, as those of old clusters."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", *, usage: bool = True) -> None:
         self._folder = folder

@@ -122,7 +122,7 @@ class Connection:
             await asyncio.gather(hang_up, sending, return_exceptions=True)
 
     async def _hung_up(self) -> None:
-        """Until the client is gone; what it sends meanwhile is the next request."""
+        """Until the client closes; what it sends meanwhile is the next request."""
         while not self._reader.at_eof():
             if getattr(self._reader, "_buffer", b""):
                 await asyncio.Event().wait()
@@ -151,7 +151,7 @@ class Connection:
 
 
 def _certificate(stream: asyncio.StreamWriter) -> User | None:
-    """Whom the client's certificate names."""
+    """The user in the client's certificate."""
     tls = stream.get_extra_info("ssl_object")
     subject = (tls.getpeercert() or {}).get("subject", ()) if tls is not None else ()
     named = [pair for part in subject for pair in part]

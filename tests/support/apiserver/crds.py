@@ -57,7 +57,7 @@ def _own_errors(obj: Obj) -> Iterator[FieldError]:
 
 
 def stored_errors(obj: Obj) -> list[FieldError]:
-    """Of versions that objects were stored in: they remain until somebody migrates these."""
+    """Of versions that objects were stored in: they remain until these are migrated."""
     known = {one.get("name") for one in obj["spec"].get("versions") or ()}
     return [
         invalid(
@@ -266,7 +266,7 @@ class Definitions:
         self._server = server
         self._tasks: set[asyncio.Task[None]] = set()
         self.fresh: set[tuple[str, str]] = set()
-        """Resources whose storage has yet to be made: their first request is refused with 429."""
+        """Resources with storage that has yet to be made: their first request is refused with 429."""
 
     def changed(self, obj: Obj) -> None:
         """A definition was written."""
@@ -329,7 +329,7 @@ class Definitions:
         self._serve(obj)
 
     def _accepted(self, obj: Obj) -> tuple[Obj, str, str]:
-        """The names nobody else has; the reason and the message of a condition when some are taken."""
+        """The names that are free; the reason and the message of a condition when some are taken."""
         group, wanted = obj["spec"]["group"], obj["spec"]["names"]
         others = [
             one["status"].get("acceptedNames") or {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PROTOBUF: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 ASKED: Final = ("application/com.github.proto-openapi.spec.v2@v1.0+protobuf", PROTOBUF)
-"""The first is no media type to Go any more: it is asked for, never answered."""
+"""The first is not a media type to Go: it is asked for, never answered."""
 TITLE, RELEASE = "Kubernetes", "1.36"
 
 

@@ -146,7 +146,7 @@ def no_resource() -> StatusError:
 
 
 def no_page() -> StatusError:
-    """404 of a path nobody serves."""
+    """404 of a path that is not served."""
     return StatusError(
         404, "NotFound", "404", text=b"404 page not found\n", headers={"X-Content-Type-Options": "nosniff"}
     )

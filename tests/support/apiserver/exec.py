@@ -1,4 +1,4 @@
-"""``pods/exec`` over a WebSocket: commands of containers, run by whoever plays the kubelet.
+"""``pods/exec`` over a WebSocket: commands of containers, run by the stand-in of the kubelet.
 
 Source: k8s.io/apimachinery/pkg/util/remotecommand, v4.channel.k8s.io; recorded shapes of its Status.
 """

@@ -36,7 +36,7 @@ class Fault:
     end_after: int | None = None
     """Of a watch: the last chunk after so many events."""
     stall: bool = False
-    """Never answer; of a watch: never tell anything."""
+    """Never answer; of a watch: never send anything."""
     hits: int = 0
 
 

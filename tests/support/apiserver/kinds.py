@@ -43,7 +43,7 @@ class Strategy:
     answers_object = False
     """Whether a DELETE is answered with the object."""
     graceful = False
-    """Whether objects wait for somebody to end them."""
+    """Whether objects wait for a finalizer."""
     fields: ClassVar[Mapping[str, str]] = {}
     """What field selectors may ask for: name -> path in the object."""
     cached = True
@@ -56,7 +56,7 @@ class Strategy:
         return subdomain_problem(name)
 
     def defaults(self, obj: Obj) -> None:
-        """Fill in what was not said, in place."""
+        """Fill in the defaults, in place."""
 
     def admit_create(self, obj: Obj, server: Any) -> None:
         """Change a new object as admission does, in place; raises StatusError."""
@@ -79,7 +79,7 @@ class Strategy:
         """Called when an object was written."""
 
     def deleted(self, obj: Obj, server: Any) -> None:
-        """Called when an object is gone."""
+        """Called when an object is deleted."""
 
     def grace(self, obj: Obj, options: Obj) -> int:
         """Seconds an object is given to end."""
@@ -199,7 +199,7 @@ class Registry:
         return list(self._kinds.values())
 
     def storing(self, resource: Resource) -> Kind:
-        """A kind whose objects are stored as this resource."""
+        """A kind with objects stored as this resource."""
         return next(kind for kind in self._kinds.values() if kind.storage == resource)
 
     def add(self, kind: Kind) -> None:

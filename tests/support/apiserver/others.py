@@ -80,7 +80,7 @@ class ServiceAccounts(Strategy):
 
 
 class Namespaces(Strategy):
-    """Kept by a finalizer of their spec until their content is gone."""
+    """A finalizer of their spec retains them until their content is deleted."""
 
     empty: ClassVar[Obj] = {"spec": {}, "status": {}}
     fields: ClassVar[Mapping[str, str]] = {"metadata.name": "metadata.name", "status.phase": "status.phase"}

@@ -41,7 +41,7 @@ _TYPE: Final = {1: ("apiVersion", "str"), 2: ("kind", "str")}
 
 
 class UnknownMessageError(ValueError):
-    """It is no object, or of a kind that is not spoken here."""
+    """It is not an object, or of a kind that is not supported here."""
 
 
 def decoded(body: bytes) -> dict[str, Any]:

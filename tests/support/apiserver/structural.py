@@ -28,7 +28,7 @@ _PATTERNS = {
 
 
 def _fits(text: str, form: str) -> bool:
-    """Whether a text is of a format; everything is of one that nobody knows."""
+    """Whether a text is of a format; everything is of an unknown one."""
     if form in _PATTERNS:
         return bool(re.fullmatch(_PATTERNS[form], text))
     if form == "cidr":
@@ -38,7 +38,7 @@ def _fits(text: str, form: str) -> bool:
 
 
 def prune(value: Any, kind: Type, at: str, unknown: list[str], *, preserved: bool = False) -> Any:
-    """The value without fields nobody declared; they are added to ``unknown``."""
+    """The value without undeclared fields; they are added to ``unknown``."""
     if isinstance(value, list):
         of = kind.items
         if of is None:

@@ -62,7 +62,7 @@ class Type:
 
     @property
     def preserves(self) -> bool:
-        """Whether unknown fields are kept."""
+        """Whether unknown fields are preserved."""
         return bool(self.schema.get("x-kubernetes-preserve-unknown-fields"))
 
     @property
@@ -86,7 +86,7 @@ class Type:
         return str(self.schema.get("x-kubernetes-patch-merge-key", ""))
 
     def field(self, name: str) -> Type:
-        """The type of a field; of one nobody declared, whatever comes."""
+        """The type of a field; of an undeclared one, anything."""
         return self.properties.get(name) or self.additional or UNTYPED
 
     def _made(self, schema: Obj) -> Type:
@@ -158,7 +158,7 @@ _OMITTED_FALSE = frozenset(
 _OMITTED_ZERO = frozenset({"hostPort", "nodePort", "healthCheckNodePort", "initialDelaySeconds", "priority_"})
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _POINTERS = frozenset({"holderIdentity", "storageClassName", "ingressClassName", "appProtocol"})
-"""Texts that are kept when they are empty."""
+"""Texts that are stored even if empty."""
 
 
 class Decoded(NamedTuple):

@@ -42,7 +42,7 @@ class Watches:
         version_number(options.version, watch=True)
 
     async def events(self, kind: Kind, namespace: str, options: ListOptions) -> AsyncIterator[WatchEvent]:
-        """Everything a watch tells, until it ends."""
+        """Everything a watch sends, until it ends."""
         stream = _Stream(self._server, kind, namespace, options)
         async for event in stream.run():
             yield event

@@ -39,7 +39,7 @@ class Request:
         self.path = unquote(split.path)
         self.query = dict(reversed(parse_qsl(split.query, keep_blank_values=True)))
         self.certified: Any = None
-        """Whom a certificate of the client names."""
+        """The user that a certificate of the client names."""
 
     def header(self, name: str) -> str:
         """The first header of this name, or nothing."""
@@ -145,7 +145,7 @@ class Writer:
         self._chunked = True
 
     async def whole(self, request: Request, response: Response, *, close: bool) -> None:
-        """An answer whose body is known."""
+        """An answer with a known body."""
         body = response.content() if response.code != 304 else b""
         headers = {
             "Content-Type": "application/json",

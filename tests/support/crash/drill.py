@@ -193,7 +193,7 @@ def _holding(*places: str) -> frozenset[str]:
 
 
 def chosen(what: str, first: int, last: int) -> list[int]:
-    """The points to try from ``first`` to ``last``, and the one beyond; told, with the seed."""
+    """The points to try from ``first`` to ``last``, and the one beyond; printed, with the seed."""
     every = range(first, last + 1)
     assert every, f"{what}: no calls were recorded"
     chance = random.Random(f"{SEED} {what}")  # noqa: S311 (the same points each time)

@@ -19,11 +19,11 @@ from tests.support.crash.supervisor import Control, supervise
 from tests.support.waiting import eventually
 
 QUIET = 20
-"""Looks, 10 ms apart, that find no new call and every thread asleep before an agent is said to rest."""
+"""Looks, 10 ms apart, that find no new call and every thread asleep before an agent counts as idle."""
 
 
 class Interposer:
-    """Counts the calls of the agent it started last; files are kept below one directory."""
+    """Counts the calls of the agent it started last; files are below one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,7 +36,7 @@ class Interposer:
         names()  # learnt before the fork, once
 
     def start(self, lab: Lab, *settings: str, kill_at: int = 0, tracer: Sequence[str] = ()) -> int:
-        """Start an agent whose calls are counted from 1; it dies before its call ``kill_at``, if not 0."""
+        """Start an agent with calls counted from 1; it dies before its call ``kill_at``, if not 0."""
         self.close()
         self._control = Control()
         self._control.kill_at = kill_at

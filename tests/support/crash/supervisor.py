@@ -1,4 +1,4 @@
-"""Is told of an agent's calls that change something outside of it; writes them down, and kills before one.
+"""Follows an agent's calls that change something outside of it; records them, and kills before one.
 
 Source: seccomp_unotify(2), pidfd_getfd(2); devinet_sysctl_forward in the kernel's net/ipv4/devinet.c.
 """
@@ -40,7 +40,7 @@ _PATH_ARGUMENT = {
     ),
     **dict.fromkeys(("openat", "openat2", "unlinkat", "mkdirat", "mknodat", "fchmodat", "fchownat"), 1),
 }
-"""Where each call has the path that tells most about it; the others have a descriptor first."""
+"""Where each call has the path that identifies it best; the others have a descriptor first."""
 _Call = tuple[int, tuple[int, ...]]
 """Its number and arguments."""
 _RESTARTED = "/proc/sys/net/"
@@ -82,7 +82,7 @@ def supervise(stop: Stop, listening: socket.socket, log: Path, control: Control)
         return
     with listening.accept()[0] as trapped, log.open("w", buffering=1) as lines:
         place = int.from_bytes(trapped.recv(4), "little")
-        while trapped.recv(1):  # until it says there is no more to say
+        while trapped.recv(1):  # until it sends its last message
             pass
         pid, _, _ = struct.unpack("=3i", trapped.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         agent = os.pidfd_open(pid)
@@ -94,7 +94,7 @@ def supervise(stop: Stop, listening: socket.socket, log: Path, control: Control)
         while True:
             for fd, events in waiting.poll():
                 if fd != listener or not events & select.POLLIN:
-                    return  # it has ended, or nobody wants to know any longer
+                    return  # it has ended, or the reader has closed
                 if not _take(listener, agent, pid, lines, control, before):
                     return
 
@@ -169,7 +169,7 @@ def _is_inward(agent: int, fd: int, what: str) -> bool:
         if found.family != socket.AF_UNIX:
             return False
         ours = found.getsockname()
-        if not ours:  # a pair, or a client: of a pair nobody else has the other end
+        if not ours:  # a pair, or a client: of a pair no other process has the other end
             try:
                 return not found.getpeername()
             except OSError:

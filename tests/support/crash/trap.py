@@ -1,4 +1,4 @@
-"""Becomes another program whose system calls a supervisor is told of: trap.py SOCKET FILTER COMMAND...
+"""Becomes another program with system calls that a supervisor follows: trap.py SOCKET FILTER COMMAND...
 
 Source: seccomp(2), SECCOMP_FILTER_FLAG_NEW_LISTENER; seccomp_unotify(2).
 """
@@ -29,7 +29,7 @@ def main(where: str, filter_file: str, *command: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.connect(where)
-        # Told before: afterwards a send would wait for who is to be told.
+        # Sent before: afterwards a send would wait for the supervisor itself.
         place = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         supervisor.send(place.to_bytes(4, "little"))
         arguments = (_SET_MODE_FILTER, _NEW_LISTENER | _WAIT_KILLABLE, ctypes.byref(program))

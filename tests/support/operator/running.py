@@ -25,7 +25,7 @@ LEASE = {
     "leader-election-renew-deadline": "20s",
     "leader-election-retry-period": "50ms",
 }
-"""An election whose lease is asked for often, and not lost when the machine is busy."""
+"""An election with a lease that is asked for often, and not lost when the machine is busy."""
 
 
 def settings(values: Mapping[str, object], folder: Path) -> None:
@@ -99,7 +99,7 @@ class Operators:
         leads: bool = True,
         token: str = ADMIN_TOKEN,
     ) -> AsyncIterator[Hive]:
-        """An operator that runs; by default once its work as the leader has begun."""
+        """An operator that runs; by default once it works as the leader."""
         async with self.hive(values, token).started() as hive:
             if leads:
                 await eventually(lambda: at_work(hive), 30)

@@ -1,4 +1,4 @@
-"""Which address a node is known by: the first of what is told, set, routed, there."""
+"""Which address a node is known by: the first of what is announced, set, routed, present."""
 
 from ipaddress import ip_address, ip_interface
 

@@ -100,7 +100,7 @@ async def nothing_ended() -> tuple[Collected, ...]:
 
 
 def any_maps(*attributes: str, both_families: bool = False) -> None:
-    """Maps that nobody looks at."""
+    """Maps that are not read."""
 
 
 async def no_link(name: str) -> None:
@@ -190,7 +190,7 @@ def without_links() -> HostLinks:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, object]:
-    """Settings of an agent that disturbs nobody."""
+    """Settings of an agent that does not disturb others."""
     return {
         "ipv4-range": "10.0.1.0/24",
         "routing-mode": "native",

@@ -114,7 +114,7 @@ async def build(folder: Path, url: str) -> Path:
 
 
 class Rival:
-    """Somebody who makes the same object as the agent, a moment earlier, once."""
+    """A client that makes the same object as the agent, a moment earlier, once."""
 
     def __init__(self, there: Cluster, path: str) -> None:
         self._there = there
@@ -249,7 +249,7 @@ def events(there: Cluster) -> list[dict[str, Any]]:
 
 
 async def everything(there: Cluster, endpoints: Endpoints) -> None:
-    """Have the agent do one of everything, some of it a moment after somebody else."""
+    """Have the agent do one of everything, some of it a moment after another client."""
 
     def get(kind: str, name: str, namespace: str = "") -> dict[str, Any]:
         return deepcopy(there.get(kind, name, namespace) or {})

@@ -73,7 +73,7 @@ POD_CIDR = IPv4Network("10.0.1.0/24")
 UNLIMITED: Mapping[str, object] = {
     "api-rate-limit": ",".join(f"{name}=rate-limit:0/s,parallel-requests:0" for name in NAMES)
 }
-"""Settings of an API that nobody waits at."""
+"""Settings of an API without rate limits."""
 
 
 @dataclass
@@ -190,7 +190,7 @@ class FakeMaps:
 
 @dataclass
 class FixedFacts:
-    """A node whose facts never change, but for its addresses."""
+    """A node of which only the addresses change."""
 
     addresses: Ipam | None = None
     notifications: MonitorNotifications = SILENT
@@ -296,7 +296,7 @@ class Node:
     prefixes: Ipcache
 
     def given(self) -> set[str]:
-        """The addresses that somebody has besides the router."""
+        """The addresses in use besides the router's."""
         return self.ipam.dump().keys() - {str(ROUTER), str(ROUTER6)}
 
 
@@ -346,7 +346,7 @@ async def running_node(
     regenerated: Cell = NOTHING_TO_REGENERATE,
     more: Iterable[Cell] = (),
 ) -> AsyncIterator[Node]:
-    """A node whose API serves: the real cells of API, endpoints and addresses in a hive of their own.
+    """A node with a serving API: the real cells of API, endpoints and addresses in a hive of their own.
 
     It has IPv6 where ``cidr6`` is given.
     """

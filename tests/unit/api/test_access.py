@@ -1,4 +1,4 @@
-"""Operations that whoever runs the node has switched off."""
+"""Operations that the node's administrator has disabled."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Addresses over a socket: of one family or two, given, kept from others, and free again."""
+"""Addresses over a socket: of one family or two, allocated, reserved, and free again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from lifecycle.testing import eventually
 from tests.unit.api.node import ROUTER, ROUTER6, running_node
 from tests.unit.api.pods import request_body
 
@@ -110,7 +111,5 @@ async def test_an_address_is_used_again_only_when_its_old_flows_are_forgotten(tm
             assert (await node.ask("GET", "/v1/config")).status == 200
         assert answers == [201]
         node.kernel.may_forget.set()
-        with anyio.fail_after(30):
-            while len(answers) < 2:  # noqa: ASYNC110  (an answer has no event to wait for)
-                await anyio.sleep(0.001)
+        await eventually(lambda: len(answers) == 2)
     assert answers == [201, 201]

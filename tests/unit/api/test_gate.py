@@ -15,8 +15,8 @@ from cells.api.server import Gate
 from cells.endpoint.restore import RegeneratedEndpoints
 from lifecycle import Cell, HiveError, Hook, Lifecycle, provide
 from lifecycle.http import Response
+from lifecycle.testing import eventually
 from tests.unit.api.node import Answer, Client, running_node
-from tests.unit.cni_server.harness import until
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ LATER = (
 
 
 class Starting:
-    """A node whose API serves and whose daemon does not run yet."""
+    """A node where the API serves and the daemon does not run yet."""
 
     def __init__(self, ask: Client, go_on: Callable[[Exception | None], None]) -> None:
         self.ask = ask
@@ -56,7 +56,7 @@ class Starting:
 
 @asynccontextmanager
 async def starting(directory: Path) -> AsyncIterator[Starting]:
-    """The node until the block ends; its start goes on, or fails, when it is told to."""
+    """The node until the block ends; its start continues, or fails, on request."""
     socket, held, over = directory / "cilium.sock", anyio.Event(), anyio.Event()
     fault: list[Exception] = []
 
@@ -82,7 +82,7 @@ async def starting(directory: Path) -> AsyncIterator[Starting]:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run, provide(regenerated))
-        await until(socket.exists)
+        await eventually(socket.exists)
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket))) as session:
             yield Starting(Client(session), go_on)
         held.set()
@@ -126,7 +126,7 @@ async def test_requests_that_need_the_daemon_wait_for_it(
             assert (await node.ask("GET", "/v1/config")).status == 200
         assert not answers
         node.go_on(None)
-        await until(lambda: bool(answers))
+        await eventually(lambda: bool(answers))
     assert answers[0].status == status
 
 
@@ -141,7 +141,7 @@ async def test_requests_waiting_for_a_failed_start_get_an_error(tmp_path: Path) 
         for _ in range(20):
             assert (await node.ask("GET", "/v1/config")).status == 200
         node.go_on(HiveError("a map is gone"))
-        await until(lambda: bool(answers))
+        await eventually(lambda: bool(answers))
     ((*got,),) = answers
     assert {each.status for each in got} == {503}
     assert got[0].body == (

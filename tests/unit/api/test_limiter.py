@@ -318,7 +318,7 @@ async def test_requests_are_logged_if_wanted() -> None:
 
 
 def series(limiter: Limiter) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
-    """What is told of it, without what all names begin with."""
+    """Its metrics, without the common prefix."""
     families: list[MetricFamily] = list(limiter_families([limiter]))
     assert all(one.on == (not one.name.endswith("wait_history_duration_seconds")) for one in families)
     return {one.name.removeprefix("cilium_api_limiter_"): dict(one.series) for one in families}

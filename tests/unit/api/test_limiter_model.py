@@ -1,4 +1,4 @@
-"""The limiter's promises, whatever comes: places, rate, order, nothing lost, and nobody waits in vain."""
+"""The limiter's promises, whatever comes: places, rate, order, nothing lost, and no request waits in vain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Asked:
     cancelled_after: float = math.inf
     """Seconds after it came; its task is cancelled."""
     removed_after: float = math.inf
-    """Seconds after it came; nobody waits for its answer."""
+    """Seconds after it came; its client no longer waits."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The setting of the rate limits: whose values count, what each word means, what is refused and how."""
+"""The setting of the rate limits: which values count, what each word means, what is refused and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parameters(spoken: str) -> Parameters:
 
 
 def refused(directory: Path, spoken: str) -> list[str]:
-    """What is said of an agent with this setting."""
+    """The error of an agent with this setting."""
     (directory / "api-rate-limit").write_text(spoken)
     try:
         Hive(config(LimitSettings), settings=Sources(config_dir=directory)).check()

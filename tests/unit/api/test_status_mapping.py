@@ -1,4 +1,4 @@
-"""What clients are told of a module that does not work."""
+"""What clients see of a failed module."""
 
 import json
 

@@ -186,7 +186,7 @@ class _Player:
 
     async def _until(self, path: str, status: int) -> None:
         async with asyncio.timeout(30):
-            while (answer := await self._send("GET", path)) is None or answer.status != status:  # noqa: ASYNC110  # the server tells nobody
+            while (answer := await self._send("GET", path)) is None or answer.status != status:  # noqa: ASYNC110  # the server has no event for it
                 await asyncio.sleep(0.01)
 
     async def play(self, scenario: Scenario) -> list[Result]:
@@ -320,7 +320,7 @@ class _Player:
         return []
 
     async def _settle(self, after: int) -> None:
-        """Every watch has told what belongs before the next exchange, and has ended if it should have."""
+        """Every watch has sent what belongs before the next exchange, and has ended if it should have."""
         for step, stream in list(self._watches):
             wanted = [line for line in step.get("stream", []) if line["after"] <= after]
             await self._reported(step, stream, wanted)

@@ -1,4 +1,4 @@
-"""What a real API server does that the recordings here tell in words: notes of ``conformance/kubernetes``."""
+"""What a real API server does that the recordings state in words: notes of ``conformance/kubernetes``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client meets when the server's past is gone, or the server itself was."""
+"""What a client meets when the server's history is lost, or the server was away."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_the_first_request_for_a_custom_resource_after_a_restart_is_to_be_
     server.add(definition())
     path = "/apis/example.io/v1/things"
     async with asyncio.timeout(30):
-        while (await get(server, path)).status != 200:  # noqa: ASYNC110  # the server tells nobody
+        while (await get(server, path)).status != 200:  # noqa: ASYNC110  # the server has no event for it
             await asyncio.sleep(0.01)
     server.restart()
     refused = await get(server, path)

@@ -1,4 +1,4 @@
-"""A small HTTP client that sends exactly what it is told, and tells how answers are framed."""
+"""A small HTTP client that sends exactly these bytes, and reports how answers are framed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class World:
     def claim(
         self, prefix: str, identity: int, source: Source, resource: str = "x//y", peer: str = ""
     ) -> None:
-        """Somebody else's."""
+        """Another owner's."""
         entry = IpcacheEntry(
             prefix=prefix,
             identity=identity,
@@ -197,7 +197,7 @@ async def test_any_source_may_add_to_what_others_say_of_an_address() -> None:
         world.servers()
         await eventually(lambda: "reserved:kube-apiserver" not in world.labels(world.identity))
         assert world.labels(world.identity) == ("cidrgroup:blue", "reserved:world")
-        # A claim as strong as this one comes later, and the labels are still said of it.
+        # A claim as strong as this one comes later, and the labels still apply to it.
         node = PrefixLabels(
             prefix=prefix,
             resource="x//z",

@@ -1,4 +1,4 @@
-"""The benchmark of the framework measures what it says: everyone builds the same graph, tables tell all."""
+"""The benchmark of the framework measures what it claims: all build the same graph, tables deliver all."""
 
 from collections.abc import Awaitable, Callable
 

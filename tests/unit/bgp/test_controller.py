@@ -340,7 +340,7 @@ RICH: Final = (
 @settings(max_examples=scaled(60), deadline=None)
 @given(st.data())
 def test_any_order_of_objects_gives_the_same(data: st.DataObject) -> None:
-    """Objects in any order, with earlier and foreign versions in between, and what is gone by the end."""
+    """Objects in any order, with earlier and foreign versions in between, and what is deleted by the end."""
     scenario = scenarios("s17")[f"agent/{data.draw(st.sampled_from(RICH))}"]
     versions: dict[tuple[str, str, str], list[Json]] = {}
     for step in scenario["steps"]:

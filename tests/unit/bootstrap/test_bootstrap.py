@@ -1,4 +1,4 @@
-"""The scopes of a start: sums of what hooks took, told once probes are answered, as log line and metrics."""
+"""The scopes of a start: sums of what hooks took, once probes are answered, as log line and metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_scope_is_one_of_ciliums() -> None:
 
 def test_what_belongs_to_a_scope_is_a_hook_of_the_agent() -> None:
     hooks = {(hook.module.rpartition(".")[2], hook.name) for hook in Hive(agent).graph().hooks}
-    modules = {where for where, _ in hooks} | {"metrics"}  # whose hook is there when an address is set
+    modules = {where for where, _ in hooks} | {"metrics"}  # it has a hook when an address is set
     named = {tuple(key.split("/")) for key in SCOPES if "/" in key}
     assert named <= hooks
     assert {key for key in SCOPES if "/" not in key} <= modules

@@ -177,9 +177,7 @@ async def test_foreign_changes_of_a_ciliumendpoint_are_reverted(one: Cluster, tm
     one.put(pod("web", app="web"))
     async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
         node.put(endpoint())
-        await eventually(
-            lambda: ("default", "web") in node.objects
-        )  # the watch tells of it, not only the store
+        await eventually(lambda: ("default", "web") in node.objects)  # the watch shows it, not only the store
         one.delete("CiliumEndpoint", "web", "default")
         await eventually(lambda: found(one))
         changed = found(one)

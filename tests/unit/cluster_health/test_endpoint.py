@@ -159,7 +159,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """A node whose agent is not started yet."""
+    """A node with an agent that is not started yet."""
     return Place(tmp_path)
 
 

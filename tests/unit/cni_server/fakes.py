@@ -1,4 +1,4 @@
-"""A node of dicts: links, pods, addresses, endpoints, policy maps; any step can be told to fail."""
+"""A node of dicts: links, pods, addresses, endpoints, policy maps; any step can be made to fail."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FakeNode:
     _next: int = 100
     _started: VethPair | None = None
     ahead: int = 0
-    """Links whose making was begun before it was waited for."""
+    """Links that were started before they were awaited."""
     refuse_once: set[str] = field(default_factory=set)
 
     def _step(self, name: str) -> bool:

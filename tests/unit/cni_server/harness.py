@@ -6,13 +6,12 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
 import structlog
 
 from cells.cni.attach import Attacher
@@ -79,7 +78,7 @@ class Client:
 def request(
     env: dict[str, str], stdin: bytes, *, version: int = 1, flags: int = 0, addresses: bytes = b""
 ) -> bytes:
-    """A request packet; flag 1 says that an agent died over it, flag 2 that there are addresses."""
+    """A request packet; flag 1: an agent died over it; flag 2: there are addresses."""
     text = "".join(f"{name}={value}\0" for name, value in env.items()).encode()
     return HEADER.pack(b"HCNI", version, flags, len(text), len(stdin)) + text + stdin + addresses
 
@@ -172,13 +171,6 @@ class Harness:
         """Send a request and wait for the answer; ``addresses``: what the delegated plugin printed."""
         sent = await self.begin(command, cid, pod=pod, conf=conf, flags=flags, addresses=addresses, **env)
         return await sent.reply()
-
-
-async def until(condition: Callable[[], bool], within: float = 30.0) -> None:
-    """Let the event loop run until the condition holds; raises TimeoutError when it does not in time."""
-    with anyio.fail_after(within):
-        while not condition():  # noqa: ASYNC110  # fakes tell nobody when they are done
-            await anyio.sleep(0.001)
 
 
 @asynccontextmanager

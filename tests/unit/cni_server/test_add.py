@@ -7,8 +7,9 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from cells.cni.attach import host_link_name
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, MTU, leftover
-from tests.unit.cni_server.harness import Harness, until
+from tests.unit.cni_server.harness import Harness
 
 pytestmark = pytest.mark.anyio
 BAD_MAC = "unable to set MAC address on interface eth0: address {}: invalid MAC address"
@@ -108,7 +109,7 @@ async def test_an_address_stays_allocated_until_its_link_can_be_deleted(
     assert len(served.node.addresses) == 1
     assert [s.level for s in served.health.snapshot() if s.module == "cni.link-teardown"] == ["degraded"]
     served.node.refuse.clear()
-    await until(served.node.clean)
+    await eventually(served.node.clean)
     await wait_all_tasks_blocked()
     assert [s.level for s in served.health.snapshot() if s.module == "cni.link-teardown"] == ["ok"]
 
@@ -129,7 +130,7 @@ async def test_an_add_an_agent_died_over_replaces_what_it_left(served: Harness) 
     ((index, _),) = served.node.links.items()
     served.node.may_reap = anyio.Event()
     client = await served.begin("ADD", flags=1)
-    await until(lambda: not served.node.book)
+    await eventually(lambda: not served.node.book)
     assert index in served.node.links, "the new link must wait for its name"
     served.node.may_reap.set()
     assert (await client.reply()).code == 0
@@ -184,7 +185,7 @@ async def test_an_add_right_after_a_delete_waits_for_the_old_link(served: Harnes
     served.node.may_reap = anyio.Event()
     assert (await served.call("DEL")).code == 0
     client = await served.begin("ADD")
-    await until(lambda: served.node.steps.count("create_veth") == 2)
+    await eventually(lambda: served.node.steps.count("create_veth") == 2)
     assert not served.node.book
     served.node.may_reap.set()
     assert (await client.reply()).code == 0
@@ -194,7 +195,7 @@ async def test_an_add_right_after_a_delete_waits_for_the_old_link(served: Harnes
 async def test_without_a_prepared_policy_map_the_add_waits_for_one(served: Harness) -> None:
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
     client = await served.begin("ADD")
-    await until(lambda: "wait for a policy map" in served.node.steps)
+    await eventually(lambda: "wait for a policy map" in served.node.steps)
     assert served.node.clean()
     served.node.may_refill.set()
     assert (await client.reply()).code == 0
@@ -205,7 +206,7 @@ async def test_calls_for_one_container_take_turns(served: Harness) -> None:
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
     first, second, delete = [await served.begin(c) for c in ("ADD", "ADD", "DEL")]
     other = await served.begin("ADD", "cid2", pod="pod2")
-    await until(lambda: served.node.steps.count("wait for a policy map") == 2)
+    await eventually(lambda: served.node.steps.count("wait for a policy map") == 2)
     served.node.may_refill.set()
     assert (await first.reply()).code == 0
     assert "already exists" in (await second.reply()).message
@@ -224,7 +225,7 @@ async def test_a_request_of_a_disconnected_plugin_is_skipped(served: Harness) ->
 async def test_a_plugin_that_goes_away_while_waiting_leaves_nothing(served: Harness) -> None:
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
     client = await served.begin("ADD")
-    await until(lambda: "wait for a policy map" in served.node.steps)
+    await eventually(lambda: "wait for a policy map" in served.node.steps)
     client.close()
     served.node.may_refill.set()
     await wait_all_tasks_blocked()
@@ -235,7 +236,7 @@ async def test_a_plugin_that_goes_away_while_waiting_leaves_nothing(served: Harn
 async def test_a_plugin_that_goes_away_before_the_answer_leaves_nothing(served: Harness) -> None:
     client = await served.begin("ADD")
     served.node.on_create = client.close
-    await until(lambda: "activate" in served.node.steps and served.node.clean())
+    await eventually(lambda: "activate" in served.node.steps and served.node.clean())
 
 
 async def test_a_bug_in_a_step_is_rolled_back_and_reported_in_one_line(served: Harness) -> None:
@@ -335,7 +336,7 @@ async def test_a_pod_waiting_for_its_identity_comes_up_when_it_is_allocated(serv
     node = served.node
     node.may_identify = anyio.Event()
     call = await served.begin("ADD")
-    await until(lambda: "identify" in node.steps)
+    await eventually(lambda: "identify" in node.steps)
     ((index, link),) = node.links.items()
     assert not link.up
     assert [endpoint.ifindex for endpoint in node.book.values()] == [index]
@@ -360,7 +361,7 @@ async def test_a_plugin_that_goes_while_an_identity_is_waited_for_leaves_nothing
     node = served.node
     node.may_identify = anyio.Event()
     call = await served.begin("ADD")
-    await until(lambda: "identify" in node.steps)
+    await eventually(lambda: "identify" in node.steps)
     call.close()
     node.may_identify.set()
-    await until(node.clean)
+    await eventually(node.clean)

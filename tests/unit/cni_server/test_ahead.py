@@ -8,14 +8,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import FakeNode
-from tests.unit.cni_server.harness import Client, Harness, harness, until
+from tests.unit.cni_server.harness import Client, Harness, harness
 
 pytestmark = pytest.mark.anyio
 
 
 async def at_once(served: Harness, *calls: tuple[str, str, str]) -> list[Client]:
-    """Calls (command, container, pod) that the server sees together: nobody else has a turn meanwhile."""
+    """Calls (command, container, pod) that the server sees together: no other task runs meanwhile."""
     return [await served.begin(command, cid, pod=pod) for command, cid, pod in calls]
 
 
@@ -37,7 +38,9 @@ async def test_a_link_that_cannot_be_made_ahead_costs_its_pod_alone(served: Harn
     clients = await at_once(served, *(("ADD", f"cid{n}", f"pod{n}") for n in range(6)))
     replies = [await client.reply() for client in clients]
     assert sorted(reply.code for reply in replies) == [0, 0, 0, 0, 0, 1]
-    await until(lambda: len(served.node.addresses) == len(served.node.links) == len(served.node.book) == 5)
+    await eventually(
+        lambda: len(served.node.addresses) == len(served.node.links) == len(served.node.book) == 5
+    )
 
 
 async def test_two_containers_that_want_one_interface_at_once_get_one(served: Harness) -> None:
@@ -45,7 +48,7 @@ async def test_two_containers_that_want_one_interface_at_once_get_one(served: Ha
     replies = [await client.reply() for client in clients]
     assert [reply.code for reply in replies] == [0, 1, 0]
     assert "already exists" in replies[1].message
-    await until(lambda: len(served.node.links) == len(served.node.addresses) == 2)
+    await eventually(lambda: len(served.node.links) == len(served.node.addresses) == 2)
     assert sorted(endpoint.container_id for endpoint in served.node.all()) == ["a", "c"]
 
 
@@ -55,7 +58,7 @@ async def test_calls_for_a_container_wait_for_its_running_add(served: Harness) -
     replies = await asyncio.gather(*(client.reply() for client in clients))
     assert [reply.code for reply in replies] == [0, 0, 0, 0]
     assert sorted(endpoint.container_id for endpoint in served.node.all()) == ["a", "b"]
-    await until(lambda: len(served.node.links) == len(served.node.addresses) == 2)
+    await eventually(lambda: len(served.node.links) == len(served.node.addresses) == 2)
 
 
 async def test_an_add_with_a_link_created_ahead_at_the_stop_is_answered(
@@ -64,7 +67,7 @@ async def test_an_add_with_a_link_created_ahead_at_the_stop_is_answered(
     monkeypatch.setattr("cells.cni.server.netns_cookie", FakeNode().cookie)
     async with harness(tmp_path) as served:
         clients = await at_once(served, *(("ADD", f"cid{n}", f"pod{n}") for n in range(4)))
-        await until(lambda: served.node.ahead > 0)
+        await eventually(lambda: served.node.ahead > 0)
     answered = 0
     for client in clients:
         try:

@@ -8,8 +8,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 
 from cells.endpoint import DatapathConfiguration
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, GATEWAY6, MTU, OthersLink, others_link
-from tests.unit.cni_server.harness import Harness, Reply, until
+from tests.unit.cni_server.harness import Harness, Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +89,7 @@ async def test_without_a_previous_result_there_is_no_chain(served: Harness, link
     (endpoint,) = served.node.all()
     assert endpoint.ifname.startswith("lxc")
     assert (await served.call("DEL", conf={"chaining-mode": "generic-veth"})).code == 0
-    await until(served.node.clean)
+    await eventually(served.node.clean)
 
 
 async def test_the_link_the_runtime_names_goes_before_the_first(served: Harness) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import leftover
-from tests.unit.cni_server.harness import Harness, until
+from tests.unit.cni_server.harness import Harness
 
 pytestmark = pytest.mark.anyio
 
@@ -20,14 +21,14 @@ async def test_a_delete_is_answered_before_the_link_is_deleted_and_the_address_i
     reply = await served.call("DEL")
     assert (reply.code, reply.stdout) == (0, b"")
     assert not node.book
-    await until(lambda: "reap" in node.steps)
+    await eventually(lambda: "reap" in node.steps)
     assert node.links
     assert node.addresses
     node.may_reap.set()
-    await until(lambda: not node.links)
+    await eventually(lambda: not node.links)
     assert node.addresses, "a pod that got it now would be taken for the old one by conntrack"
     node.may_forget.set()
-    await until(node.clean)
+    await eventually(node.clean)
 
 
 async def test_deleting_an_unknown_attachment_succeeds(served: Harness) -> None:
@@ -40,7 +41,7 @@ async def test_deleting_twice_succeeds(served: Harness) -> None:
     await served.call("ADD")
     assert (await served.call("DEL")).code == 0
     assert (await served.call("DEL")).code == 0
-    await until(served.node.clean)
+    await eventually(served.node.clean)
 
 
 async def test_all_interfaces_of_the_container_are_deleted_and_no_others(served: Harness) -> None:
@@ -48,7 +49,7 @@ async def test_all_interfaces_of_the_container_are_deleted_and_no_others(served:
     await served.call("ADD", "cid1", CNI_IFNAME="net1")
     await served.call("ADD", "cid2", pod="pod2")
     assert (await served.call("DEL", "cid1", CNI_IFNAME="net1")).code == 0
-    await until(lambda: len(served.node.links) == 1)
+    await eventually(lambda: len(served.node.links) == 1)
     assert [e.container_id for e in served.node.all()] == ["cid2"]
 
 
@@ -77,7 +78,7 @@ async def test_maps_that_cannot_be_cleaned_do_not_keep_the_link_and_the_address(
     await served.call("ADD")
     served.node.refuse.add("delete endpoint")
     assert (await served.call("DEL")).code == 0
-    await until(served.node.clean)
+    await eventually(served.node.clean)
 
 
 async def test_a_failing_link_is_tried_again_and_holds_its_address(
@@ -87,17 +88,17 @@ async def test_a_failing_link_is_tried_again_and_holds_its_address(
     await served.call("ADD")
     served.node.refuse.add("reap")
     assert (await served.call("DEL")).code == 0
-    await until(lambda: served.node.steps.count("reap") >= 3)
+    await eventually(lambda: served.node.steps.count("reap") >= 3)
     assert served.node.addresses
     served.node.refuse.clear()
-    await until(served.node.clean)
+    await eventually(served.node.clean)
 
 
 async def test_an_address_that_cannot_be_released_ends_nothing(served: Harness) -> None:
     await served.call("ADD")
     served.node.refuse.add("release")
     assert (await served.call("DEL")).code == 0
-    await until(lambda: "release" in served.node.steps)
+    await eventually(lambda: "release" in served.node.steps)
     assert (await served.call("ADD", "cid2", pod="pod2")).code == 0
 
 
@@ -117,4 +118,4 @@ async def test_neither_arguments_nor_a_previous_result_can_stop_a_delete(served:
     await served.call("ADD")
     reply = await served.call("DEL", conf={"prevResult": {"ips": "x"}}, CNI_ARGS="FOO=bar")
     assert reply.code == 0
-    await until(served.node.clean)
+    await eventually(served.node.clean)

@@ -1,4 +1,4 @@
-"""Pods whose addresses another IPAM plugin gives, at the agent's side of cni.sock."""
+"""Pods with addresses from another IPAM plugin, at the agent's side of cni.sock."""
 
 from __future__ import annotations
 

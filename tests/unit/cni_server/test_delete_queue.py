@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from cells.cni import DeleteQueue, QueueLock
 from lifecycle import HiveError, Lifecycle
-from tests.unit.cni_server.harness import Harness, until
+from lifecycle.testing import eventually
+from tests.unit.cni_server.harness import Harness
 
 pytestmark = pytest.mark.anyio
 FLOCK = struct.Struct("hhqqi4x")
@@ -68,7 +69,7 @@ async def test_queued_deletes_are_done_and_their_files_go(served: Harness) -> No
         assert sorted(e.container_id for e in served.node.all()) == ["cid2", "cid3"]
         assert sorted(path.name for path in directory.iterdir()) == ["lockfile", "other"]
         assert (directory / "lockfile").stat().st_mode & 0o7777 == 0o644
-        await until(lambda: len(served.node.links) == 2)
+        await eventually(lambda: len(served.node.links) == 2)
         queue.release()
 
 
@@ -145,7 +146,7 @@ async def test_a_plugin_in_the_middle_of_writing_is_waited_for(served: Harness) 
                 assert not served.node.book
 
         tasks.start_soon(start)
-        await until(lambda: queue.held)
+        await eventually(lambda: queue.held)
         assert served.node.book
         (directory / "late.delete").write_text('{"container-id":"cid1"}')
         os.close(held)

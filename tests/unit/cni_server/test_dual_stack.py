@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, GATEWAY6, MTU
-from tests.unit.cni_server.harness import Harness, until
+from tests.unit.cni_server.harness import Harness
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ async def test_a_pod_gets_both_addresses_ipv6_first_and_gives_both_back(both: Ha
     assert [ip["gateway"] for ip in reply.json["ips"]] == [str(GATEWAY6), str(GATEWAY)]
     assert both.node.owners == ["default/web-0"]
     assert (await both.call("DEL")).code == 0
-    await until(both.node.clean)
+    await eventually(both.node.clean)
 
 
 async def test_a_node_of_ipv6_alone_serves(served: Harness) -> None:

@@ -10,8 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from cells.endpoint import DatapathConfiguration, State
+from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, GATEWAY6, leftover
-from tests.unit.cni_server.harness import Harness, Reply, until
+from tests.unit.cni_server.harness import Harness, Reply
 
 pytestmark = pytest.mark.anyio
 
@@ -190,7 +191,7 @@ async def test_cni_gc_deletes_forgotten_attachments_with_link_and_address(served
     reply = await collect(served, ("cid2", "eth0"), ("cid3", "net1"), ("unknown", "eth0"))
     assert (reply.code, reply.stdout) == (0, b"")
     assert containers(served) == ["cid2"]
-    await until(lambda: len(served.node.links) == len(served.node.addresses) == 1)
+    await eventually(lambda: len(served.node.links) == len(served.node.addresses) == 1)
     assert (await collect(served, ("cid2", "eth0"))).code == 0
     assert containers(served) == ["cid2"]
 
@@ -212,7 +213,7 @@ async def test_other_networks_unknown_ones_and_chained_attachments_stay(served: 
 async def test_an_empty_list_of_go_is_an_empty_list(served: Harness) -> None:
     await attached(served)
     assert (await collect(served, **{"cni.dev/valid-attachments": None})).code == 0
-    await until(served.node.clean)
+    await eventually(served.node.clean)
 
 
 async def test_without_a_list_nothing_is_removed(served: Harness) -> None:
@@ -236,7 +237,7 @@ async def test_an_attachment_with_a_call_under_way_stays(served: Harness) -> Non
     leftover(served.node, "cid1", served.pod("pod-of-net1"), ifname="net1")
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
     client = await served.begin("ADD", "cid1", pod="pod-of-net1", CNI_IFNAME="net2")
-    await until(lambda: "wait for a policy map" in served.node.steps)
+    await eventually(lambda: "wait for a policy map" in served.node.steps)
     assert (await collect(served)).code == 0
     assert containers(served) == ["cid1"]
     served.node.may_refill.set()

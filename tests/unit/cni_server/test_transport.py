@@ -14,8 +14,9 @@ import structlog
 
 from cells.cni.transport import TURN, PacketServer, PluginConnection, listen
 from lifecycle import HiveError, UsageError
+from lifecycle.testing import eventually
 from tests.support.cni_plugin import HEADER, environment
-from tests.unit.cni_server.harness import Client, Harness, harness, request, until
+from tests.unit.cni_server.harness import Client, Harness, harness, request
 
 pytestmark = pytest.mark.anyio
 CONF = b'{"cniVersion":"1.0.0","name":"cilium"}'
@@ -99,7 +100,7 @@ async def test_no_descriptor_is_left_open(served: Harness) -> None:
         await served.call("DEL", "unknown", pod="pod9")
     served.node.refuse.add("configure")
     await served.call("ADD", "cid2", pod="pod2")
-    await until(lambda: open_descriptors() <= before)
+    await eventually(lambda: open_descriptors() <= before)
 
 
 async def test_a_plugin_not_heard_at_the_stop_knows_that_nothing_was_done(tmp_path: Path) -> None:
@@ -172,11 +173,11 @@ async def test_many_long_calls_leave_the_loop_to_others_in_between(early: bool, 
             client.send(b"call")
     server.start(listener)
     if not early:
-        await until(lambda: len(server.silent) == len(clients))
+        await eventually(lambda: len(server.silent) == len(clients))
         for client in clients:
             client.send(b"call")
     busy = asyncio.create_task(others())
-    await until(lambda: done.count("call") == len(clients))
+    await eventually(lambda: done.count("call") == len(clients))
     busy.cancel()
     calls = [number for number, what in enumerate(done) if what == "call"]
     assert all("others" in done[one:following] for one, following in itertools.pairwise(calls))

@@ -1,4 +1,4 @@
-"""A ConfigMap that Cilium's chart made, and what docs/operate/configuration.md says of it."""
+"""A ConfigMap that Cilium's chart made, and what docs/operate/configuration.md documents about it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A kernel that is too old is refused in one line; what goes missing on others is told."""
+"""A kernel that is too old is refused in one line; what is missing on others is reported."""
 
 from pathlib import Path
 

@@ -55,7 +55,7 @@ def health(hive: Hive) -> str:
 
 
 def reports(hive: Hive) -> list[str]:
-    """What every part says of itself, errors too."""
+    """The status of every part, errors too."""
     return [f"{one.message} {one.error or ''}" for one in hive.health.snapshot()]
 
 

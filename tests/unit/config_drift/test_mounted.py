@@ -1,4 +1,4 @@
-"""Where a config-dir says it came from, whatever it says."""
+"""The source that a config-dir names, whatever it contains."""
 
 import json
 from pathlib import Path

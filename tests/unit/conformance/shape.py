@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 FREE = frozenset({"options", "allocations", "daemonConfigurationMap", "immutable", "stale"})
-"""Objects whose keys are data."""
+"""Objects with keys that are data."""
 
 
 def kind(value: object) -> str:

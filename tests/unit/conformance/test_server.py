@@ -145,7 +145,7 @@ ANY_TEXT = {
     500: "what went wrong is this agent's own",
     501: "what is recorded are the words of a stand-in for the agent, which clients never show",
 }
-"""Exchanges, by recording and position, whose answer no state of our agent brings about."""
+"""Exchanges, by recording and position, with an answer that no state of our agent produces."""
 
 
 STRICT = ",".join(
@@ -227,7 +227,7 @@ class Replay:
             limiter.bucket.tokens = -limiter.bucket.burst if used_up else limiter.bucket.burst
 
     def know_identity(self, path: str) -> None:
-        """Have the endpoint whose identity is asked for, and take our number for the recorded one."""
+        """Have the endpoint of the requested identity, and take our number for the recorded one."""
         if path.startswith("/v1/identity"):
             present(self.node, "abc", number=1234)
             (endpoint,) = self.node.endpoints.by_container("abc")
@@ -241,7 +241,7 @@ class Replay:
         return json.loads(text)
 
     def prepare_maps(self, operation: str) -> None:
-        """Have rows in the maps that the operation tells of."""
+        """Have rows in the maps that the operation lists."""
         node = self.node
         if operation == "ip":
             present(node, "abc", number=1234)

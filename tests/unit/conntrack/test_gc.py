@@ -1,4 +1,4 @@
-"""When passes over the conntrack maps are made, and what is told of them."""
+"""When passes over the conntrack maps are made, and what is reported of them."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeMaps(ConntrackCollector):
-    """Conntrack maps of which each pass removes what the test says."""
+    """Conntrack maps of which each pass removes what the test asks for."""
 
     def __init__(self, *removed: int) -> None:
         self.removed = list(removed)

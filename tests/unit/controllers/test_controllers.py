@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Work:
-    """Notes when it runs; fails as often as told."""
+    """Notes when it runs; fails a given number of times."""
 
     def __init__(self, fails: int = 0) -> None:
         self.times: list[float] = []

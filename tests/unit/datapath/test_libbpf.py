@@ -1,4 +1,4 @@
-"""What a person is told when an object is not accepted."""
+"""What the user sees when an object is not accepted."""
 
 from collections.abc import Iterator
 

@@ -16,7 +16,7 @@ TOOLS = ("sed", "mktemp", "rm", "tail", "sh")
 
 
 class Machine:
-    """A folder of commands, and what the script says where there are no others."""
+    """A folder of commands, and what the script prints without any others."""
 
     def __init__(self, directory: Path) -> None:
         self.commands = directory / "bin"

@@ -74,7 +74,7 @@ class Kernel:
 
 
 class Idle:
-    """Jobs that nobody runs."""
+    """Jobs that never run."""
 
     def one_shot(self, *_: object) -> None: ...
 

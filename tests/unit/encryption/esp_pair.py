@@ -1,4 +1,4 @@
-"""Two nodes whose plans exchange ESP, by a double of the kernel's XFRM that has the states of each."""
+"""Two nodes with plans that exchange ESP, by a double of the kernel's XFRM that has the states of each."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Pair:
         return sender.send(packet, mark_for(self.numbers[receiver], spi))
 
     def arrives(self, sender: EspNode, receiver: EspNode, family: Family, spi: int) -> bool:
-        """Whether the receiver reads what the sender says, and nobody else does."""
+        """Whether the receiver can read what the sender sends, and no other node can."""
         data = self.encrypted(sender, receiver, family, spi)
         if data is None:
             return False

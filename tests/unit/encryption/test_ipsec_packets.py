@@ -1,4 +1,4 @@
-"""Two nodes whose plans exchange ESP, by a double of the kernel's XFRM that has the states of each.
+"""Two nodes with plans that exchange ESP, by a double of the kernel's XFRM that has the states of each.
 
 Packets are encrypted by scapy, and read by the double of ESP that nodes of kernel tests have: what one gets
 wrong, the other does not understand.

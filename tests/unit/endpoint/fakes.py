@@ -1,4 +1,4 @@
-"""A kernel and an address allocator of dicts, that can be told to refuse any step."""
+"""A kernel and an address allocator of dicts, that can be made to refuse any step."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ class Slot:
 
 
 class SteppingMap(FakeIpcacheMap):
-    """cilium_ipcache, whose writes are steps."""
+    """cilium_ipcache, with writes as steps."""
 
     def __init__(self, step: Callable[[str], None]) -> None:
         super().__init__()
@@ -241,13 +241,13 @@ class RecordingRecovery(RegenerationRecovery):
 
 @dataclass
 class FakePods:
-    """PodMetadata of a dict, by namespace and name; without a source unless told otherwise."""
+    """PodMetadata of a dict, by namespace and name; without a source unless given one."""
 
     followed: bool = False
     cluster: str = "default"
     known: dict[tuple[str, str], list[Label]] = field(default_factory=dict)
     labels_known: anyio.Event = field(default_factory=anyio.Event)
-    """Whoever resolves waits for it."""
+    """Callers that resolve wait for it."""
 
     def lookup(self, pod: PodName) -> list[Label] | None:
         return self.known.get(pod[:2])
@@ -307,7 +307,7 @@ class Node:
         )
 
     def create(self, wanted: EndpointRequest) -> Endpoint:
-        """Make an endpoint whose identity needs no waiting."""
+        """Make an endpoint with an identity that is available at once."""
         return create(self.endpoints, wanted)
 
     def build(self, endpoint_id: int, level: Level = Level.DATAPATH) -> str:
@@ -341,5 +341,5 @@ def request(number: int = 1, **changes: Any) -> EndpointRequest:
 
 
 def create(endpoints: Endpoints, wanted: EndpointRequest) -> Endpoint:
-    """Make an endpoint whose identity needs no waiting."""
+    """Make an endpoint with an identity that is available at once."""
     return endpoints.complete(endpoints.begin(wanted))

@@ -1,4 +1,4 @@
-"""Whatever is asked of the endpoints in whatever order: they, and the kernel, are what a plain model says."""
+"""Whatever is asked of the endpoints in whatever order: they, and the kernel, equal a plain model."""
 
 import shutil
 import tempfile
@@ -87,7 +87,7 @@ class Endpoints(RuleBasedStateMachine):
             del self.known[one.id]
 
     def sweep(self, number: int, ifindex: int) -> None:
-        """What a refusing kernel kept goes with the next start."""
+        """What a refusing kernel did not remove goes with the next start."""
         kernel = self.node.kernel
         for address in self.known[number].addresses:
             kernel.lxc.pop(address, None)

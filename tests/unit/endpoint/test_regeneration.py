@@ -19,6 +19,7 @@ from cells.endpoint import (
 from cells.observe.controllers import Controllers
 from cells.policy.maps import EndpointPolicies
 from lifecycle import Hive, invoke, module, provide, supply
+from lifecycle.testing import eventually
 from tests.unit.endpoint.fakes import Node, request
 
 pytestmark = pytest.mark.anyio
@@ -89,17 +90,14 @@ async def test_a_failed_build_is_tried_until_it_works(node: Node, hive: Hive) ->
     node.kernel.refuse = "put_lxc"
     assert await hive.get(Regenerations).request(1, Level.DATAPATH, "a reason").result() != ""
     tries = node.endpoints.builds.failed
-    with anyio.fail_after(30):
-        while node.endpoints.builds.failed < tries + 2:  # noqa: ASYNC110  (a fake has no event to wait for)
-            await anyio.sleep(0.001)
-        (failing,) = hive.get(Controllers).of("endpoint-1")
-        assert failing.failures_in_a_row > 0
-        assert failing.last_error == "regeneration recovery failed: [Errno 12] no put_lxc today"
-        (endpoint,) = node.endpoints.all()
-        assert node.endpoints.shown_state(endpoint) is State.NOT_READY
-        node.kernel.refuse = ""
-        while hive.get(Controllers).of("endpoint-1")[0].successes == 0:  # noqa: ASYNC110
-            await anyio.sleep(0.001)
+    await eventually(lambda: node.endpoints.builds.failed >= tries + 2)
+    (failing,) = hive.get(Controllers).of("endpoint-1")
+    assert failing.failures_in_a_row > 0
+    assert failing.last_error == "regeneration recovery failed: [Errno 12] no put_lxc today"
+    (endpoint,) = node.endpoints.all()
+    assert node.endpoints.shown_state(endpoint) is State.NOT_READY
+    node.kernel.refuse = ""
+    await eventually(lambda: hive.get(Controllers).of("endpoint-1")[0].successes)
     (endpoint,) = node.endpoints.all()
     assert node.endpoints.shown_state(endpoint) is State.READY
     assert "Triggering endpoint regeneration due to retrying regeneration" in messages(node, 1)
@@ -115,18 +113,17 @@ async def test_a_build_that_crashes_is_tried_again_and_keeps_no_other_from_being
 
     def crash(endpoint: Endpoint, *, any_source: bool) -> None:
         if endpoint.id == 1:
-            raise ValueError("nobody thought of this")
+            raise ValueError("an unforeseen fault")
         put(endpoint, any_source=any_source)
 
     monkeypatch.setattr(node.kernel, "put_config", crash)
     asked = [queue.request(number, Level.POLICY, "policy") for number in (1, 2)]
     with anyio.fail_after(30):
-        assert [await each.result() for each in asked] == ["nobody thought of this", ""]
+        assert [await each.result() for each in asked] == ["an unforeseen fault", ""]
         (endpoint,) = (each for each in node.endpoints.all() if each.id == 1)
         assert node.endpoints.shown_state(endpoint) in (State.NOT_READY, State.WAITING_TO_REGENERATE)
-        monkeypatch.undo()
-        while not any(each.successes for each in hive.get(Controllers).of("endpoint-1")):  # noqa: ASYNC110
-            await anyio.sleep(0.001)
+    monkeypatch.undo()
+    await eventually(lambda: any(each.successes for each in hive.get(Controllers).of("endpoint-1")))
     assert {node.endpoints.shown_state(each) for each in node.endpoints.all()} == {State.READY}
 
 

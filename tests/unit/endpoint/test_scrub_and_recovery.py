@@ -12,7 +12,7 @@ from cells.endpoint.creation import RegenerationRecovery
 from cells.endpoint.kernel import PATIENCE, ConntrackScrub
 from cells.observe.controllers import Controllers
 from lifecycle import HealthTree, Hive, invoke, module, provide, supply
-from lifecycle.testing import VirtualClock
+from lifecycle.testing import VirtualClock, eventually
 from tests.unit.endpoint.fakes import FakeKernel
 
 pytestmark = pytest.mark.anyio
@@ -38,9 +38,7 @@ async def running(kernel: FakeKernel) -> AsyncIterator[Hive]:
 
 async def until(kernel: FakeKernel, steps: int) -> None:
     """Wait until the kernel was asked so often."""
-    with anyio.fail_after(30):
-        while len(kernel.steps) < steps:  # noqa: ASYNC110  (a fake has no event to wait for)
-            await anyio.sleep(0.001)
+    await eventually(lambda: len(kernel.steps) >= steps)
 
 
 async def test_flows_of_many_addresses_are_forgotten_at_once() -> None:

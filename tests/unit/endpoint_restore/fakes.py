@@ -43,7 +43,7 @@ from tests.unit.endpoint.fakes import FakeAddresses, FakeKernel, Node
 def link(
     ifindex: int, name: str, *, alias: str = "", up: bool = True, peer: int = 2, here: bool = False
 ) -> LinkInfo:
-    """A veth whose peer is in a pod, or here."""
+    """A veth with its peer in a pod, or here."""
     return LinkInfo(
         ifindex=ifindex,
         name=name,
@@ -126,7 +126,7 @@ class FakeLeft:
         self.swept = True
 
     def release_previous(self, keep: Collection[int]) -> None:
-        """FormerAgent: who was kept."""
+        """EarlierAgent: which endpoints stay."""
         self._step("release")
         self.still_served = list(keep)
 

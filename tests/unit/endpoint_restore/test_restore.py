@@ -130,7 +130,7 @@ async def test_a_link_that_is_another_one_is_not_the_endpoints(left: Left, endpo
 
 
 async def health(left: Left) -> tuple[str, str]:
-    """What the agent says of itself after the restart: level and message."""
+    """The agent's status after the restart: level and message."""
     async with left.hive().started() as hive:
         (status,) = hive.get(HealthTree).snapshot("agent.restore")
     return status.level, status.message.rpartition(" ms")[2]
@@ -359,7 +359,7 @@ async def test_only_links_without_an_owner_are_removed(left: Left) -> None:
         link(1, "lxc000000000001", alias="hive endpoint 1"),  # ours, no state
         link(2, "lxc000000000002", up=False),  # never finished
         link(3, "lxc000000000003"),  # Cilium's own plugin's
-        link(4, "lxc000000000004", alias="uplink to the moon"),  # somebody's
+        link(4, "lxc000000000004", alias="uplink to the moon"),  # of another program
         link(5, "eth7", up=False),
         link(6, "lxc_health"),
         link(7, "lxc000000000007", peer=8, here=True),  # half-plumbed pair

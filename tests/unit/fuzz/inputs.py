@@ -1,4 +1,4 @@
-"""What nobody means to send: bytes, texts and JSON as they come out of a broken or hostile program."""
+"""Input that no client intends: bytes, texts and JSON as they come out of a broken or hostile program."""
 
 from __future__ import annotations
 

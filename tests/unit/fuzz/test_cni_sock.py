@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from cells.cni.add import INTERNAL
 from cells.endpoint.state.saved import encode
+from lifecycle.testing import eventually
 from tests.support.cni_plugin import HEADER
 from tests.unit.cni_server.fakes import FakeNode
-from tests.unit.cni_server.harness import Client, Harness, Reply, harness, until
+from tests.unit.cni_server.harness import Client, Harness, Reply, harness
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 CONF = {
@@ -141,7 +142,7 @@ def test_every_packet_is_answered_and_nothing_is_left_half_done(
         is_answered()
         for container in sorted({endpoint.container_id for endpoint in made.node.book.values()}):
             portal.call(made.detacher.detach_container, container)
-        portal.call(until, made.node.clean)
+        portal.call(eventually, made.node.clean)
         assert portal.call(made.call, "ADD").code == 0
         assert portal.call(made.call, "DEL").code == 0
         assert descriptors() <= before

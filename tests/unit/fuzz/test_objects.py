@@ -1,4 +1,4 @@
-"""Objects of a cluster full of nonsense: what can be read counts, the rest is told, nothing stands still."""
+"""Objects of a cluster full of nonsense: what can be read counts, the rest is reported, nothing blocks."""
 
 from __future__ import annotations
 

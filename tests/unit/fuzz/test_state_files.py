@@ -1,4 +1,4 @@
-"""Whatever lies in the state directory, a start reads what can be read and says what cannot be, at once."""
+"""Whatever lies in the state directory, a start reads what it can and reports the rest, at once."""
 
 from __future__ import annotations
 

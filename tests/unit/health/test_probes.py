@@ -32,7 +32,7 @@ async def asking(ask: Callable[[], Awaitable[object]]) -> AsyncIterator[Hive]:
 
 
 def reported(hive: Hive) -> list[tuple[str, str]]:
-    """What health says of the probe, and then of its not answering."""
+    """The health of the probe, and of its failure."""
     tree = hive.get(HealthTree)
     parts = [*tree.snapshot("health.status-probe-disk"), *tree.snapshot("health.disk")]
     return [(each.level, each.error or each.message) for each in parts]

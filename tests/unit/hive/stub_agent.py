@@ -1,4 +1,4 @@
-"""A tiny HTTP server on a unix socket that answers what a test tells it, and remembers what it was asked."""
+"""A tiny HTTP server on a unix socket that answers as a test sets it, and records requests."""
 
 import http.server
 import json

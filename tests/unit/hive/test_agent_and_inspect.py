@@ -32,7 +32,7 @@ class KeeperSettings(Settings, frozen=True):
     """Settings of the keeper."""
 
     bee_count: int = 3
-    """How many bees are kept."""
+    """How many bees there are."""
 
     smoke: bool = False
     """Whether there is smoke."""
@@ -60,11 +60,11 @@ class Keeper:
 
 
 class Missing:
-    """Nobody provides it."""
+    """It is not provided."""
 
 
 class Broken:
-    """Needs what nobody provides, twice."""
+    """Needs what is not provided, twice."""
 
     def __init__(self, first: Missing, second: "frozenset[Missing]") -> None:
         self.first, self.second = first, second
@@ -146,7 +146,7 @@ def test_help_lists_every_setting_and_starts_nothing(capsys: pytest.CaptureFixtu
         result = hive(capsys, "agent", *arguments)
         assert (result.code, started) == (0, [])
         assert "--bee-count int" in result.out
-        assert "How many bees are kept. [3]" in result.out
+        assert "How many bees there are. [3]" in result.out
         assert "Whether there is smoke. [false]" in result.out
 
 

@@ -20,6 +20,7 @@ from hive.agents import COMMAND, _packed
 from hive.policy.everywhere import merged
 from hive.ui.cluster import merged_matrix
 from hive.ui.flows import STEPS, merged_flows
+from lifecycle.testing import eventually
 from tests.support.apiserver.exec import Command, Ended
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig, pod
 
@@ -154,8 +155,7 @@ async def test_the_page_over_all_nodes_names_one_that_fails_and_ends_with_ctrl_c
             process.send_signal(signal.SIGINT)
             out, err = await process.communicate()
         assert (process.returncode, out, err) == (0, b"", b"")
-        while nodes.open:  # noqa: ASYNC110  # the server reads the end of the connection
-            await asyncio.sleep(0)
+        await eventually(lambda: not nodes.open)
 
 
 def got(address: str) -> str:
@@ -165,7 +165,7 @@ def got(address: str) -> str:
 
 
 def summary(*edges: tuple[str, str, int, int], now: int = 1_000_000) -> dict[str, Any]:
-    """As a node sums up flows: between whom, how many of the last step, and how many of them left."""
+    """As a node sums up flows: between which ends, how many of the last step, and how many of them left."""
     names = sorted({name for one in edges for name in one[:2]})
     empty = [0] * (STEPS - 1)
     return {

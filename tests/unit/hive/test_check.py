@@ -1,4 +1,4 @@
-"""``hive check`` at an API server whose kubelets run probes in a simulated network."""
+"""``hive check`` at an API server with kubelets that run probes in a simulated network."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ WHOLE = re.compile(r" +(hive .*|--[a-z-]+ (list of )?[a-z|-]+)$")
 
 
 def leaves(command: click.Command, words: Words = ()) -> Iterator[tuple[Words, click.Command]]:
-    """Every command that is no group, with its words."""
+    """Every command that is not a group, with its words."""
     if not isinstance(command, click.Group):
         yield words, command
         return

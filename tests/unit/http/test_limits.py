@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from lifecycle.http import Handler, HttpServer, Request, Response, ServerLimits
+from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -239,20 +240,13 @@ async def test_an_unread_answer_is_aborted_after_the_send_timeout(
     client = await async_stack.enter_async_context(Client(port))
     client.send(GET % b"large")
     assert (await client.reader.read(1)) == b"H"
-    await until(lambda: open_descriptors() <= before + 1)  # the client's own
+    await eventually(lambda: open_descriptors() <= before + 1)  # the client's own
     with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
         await client.body()
 
 
 def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until it holds."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110  # a log tells nobody that it has a line
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -273,7 +267,7 @@ async def test_the_last_descriptors_are_left_for_others(async_stack: contextlib.
             served(name, ServerLimits(connections=1000, per_peer=1000))
         )
         connected = [await async_stack.enter_async_context(Client(port)) for _ in range(160)]
-        await until(lambda: bool(logs))
+        await eventually(lambda: bool(logs))
         mine = [os.open("/", os.O_RDONLY) for _ in range(20)]
         for fd in mine:
             os.close(fd)
@@ -300,8 +294,8 @@ async def test_without_descriptors_one_line_is_logged_and_later_clients_are_answ
                     taken.append(os.open("/", os.O_RDONLY))
             with contextlib.suppress(BlockingIOError):
                 connecting.connect(("127.0.0.1", port))
-            await until(lambda: bool(logs))
-            await asyncio.sleep(0.2)  # it tries again in between, and says nothing
+            await eventually(lambda: bool(logs))
+            await asyncio.sleep(0.2)  # it tries again in between, and logs nothing
         for fd in taken:
             os.close(fd)
         connecting.close()

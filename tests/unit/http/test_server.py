@@ -1,4 +1,4 @@
-"""HTTP as clients see it, byte by byte: connections kept, bodies framed, mistakes refused, ordered stops."""
+"""HTTP as clients see it, byte by byte: connections, framed bodies, refused mistakes, ordered stops."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def connected(path: Path, tls: ssl.SSLContext | None = None) -> AsyncItera
 
 
 async def echo(request: Request) -> Response:
-    """Tells what it was asked."""
+    """Answers with the request."""
     text = f"{request.method} {request.path} {request.query} {request.headers.get('x-a')} ".encode()
     return Response(200, text + request.body, "text/plain")
 

@@ -51,7 +51,7 @@ DIFFERENT = {
     "input-file/garbage": "what is no flow is reported in other words",
     "input-file/agent-line": "what is no flow is reported in other words",
 }
-"""Recordings whose stderr is ours; stdout and the exit code are compared all the same, but for TLS."""
+"""Recordings with a stderr of our own; stdout and the exit code are compared all the same, but for TLS."""
 
 
 def different(name: str) -> bool:

@@ -50,7 +50,7 @@ def seen() -> list[SeenEvent]:
 
 
 def without_time(tree: dict[str, Any]) -> dict[str, Any]:
-    """An event that is no flow has in the recordings the time at which it was written."""
+    """An event that is not a flow has in the recordings the time at which it was written."""
     return tree if "flow" in tree else {name: value for name, value in tree.items() if name != "time"}
 
 

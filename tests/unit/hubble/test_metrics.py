@@ -43,7 +43,7 @@ def series(lines: list[str]) -> Counter[str]:
 
 
 def corrected(line: str) -> str:
-    """The labels in their order: ICMPv6 is no IPv4, and rcode is rcode, with any labels beside it."""
+    """The labels in their order: ICMPv6 is not IPv4, and rcode is rcode, with any labels beside it."""
     if line.startswith("hubble_icmp_total"):
         return re.sub(r'family="[^"]*",', "", line)
     if line.startswith(("hubble_dns_queries_total", "hubble_dns_responses_total")):

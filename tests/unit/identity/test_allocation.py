@@ -117,7 +117,7 @@ async def test_nodes_that_want_the_same_labels_at_once_get_the_same_number(
 async def test_a_number_of_another_identity_is_skipped(one: Cluster, tmp_path: Path) -> None:
     async with agent(tmp_path, one) as node:
         await node.synced()
-        one.put(body(FIRST, DB))  # the watch may tell before or after
+        one.put(body(FIRST, DB))  # the watch may send it before or after
         assert await acquired(node, WEB) == list(candidates(WEB))[1]
 
 
@@ -175,7 +175,7 @@ def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_without_a_free_number_new_labels_wait_and_known_ones_do_not(
     one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever creates pods with ever new labels keeps others' new labels waiting, and nothing else."""
+    """A client that creates pods with ever new labels keeps others' new labels waiting, and nothing else."""
     few_numbers(monkeypatch)
     for number in range(256, 260):
         one.put(body(number, DB if number == 256 else (f"k8s:flood={number}",)))

@@ -1,4 +1,4 @@
-"""Numbers of this node's own identities stay over a restart, and are nobody else's meanwhile."""
+"""Numbers of this node's own identities stay over a restart, and belong to no other meanwhile."""
 
 from __future__ import annotations
 

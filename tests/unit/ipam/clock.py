@@ -6,7 +6,7 @@ from cells.node.ipam.allocator import Clock
 
 
 class FakeClock(Clock):
-    """Time is what the test says."""
+    """Time is set by the test."""
 
     def __init__(self) -> None:
         self.time = 1000.0

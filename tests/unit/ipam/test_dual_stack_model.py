@@ -17,7 +17,7 @@ families = st.sampled_from([None, Family.IPV6, Family.IPV4])
 
 
 class DualStackMachine(RuleBasedStateMachine):
-    """The model: who has what, and until when if nobody confirms it."""
+    """The model: who has what, and until when without confirmation."""
 
     @initialize(bits4=st.integers(28, 32), bits6=st.integers(124, 128))
     def start(self, bits4: int, bits6: int) -> None:

@@ -29,7 +29,7 @@ MODE = {"ipam": "multi-pool"}
 
 
 class Reported:
-    """A CiliumNode, as far as it tells of pools."""
+    """A CiliumNode, as far as it is about pools."""
 
     def __init__(self, allocated: Mapping[str, str] | None = None, requested: int = 0) -> None:
         self.state: PoolState | None = None
@@ -229,7 +229,7 @@ async def test_a_full_pool_goes_on_with_the_next_range_and_gives_back_what_it_ne
         assert states(one) == {"default 10.0.0.0/29": "primary"}
         again = [ipam.allocate_next(f"default/{number}")[0] for number in range(6)]
         assert all(pod.ip in ip_network("10.0.0.0/29") for pod in again)
-        with pytest.raises(IpamLaterError):  # not what is being given back: somebody may have it already
+        with pytest.raises(IpamLaterError):  # not what is being given back: another node may have it already
             ipam.allocate_next("default/7")
         reported.override(default="10.0.0.0/29")
         await eventually(lambda: released(one) == [])

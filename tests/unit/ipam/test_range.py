@@ -32,7 +32,7 @@ def devices(*rows: Device) -> Table[int, Device]:
 
 
 def use(ipam: Ipam) -> None:
-    """Somebody needs it."""
+    """Something needs it."""
 
 
 class Node(AgentConfig):

@@ -72,7 +72,7 @@ def test_an_address_has_one_owner_and_none_is_lost_whatever_ranges_do(
 
 
 class Given:
-    """Ranges as somebody gives them."""
+    """Ranges as they are assigned."""
 
     def __init__(self, *networks: str) -> None:
         self.networks = networks
@@ -131,7 +131,7 @@ async def test_a_range_that_is_taken_back_stays_until_its_last_pod_goes(tmp_path
         await eventually(lambda: states(started) == {"10.2.0.0/28": "primary", "10.1.0.0/28": "retired"})
         (new,) = ipam.allocate_next("default/new")
         assert new.ip in ip_network("10.2.0.0/28")
-        there.give()  # the object is gone: that says nothing
+        there.give()  # the object is deleted: that means nothing
         ipam.release(old.ip, old.pool)
         assert states(started) == {"10.2.0.0/28": "primary"}
         assert ipam.owner(new.ip) == "default/new"

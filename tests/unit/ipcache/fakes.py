@@ -30,7 +30,7 @@ class FakeIpcacheMap(FakeMap[Prefix, IpcacheValue]):
         return ipcache_target(lambda: self)
 
     def put(self, rows: Mapping[str, int]) -> None:
-        """Rows that somebody else has written."""
+        """Rows that another program has written."""
         for prefix, identity in rows.items():
             self.rows[str(ip_network(prefix))] = IpcacheValue(identity)
 
@@ -65,5 +65,5 @@ class IpcacheOver(Ipcache):
         await self.held.reconciler.sweep()
 
     def read(self) -> None:
-        """Take what the map holds for what a former agent left."""
+        """Take what the map holds for what an earlier agent left."""
         self.held.left(dict(self._kernel.rows))

@@ -1,4 +1,4 @@
-"""Whose a prefix is, when several say so; and that the map says what counts, and nothing goes too early."""
+"""The owner of a prefix with several claims; the map has the one that counts, and nothing goes too early."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Body = dict[str, Any]
 
 
 def kubeconfig(folder: Path, url: str, token: str = ADMIN_TOKEN) -> str:
-    """Path of a kubeconfig of an administrator, or whose token it is, of the server at ``url``."""
+    """Path of a kubeconfig of an administrator, or of the token's user, of the server at ``url``."""
     config = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
@@ -29,7 +29,7 @@ def kubeconfig(folder: Path, url: str, token: str = ADMIN_TOKEN) -> str:
 
 
 class Cluster:
-    """Writes objects of a stand-in as somebody else would, past every rule of the API."""
+    """Writes objects of a stand-in as another client, past every rule of the API."""
 
     def __init__(self, server: ApiServer, url: str) -> None:
         self.server = server

@@ -1,4 +1,4 @@
-"""A port at which a test says byte by byte what a server answers."""
+"""A port at which a test answers byte by byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port of a server whose connections are served like this, until the test ends."""
+    """The port of a server that serves connections like this, until the test ends."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""An API server that says what a recorded one said to a watch, in the same words."""
+"""An API server that replays what a recorded one sent to a watch, byte by byte."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Recorded(NamedTuple):
         return known[0] if known else Kind(Thing, version, plural, namespaced=namespaced)
 
     def after(self, version: int) -> list[dict[str, Any]]:
-        """What a watch from this version is told."""
+        """What a watch from this version receives."""
         begin = 0
         for index, event in enumerate(self.events):
             if _is_end(event) and int(event["object"]["metadata"]["resourceVersion"]) == version:

@@ -1,4 +1,4 @@
-"""What is told of the API server: its version, and what cannot be followed."""
+"""What is shown of the API server: its version, and what cannot be followed."""
 
 from __future__ import annotations
 

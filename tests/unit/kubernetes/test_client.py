@@ -87,7 +87,7 @@ async def test_a_write_that_was_overtaken_is_made_again_from_what_is_there(
     def change(live: dict[str, Any]) -> dict[str, Any]:
         nonlocal turns
         turns += 1
-        if turns < 3:  # somebody else is faster
+        if turns < 3:  # another client is faster
             stored = server.store.get(server.kinds.storing(NODE).storage, ("", "a"))
             assert stored is not None
             server.store.put(NODE, ("", "a"), stored)
@@ -147,7 +147,7 @@ async def test_the_next_server_is_asked_and_stays_in_use(server: ApiServer) -> N
     two = ApiServer()
     server.add(node("a"))
     async with two.serving() as dead:
-        pass  # nobody listens there any more
+        pass  # the listener is closed
     client = connect(access(server, servers=(dead, f"http://127.0.0.1:{server.port}")), qps=0)
     assert (await client.get(NODES, "a")).name == "a"
     assert client.server.endswith(str(server.port))

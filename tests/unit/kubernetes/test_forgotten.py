@@ -1,4 +1,4 @@
-"""An API server whose store is lost and filled again takes nothing out of force before it is filled."""
+"""An API server with a store that is lost and filled again takes nothing out of force before it is filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a server, or somebody between, does with HTTP: an answer is whole, or it is an error in time."""
+"""Whatever a server, or a proxy between, does with HTTP: an answer is whole, or it is an error in time."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ async def test_a_refusing_proxy_is_reported(authority: Authority) -> None:
 
 
 class SocksProxy:
-    """SOCKS 5, for whoever gives the right password if there is one."""
+    """SOCKS 5, for clients with the right password if there is one."""
 
     def __init__(self, password: bytes = b"", refuse: int = 0) -> None:
         self._password = password

@@ -1,4 +1,4 @@
-"""A kubeconfig is understood, or refused in one line that says what, where and what was expected."""
+"""A kubeconfig is understood, or refused in one line with what, where and what was expected."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def alice(authority: Authority) -> tuple[Path, Path]:
 
 
 def expired(folder: Path) -> tuple[Path, Path]:
-    """A certificate whose time was over yesterday, and its key."""
+    """A certificate that expired yesterday, and its key."""
     certificate, key = folder / "expired.crt", folder / "expired.key"
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "late")])
@@ -374,7 +374,7 @@ async def test_a_failing_exec_plugin_is_reported_in_one_line(tmp_path: Path, wha
 
 
 async def test_an_unreachable_proxy_is_reported_as_such(tmp_path: Path) -> None:
-    with socket.socket() as taken:  # and listens to nobody
+    with socket.socket() as taken:  # and does not listen
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         cluster = {"server": "https://127.0.0.1:6443", "proxy-url": f"http://127.0.0.1:{port}"}

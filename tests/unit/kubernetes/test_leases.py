@@ -35,7 +35,7 @@ async def client(server: ApiServer) -> AsyncIterator[Client]:
 
 
 class Candidate:
-    """Somebody who wants to lead."""
+    """A candidate that wants to lead."""
 
     def __init__(self, client: Client, name: str) -> None:
         log = structlog.get_logger()

@@ -348,7 +348,7 @@ async def test_a_folder_that_is_emptied_takes_nothing_away_until_it_is_filled_ag
         await eventually(lambda: not degraded())
         (tmp_path / "a.yaml").unlink()
         await eventually(lambda: pod_names(hive) == {"d"})
-        (tmp_path / "b.yaml").write_text("")  # said in so many words: there is nothing
+        (tmp_path / "b.yaml").write_text("")  # explicitly: there is nothing
         await eventually(lambda: pod_names(hive) == set())
 
 

@@ -1,4 +1,4 @@
-"""A field that is null counts as one that is not there: of every kind, at every depth, whoever tells it."""
+"""A field that is null counts as one that is not there: of every kind, at every depth, whatever sent it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WORDS = {
 
 
 def example(of: inspect.Type) -> Any:
-    """A value of this type that says something in every field."""
+    """A value of this type with something in every field."""
     if isinstance(of, inspect.UnionType):
         return example(next(one for one in of.types if not isinstance(one, inspect.NoneType)))
     if isinstance(of, inspect.StructType):

@@ -1,4 +1,4 @@
-"""The client takes what recorded API servers said, watch by watch and refusal by refusal."""
+"""The client accepts what recorded API servers sent, watch by watch and refusal by refusal."""
 
 from __future__ import annotations
 

@@ -51,4 +51,4 @@ async def test_a_pause_with_a_reachable_server_lasts_its_duration() -> None:
     await client.reach.pause(0.05)
     assert time.monotonic() - began >= 0.05
     with anyio.fail_after(30):
-        await client.reach.pause()  # nobody is away: there is nothing to wait for
+        await client.reach.pause()  # no server is away: there is nothing to wait for

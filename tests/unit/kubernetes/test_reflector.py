@@ -59,7 +59,7 @@ class World:
         return found
 
     def change(self, obj: dict[str, Any]) -> None:
-        """Write an object over what there is, as somebody else would."""
+        """Write an object over what there is, as another client would."""
         kind = self.server.kinds.get("", "v1", "pods")
         assert kind is not None
         key = (obj["metadata"]["namespace"], obj["metadata"]["name"])

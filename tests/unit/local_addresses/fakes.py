@@ -30,7 +30,7 @@ class FakeLxcMap(FakeMap[IPAddress, LxcValue]):
         return lxc_target(lambda: self)
 
     def put(self, rows: Mapping[str, bool]) -> None:
-        """Rows that somebody else has written: whether each is the node's, or of endpoint 7."""
+        """Rows that another program has written: whether each is the node's, or of endpoint 7."""
         value = {True: HOST, False: LxcValue(ifindex=9, endpoint_id=7, identity=300)}
         for ip, host in rows.items():
             self.rows[ip_address(ip)] = value[host]
@@ -42,7 +42,7 @@ class FakeLxcMap(FakeMap[IPAddress, LxcValue]):
 
 
 class LocalAddressesOver(LocalAddresses):
-    """Local addresses over such a map; swept when a test says so."""
+    """Local addresses over such a map; swept when a test asks for it."""
 
     def __init__(self, kernel: FakeLxcMap) -> None:
         table = local_address_table()
@@ -53,12 +53,12 @@ class LocalAddressesOver(LocalAddresses):
         self.read()
 
     def read(self) -> None:
-        """Take what the map holds for what a former agent left."""
+        """Take what the map holds for what an earlier agent left."""
         self.held.left(dict(self._kernel.rows))
 
     @property
     def drift(self) -> int:
-        """How many rows somebody else has changed."""
+        """How many rows another program has changed."""
         return self.held.reconciler.statistics.drift
 
     async def sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose an address of the node is: one table, one writer of cilium_lxc."""
+"""The owner of each address of the node: one table, one writer of cilium_lxc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agent wrote to a map, as those who follow it are told."""
+"""What the agent wrote to a map, as its followers see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of maps: what was done to each, how many entries they take."""
+"""Metrics of maps: what was done to each, how many entries they take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cells.maps.metrics import capacities, operations
 
 
 def table(name: str, entries: int, *, updates: int = 0, deletes: int = 0, failed: int = 0) -> Map:
-    """A map that nobody opened."""
+    """A map that was never opened."""
     found = Map(0xFFFFFFFF, 1, MapSpec(name, MapType.HASH, 4, 4, entries))
     found.updates, found.deletes, found.failed_updates = updates, deletes, failed
     return found

@@ -1,4 +1,4 @@
-"""Entries of policy maps as values: changed without changing what others hold, and told apart."""
+"""Entries of policy maps as values: changed without changing what others hold, and distinguished."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -93,7 +93,7 @@ class Recorded(FakeMap[bytes, bytes]):
 
 
 def _seen(verdict: str) -> str:
-    """What a packet tells of it."""
+    """What a packet shows of it."""
     return "refused" if verdict in ("deny", "drop") else verdict
 
 

@@ -1,4 +1,4 @@
-"""What a person is told when the kernel refuses a map."""
+"""What the user sees when the kernel refuses a map."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page that says where things are names every map there is, and files that exist."""
+"""The page of places names every map there is, and files that exist."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_devices_without_ethernet_headers_are_served(kind: str, mac: bytes) -> N
     entry = served(replace(wan, named=True), families=families)["wan"]
     assert (entry.l3, entry.ipv4) == (True, IPv4Address("203.0.113.7"))
     assert not entry.flags & DEVICE_XDP  # their drivers have no frames to look into
-    assert ("wan" in served(wan)) == (kind == "tun")  # of tunnels somebody has to say so
+    assert ("wan" in served(wan)) == (kind == "tun")  # tunnels must be named
 
 
 def test_devices_with_other_headers_are_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""The scraped port: one path, one cell's trouble hides nobody else's metrics, a taken port ends the start."""
+"""The scraped port: one path, one cell's trouble hides no other's metrics, a taken port ends the start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bees:
 
 
 def bees_metrics(bees: Bees) -> Member[Collector]:
-    """What it tells."""
+    """What it collects."""
 
     async def collect() -> Iterable[MetricFamily]:
         if bees.vanished:
@@ -48,7 +48,7 @@ def bees_metrics(bees: Bees) -> Member[Collector]:
 
 @asynccontextmanager
 async def running(address: str, **settings: object) -> AsyncIterator[Hive]:
-    """A hive of the metrics cell and one that tells."""
+    """A hive of the metrics cell and one that collects."""
     claimed = supply(AgentConfig.__new__(AgentConfig))
     given = {"prometheus-serve-addr": address, **settings}
     async with Hive(metrics.cell, claimed, provide(Bees, bees_metrics), settings=given).started() as hive:
@@ -160,7 +160,7 @@ class Stuck:
 
 
 def stuck_metrics(stuck: Stuck) -> Member[Collector]:
-    """What it would tell."""
+    """What it would collect."""
     return Collector("stuck", hive_again)
 
 

@@ -1,4 +1,4 @@
-"""The text form, read back by Prometheus's own parser; which metrics are told."""
+"""The text form, read back by Prometheus's own parser; which metrics are exposed."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeEvents:
-    """Subscriptions to be told by the test."""
+    """Subscriptions that the test notifies."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []

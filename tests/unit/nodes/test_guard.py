@@ -85,7 +85,7 @@ def test_an_address_that_no_other_node_may_have_is_refused(ip: str, reason: str)
 ROUTED = msgspec.structs.replace(
     OWN, addresses=(*OWN.addresses, NodeIP(CILIUM_INTERNAL_IP, ip_address("10.1.0.1")))
 )
-"""This node, whose router is in its range."""
+"""This node, with its router in its range."""
 
 
 @pytest.mark.parametrize("what", ["health", "ingress", "router"])

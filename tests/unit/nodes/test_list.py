@@ -1,4 +1,4 @@
-"""The nodes as the API tells them, to those who ask once and those who ask again."""
+"""The nodes as the API lists them, whole and as differences."""
 
 from __future__ import annotations
 

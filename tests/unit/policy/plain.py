@@ -306,7 +306,7 @@ def world_of(
 
 
 def identity_of(peer: int | str, prefixes: Mapping[Prefix, int]) -> int:
-    """What the ipcache says."""
+    """The content of the ipcache."""
     if isinstance(peer, int):
         return peer
     around = [one for one in prefixes if ip_address(peer) in one]

@@ -71,7 +71,7 @@ class FixedPort:
 
 
 class Room:
-    """One endpoint, the cart, in a node whose objects are a folder's files."""
+    """One endpoint, the cart, in a node with objects from a folder's files."""
 
     def __init__(self, hive: Hive, folder: Path, maps: FakeMaps, kernel: FakeIpcacheMap) -> None:
         self.hive, self.folder, self.maps, self.kernel = hive, folder, maps, kernel
@@ -480,7 +480,7 @@ async def test_an_unrelated_policy_raises_the_revision_and_regenerates_no_endpoi
 
 
 def named(port: int, *, name: str = "cart", host_network: bool = False) -> str:
-    """A pod whose container calls a port ``web``."""
+    """A pod with a container port named ``web``."""
     return f"""
 apiVersion: v1
 kind: Pod

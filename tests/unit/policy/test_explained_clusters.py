@@ -73,7 +73,7 @@ V4 = [address for address in OUTSIDE if ":" not in address]
 
 
 class Offer(NamedTuple):
-    """A service: whom it selects, and the port that its own port 80 leads to."""
+    """A service: the pods it selects, and the port that its own port 80 leads to."""
 
     selector: Mapping[str, str]
     target: int | str
@@ -96,7 +96,7 @@ spec = st.builds(
     pod_selectors,
     st.sampled_from(("ingress", "egress")).flatmap(section),
 )
-# Without IPv6 the whole of it is the world, whose identity IPv4 has too.
+# Without IPv6 the whole of it is the world, with the same identity as IPv4.
 one_family = spec.filter(lambda one: "::/0" not in str(one))
 clusters = st.tuples(st.lists(one_family, min_size=1, max_size=4), offers)
 

@@ -1,4 +1,4 @@
-"""HTTP rules on a node whose Envoy is not there, or does not follow: closed, and everybody is shown why."""
+"""HTTP rules on a node where Envoy is not there, or does not follow: closed, and the reason is shown."""
 
 from __future__ import annotations
 

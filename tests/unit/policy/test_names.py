@@ -36,7 +36,7 @@ spec:
 
 
 def labels_of(node: Room) -> dict[str, tuple[str, ...]]:
-    """By prefix, what packets are judged by; prefixes of the node are left out."""
+    """By prefix, what verdicts on packets follow from; prefixes of the node are left out."""
     found = {}
     for prefix, number in node.kernel.identities.items():
         identity = node.identities.get(number)
@@ -98,7 +98,7 @@ with_answers = [name for name in names() if load(name).get("dns_answers")]
 
 
 def without_requests(value: Json) -> Json:
-    """The objects without what no proxy of this agent reads: which address is whose does not depend on it."""
+    """The objects without what no proxy of this agent reads: the owners of addresses do not depend on it."""
     if isinstance(value, list):
         return [without_requests(one) for one in value]
     if isinstance(value, dict):

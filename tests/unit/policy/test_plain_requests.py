@@ -156,7 +156,7 @@ def test_what_a_proxy_lets_through_is_what_the_rules_say(specs: list[dict[str, A
 
 
 def _names_host(specs: list[dict[str, Any]]) -> bool:
-    """Whether a rule means the node by name: then it is held to what the rule says of requests."""
+    """Whether a rule means the node by name: then the rule's conditions for requests apply to it."""
     entities = {
         one for spec in specs for rule in spec.get("ingress", ()) for one in rule.get("fromEntities", ())
     }

@@ -1,4 +1,4 @@
-"""Policies kept up to date entry by entry are those computed from nothing, whatever happened in between."""
+"""Policies updated entry by entry equal those computed from nothing, whatever happened in between."""
 
 from __future__ import annotations
 

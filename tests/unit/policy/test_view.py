@@ -1,4 +1,4 @@
-"""What the API tells of policies: rules in Cilium's form, selectors, and the policy of an endpoint."""
+"""What the API shows of policies: rules in Cilium's form, selectors, and the policy of an endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An endpoint's policy is computed, kept and made so in its map; and its status says what the map has."""
+"""An endpoint's policy is computed, stored and written to its map; and its status shows what the map has."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class FakeMaps:
 
 @dataclass
 class FakeRules:
-    """PolicyComputer that says the same to everyone."""
+    """PolicyComputer with the same answer for all."""
 
     revision: int = 1
     entries: PolicyEntries = field(default_factory=dict)
@@ -99,7 +99,7 @@ class FakeRules:
     living: set[int] = field(default_factory=set)
     missing: str = ""
     behind: set[int] = field(default_factory=set)
-    """Endpoints whose proxies do not follow."""
+    """Endpoints with proxies that do not follow."""
 
     def acknowledged(self, endpoint_id: int) -> bool:
         return endpoint_id not in self.behind

@@ -1,4 +1,4 @@
-"""What other nodes have: whose their addresses are in the ipcache, and which routes lead to their pods."""
+"""What other nodes have: the identities of their addresses in the ipcache, and routes to their pods."""
 
 from __future__ import annotations
 

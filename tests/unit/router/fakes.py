@@ -31,7 +31,7 @@ HOST, NET = link(2, "cilium_host", 3), link(3, "cilium_net", 2)
 
 
 class FakeLinks:
-    """Keeps links and addresses; ``done`` tells what was asked of it."""
+    """Keeps links and addresses; ``done`` lists the requests."""
 
     def __init__(self, *links: LinkInfo) -> None:
         self.found = {each.name: each for each in links}

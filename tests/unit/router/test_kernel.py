@@ -24,7 +24,7 @@ BOTH: dict[IPAddress, IPNetwork] = {ROUTER6: PODS6, ROUTER: PODS}
 
 
 class FakePrograms:
-    """Remembers what it was told, and where it is attached."""
+    """Records its calls, and where it is attached."""
 
     def __init__(self) -> None:
         self.node: NodeConfig | None = None

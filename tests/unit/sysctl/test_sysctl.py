@@ -1,4 +1,4 @@
-"""Kernel settings are written where they differ, kept so, and a refusal says what to do."""
+"""Kernel settings are written where they differ and written again when changed; a refusal has advice."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ class Till:
 
 
 def wants(nothing: bytes) -> None:
-    """Nobody provides bytes."""
+    """There is no constructor of bytes."""
 
 
 shop = module("shop", "A shop", config(ShopSettings), provide(Shop), invoke(Shop))

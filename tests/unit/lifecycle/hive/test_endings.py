@@ -1,4 +1,4 @@
-"""However the body of a hook, a job or a constructor ends: the hive ends, and says truly why."""
+"""However the body of a hook, a job or a constructor ends: the hive ends, and reports the true reason."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Killed(BaseException):
-    """Somebody's own, which is not an Exception."""
+    """One of an application, which is not an Exception."""
 
 
 async def await_a_cancelled_task() -> None:
@@ -43,7 +43,7 @@ async def await_a_cancelled_task() -> None:
 
 
 async def be_cancelled() -> None:
-    """Somebody cancels the very task."""
+    """The task itself is cancelled."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()
@@ -101,7 +101,7 @@ endings = pytest.mark.parametrize(
 
 
 class Daemon:
-    """Three hooks, one after the other, the middle one of which ends as it is told to."""
+    """Three hooks, one after the other, of which the middle one ends as given."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []

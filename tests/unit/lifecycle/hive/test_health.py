@@ -1,4 +1,4 @@
-"""Health: what is told of whom, and that what is gone is told no more."""
+"""Health: what is reported of which module, and that removed reports disappear."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What a hive counts of itself for whoever exports it: jobs that are gone, failed starts, logged trouble."""
+"""What a hive counts of itself for exporters: jobs that ended, failed starts, logged trouble."""
 
 from __future__ import annotations
 

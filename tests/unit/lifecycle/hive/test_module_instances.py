@@ -36,7 +36,7 @@ class ResolverSettings(Settings, frozen=True):
     """Settings of one resolver."""
 
     server: str = "10.0.0.1"
-    """Whom to ask."""
+    """The one to ask."""
 
     tries: int = 3
     """How often."""

@@ -99,7 +99,7 @@ class ByHook:
 
 
 class ByJob:
-    """Runs the inner hive as long as told, and again."""
+    """Runs the inner hive for a given time, and again."""
 
     def __init__(self, inner: LeaderHive, jobs: Jobs) -> None:
         self.inner = inner

@@ -1,7 +1,7 @@
 """Small hives in which every body ends in every way, and signals come at every point: what must hold.
 
 The hive always ends. Every hook that started is stopped, once, users before what they use. The exit code and
-what is told on standard error are true. Each run is simulated: run() with real signals, in virtual time.
+what is written to standard error are true. Each run is simulated: run() with real signals, in virtual time.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class World:
         self.started: list[str] = []
         self.stops: list[str] = []
         self.faults: list[str] = []
-        """What went wrong and must be told."""
+        """What went wrong and must be reported."""
         self.codes: list[int] = []
         self.left: list[str] = []
 

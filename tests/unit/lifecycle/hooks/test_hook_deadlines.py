@@ -1,4 +1,4 @@
-"""Hooks that are overdue, that cannot be cancelled, that spend the stop budget: all is bounded, and told."""
+"""Hooks that are overdue, that cannot be cancelled, that spend the stop budget: bounded, and reported."""
 
 import asyncio
 import re
@@ -185,7 +185,7 @@ async def test_a_start_stuck_in_a_thread_does_not_hold_up_the_roll_back(thread: 
 
 
 def above(below: type, name: str, start: Act | None = None, stop: Act | None = None) -> type:
-    """A class whose hook needs that of another."""
+    """A class with a hook that needs that of another."""
 
     def init(self: object, below: object, lifecycle: Lifecycle) -> None:
         lifecycle.append(Hook(name, start, stop))

@@ -223,7 +223,7 @@ class Entrance:
 
 @case
 def cycles_that_share() -> Hive:
-    """Mending one of two cycles that share constructors leaves the other: both are told."""
+    """Mending one of two cycles that share constructors leaves the other: both are reported."""
     return Hive(module("knot", "Knot", provide(Entrance, A, B, C, Selfish)))
 
 
@@ -274,7 +274,7 @@ def devices_of_cache(cache: Cache) -> Table[int, Device]:
 
 @case
 def cycle_of_order() -> Hive:
-    """One arrow of it only says what comes first."""
+    """One arrow of it is only about the order."""
     return Hive(provide(Cache, devices_of_cache))
 
 
@@ -315,7 +315,7 @@ shared = group(provide(links))
 
 @case
 def duplicates_of_one_function() -> Hive:
-    """The places of the cells tell them apart; a cell that is there twice is one too many."""
+    """The places of the cells distinguish them; a cell that is there twice is one too many."""
     return Hive(
         module("one", "One", provide(device)),
         module("two", "Two", provide(device)),

@@ -124,7 +124,7 @@ def returns_none() -> Device:
 
 @case
 def built_none() -> Hive:
-    """Hints cannot tell."""
+    """Hints do not show it."""
     return Hive(module("devices", "Devices", provide(returns_none), invoke(Device)))
 
 
@@ -138,7 +138,7 @@ def returns_awaitable() -> Device:
 
 @case
 def built_something_to_await() -> Hive:
-    """Hints cannot tell."""
+    """Hints do not show it."""
     return Hive(module("devices", "Devices", provide(returns_awaitable), invoke(Device)))
 
 

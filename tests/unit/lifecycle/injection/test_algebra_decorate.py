@@ -1,4 +1,4 @@
-"""decorate(): around what it returns, for the cells in it, and for nobody else."""
+"""decorate(): around what it returns, for the cells in it, and for no others."""
 
 import pytest
 

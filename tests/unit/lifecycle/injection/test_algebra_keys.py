@@ -221,7 +221,7 @@ async def test_hooks_of_members_start_before_those_of_who_asks_for_them() -> Non
 
 
 class IntBox(Box[int]):
-    """Inherits a constructor whose T is an int."""
+    """Inherits a constructor with an int as its T."""
 
 
 class Keyed(Box[T], Generic[K, T]):

@@ -23,7 +23,7 @@ class Thing: ...
 
 @contextmanager
 def hardly_any_stack() -> Iterator[None]:
-    """Room for fifty more calls: whoever recurses along the graph does not get far."""
+    """Room for fifty more calls: recursion along the graph does not get far."""
     depth = len(inspect.stack(0))
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(depth + 50)

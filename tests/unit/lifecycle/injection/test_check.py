@@ -68,7 +68,7 @@ def links() -> Table[int, Link]:
 
 
 def refusal(*cells: Cell, **settings: object) -> str:
-    """What check() says, with this file as FILE and every line as N."""
+    """The report of check(), with this file as FILE and every line as N."""
     with pytest.raises(GraphError) as caught:
         Hive(*cells, settings={name.replace("_", "-"): value for name, value in settings.items()}).check()
     return re.sub(r"\S*test_check\.py:\d+", "FILE:N", str(caught.value))
@@ -250,7 +250,7 @@ def _union(either: Device | Link) -> Device | Link:
     ],
 )
 def test_constructors_that_cannot_be_used_are_refused(constructor: object, faults: list[str]) -> None:
-    message = refusal(provide(constructor))  # type: ignore[arg-type]  # one of them is no function
+    message = refusal(provide(constructor))  # type: ignore[arg-type]  # one of them is not a function
     assert [line.strip() for line in message.splitlines()[2 : 2 + len(faults)]] == faults
     assert re.match(r"constructor: \S+ \(hive\) at FILE:N cannot be used", message.splitlines()[1])
 

@@ -1,4 +1,4 @@
-"""What people are told about their mistakes: part of the product, compared whole.
+"""Messages about users' mistakes: part of the product, compared whole.
 
 Each case of algebra_cells.py and algebra_refusals.py has its message in golden/. To write them again, and
 read what changed:
@@ -22,7 +22,7 @@ CASES = algebra_cells.CASES | algebra_refusals.CASES
 
 
 def message_of(name: str) -> str:
-    """What a hive says when it is asked for its graph: faults, or what went wrong while building."""
+    """The report of a hive that is asked for its graph: faults, or what went wrong while building."""
     with pytest.raises(HiveError) as caught:
         CASES[name]().graph()
     return str(caught.value).replace(f"{ROOT}/", "") + "\n"

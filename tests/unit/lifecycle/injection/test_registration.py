@@ -67,7 +67,7 @@ async def generator() -> AsyncIterator[None]:
 
 
 def refused(register: Callable[[Lifecycle, Jobs], object]) -> str:
-    """What is said when a constructor registers this."""
+    """The message when a constructor registers this."""
 
     def build(lifecycle: Lifecycle, jobs: Jobs) -> None:
         register(lifecycle, jobs)
@@ -107,7 +107,7 @@ def test_hooks_and_jobs_that_give_nothing_to_await_are_refused(call: Any, messag
         functools.partial(with_argument, 1),
         Awaited(),
         AsyncMock(),
-        lambda: rightly(),  # noqa: PLW0108  # a lambda, of which only its call can tell
+        lambda: rightly(),  # noqa: PLW0108  # a lambda, which only its call shows
     ],
 )
 async def test_all_that_can_be_awaited_is_taken(call: Any) -> None:

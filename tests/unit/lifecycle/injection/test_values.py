@@ -1,4 +1,4 @@
-"""Values, results and odd constructors: what is refused where it is given, and what get() says."""
+"""Values, results and odd constructors: what is refused where it is given, and the errors of get()."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Filled(pydantic.BaseModel):
 
 @dataclasses.dataclass
 class Wound:
-    """Its clock is handed over and not kept."""
+    """Its clock is handed over and not stored."""
 
     clock: dataclasses.InitVar[Sundial]
     names: list[str] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Jobs that finish what they have begun when the hive stops, and pools of items."""
+"""Jobs that finish what they have started when the hive stops, and pools of items."""
 
 from collections.abc import Awaitable, Callable
 

@@ -67,7 +67,7 @@ def _no_luck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Work:
-    """Runs that take two seconds each, and fail as told."""
+    """Runs that take two seconds each, and fail on request."""
 
     def __init__(self, *, failures: int = 0) -> None:
         self.began: list[float] = []
@@ -134,7 +134,7 @@ async def test_after_a_run_a_timer_rests_whatever_triggers_it_and_then_runs_once
         timer = bench.jobs.timer("rested", rested, math.inf, rest=10)
         bench.jobs.timer("steady", steady, 15, rest=10)
         async with bench.jobs.running():
-            timer.trigger()  # nobody waits for the first one
+            timer.trigger()  # without a waiter for the first one
             await clock.advance(1)
             for _ in range(20):
                 timer.trigger()

@@ -1,4 +1,4 @@
-"""Jobs: when they run, what happens when they crash, what health says."""
+"""Jobs: when they run, what happens when they crash, how health shows it."""
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
@@ -24,6 +24,7 @@ from lifecycle import (
 from lifecycle.hooks.shutdown import Shutdown
 from lifecycle.jobs.job import Backoff
 from lifecycle.process.logs import logger_for
+from lifecycle.testing import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -44,9 +45,7 @@ class Bench:
         return found[0] if found else HealthStatus(name, "unknown", "", 0)
 
     async def until(self, fact: Callable[[], bool]) -> None:
-        with anyio.fail_after(30):
-            while not fact():  # noqa: ASYNC110  # any fact, with or without an event
-                await anyio.sleep(0.001)
+        await eventually(fact)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Settings: where values come from, how texts are read, what is told about mistakes."""
+"""Settings: where values come from, how texts are read, what is reported about mistakes."""
 
 import enum
 from ipaddress import IPv4Address, IPv4Network, IPv6Network

@@ -1,4 +1,4 @@
-"""Which place a setting comes from: order, old names, what is told of mistakes. The order by a model."""
+"""Which place a setting comes from: order, old names, what is reported of mistakes. The order by a model."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -211,7 +211,7 @@ class Lock(Settings, frozen=True):
 
 @contextmanager
 def as_another_user() -> Iterator[Path]:
-    """A directory that this process, whose user is not the owner of its files, may list."""
+    """A directory that this process may list, though its user does not own the files."""
     with TemporaryDirectory(dir="/tmp") as made:
         directory = Path(made)
         directory.chmod(0o755)

@@ -28,7 +28,7 @@ class Level(enum.Enum):
 
 
 class Store(Settings, frozen=True):
-    """Where things are kept,
+    """Where things are stored,
     and how many.
 
     More than the reference shows.
@@ -75,7 +75,7 @@ def test_a_page_has_a_table_for_each_struct_and_the_types_that_occur() -> None:
         """
 ## `app.store`: Keeps things
 
-Where things are kept, and how many.
+Where things are stored, and how many.
 
 | setting | type | default | |
 |---|---|---|---|

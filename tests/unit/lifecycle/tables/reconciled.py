@@ -29,7 +29,7 @@ class Row:
 
 @dataclass
 class FakeTarget:
-    """A dict of rows that remembers its calls; `bad` keys fail, `kind` says how."""
+    """A dict of rows that remembers its calls; `bad` keys fail, `kind` is the fault."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     calls: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class FakeTarget:
 
 @dataclass
 class World:
-    """A table, a target, a reconciler between them, in time that passes when told to."""
+    """A table, a target, a reconciler between them, in time that passes on request."""
 
     table: Table[str, Row]
     target: FakeTarget

@@ -50,7 +50,7 @@ class FakeTarget:
 
 
 class World:
-    """A table whose rows reach a target as fast as a limit lets them, in time that passes when told to."""
+    """A table with rows that reach a target as fast as a limit allows, in time that passes on request."""
 
     def __init__(self, limit: RateLimit, batch: int = 256) -> None:
         self.table: Table[str, Row] = Table("rows", key=lambda row: row[0])

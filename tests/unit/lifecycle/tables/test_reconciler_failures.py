@@ -1,4 +1,4 @@
-"""Reconcilers whose target fails: what is tried again, when, and what is reported."""
+"""Reconcilers with a failing target: what is tried again, when, and what is reported."""
 
 import math
 

@@ -1,7 +1,7 @@
 """A reconciler at random: a target that fails, is slow and is changed by others, jobs that crash.
 
-Whatever happens, it writes nothing but what the table says at that moment, touches nothing before it may, and
-once all is well again the target equals the table and nobody waits any more.
+Whatever happens, it writes nothing but what the table has at that moment, touches nothing before it may, and
+once all is well again the target equals the table and no waiter is left.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tables: what they hold, and what watchers are told; test_table_model.py has the whole of it at random."""
+"""Tables: what they hold, and what watchers get; test_table_model.py has the whole of it at random."""
 
 import time
 from collections.abc import Hashable
@@ -207,7 +207,7 @@ def test_a_filtering_watcher_gets_only_matching_changes() -> None:
         (Row("a", 1), None),
     ]
     put(table, Row("c", -3))
-    put(table, Row("c", -4))  # what is pending is told as it is now
+    put(table, Row("c", -4))  # what is pending is sent as it is now
     assert [(change.old, change.row) for change in watcher.take()] == [(Row("c", 3), Row("c", -4))]
     put(table, Row("c", -5))
     assert watcher.take() == []

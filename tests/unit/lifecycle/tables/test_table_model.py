@@ -1,6 +1,6 @@
 """Tables at random: watchers that come, look and go, indexes, snapshots and derived tables, against a model.
 
-Whatever happens, what a watcher was told adds up to the table: nothing is lost, nothing told twice.
+Whatever happens, what a watcher got adds up to the table: nothing is lost, nothing sent twice.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class Row:
 
 @dataclass
 class Watcher(Generic[R]):
-    """Someone who watches a table and writes down what it is told."""
+    """Someone who watches a table and records what it gets."""
 
     table: ReadTable[str, R]
     changes: Changes[str, R]
@@ -88,7 +88,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(target=watchers, note=notes)
     def come_back(self, note: tuple[ReadTable[Any, object], dict[Hashable, object], int]) -> Watcher[object]:
-        """With what it knew, told only what is newer; it may have seen less of a row than the table told."""
+        """With what it knew, it gets what is newer; it may have seen less of a row than the table sent."""
         table, known, revision = note
         changes, known = table.changes(revision), dict(known)
         for change in changes.take():

@@ -128,7 +128,7 @@ class FirmStruct(msgspec.Struct, frozen=True):
     ],
 )
 def test_rows_that_may_change_in_place_are_refused(row: Any, why: str) -> None:
-    """Changed and put again, they would equal what is there: nobody would learn of it."""
+    """Changed and put again, they would equal what is there: no watcher would see it."""
     table: Table[Any, Any] = Table("things", key=lambda _: 1)
     table.put(Firm("a"))
     with table.txn() as txn:

@@ -56,7 +56,7 @@ async def test_real_time_is_back_after_the_block() -> None:
 
 
 class Poll:
-    """Runs once an hour, and fails as often as it is told."""
+    """Runs once an hour, and fails a given number of times."""
 
     def __init__(self, jobs: Jobs) -> None:
         self.runs = 0

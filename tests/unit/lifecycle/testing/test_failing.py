@@ -110,7 +110,7 @@ async def nothing() -> None:
 
 
 async def failure(cell: Cell, within: float = 10.0) -> str:
-    """What is said of a hive with one more hook."""
+    """The report about a hive with one more hook."""
     with pytest.raises(AssertionError) as caught:
         await fail_each_hook(sound, cell, within=within)
     return str(caught.value)

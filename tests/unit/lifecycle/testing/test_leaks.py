@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def leaks_of(work: Callable[[], Awaitable[object]]) -> str:
-    """What is said of what the work leaves behind."""
+    """The report about what the work leaves behind."""
     with pytest.raises(LeakError) as caught:
         async with no_leaks():
             await work()
