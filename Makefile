@@ -90,7 +90,7 @@ wheel: .make/installed-dev
 # A virtual environment for each, from the wheel and packages of the index; the tests that need the framework alone.
 interpreters: wheel
 	@for version in 3.11 3.12 3.13 3.14; do \
-		python=$$(command -v python$$version) && "$$python" -c '' 2>/dev/null || { echo "python$$version: not here"; continue; }; \
+		python=$$(configs/interpreter $$version) || { echo "python$$version: none here runs"; continue; }; \
 		home=build/python$$version; rm -rf $$home; "$$python" -m venv $$home || exit 1; \
 		$$home/bin/python -m pip install --quiet --disable-pip-version-check "$$(echo build/wheel/*.whl)[http]" \
 			'pytest>=9.2,<10' hypothesis jsonschema-rs pydantic pyroute2 pytest-timeout pytest-xdist trio uvloop || exit 1; \

@@ -173,3 +173,26 @@ def test_everything_but_http_is_imported_without_more(python: Path, tmp_path: Pa
     ran = run(python, tmp_path, "-c", script)
     assert (ran.stdout, ran.stderr) == ("[]\n", "")
     assert "No module named 'h11'" in run(python, tmp_path, "-c", "import lifecycle.http").stderr
+
+
+def test_an_interpreter_is_one_that_runs_not_a_shim_of_a_version_that_is_not_selected(tmp_path: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+    def program(text: str, *parts: str) -> Path:
+        path = tmp_path.joinpath(*parts, f"python{version}")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def found(**env: str) -> tuple[int, str, str]:
+        command = ["/bin/sh", str(ROOT / "configs" / "interpreter"), version]
+        env |= {"PATH": f"{tmp_path}/shims:{tmp_path}/other", "HOME": str(tmp_path)}
+        ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50, check=False)
+        return ran.returncode, ran.stdout.strip(), ran.stderr
+
+    program(f"echo 'python{version}: command not found' >&2; exit 127", "shims")
+    program("echo 2.7", "other")
+    assert found() == (1, "", "")
+    real = program(f'exec "{sys.executable}" "$@"', "pyenv", "versions", f"{version}.99", "bin")
+    assert found(PYENV_ROOT=f"{tmp_path}/pyenv") == (0, str(real), "")
