@@ -72,12 +72,17 @@ class TableHistory:
         """Every moment there is, the oldest first."""
         return list(self._moments)
 
-    def at(self, text: str) -> Moment:
-        """The moment of a number, or the last one that is as old as a duration. Raises CommandError."""
+    def moments(self, what: str) -> list[Moment]:
+        """As all(). Raises CommandError, which begins with `what`, where there is none."""
         if not self._moments:
             raise CommandError(
-                f"--at={text}: no moments are remembered; expected a setting such as admin-history=60"
+                f"{what}: no moments are remembered; expected a setting such as admin-history=60"
             )
+        return self.all()
+
+    def at(self, text: str) -> Moment:
+        """The moment of a number, or the last one that is as old as a duration. Raises CommandError."""
+        self.moments(f"--at={text}")
         first, last = self._moments[0].number, self._moments[-1].number
         if text.isdecimal():
             if not first <= int(text) <= last:

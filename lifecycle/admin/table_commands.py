@@ -17,8 +17,9 @@ from lifecycle.admin.columns import Columns, Golden, aligned, columns_of, fitted
 from lifecycle.admin.history import TableHistory
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
+from lifecycle.admin.trace import trace_lines
 from lifecycle.jobs import Stretch
-from lifecycle.tables import ReadTable, Snapshot, Tables
+from lifecycle.tables import ReadTable, Snapshot, Table, Tables
 
 __all__ = ["TableCommands"]
 
@@ -50,6 +51,13 @@ class TableCommands(Commands):
         super().__init__(
             Command("db", "List the tables", self._list),
             Command("db/moments", "List the moments that --at can show", self._list_moments),
+            Command(
+                "db/trace",
+                "Show all moments as lines that a test can replay",
+                self._trace,
+                "[table...]",
+                complete=named,
+            ),
             Command(
                 "db/show",
                 "Show the rows of a table",
@@ -155,6 +163,14 @@ class TableCommands(Commands):
         ]
         columns = ["moment", "age", "changed"]
         await state.print(fitted(found, columns, state.width, below="changed"))
+
+    async def _trace(self, state: State, given: Arguments) -> None:
+        for name in given.words:
+            if not isinstance(self._table(name), Table):
+                raise CommandError(f"table {name} follows from others: trace those")
+        async with aclosing(trace_lines(self._history, self._tables, given.words)) as lines:
+            async for line in lines:
+                await state.print(line)
 
     async def _show(self, state: State, given: Arguments) -> None:
         await _print(state, given, await _sorted(self._seen(given)))

@@ -12,7 +12,7 @@ from lifecycle.hive.hive import Hive
 from lifecycle.settings import values
 from lifecycle.tables import Table
 
-__all__ = ["write_commands"]
+__all__ = ["decoded", "row_type", "writable", "write_commands"]
 
 
 def write_commands(hive: Hive) -> Commands:
@@ -20,15 +20,15 @@ def write_commands(hive: Hive) -> Commands:
 
     async def insert(state: State, given: Arguments) -> None:
         name, *files = given.words
-        table = _table(hive, name)
-        rows = [row for file in files for row in _rows(state.text_of(file), file, _row_type(hive, table))]
+        table = writable(hive, name)
+        rows = [row for file in files for row in _rows(state.text_of(file), file, row_type(hive, table))]
         with table.txn() as txn:
             for row in rows:
                 txn.put(row)
 
     async def delete(_state: State, given: Arguments) -> None:
         name, *keys = given.words
-        table = _table(hive, name)
+        table = writable(hive, name)
         known = {text(plain(key)): key for key, _, _ in table.snapshot().items()}
         if missing := [key for key in keys if key not in known]:
             raise CommandError(f"table {name} has no row with the key {missing[0]}")
@@ -53,7 +53,8 @@ def write_commands(hive: Hive) -> Commands:
     )
 
 
-def _table(hive: Hive, name: str) -> Table[Any, Any]:
+def writable(hive: Hive, name: str) -> Table[Any, Any]:
+    """The table of this name. Raises CommandError when there is none, or it follows from others."""
     try:
         table = hive.tables.get(name)
     except LookupError as error:
@@ -63,7 +64,8 @@ def _table(hive: Hive, name: str) -> Table[Any, Any]:
     return table
 
 
-def _row_type(hive: Hive, table: Table[Any, Any]) -> object:
+def row_type(hive: Hive, table: Table[Any, Any]) -> object:
+    """The type of the rows, by the hint of the constructor that gives it. Raises CommandError without one."""
     args = typing.get_args(hive.key_of(table))
     if not args:
         raise CommandError(
@@ -82,9 +84,17 @@ def _rows(page: str, file: str, kind: object) -> Iterator[object]:
     for document in documents:
         for row in document if isinstance(document, list) else [document]:
             try:
-                yield msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
-            except (msgspec.ValidationError, ValueError) as error:
+                yield decoded(row, kind)
+            except ValueError as error:
                 raise CommandError(f"{file}: {error}") from None
+
+
+def decoded(row: object, kind: object) -> object:
+    """A row of this type, of what people write, or db/trace makes of one. Raises ValueError, one line."""
+    try:
+        return msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
+    except TypeError as error:  # of the type: a union that nothing distinguishes
+        raise ValueError(str(error)) from error
 
 
 def _encoded(row: object, kind: object) -> object:

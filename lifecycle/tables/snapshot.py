@@ -159,6 +159,22 @@ class Snapshot(Rows[Key, Row]):
         found = self._found(key)
         return None if found is None else (key, *found)
 
+    def changed_since(self, older: "Snapshot[Key, Row]") -> list[Key]:
+        """The keys that came, changed or went since an older snapshot of the same table.
+
+        Costs as much as was written since; as all rows do where the older one was read as a whole.
+        """
+        moment = older._moment  # noqa: SLF001  # of the same class, as below
+        if moment is None or self._moment is None:
+            then, now = older._current(), self._current()  # noqa: SLF001
+            changed = [key for key, row in now.items() if row is not then.get(key)]
+            return changed + [key for key in then if key not in now]
+        keys: dict[Key, None] = {}
+        while moment is not None and moment is not self._moment:
+            keys |= dict.fromkeys(moment.undo)
+            moment = moment.newer
+        return [key for key in keys if self._found(key) is not older._found(key)]  # noqa: SLF001
+
     def _found(self, key: Key) -> tuple[Row, int] | None:
         if self._copy is not None:
             return self._copy.get(key)

@@ -9,6 +9,7 @@ from lifecycle.testing.recorder import Event, Recorder
 from lifecycle.testing.script import ScriptError, run_script, scripts
 from lifecycle.testing.simulation import Simulation, StuckError, explore, simulate
 from lifecycle.testing.starter import HiveStarter
+from lifecycle.testing.trace import Trace
 from lifecycle.testing.unused import unused_parameters
 from lifecycle.testing.waiting import eventually
 
@@ -22,6 +23,7 @@ __all__ = [
     "ScriptError",
     "Simulation",
     "StuckError",
+    "Trace",
     "VirtualClock",
     "eventually",
     "explore",

@@ -1,0 +1,81 @@
+"""What the tables of a running hive held, moment by moment, as lines that a test replays.
+
+Why:    a fault that shows after hours in production is reproduced where time is simulated and every order of
+        tasks can be tried: lifecycle.testing.Trace reads these lines. Derived tables follow from the others,
+        so they are left out.
+"""
+
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from typing import Any
+
+import msgspec
+
+from lifecycle.admin.history import TableHistory
+from lifecycle.admin.plain import plain
+from lifecycle.admin.script import CommandError
+from lifecycle.jobs import Stretch
+from lifecycle.tables import Snapshot, Table, Tables
+
+__all__ = ["TraceLine", "trace_lines"]
+
+ROWS = 256
+"""Rows in a line, at most."""
+
+
+class TraceLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Changes of one table. The lines of one moment have the same time, and belong together."""
+
+    at: float
+    """In seconds since the epoch."""
+    table: str
+    put: Sequence[object] = ()
+    """Rows that are new or another."""
+    delete: Sequence[object] = ()
+    """Keys of rows that are no longer there, as the shell shows them."""
+
+
+async def trace_lines(
+    history: TableHistory, tables: Tables, names: Sequence[str]
+) -> AsyncGenerator[str, None]:
+    """All moments there are, a JSON object a line: every row of the first one, then what has changed.
+
+    Of the tables of these `names`; without any, of all that can be written. Raises CommandError.
+    """
+    chosen = list(names) or [table.name for table in tables.all() if isinstance(table, Table)]
+    turn = Stretch()
+    before: dict[str, Snapshot[Any, Any] | None] = dict.fromkeys(chosen)
+    for moment in history.moments("db/trace"):
+        for name in chosen:
+            seen = moment.seen.get(name)
+            if isinstance(seen, str):
+                raise CommandError(f"table {name} could not be read at moment {moment.number}: {seen}")
+            if seen is None:  # it came later
+                continue
+            changed = list(_changed(before[name], seen))
+            for begin in range(0, max(len(changed), 1 if before[name] is None else 0), ROWS):
+                yield _line(moment.at, name, seen, changed[begin : begin + ROWS])
+                await turn.pause()
+            before[name] = seen
+
+
+def _changed(before: Snapshot[Any, Any] | None, now: Snapshot[Any, Any]) -> Sequence[Hashable]:
+    return list(now.keys()) if before is None else now.changed_since(before)
+
+
+def _encoded(row: object, name: str) -> object:
+    """Of what JSON has, so that decoded() gives the same row: bytes as base64, other types as their text."""
+    try:
+        return msgspec.to_builtins(row, str_keys=True, enc_hook=plain)
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"table {name}: a row of type {type(row).__name__} is no JSON: {error}") from None
+
+
+def _line(at: float, name: str, seen: Snapshot[Any, Any], keys: Sequence[Hashable]) -> str:
+    rows = [(key, seen.get(key)) for key in keys]
+    line = TraceLine(
+        at,
+        name,
+        [_encoded(row, name) for _, row in rows if row is not None],
+        [plain(key) for key, row in rows if row is None],
+    )
+    return f"{msgspec.json.encode(line).decode()}\n"

@@ -1,0 +1,114 @@
+"""What happened in production, once more in a test: tables as a running hive had them, at the same pace.
+
+    # python -m lifecycle shell daemon:hive db/trace > incident.jsonl
+
+    def scenario(world: Simulation) -> None:
+        async def main() -> None:
+            trace, hive = Trace.read("incident.jsonl"), Hive(controller)
+            trace.fill(hive)
+            async with hive.started():
+                await trace.play(hive)
+                assert ...
+
+        world.run(main)
+
+Why:    a hive's controllers follow from its tables alone. So a test of these needs neither the sources of the
+        tables nor hours: in a simulation time is virtual, and each seed is another order of tasks.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lifecycle.admin.plain import plain, text
+from lifecycle.admin.script import CommandError
+from lifecycle.admin.trace import TraceLine
+from lifecycle.admin.write_commands import decoded, row_type, writable
+from lifecycle.hive.hive import Hive
+from lifecycle.tables import Table, transaction
+
+__all__ = ["Trace"]
+
+
+class Trace:
+    """Changes of tables, moment by moment, as the shell's ``db/trace`` prints them."""
+
+    def __init__(self, lines: Iterable[TraceLine]) -> None:
+        self._moments = [list(same) for _, same in itertools.groupby(lines, key=lambda line: line.at)]
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Trace":
+        """The trace in a file. Raises OSError, and ValueError with file and line for what is no trace."""
+        lines: list[TraceLine] = []
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                lines.append(msgspec.json.decode(line, type=TraceLine))
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}: expected a line of db/trace") from None
+            if len(lines) > 1 and lines[-1].at < lines[-2].at:
+                raise ValueError(
+                    f"{path}:{number}: earlier than the line before: expected the lines in order"
+                )
+        if not lines:
+            raise ValueError(f"{path}: empty: expected the lines of db/trace")
+        return cls(lines)
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables in it."""
+        return sorted({line.table for moment in self._moments for line in moment})
+
+    @property
+    def seconds(self) -> float:
+        """From the first moment to the last."""
+        return self._moments[-1][0].at - self._moments[0][0].at if self._moments else 0.0
+
+    def fill(self, hive: Hive) -> None:
+        """Build the hive, and give its tables the rows of the first moment, before it starts.
+
+        Tables that the hive does not have are left out; what it has and the trace has not stays empty. Raises
+        LookupError when the hive has none of the tables, ValueError for rows of another type.
+        """
+        hive.build()
+        self._apply(hive, self._moments[:1])
+
+    async def play(self, hive: Hive) -> None:
+        """Write what came after the first moment, each when it came. Raises as fill() does."""
+        for before, moment in itertools.pairwise(self._moments):
+            await asyncio.sleep(moment[0].at - before[0].at)
+            self._apply(hive, [moment])
+
+    def _apply(self, hive: Hive, moments: Sequence[Sequence[TraceLine]]) -> None:
+        there = self._there(hive)
+        with transaction(*there.values()) as rows:
+            for line in itertools.chain.from_iterable(moments):
+                if (table := there.get(line.table)) is None:
+                    continue
+                kind, known = row_type(hive, table), {}
+                if line.delete:
+                    known = {text(plain(key)): key for key in table.keys()}  # noqa: SIM118  # of a table, no dict
+                try:
+                    for row in line.put:
+                        rows[table].put(decoded(row, kind))
+                except ValueError as error:
+                    raise ValueError(f"table {line.table}: a row of the trace: {error}") from None
+                for key in line.delete:
+                    if (found := known.get(text(key))) is not None:
+                        rows[table].delete(found)
+
+    def _there(self, hive: Hive) -> Mapping[str, Table[Any, Any]]:
+        """The tables of the trace that the hive has."""
+        known = {table.name for table in hive.tables.all()}
+        try:
+            found = {name: writable(hive, name) for name in self.tables if name in known}
+            for table in found.values():
+                row_type(hive, table)
+        except CommandError as error:
+            raise LookupError(str(error)) from None
+        if not found:
+            raise LookupError(f"{hive.name} has none of the tables of the trace: {', '.join(self.tables)}")
+        return found
