@@ -39,7 +39,6 @@ from lifecycle.hooks.supervisor import (
     DEFAULT_STOP_TIMEOUT,
     Supervisor,
 )
-from lifecycle.injection.build import Build
 from lifecycle.injection.cells import Cell
 from lifecycle.injection.constructors import Constructor, ModuleId
 from lifecycle.injection.profile import Profile
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from dependency_injector.providers import Provider
 
     from lifecycle.graph.value import Graph
+    from lifecycle.injection.build import Build
 
 __all__ = ["Hive"]
 
@@ -385,7 +385,9 @@ class Hive(Composition):
         return [one for one in self._build.instances.values() if isinstance(one, Holder)]
 
     @functools.cached_property
-    def _build(self) -> Build:
+    def _build(self) -> "Build":
+        from lifecycle.injection.build import Build  # its library, which a checked graph alone does not need
+
         return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._found.clear)
 
     def _take(self, loaded: Loaded) -> None:
@@ -393,7 +395,7 @@ class Hive(Composition):
         self.__dict__["_loaded"] = loaded
         self._build.take(loaded.filled)
 
-    def _construct(self, *, unset: bool = False) -> Build:
+    def _construct(self, *, unset: bool = False) -> "Build":
         """Build what there is to build; where required settings may be `unset`, not what needs them."""
         self._check(unset=unset)
         if self._supervisor is None:  # when it runs, what is to be there is there
@@ -453,7 +455,7 @@ class Hive(Composition):
             self._load,
         )
 
-    def _hooks(self, build: Build) -> list[HookNode]:
+    def _hooks(self, build: "Build") -> list[HookNode]:
         """One node per hook that is new, in the order of construction, each with what it waits for."""
         return self._wiring.add(build.instances, self._lifecycles, self._jobs)
 

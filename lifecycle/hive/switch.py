@@ -7,7 +7,7 @@ is not touched, nor are values that were there already: settings, supplied value
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,7 +17,6 @@ from lifecycle.hooks.events import Events, ModuleEvent
 from lifecycle.hooks.hooks import Lifecycle
 from lifecycle.hooks.nodes import HookFailure, HookNode, sentence
 from lifecycle.hooks.supervisor import Supervisor
-from lifecycle.injection.build import Build
 from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.profile import Profile
 from lifecycle.injection.resolve import Resolution
@@ -25,6 +24,9 @@ from lifecycle.jobs.jobs import Jobs
 from lifecycle.process.health import HealthTree
 from lifecycle.tables.read_table import ReadTable
 from lifecycle.tables.table import sources_return
+
+if TYPE_CHECKING:
+    from lifecycle.injection.build import Build
 
 __all__ = ["Modules", "Site", "find_scope"]
 
@@ -36,11 +38,11 @@ class Site:
 
     def __init__(
         self,
-        build: Build,
+        build: "Build",
         wiring: Wiring,
         lifecycles: dict[Constructor, Lifecycle],
         jobs: dict[Constructor, Jobs],
-        hooks: Callable[[Build], list[HookNode]],
+        hooks: "Callable[[Build], list[HookNode]]",
         profile: Profile,
     ) -> None:
         self._build = build

@@ -1,7 +1,7 @@
 """Which hook waits for which: from the needs of the constructors that registered them."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from lifecycle.hooks.hooks import HookSpec, Lifecycle
 from lifecycle.hooks.nodes import HookNode
@@ -24,7 +24,7 @@ class Wiring:
         self._numbers: dict[HookNode, int] = {}
         self._count = 0
         self._of: dict[Constructor, list[HookNode]] = {}
-        self._last: dict[Constructor, frozenset[HookNode]] = {}
+        self._last: dict[Constructor, Collection[HookNode]] = {}
         """The hooks that end what a constructor stands for."""
 
     def add(
@@ -43,16 +43,18 @@ class Wiring:
                 drain = jobs[owner].drain
                 limit = self._limits[1] + drain if drain else None
                 specs.append(HookSpec(f"jobs of {owner.name}", jobs[owner].running, stop_timeout=limit))
-            below = [self._last[need] for need in owner.needs.values() if self._last[need]]
-            needs = below[0] if len(below) == 1 else frozenset().union(*below)
+            below = [last for need in owner.needs.values() if (last := self._last[need])]
+            needs = below[0] if len(below) == 1 else {node for nodes in below for node in nodes}
             for spec in specs:
-                if self._sequential:
-                    needs = needs.union([next(reversed(self._numbers))] if self._numbers else [])
-                node = HookNode(spec, owner, sorted(needs, key=self._numbers.__getitem__), self._limits)
+                if self._sequential and self._numbers:
+                    needs = {*needs, next(reversed(self._numbers))}
+                if len(needs) > 1:
+                    needs = sorted(needs, key=self._numbers.__getitem__)
+                node = HookNode(spec, owner, needs, self._limits)
                 self._numbers[node] = self._count
                 self._count += 1
                 self._of.setdefault(owner, []).append(node)
-                needs = frozenset({node})
+                needs = (node,)
                 added.append(node)
             self._last[owner] = needs
         return added
@@ -71,8 +73,6 @@ class Wiring:
             for before, after in itertools.pairwise(hooks):
                 after.follow(before)
         for node in reversed(hooks):
-            for need in node.needs:
-                need.users.remove(node)
             for user in [user for user in node.live if user not in removed]:
                 node.bypass(user)
         return hooks

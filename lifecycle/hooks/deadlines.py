@@ -16,18 +16,22 @@ class Deadlines(Generic[Node]):
     timer of the loop serves them all.
     """
 
-    __slots__ = ("_limits", "_queues", "_timers")
+    __slots__ = ("_limits", "_loop", "_queues", "_timers")
 
     def __init__(self) -> None:
         self._limits: dict[Node, float] = {}
         self._queues: dict[float, dict[Node, tuple[float, Callable[[Node], None]]]] = {}
         """By limit, in seconds: when each is due, in order, and what to call then."""
         self._timers: dict[float, asyncio.TimerHandle] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self, node: Node, limit: float, then: Callable[[Node], None]) -> None:
         """Call `then` with this hook after so many seconds, in place of what was to be called for it."""
-        self.clear(node)
-        loop, self._limits[node] = asyncio.get_running_loop(), limit
+        if node in self._limits:
+            self.clear(node)
+        if (loop := self._loop) is None:
+            loop = self._loop = asyncio.get_running_loop()
+        self._limits[node] = limit
         if (queue := self._queues.get(limit)) is None:
             queue = self._queues[limit] = {}
         queue[node] = (due := loop.time() + limit, then)

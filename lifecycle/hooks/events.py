@@ -120,7 +120,8 @@ class Events:
 
         Thousands of hooks start and stop, mostly without subscribers: then no event is created.
         """
-        return bool(self._callbacks) or self._event_log.notices(took)
+        log = self._event_log
+        return bool(self._callbacks) or (took is not None and took >= log.slow) or log.is_debugged()
 
     def emit(self, event: Event) -> None:
         """Log an event and pass it to every subscriber."""
@@ -137,19 +138,20 @@ class EventLog:
 
     def __init__(self, log: Logger, slow: float) -> None:
         self._log = log
-        self._slow = slow
+        self.slow = slow
+        """Seconds from which on a start or a stop is logged at level info."""
 
     def __call__(self, event: Event) -> None:
         """Log one event. Failures are reported by those who catch them, and by the jobs themselves."""
         match event:
             case HookEvent(step="started" | "stopped", took=float(took)):
-                slow = took >= self._slow
-                if slow or self._is_debugged():  # finding out where a hook is written takes longer than most
+                slow = took >= self.slow
+                if slow or self.is_debugged():  # finding out where a hook is written takes longer than most
                     write = self._log.info if slow else self._log.debug
                     seconds, at = str(Duration(round(took, 4))), str(event.place)
                     write(f"hook {event.step}", hook=event.hook, of=event.module, took=seconds, at=at)
             case HookEvent(step="starting" | "stopping"):
-                if self._is_debugged():
+                if self.is_debugged():
                     at = str(event.place)
                     self._log.debug(f"hook {event.step}", hook=event.hook, of=event.module, at=at)
             case JobEvent(step="recovered"):
@@ -158,11 +160,8 @@ class EventLog:
                 affected = ", ".join(event.affected)
                 self._log.info(f"module {event.step}", switched=event.module, affected=affected)
 
-    def notices(self, took: float | None) -> bool:
-        """Whether it would log a step that went well."""
-        return (took is not None and took >= self._slow) or self._is_debugged()
-
-    def _is_debugged(self) -> bool:
+    def is_debugged(self) -> bool:
+        """Whether it logs every step."""
         return self._bound.is_enabled_for(logging.DEBUG)
 
     @functools.cached_property

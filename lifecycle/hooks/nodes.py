@@ -30,29 +30,34 @@ class HookNode:
     """One hook and its place among the others."""
 
     __slots__ = (
-        "began", "ending", "failures", "finished", "leave", "limits", "live", "module", "name",
-        "needs", "owner", "ready", "scope", "spec", "starting", "state", "task", "unstarted_needs", "users",
+        "began", "ending", "failures", "finished", "limits", "live", "may_start", "may_stop", "module",
+        "name", "needs", "owner", "scope", "spec", "starting", "state", "task", "unstarted_needs", "waiter",
         "wave",
     )  # fmt: skip
-    starting: anyio.CancelScope
-    scope: anyio.CancelScope
+    # quoted, as elsewhere: anyio imports a name once it is asked for, and only a hive that runs needs these
+    starting: "anyio.CancelScope"
+    scope: "anyio.CancelScope"
     wave: "Wave"
     failures: "list[HookFailure]"
     """Where its failures go: to those who wait for its start, or its end."""
 
     def __init__(
-        self, spec: HookSpec, owner: Constructor, needs: Sequence["HookNode"], limits: tuple[float, float]
+        self, spec: HookSpec, owner: Constructor, needs: Iterable["HookNode"], limits: tuple[float, float]
     ) -> None:
         self.spec = spec
         self.name = spec.name
         self.owner = owner
         self.module = owner.scope.id
         self.limits = (
-            limits[0] if spec.start_timeout is None else spec.start_timeout,
-            limits[1] if spec.stop_timeout is None else spec.stop_timeout,
+            limits
+            if spec.start_timeout is None and spec.stop_timeout is None
+            else (
+                limits[0] if spec.start_timeout is None else spec.start_timeout,
+                limits[1] if spec.stop_timeout is None else spec.stop_timeout,
+            )
         )
+        """Seconds to start and to stop; a tuple that most hooks share."""
         self.needs = tuple(needs)
-        self.users: list[HookNode] = []
         self.live: dict[HookNode, None] = {}
         """Users that are not over yet, in order."""
         self.unstarted_needs = len(self.needs)
@@ -60,13 +65,15 @@ class HookNode:
         self.ending = False
         """Whether it has been asked to end."""
         self.began = 0.0
-        self.ready = Flag()
-        self.leave = Flag()
+        self.may_start = self.may_stop = False
+        """Whether all that it needs has started, and all that needs it is over."""
+        self.waiter: asyncio.Future[None] | None = None
+        """What its task waits for one of them with."""
         self.finished = Flag()
         """Set when it is over, or left behind."""
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:
-            need.used_by(self)
+            need.live[self] = None
 
     def __str__(self) -> str:
         return f"hook {self.name!r} ({self.module})"
@@ -85,16 +92,31 @@ class HookNode:
             return list(self.live)
         return []
 
-    def used_by(self, user: "HookNode") -> None:
-        """Remember who needs it."""
-        self.users.append(user)
-        self.live[user] = None
+    def allow_start(self) -> None:
+        """What it needs has started, or it is to end without a start."""
+        self.may_start = True
+        self._wake()
+
+    def allow_stop(self) -> None:
+        """What needs it is over."""
+        self.may_stop = True
+        self._wake()
+
+    def woken(self) -> "asyncio.Future[None]":
+        """To be awaited by its task: done at the next of these."""
+        assert self.task is not None  # noqa: S101  # the one that asks
+        self.waiter = waiter = self.task.get_loop().create_future()
+        return waiter
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def follow(self, need: "HookNode") -> None:
         """Stop before this one, though both have started already."""
         if need not in self.needs:
             self.needs = (*self.needs, need)
-            need.used_by(self)
+            need.live[self] = None
 
     def bypass(self, user: "HookNode") -> None:
         """Let a user that has started follow on what this one needs instead of on this one."""
@@ -140,7 +162,8 @@ class Wave:
         """Set when every hook has started, or all are over."""
         for node in nodes:
             node.wave, node.failures = self, failures
-            node.unstarted_needs = sum(need.state is not State.STARTED for need in node.needs)
+            if node.needs:
+                node.unstarted_needs = sum(need.state is not State.STARTED for need in node.needs)
         self.settle()
 
     @property

@@ -10,10 +10,9 @@ cannot be cancelled) is named, left behind, and what it uses is stopped; the who
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 
 import anyio
 
@@ -72,7 +71,7 @@ class Supervisor:
         self._scope = anyio.CancelScope
         self._out_of_time = False
         self._alive = dict.fromkeys(nodes)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], HookNode] = {}
         self._task: asyncio.Task[object] | None = None
         self.failures: list[HookFailure] = []
         """In the order they happened, whatever the phase."""
@@ -138,13 +137,13 @@ class Supervisor:
                 continue
             node.ending, node.failures = True, failures
             if node.state is State.WAITING:
-                node.ready.set()
+                node.allow_start()
             elif node.state is State.STARTING:
                 node.starting.cancel()
                 self._deadlines.set(node, node.limits[1], self._leave_behind)
         for node in nodes:
             if not node.live:
-                node.leave.set()
+                node.allow_stop()
 
     def hook_around(self) -> HookNode | None:
         """The hook in which this is called, or that has started the task, in a job for one."""
@@ -167,15 +166,17 @@ class Supervisor:
             self._phase.reach("running")
 
     def _begin(self, wave: Wave) -> None:
+        create, ended = asyncio.get_running_loop().create_task, self._ended
+        context = copy_context()  # one for all callbacks: each would have a copy of its own
         for node in wave.nodes:
             if node.unstarted_needs == 0 or self.stopping:
-                node.ready.set()
-            node.task = task = asyncio.create_task(self._live(node), name=str(node))
-            self._tasks.add(task)
-            task.add_done_callback(functools.partial(self._ended, node))
+                node.may_start = True
+            node.task = task = create(self._live(node), name=str(node))
+            self._tasks[task] = node
+            task.add_done_callback(ended, context=context)
 
     async def _live(self, node: HookNode) -> None:
-        """The life of a hook, whatever its body does."""
+        """The life of a hook, whatever its body does. One coroutine, as there are thousands of them."""
         task = node.task
         assert task is not None  # noqa: S101  # this one
         _inside.set((*_inside.get(), (self, node)))
@@ -184,14 +185,26 @@ class Supervisor:
         # a cancellation that comes a moment too late from skipping the stop.
         with node.starting, node.scope:
             try:
-                await node.ready.wait()
+                while not node.may_start:
+                    await node.woken()
                 if not node.ending:
-                    await self._enter_and_leave(node)
+                    self._starts(node)
+                    async with node.spec.context():
+                        self._started(node)
+                        while not node.may_stop:
+                            try:
+                                await node.woken()
+                            except asyncio.CancelledError:
+                                if not self._is_torn_down(node):
+                                    raise
+                                task.uncancel()
+                        self._stops(node)
+                    self._stopped(node)
             except BaseException as error:  # reported by name, with the others
+                self._deadlines.clear(node)
                 if thrown_away(task):
                     raise
-                if not (isinstance(error, asyncio.CancelledError) and _cancelled(node)):
-                    self._fail(node, as_failure(error, str(node)))
+                self._raised(node, error)
         while task.cancelling():  # by others: what is left of that must not reach the group
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
@@ -199,9 +212,9 @@ class Supervisor:
         if not node.finished.is_set():
             self._settle(node, State.DONE)
 
-    def _ended(self, node: HookNode, task: asyncio.Task[None]) -> None:
-        """Its task is over: also one that was cancelled before it began, or left its scopes in disorder."""
-        self._tasks.discard(task)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task is over: also one that was cancelled before it began, or left its scopes in disorder."""
+        node = self._tasks.pop(task)
         if node.finished.is_set():
             return
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -209,58 +222,48 @@ class Supervisor:
             self._fail(node, as_failure(error, str(node)))
         self._settle(node, State.DONE)
 
-    async def _enter_and_leave(self, node: HookNode) -> None:
+    def _is_torn_down(self, node: HookNode) -> bool:
+        """Whether a cancellation is of the loop, which cancels all tasks at once: stops keep their order."""
+        return self._task is not None and self._task.cancelling() > 0 and not node.scope.cancel_called
+
+    def _starts(self, node: HookNode) -> None:
         node.state = State.STARTING
         node.began = time.perf_counter()
         self._deadlines.set(node, node.limits[0], self._overdue)
-        try:
-            self._record(node, "starting")
-            async with node.spec.context():
-                self._deadlines.clear(node)
-                node.scope.shield = True
-                self._started(node)
-                await self._asked_to_leave(node)
-                node.state = State.STOPPING
-                node.began = time.perf_counter()
-                self._record(node, "stopping")
-                self._deadlines.set(node, node.limits[1], self._overdue)
-                if self._out_of_time:  # it is still reached, and may do what needs no waiting
-                    node.scope.cancel()
-            self._stopped(node)
-        finally:
-            self._deadlines.clear(node)
-
-    async def _asked_to_leave(self, node: HookNode) -> None:
-        """Until its users are over. A loop that is torn down cancels all tasks at once: not so the order."""
-        while not node.leave.is_set():
-            try:
-                await node.leave.wait()
-            except asyncio.CancelledError:
-                torn_down = self._task is not None and self._task.cancelling()
-                if node.scope.cancel_called or not torn_down or node.task is None:
-                    raise
-                node.task.uncancel()
+        self._record(node, "starting")
 
     def _started(self, node: HookNode) -> None:
+        self._deadlines.clear(node)
+        node.scope.shield = True
         node.state = State.STARTED
-        self._profile.record("start", node.name, node.module, node.began, node.owner.name)
-        self._record(node, "started", took=time.perf_counter() - node.began)
+        took = self._profile.record("start", node.name, node.module, node.began, node.owner.name)
+        self._record(node, "started", took)
         if node.ending:
             return
         for user in node.live:
             user.unstarted_needs -= 1
             if user.unstarted_needs == 0:
-                user.ready.set()
-        node.wave.unstarted -= 1
-        node.wave.settle()
-        if node.wave is self.first:
+                user.allow_start()
+        wave = node.wave
+        wave.unstarted -= 1
+        if not wave.unstarted:
+            wave.settle()
             self._runs_if_started()
 
+    def _stops(self, node: HookNode) -> None:
+        node.state = State.STOPPING
+        node.began = time.perf_counter()
+        self._record(node, "stopping")
+        self._deadlines.set(node, node.limits[1], self._overdue)
+        if self._out_of_time:  # it is still reached, and may do what needs no waiting
+            node.scope.cancel()
+
     def _stopped(self, node: HookNode) -> None:
+        self._deadlines.clear(node)
         if node.state is State.STARTED:  # its context swallowed the cancellation by one of its own tasks
             raise RuntimeError("its context ended while the hive was running")
-        self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
-        self._record(node, "stopped", took=time.perf_counter() - node.began)
+        took = self._profile.record("stop", node.name, node.module, node.began, node.owner.name)
+        self._record(node, "stopped", took)
 
     def _settle(self, node: HookNode, state: State) -> None:
         """It has ended, or is no longer waited for: the hooks it needs may stop."""
@@ -269,10 +272,11 @@ class Supervisor:
         for need in node.needs:
             need.live.pop(node, None)
             if need.ending and not need.live:
-                need.leave.set()
+                need.allow_stop()
         node.finished.set()
         node.wave.alive -= 1
-        node.wave.settle()
+        if not node.wave.alive:
+            node.wave.settle()
         self._end_if_over()
 
     def _end_if_over(self) -> None:
@@ -280,6 +284,12 @@ class Supervisor:
             self._budget.cancel()
             self.over.set()
             self._phase.reach("stopped")
+
+    def _raised(self, node: HookNode, error: BaseException) -> None:
+        """Fail, unless it was the hive that cancelled the hook, in the phase it is in."""
+        cancelled = node.scope.cancel_called if node.scope.shield else node.starting.cancel_called
+        if not (cancelled and isinstance(error, asyncio.CancelledError)):
+            self._fail(node, as_failure(error, str(node)))
 
     def _fail(self, node: HookNode, error: Exception) -> None:
         failure = HookFailure(node, node.state, error)
@@ -359,8 +369,3 @@ _STEPS: dict[State, HookStep] = {
     State.STARTED: "crashed",
     State.STOPPING: "failed to stop",
 }
-
-
-def _cancelled(node: HookNode) -> bool:
-    """Whether it was the hive that cancelled the hook, in the phase it is in."""
-    return node.scope.cancel_called if node.scope.shield else node.starting.cancel_called

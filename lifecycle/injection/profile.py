@@ -33,17 +33,17 @@ class Profile(msgspec.Struct):
     """Seconds by name that the caller of the hive adds, for the timeline to show."""
     origin: float = msgspec.field(default_factory=time.perf_counter)
 
-    def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
-        """Record a span that began at perf_counter() time `began` and ends now."""
-        self.timings.append(self._span(kind, name, module, began, owner))
+    def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> float:
+        """Record a span that began at perf_counter() time `began` and ends now; the seconds it took."""
+        took = time.perf_counter() - began
+        self.timings.append(Timing(kind, name, module, began - self.origin, took, owner))
+        return took
 
     def record_failure(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
         """As record(), of what has failed."""
-        self.failed.append(self._span(kind, name, module, began, owner))
+        took = time.perf_counter() - began
+        self.failed.append(Timing(kind, name, module, began - self.origin, took, owner))
 
     def forget(self, owners: Collection[tuple[str, str]]) -> None:
         """Drop the timings of constructors, given by module and name, and of their hooks: they run again."""
         self.timings[:] = [one for one in self.timings if (one.module, one.owner or one.name) not in owners]
-
-    def _span(self, kind: Step, name: str, module: str, began: float, owner: str) -> Timing:
-        return Timing(kind, name, module, began - self.origin, time.perf_counter() - began, owner)

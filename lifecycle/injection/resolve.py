@@ -2,7 +2,7 @@
 
 import functools
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from lifecycle.hints.keys import Key, member_of, origin_class
 from lifecycle.injection.assembly import Assembly
@@ -42,8 +42,12 @@ class Resolution:
         """The active constructors, then the invoked functions."""
         return [*self.active, *self.assembly.invokes]
 
-    def order(self) -> list[Constructor]:
+    def order(self) -> Sequence[Constructor]:
         """What the invoked functions need, and they themselves, each after what it needs."""
+        return self._order
+
+    @functools.cached_property
+    def _order(self) -> list[Constructor]:
         return order(self.assembly.invokes)
 
     def find(self, key: Key, scope: Scope) -> Constructor | None:

@@ -178,7 +178,7 @@ class Job:
         finally:
             timer.cancel()
 
-    async def pause(self, error: Exception, stopping: anyio.Event | None = None) -> None:
+    async def pause(self, error: Exception, stopping: "anyio.Event | None" = None) -> None:
         """Report the failure, and wait before the next try; not any longer when `stopping` is set."""
         self.report(error)
         with anyio.move_on_after(self.backoff.pause(self.failures)):

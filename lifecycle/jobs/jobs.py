@@ -17,10 +17,9 @@ from collections.abc import (
     Hashable,
 )
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import anyio
-import anyio.abc
 
 from lifecycle.hints.places import Place, caller
 from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
@@ -32,6 +31,9 @@ from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
 from lifecycle.jobs.pool import Pool
 from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
 
 __all__ = ["Jobs", "Observer", "Timer"]
 
@@ -105,7 +107,7 @@ class Jobs:
         self._events = events or Events(log)
         self._queued: list[Job] = []
         self._known: dict[Job, None] = {}
-        self._group: anyio.abc.TaskGroup | None = None
+        self._group: TaskGroup | None = None
         self._over = False
         self._stopping: anyio.Event | None = None
         self._forgotten = False
@@ -202,7 +204,7 @@ class Jobs:
         """Seconds that the slowest of the jobs may take after the stop has started."""
         return max((job.drain for job in self._known), default=0.0)
 
-    def _stop_event(self) -> anyio.Event:
+    def _stop_event(self) -> "anyio.Event":
         if self._stopping is None:
             self._stopping = anyio.Event()
             if self._over:

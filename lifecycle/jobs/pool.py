@@ -58,7 +58,7 @@ class Pool(Generic[Item]):
         while self._queues:
             await self._changed.wait()
 
-    async def run(self, job: Job, stopping: anyio.Event) -> None:
+    async def run(self, job: Job, stopping: "anyio.Event") -> None:
         """Work, until it is stopping and everything is worked off."""
         self._ready = deque(self._queues)  # also what was cancelled in the middle
         self._failures.clear()
@@ -72,7 +72,7 @@ class Pool(Generic[Item]):
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _worker(self, job: Job, stopping: anyio.Event) -> None:
+    async def _worker(self, job: Job, stopping: "anyio.Event") -> None:
         while not (stopping.is_set() and not self._queues):
             if not self._ready:
                 await self._changed.wait()

@@ -11,7 +11,7 @@ from lifecycle.hints.keys import call_it
 from lifecycle.process.absent import absent
 from lifecycle.process.logfmt import render_logfmt
 
-with absent("rich"):
+with absent("rich", "colorama", "better_exceptions"):
     import structlog
 
 __all__ = [

@@ -62,7 +62,7 @@ class KeyListener(Generic[Key]):
 
     __slots__ = ("__weakref__", "_events")
 
-    def __init__(self, events: dict[Key, tuple[anyio.Event, int]]) -> None:
+    def __init__(self, events: "dict[Key, tuple[anyio.Event, int]]") -> None:
         self._events = events
 
     def notify(self, changed: Mapping[Key, Any], revision: int) -> None:

@@ -7,6 +7,7 @@ Nothing is touched before the table is initialized and `after` (a restore that m
 returned: an empty table at the start wipes nothing.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
@@ -14,7 +15,6 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
-import anyio.lowlevel
 
 from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
@@ -233,7 +233,7 @@ class Reconciler(Generic[Key, Row]):
                 if failures and self._news:  # what is new goes before the rest of what failed
                     break
             self._report(health)
-            await anyio.lowlevel.checkpoint()
+            await asyncio.sleep(0)
             with anyio.move_on_after(self._next_due() - anyio.current_time()):
                 await self._watching().wait()
 
@@ -394,7 +394,7 @@ class Reconciler(Generic[Key, Row]):
         except Exception as error:  # noqa: BLE001  # any error of the target becomes the object's status
             failures = dict.fromkeys(batch, error)
         self._written(action, batch, failures)
-        await anyio.lowlevel.checkpoint()
+        await asyncio.sleep(0)
         self._take()
 
     def _written(

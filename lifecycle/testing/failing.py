@@ -146,8 +146,8 @@ class _Trial:
             raise AssertionError(f"other errors came with it: {raised}") from raised
         started = {event.node for event in self.recorder.events if event.phase == "start"}
         if phase == "start" and self.number is not None:
-            users = started & set(self.hive.hooks[self.number].users)
-            if users:
+            failed = self.hive.hooks[self.number]
+            if users := [node for node in self.hive.hooks if node in started and failed in node.needs]:
                 raise AssertionError(f"started all the same, needing it: {', '.join(map(str, users))}")
 
     def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:

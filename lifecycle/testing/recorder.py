@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal
@@ -91,9 +91,13 @@ class Recorder:
         for number, event in enumerate(self.events):
             if event.node is not None and first.setdefault((event.node, event.phase), number) != number:
                 wrong.append(f"twice: {event}")
+        users: dict[HookNode, dict[HookNode, None]] = {}
+        for node, _ in first:
+            for need in node.needs:
+                users.setdefault(need, {})[node] = None
         for node, phase in first:
             if phase == "started":
-                wrong += _unclean(node, first)
+                wrong += _unclean(node, users.get(node, ()), first)
         if wrong:
             raise AssertionError("\n- ".join(("not clean:", *wrong)))
 
@@ -131,11 +135,13 @@ class Recorder:
         ]
 
 
-def _unclean(node: HookNode, first: dict[tuple[HookNode, Phase], int]) -> Iterator[str]:
+def _unclean(
+    node: HookNode, users: Iterable[HookNode], first: dict[tuple[HookNode, Phase], int]
+) -> Iterator[str]:
     """What is wrong with a hook that started, by the numbers of its first events."""
     if (node, "stopped") not in first:
         yield f"{node} was not stopped"
-    for user in node.users:
+    for user in users:
         if first.get((user, "start"), math.inf) < first[node, "started"]:
             yield f"{user} began to start before {node}, which it needs"
         if first.get((user, "stopped"), 0) > first.get((node, "stop"), 0):

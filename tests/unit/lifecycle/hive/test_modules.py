@@ -182,7 +182,7 @@ async def test_instances_of_a_disabled_module_are_garbage_collected(*, sequentia
             await hive.modules.enable("store")
         held = hive._supervisor
         assert held is not None
-        assert max(len(node.users) for node in held._alive) <= 5
+        assert max(len(node.live) for node in held._alive) <= 5
 
 
 async def test_what_two_disabled_modules_keep_down_comes_back_with_the_last() -> None:
