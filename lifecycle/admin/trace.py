@@ -67,7 +67,9 @@ def _encoded(row: object, name: str) -> object:
     try:
         return msgspec.to_builtins(row, str_keys=True, enc_hook=plain)
     except (TypeError, ValueError) as error:
-        raise CommandError(f"table {name}: a row of type {type(row).__name__} is no JSON: {error}") from None
+        raise CommandError(
+            f"table {name}: a row of type {type(row).__name__} cannot be JSON: {error}"
+        ) from None
 
 
 def _line(at: float, name: str, seen: Snapshot[Any, Any], keys: Sequence[Hashable]) -> str:

@@ -42,7 +42,7 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path | str) -> "Trace":
-        """The trace in a file. Raises OSError, and ValueError with file and line for what is no trace."""
+        """The trace in a file. Raises OSError, and ValueError with file and line for another file."""
         lines: list[TraceLine] = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             try:

@@ -174,7 +174,7 @@ async def test_what_cannot_be_traced_is_refused_with_one_line(
         ),
     ],
 )
-def test_a_file_that_is_no_trace_is_refused_with_its_line(tmp_path: Path, text: str, why: str) -> None:
+def test_another_file_is_refused_with_the_line_at_fault(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "trace.jsonl").write_text(text)
     with pytest.raises(ValueError, match=why):
         Trace.read(tmp_path / "trace.jsonl")
