@@ -198,35 +198,29 @@ class TableCore(Rows[Key, Row]):
         if changed := self._changed(writes):
             plans = self._plans({key: writes[key] for key in changed}) if self._indexes else ()
             # what may raise has happened
-            self._write(changed, writes, plans)
+            self._apply(changed, writes)
+            for index, plan in plans:
+                index.apply(plan)
             if self._listeners:
                 self._notify(changed)
 
     def _changed(self, writes: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
         """The keys that get another row, with the row before. Raises TypeError for a row that may change."""
-        if not self._frozen.issuperset(map(type, writes.values())):
-            self._check_frozen(writes.values())
         changed: dict[Key, Row | None] = {}
+        rows, frozen = self._rows, self._frozen
         for key, row in writes.items():
-            found = self._rows.get(key)
-            old = found[0] if found is not None else None
+            if type(row) not in frozen:
+                self._check_frozen(row)
+            old = rows[key][0] if key in rows else None
             if old is not row and old != row:
                 changed[key] = old
         return changed
 
-    def _write(
-        self,
-        changed: Mapping[Key, Row | None],
-        writes: Mapping[Key, Row | None],
-        plans: Iterable[tuple[Index[Key, Row], Plan[Key]]],
-    ) -> None:
-        self._apply(changed, writes)
-        for index, plan in plans:
-            index.apply(plan)
-
     def _notify(self, changed: Mapping[Key, Row | None]) -> None:
-        for listener in self._listening():
-            listener.notify(changed, self._revision)
+        revision = self._revision
+        for reference in list(self._listeners.values()):  # one may go, or come, meanwhile
+            if (listener := reference()) is not None:
+                listener.notify(changed, revision)
 
     def _plans(self, new: Mapping[Key, Row | None]) -> list[tuple[Index[Key, Row], Plan[Key]]]:
         """What each index is to hold. Raises what their functions raise; they are as before then."""
@@ -240,12 +234,11 @@ class TableCore(Rows[Key, Row]):
         for index in self._indexes.values():
             index.cancel()
 
-    def _check_frozen(self, rows: Iterable[object]) -> None:
+    def _check_frozen(self, row: object) -> None:
         """Raise TypeError for a row that may change in place."""
-        for kind in {*map(type, rows)} - self._frozen:
-            if (why := unfrozen(kind)) is not None:
-                raise TypeError(f"table {self.name}: a row of type {why}")
-            self._frozen.add(kind)
+        if (why := unfrozen(type(row))) is not None:
+            raise TypeError(f"table {self.name}: a row of type {why}")
+        self._frozen.add(type(row))
 
     def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> None:
         rows, deleted = self._rows, self._deleted
@@ -282,7 +275,9 @@ def commit_together(writes: Iterable[tuple[TableCore[Any, Any], Mapping[Any, Any
         raise
     for table, changed, rows, plans in planned:
         if changed:
-            table._write(changed, rows, plans)  # noqa: SLF001
+            table._apply(changed, rows)  # noqa: SLF001
+            for index, plan in plans:
+                index.apply(plan)
     for table, changed, *_ in planned:
         if changed:
             table._notify(changed)  # noqa: SLF001

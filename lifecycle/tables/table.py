@@ -57,15 +57,19 @@ class Transaction(Generic[Key, Row]):
 
     def put(self, row: Row) -> None:
         """Insert the row, or put it in place of the one with its key."""
+        if self._over:
+            raise self._ended()
         key = self._table.key(row)
         try:
-            self._usable()[key] = row
+            self._writes[key] = row
         except TypeError as error:
             raise TypeError(f"table {self._table.name}: the key {key!r} of a row: {error}") from None
 
     def delete(self, key: Key) -> None:
         """Remove the row with this key, if there is one."""
-        self._usable()[key] = None
+        if self._over:
+            raise self._ended()
+        self._writes[key] = None
 
     def replace_all(self, rows: Iterable[Row]) -> None:
         """Make these the only rows: what the table holds under other keys is removed."""
@@ -89,9 +93,11 @@ class Transaction(Generic[Key, Row]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        writes = self._end()
+        self._over = True
+        table = self._table
+        table._open = None  # noqa: SLF001
         if kind is None:
-            self._table._commit(writes)  # noqa: SLF001
+            table._commit(self._writes)  # noqa: SLF001
 
     def _end(self) -> dict[Key, Row | None]:
         self._over = True
@@ -100,8 +106,11 @@ class Transaction(Generic[Key, Row]):
 
     def _usable(self) -> dict[Key, Row | None]:
         if self._over:
-            raise RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
+            raise self._ended()
         return self._writes
+
+    def _ended(self) -> RuntimeError:
+        return RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
 
 
 class Transactions:

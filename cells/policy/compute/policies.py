@@ -282,6 +282,7 @@ class ComputedPolicies:
             yield None
             if shared.endpoints and self._concerned(shared, changed):
                 yield (yield from self._recomputing(shared))
+        self._refills.clear()  # else the next new identity pays for releasing them
 
     def follow_ports(self, cluster_ports: Iterable[NamedPodPort]) -> list[Difference]:
         """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
