@@ -9,7 +9,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -28,6 +28,9 @@ OWN_CODES: Final = 4000  # from here on (enum libbpf_errno) strerror knows nothi
 _LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _heard = threading.local()
 """``lines``: where libbpf's messages of this thread go."""
+_listeners: Final = [0]
+"""Threads that want them; while there is none, libbpf has nothing to call."""
+_turn = threading.Lock()
 
 
 class LoadError(HiveError):
@@ -78,7 +81,7 @@ def library() -> ctypes.CDLL:
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
-    lib.libbpf_set_print(ctypes.cast(_hear, ctypes.c_void_p))
+    lib.libbpf_set_print(None)
     return lib
 
 
@@ -97,16 +100,21 @@ class LoadedObject:
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
         self._lib = library()
-        with captured_log() as log:
-            options = _OpenOptions(ctypes.sizeof(_OpenOptions), name.encode())
-            self._object = self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
-            code = ctypes.get_errno()
+        self._object = self._opened(data)
         if not self._object:
+            with captured_log() as log:  # as it is refused, once more: see load()
+                self._opened(data)
+                code = ctypes.get_errno()
             raise LoadError(f"{name} is not an eBPF object libbpf can read", code, "".join(log))
         self._data = data  # libbpf reads on in it until the load
+        self._steps: list[Callable[[LoadedObject], None]] = []
         self.maps: dict[str, int] = {
             self._lib.bpf_map__name(handle).decode(): handle for handle in self._each("bpf_object__next_map")
         }
+
+    def _opened(self, data: bytes) -> Any:
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), self.name.encode())
+        return self._lib.bpf_object__open_mem(data, len(data), ctypes.byref(options))
 
     def __enter__(self) -> Self:
         return self
@@ -127,6 +135,7 @@ class LoadedObject:
 
     def use_maps(self, descriptors: Mapping[str, int]) -> None:
         """Have these existing maps stand for the object's own of the same names."""
+        self._steps.append(lambda again: again.use_maps(descriptors))
         for name, handle in self.tables.items():
             if name not in descriptors:
                 raise LoadError(
@@ -145,20 +154,38 @@ class LoadedObject:
 
     def set_constants(self, section: str, value: bytes) -> None:
         """Replace the contents of a section of variables, before the load."""
+        self._steps.append(lambda again: again.set_constants(section, value))
         code = self._lib.bpf_map__set_initial_value(self.maps[section], value, len(value))
         self._check(code, f"cannot set {section}")
 
     def use_programs(self, names: Container[str]) -> None:
         """Load these programs alone."""
+        self._steps.append(lambda again: again.use_programs(names))
         for handle in self._each("bpf_object__next_program"):
             wanted = self._lib.bpf_program__name(handle).decode() in names
             self._check(self._lib.bpf_program__set_autoload(handle, wanted), "cannot choose programs")
 
     def load(self) -> None:
-        """Have the verifier accept the programs; LoadError holds its log if it does not."""
-        with captured_log() as log:
-            code = self._lib.bpf_object__load(self._object)
-        self._check(code, "refused by the kernel", "".join(log))
+        """Have the verifier accept the programs; LoadError holds its log if it does not.
+
+        Without messages, of which a load has thousands: for each this thread would wait until it has the
+        interpreter. So what is refused is loaded once more, with them.
+        """
+        code = self.submit()
+        if code < 0:
+            self._check(code, "refused by the kernel", self._messages())
+
+    def submit(self) -> int:
+        """Give the programs to the verifier; below 0, minus an errno, if it refuses them."""
+        return int(self._lib.bpf_object__load(self._object))
+
+    def _messages(self) -> str:
+        """What libbpf reports when it loads this object."""
+        with captured_log() as log, LoadedObject(self._data, self.name) as again:
+            for step in self._steps:
+                step(again)
+            again.submit()
+        return "".join(log)
 
     def programs(self) -> dict[str, int]:
         """Of a loaded object: the descriptors of the programs loaded, by their names in the source."""
@@ -208,7 +235,15 @@ def captured_log() -> Iterator[list[str]]:
     """libbpf's messages meanwhile in this thread, debugging aside; nothing goes to standard error."""
     lines: list[str] = []
     _heard.lines = lines
+    _listen_for(1)
     try:
         yield lines
     finally:
+        _listen_for(-1)
         _heard.lines = None
+
+
+def _listen_for(threads: int) -> None:
+    with _turn:
+        _listeners[0] += threads
+        library().libbpf_set_print(ctypes.cast(_hear, ctypes.c_void_p) if _listeners[0] else None)
