@@ -4,11 +4,11 @@ import errno
 import struct
 from collections.abc import Collection, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 import anyio.to_thread
+import msgspec
 from msgspec import structs
 
 from cells.config import AgentConfig
@@ -58,8 +58,7 @@ TUNNEL_LINKS: Final = MappingProxyType({"vxlan": "cilium_vxlan", "geneve": "cili
 """The tunnel's device by its kind, of which a node has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class InForce:
+class InForce(msgspec.Struct, frozen=True):
     """What the hook brought about."""
 
     generation: int
@@ -67,8 +66,7 @@ class InForce:
     programs: MappingProxyType[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class HostPolicy:
+class HostPolicy(msgspec.Struct, frozen=True):
     """The endpoint with the node's own policy."""
 
     endpoint_id: int = 0
@@ -99,7 +97,9 @@ class Datapath:
         """How packets get from devices to pods and back."""
         legacy = not self.routing.past_stack
         chosen = structs.asdict(settings) | {"enable_host_legacy_routing": legacy}
-        self._settings = ProgramSettings(**chosen, marks_for_xfrm=self.routing.marks)
+        self._settings = ProgramSettings(
+            **chosen, marks_for_xfrm=self.routing.marks, serves_outside=self.routing.serves_outside
+        )
         self._object = settings.datapath_object or PACKAGED_OBJECTS / "datapath.o"
         self._agent = agent
         self._pins = agent.programs_dir / "dispatch"

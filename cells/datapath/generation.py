@@ -9,10 +9,12 @@ import hashlib
 import os
 import struct
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final, Self
+
+import msgspec
+from msgspec.structs import replace
 
 from cells.datapath.libbpf import LoadedObject, LoadError
 from cells.datapath.programs import ENTRIES
@@ -32,13 +34,19 @@ FEATURE_HOST_ROUTING: Final = 4
 FEATURE_OWN_EXTERNAL_IPS: Final = 8
 FEATURE_IPSEC: Final = 16
 
+WITHOUT_IPV6: Final = 32
+WITHOUT_HOST_POLICY: Final = 64
+WITHOUT_NODE_PORTS: Final = 128
+WITHOUT_GATEWAYS: Final = 256
+WITHOUT_TUNNEL: Final = 512
+_BY_MAPS: Final = WITHOUT_IPV6 | WITHOUT_HOST_POLICY | WITHOUT_GATEWAYS | WITHOUT_TUNNEL
+
 _CONSTANTS = struct.Struct("<9I4sI2HI16s32s")  # struct config of bpf/lib/config.h
 KERNEL_NAME = 15
 """What the kernel keeps of a program's name (BPF_OBJ_NAME_LEN)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constants:
+class Constants(msgspec.Struct, frozen=True):
     """What the loader writes into the programs. Lifetimes in seconds."""
 
     generation: int
@@ -106,11 +114,13 @@ class Constants:
             lifetime_service_any=int(settings.bpf_ct_timeout_service_any),
             service_grace=int(settings.bpf_ct_timeout_service_tcp_grace),
             service_loopback=settings.ipv4_service_loopback_address,
-            features=FEATURE_SCTP * settings.enable_sctp
+            features=self.features & _BY_MAPS
+            | FEATURE_SCTP * settings.enable_sctp
             | FEATURE_UNREACHABLE * (settings.service_no_backend_response == "reject")
             | FEATURE_HOST_ROUTING * (settings.enable_host_legacy_routing is False)
             | FEATURE_OWN_EXTERNAL_IPS * (not settings.disable_external_ip_mitigation)
-            | FEATURE_IPSEC * (isinstance(settings, ProgramSettings) and settings.marks_for_xfrm),
+            | FEATURE_IPSEC * (isinstance(settings, ProgramSettings) and settings.marks_for_xfrm)
+            | WITHOUT_NODE_PORTS * (isinstance(settings, ProgramSettings) and not settings.serves_outside),
             nat_ports=(settings.node_port_range[1] + 1, 65535),
         )
 
@@ -137,7 +147,13 @@ def load(
     try:
         compiled = compiled_constants(loaded)
         size = maglev_size(tables) or compiled.maglev_size
-        wanted = replace(compiled, generation=generation, build=build_of(data), maglev_size=size)
+        wanted = replace(
+            compiled,
+            generation=generation,
+            build=build_of(data),
+            maglev_size=size,
+            features=done_without(tables),
+        )
         constants = wanted.configured(settings)
         loaded.set_constants(SECTION, constants.pack())
         loaded.use_maps({table.spec.name: table.fd for table in tables})
@@ -154,6 +170,20 @@ def maglev_size(tables: Iterable[Map]) -> int:
     """The numbers in each lookup table of these maps, 0 without any."""
     inner = [table.spec.inner for table in tables if table.spec.name == "cilium_lb4_maglev"]
     return sum(spec.value_size // 4 for spec in inner if spec is not None)
+
+
+def done_without(tables: Iterable[Map]) -> int:
+    """The features without their maps, which are stand-ins (WITHOUT_*): the verifier need not follow them.
+
+    A host policy is about the node's IPv6, too: without conntrack maps for it there is none.
+    """
+    spare = {table.spec.name for table in tables if table.spec.max_entries == 1}
+    gateways, tunnel = "cilium_egress_gw_policy_v4" in spare, "cilium_tunnel_map" in spare
+    return (
+        (WITHOUT_IPV6 | WITHOUT_HOST_POLICY) * ("cilium_ct6_global" in spare)
+        | WITHOUT_GATEWAYS * gateways
+        | WITHOUT_TUNNEL * (gateways and tunnel)
+    )
 
 
 def compiled_constants(loaded: LoadedObject) -> Constants:

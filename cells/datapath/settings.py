@@ -164,10 +164,13 @@ class DatapathSettings(Settings, frozen=True):
 
 
 class ProgramSettings(DatapathSettings, frozen=True):
-    """Those, and what the programs do for encryption, which has settings of its own: no option."""
+    """Those, and what the programs do by settings of other cells: no options."""
 
     marks_for_xfrm: bool = False
     """Mark what pods send to other nodes' pods for the kernel to encrypt by IPsec."""
+
+    serves_outside: bool = True
+    """Serve clients outside the cluster, who come by the node's devices."""
 
 
 class XfrmMarks(msgspec.Struct, frozen=True):
@@ -186,6 +189,8 @@ class HostRouting(msgspec.Struct, frozen=True):
     past_stack: bool = False
     marks: bool = False
     """What pods send to other nodes' pods is marked for the stack to encrypt."""
+    serves_outside: bool = True
+    """Clients outside the cluster get to services by the node's devices."""
 
     @property
     def mode(self) -> str:
@@ -241,4 +246,5 @@ def host_routing(
 
     if settings.enable_host_legacy_routing is False and not can:
         lifecycle.append(Hook("report how packets are routed", report))
-    return HostRouting(can and not settings.enable_host_legacy_routing, marks)
+    past_stack = can and not settings.enable_host_legacy_routing
+    return HostRouting(past_stack, marks, services is None or services.outside)

@@ -103,6 +103,8 @@ class World:
     """Two pods, A and B, allowed everything, on a node with a router address, and a world outside."""
 
     sizes = MapSizes(ct_tcp=4096, ct_any=4096, policy=256)
+    stand_ins: frozenset[str] = frozenset()
+    """Maps that no cell of the node uses."""
 
     def __init__(
         self, settings: DatapathSettings | None = None, data: bytes | None = None, *more: Map
@@ -110,7 +112,8 @@ class World:
         """``data``: another object than the packaged one, with ``more`` maps of its own."""
         self.maps: dict[str, Map] = {}
         for spec in map_specs(self.sizes, preallocate=False, cpus=os.cpu_count() or 1).values():
-            self.maps[spec.name] = create_map(spec)
+            spare = spec.name in self.stand_ins
+            self.maps[spec.name] = create_map(msgspec.structs.replace(spec, max_entries=1) if spare else spec)
         self.policies = {pod.id: create_map(policy_spec(pod.id, 256)) for pod in (A, B)}
         for pod_id, policy in self.policies.items():
             self.maps["hive_policies"].update(struct.pack("<I", pod_id), struct.pack("<I", policy.fd))

@@ -100,6 +100,8 @@ static __always_inline int from_host_ip(struct __sk_buff *skb, struct flow *flow
 		return TC_ACT_OK;
 	if (refused)
 		return DROP(INGRESS, refused);
+	if (family == FAMILY_IPV6 && without(WITHOUT_IPV6))
+		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
 	if (!local) {
 		refused = learn_sender(skb, flow, family);

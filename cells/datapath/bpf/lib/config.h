@@ -14,6 +14,14 @@
 #define FEATURE_HOST_ROUTING 4 /* pods and native devices pass each other packets, past the host's stack */
 #define FEATURE_OWN_EXTERNAL_IPS 8 /* pods reach only those externalIPs that the node has: CVE-2020-8554 */
 #define FEATURE_IPSEC 16 /* what pods send to other nodes' pods is marked for the kernel to encrypt */
+/* What the node does not have. The verifier knows these bits, and does not follow what they exclude (since Linux 6.8
+ * into functions that are VERIFIED_ALONE neither).
+ */
+#define WITHOUT_IPV6 32 /* no pod has an IPv6 address, and no host policy is about the node's */
+#define WITHOUT_HOST_POLICY 64
+#define WITHOUT_NODE_PORTS 128 /* no client outside is served */
+#define WITHOUT_GATEWAYS 256 /* no policy has pods leave the cluster by a gateway */
+#define WITHOUT_TUNNEL 512
 
 struct config {
 	__u32 magic;
@@ -58,4 +66,9 @@ static __always_inline bool host_routing(void)
 static __always_inline bool ipsec(void)
 {
 	return config.features & FEATURE_IPSEC;
+}
+
+static __always_inline bool without(__u32 feature)
+{
+	return config.features & feature;
 }

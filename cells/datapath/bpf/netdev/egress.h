@@ -225,7 +225,7 @@ static __always_inline int to_netdev(struct __sk_buff *skb, struct flow *flow)
 	protocol = packet_protocol(skb);
 	if (protocol == bpf_htons(ETH_P_IP))
 		return to_netdev_ip(skb, flow, device, FAMILY_IPV4);
-	if (protocol == bpf_htons(ETH_P_IPV6))
+	if (protocol == bpf_htons(ETH_P_IPV6) && !without(WITHOUT_IPV6))
 		return to_netdev_ip(skb, flow, device, FAMILY_IPV6);
 	return TC_ACT_OK;
 }

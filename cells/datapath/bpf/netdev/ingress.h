@@ -126,7 +126,7 @@ static __always_inline int from_netdev(context_t *ctx, struct flow *flow)
 	protocol = packet_protocol(ctx);
 	if (protocol == bpf_htons(ETH_P_IP))
 		return from_netdev_ip(ctx, flow, FAMILY_IPV4);
-	if (protocol == bpf_htons(ETH_P_IPV6))
+	if (protocol == bpf_htons(ETH_P_IPV6) && !without(WITHOUT_IPV6))
 		return from_netdev_ip(ctx, flow, FAMILY_IPV6);
 	if (protocol == bpf_htons(ETH_P_ARP))
 		return device_gets_arp(ctx, device);

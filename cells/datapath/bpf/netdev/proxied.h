@@ -56,5 +56,6 @@ static __always_inline int device_gives_proxy(struct __sk_buff *skb, struct flow
 	if (flow->protocol != IPPROTO_TCP)
 		return TC_ACT_OK;
 	return packet_protocol(skb) == bpf_htons(ETH_P_IP) ? device4_answers_proxy(skb, flow)
+	       : without(WITHOUT_IPV6)			   ? TC_ACT_OK
 							   : device6_answers_proxy(skb, flow);
 }

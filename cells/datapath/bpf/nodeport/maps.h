@@ -2,6 +2,7 @@
 /* What serving clients outside takes: the node's facts, and who the clients' neighbours are. */
 #pragma once
 
+#include "lib/config.h"
 #include "lib/maps.h"
 #include "lib/packet.h"
 
@@ -52,7 +53,9 @@ _Static_assert(sizeof(struct nodeport_neighbour) == 8, "cilium_nodeport_neigh4")
 static __always_inline const struct nodeport_config *nodeport_facts(void)
 {
 	__u32 zero = 0;
-	const struct nodeport_config *node = bpf_map_lookup_elem(&hive_nodeport, &zero);
+	const struct nodeport_config *node = NULL;
 
+	if (!without(WITHOUT_NODE_PORTS))
+		node = bpf_map_lookup_elem(&hive_nodeport, &zero);
 	return node && node->flags & NODEPORT_ON ? node : NULL;
 }

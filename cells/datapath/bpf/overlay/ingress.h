@@ -94,6 +94,8 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	if (refused)
 		return DROP(INGRESS, refused);
 	flow->source_identity = sender_in_tunnel(flow, identity, family);
+	if (family == FAMILY_IPV6 && without(WITHOUT_IPV6))
+		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
 	if (!local && family == FAMILY_IPV4)
 		return gateway_takes(skb, flow);

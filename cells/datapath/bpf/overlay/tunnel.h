@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "lib/config.h"
 #include "lib/events.h"
 #include "lib/identity.h"
 #include "lib/packet.h"
@@ -59,8 +60,10 @@ struct {
 static __always_inline const struct tunnel_config *tunnel_any(void)
 {
 	__u32 zero = 0;
-	const struct tunnel_config *tunnel = bpf_map_lookup_elem(&hive_tunnel, &zero);
+	const struct tunnel_config *tunnel = NULL;
 
+	if (!without(WITHOUT_TUNNEL))
+		tunnel = bpf_map_lookup_elem(&hive_tunnel, &zero);
 	return tunnel && tunnel->ifindex ? tunnel : NULL;
 }
 
@@ -75,7 +78,7 @@ static __always_inline const struct tunnel_config *tunnel_facts(void)
 /* The same if what is for egress gateways does. */
 static __always_inline const struct tunnel_config *gateway_tunnel(void)
 {
-	const struct tunnel_config *tunnel = tunnel_any();
+	const struct tunnel_config *tunnel = without(WITHOUT_GATEWAYS) ? NULL : tunnel_any();
 
 	return tunnel && tunnel->flags & TUNNEL_GATEWAYS ? tunnel : NULL;
 }

@@ -37,7 +37,7 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 /* On a node without a family it is an unknown protocol, whatever the pods' stacks send by themselves. */
 static __always_inline bool has_ipv6(const struct endpoint_config *self)
 {
-	return !address_is_zero(&self->ipv6);
+	return !without(WITHOUT_IPV6) && !address_is_zero(&self->ipv6);
 }
 
 static __always_inline bool has_ipv4(const struct endpoint_config *self)
