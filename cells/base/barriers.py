@@ -5,21 +5,18 @@ Why: a cell that waits imports no family above its own, and does not know which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["ApiServed", "HealthAddressesClaimed", "PodsExposed"]
 
 
-@dataclass(frozen=True, slots=True)
-class HealthAddressesClaimed:
+class HealthAddressesClaimed(msgspec.Struct, frozen=True):
     """The addresses of this node's health endpoint are known, if it has one: it is published with them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodsExposed:
+class PodsExposed(msgspec.Struct, frozen=True):
     """Restored endpoints are in the table of all endpoints, and have their addresses."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiServed:
+class ApiServed(msgspec.Struct, frozen=True):
     """The socket of the node's API accepts requests."""

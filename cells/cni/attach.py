@@ -9,13 +9,13 @@ import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from cells.base.addresses import IPAddress
 from cells.cni.attachment import (
@@ -73,8 +73,7 @@ class AddressesLeaving(Exception):  # noqa: N818  # not a failure: wait() and tr
         """Comes back when it is worth another try."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodSide:
+class PodSide(msgspec.Struct, frozen=True):
     """The pod's namespace, as the plugin handed it over; the descriptors are the connection's."""
 
     netns_fd: int
@@ -83,8 +82,7 @@ class PodSide:
     link: PodEnd
 
 
-@dataclass(slots=True)
-class Prepared:
+class Prepared(msgspec.Struct):
     """An ADD of which is known what the pod gets."""
 
     call: PluginCall

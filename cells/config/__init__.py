@@ -15,9 +15,10 @@ import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, module, provide, refuse
 from lifecycle.http import clear_socket
@@ -31,8 +32,7 @@ __all__ = ["AgentConfig", "AgentSettings", "ChainingMode", "cell", "version_of"]
 # Source: Cilium 1.17, cni-chaining-mode.
 
 
-@dataclass(frozen=True, slots=True)
-class ChainingMode:
+class ChainingMode(msgspec.Struct, frozen=True):
     """How the network configuration that is written has our plugin work with others."""
 
     name: str

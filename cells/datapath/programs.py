@@ -7,11 +7,12 @@ A *dispatcher* (bpf/dispatch.c) is attached and stays; it jumps to the *program*
 another one only: it is a tail call.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 
 class DeviceKind(Enum):
@@ -33,16 +34,14 @@ class Side(Enum):
     EGRESS = "egress"
 
 
-@dataclass(frozen=True, slots=True)
-class AttachPoint:
+class AttachPoint(msgspec.Struct, frozen=True):
     """Where a dispatcher is attached; there is one at most for each."""
 
     place: DeviceKind
     side: Side
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(msgspec.Struct, frozen=True):
     """One program of a generation."""
 
     name: str

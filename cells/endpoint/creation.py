@@ -8,9 +8,9 @@ endpoint.
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from cells.base.metrics import Histogram
@@ -103,8 +103,7 @@ class RegenerationRecovery:
             self._controllers.remove_of(controllers_of(endpoint_id))
 
 
-@dataclass(slots=True, eq=False)
-class NewEndpoint:
+class NewEndpoint(msgspec.Struct, eq=False):
     """An endpoint in creation."""
 
     endpoint: Endpoint

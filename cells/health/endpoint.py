@@ -15,7 +15,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Final, Protocol
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from cells.base.addresses import Family, IPAddress
 from cells.base.barriers import HealthAddressesClaimed, PodsExposed
@@ -180,8 +180,7 @@ class HealthNetwork(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
+class _Inside(msgspec.Struct, frozen=True):
     """What the agent has opened inside; the namespace lasts as long as one of them."""
 
     namespace: int

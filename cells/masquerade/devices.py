@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import structs
 
 from cells.cluster.encryption import WIREGUARD_LINK
@@ -84,8 +84,7 @@ IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class NativeDevice:
+class NativeDevice(msgspec.Struct, frozen=True):
     """A device with programs: what they know of it."""
 
     ifindex: int
@@ -93,8 +92,7 @@ class NativeDevice:
     config: DeviceConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Families:
+class Families(msgspec.Struct, frozen=True):
     """Which families are masqueraded, and the pods' range of each."""
 
     ranges: Collection[IPNetwork]

@@ -5,9 +5,10 @@ import re
 import socket
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Final, NamedTuple
+
+import msgspec
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, open_socket
@@ -71,8 +72,7 @@ _LINK_ATTRIBUTES = frozenset(
 _KIND = frozenset({m.IFLA_INFO_KIND})
 
 
-@dataclass(frozen=True, slots=True)
-class LinkInfo:
+class LinkInfo(msgspec.Struct, frozen=True):
     """One link. ``kind`` is "" for devices without one (lo, hardware); ``peer_ifindex`` is 0 for no peer.
 
     ``link_netnsid`` is this namespace's id of the one the peer is in; None when the peer is here too.

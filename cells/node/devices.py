@@ -11,10 +11,11 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import anyio
+import msgspec
+from msgspec.structs import replace
 
 from cells.config import AgentConfig
 from cells.netlink import news
@@ -95,8 +96,7 @@ LOOPBACK = "lo"
 DEFAULT_MTU = 1500
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(msgspec.Struct, frozen=True):
     """One link of the node that is not a pod's, with its addresses: IPv4, then IPv6.
 
     Those of a family are in the kernel's order (primary first). Link-local IPv6 addresses are left out:

@@ -9,10 +9,11 @@ Why:        pods' routes name these addresses, so they outlive restarts; they ar
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final, Protocol
+
+import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.config import AgentConfig
@@ -260,8 +261,7 @@ CHANGED: Final = news.passing(
 """What may concern the router and does not show in the table of devices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Addressing:
+class Addressing(msgspec.Struct, frozen=True):
     """The node's addresses of one family in the API (NodeAddressingElement)."""
 
     ip: IPAddress

@@ -4,7 +4,6 @@ Repeating any of it on a pair that is right touches nothing: a restart must not 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 from typing import NamedTuple, Protocol
 
@@ -136,8 +135,7 @@ def lasting(addresses: Iterable[IPInterface]) -> list[IPInterface]:
 # What the router is in the kernel, as rows of the table ``router``.
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceObject:
+class DeviceObject(msgspec.Struct, frozen=True):
     """An end of the pair: up, without ARP."""
 
     name: str
@@ -149,8 +147,7 @@ class DeviceObject:
         return f"device {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeObject:
+class NodeObject(msgspec.Struct, frozen=True):
     """What the programs know of the node: these addresses, networks, and the indexes of the pair."""
 
     routers: tuple[tuple[IPAddress, IPNetwork | None], ...]
@@ -161,8 +158,7 @@ class NodeObject:
         return "node"
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramsObject:
+class ProgramsObject(msgspec.Struct, frozen=True):
     """The programs on the pair."""
 
     @property
@@ -171,8 +167,7 @@ class ProgramsObject:
         return "programs"
 
 
-@dataclass(frozen=True, slots=True)
-class AddressObject:
+class AddressObject(msgspec.Struct, frozen=True):
     """An address of cilium_host."""
 
     address: IPInterface
@@ -183,8 +178,7 @@ class AddressObject:
         return f"address {self.address}"
 
 
-@dataclass(frozen=True, slots=True)
-class RouteObject:
+class RouteObject(msgspec.Struct, frozen=True):
     """A route over cilium_host."""
 
     destination: IPNetwork

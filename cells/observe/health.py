@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, Literal
@@ -184,8 +183,7 @@ CNI_CONFIG_MODULE = "cni-config"
 """Id of the module without which pods cannot be made here. Its jobs, below it, only watch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dependency:
+class Dependency(msgspec.Struct, frozen=True):
     """Something outside the agent that makes the agent's status a failure when it fails."""
 
     title: str
@@ -194,8 +192,7 @@ class Dependency:
     """How it is, and what is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStatus:
+class AgentStatus(msgspec.Struct, frozen=True):
     """The verdict over the agent, and what it rests on."""
 
     state: State
@@ -207,7 +204,7 @@ class AgentStatus:
     """The last report of the writer of the CNI configuration file; None without one."""
     controllers: tuple[ControllerState, ...] = ()
     """By name."""
-    stale: Mapping[str, float] = field(default_factory=dict)
+    stale: Mapping[str, float] = msgspec.field(default_factory=dict)
     """Probes that do not answer, and since when (Unix seconds)."""
     outside: bool = False
     """Whether only something outside of the agent has failed."""
@@ -315,8 +312,7 @@ class HealthServerSettings(Settings, frozen=True):
             raise ValueError(f"agent-health-port={self.agent_health_port}: expected a TCP port, 1 to 65535")
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReady:
+class AgentReady(msgspec.Struct, frozen=True):
     """Announces that everything a healthy agent does has started.
 
     The composition provides it from the last things to start, so that a probe succeeds only after them.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from cells.api import models
 from cells.base.addresses import Family, IPAddress
@@ -43,8 +44,7 @@ DATAPATH_MODE = "veth"
 SILENT = MonitorNotifications(flags=0, aggregation=0)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
+class NodeFacts(msgspec.Struct, frozen=True):
     """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
 
     addressing: Mapping[Family, Addressing]
@@ -66,7 +66,7 @@ class NodeFacts:
     """How packets reach other nodes; empty: as they are."""
     kvstore: str = ""
     """The store that nodes share; empty: none."""
-    kvstore_options: Mapping[str, str] = field(default_factory=dict)
+    kvstore_options: Mapping[str, str] = msgspec.field(default_factory=dict)
     """How it is reached."""
 
     @property

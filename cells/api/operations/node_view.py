@@ -8,12 +8,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cells.api.models import NodeAddressing, NodeAddressingElement
 from cells.api.models import node as node_models

@@ -8,12 +8,12 @@ Nothing of an endpoint that lives on is written here: its pod goes on using it.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 from msgspec.structs import replace
 
 from cells.cluster.identity.identities import Identities, Identity
@@ -80,8 +80,7 @@ STRETCH = 100
 """Endpoints taken on before others get their turn on the event loop: about 5 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinedEndpoint:
+class QuarantinedEndpoint(msgspec.Struct, frozen=True):
     """An endpoint that could not be restored through no fault of its pod's, which runs."""
 
     number: int

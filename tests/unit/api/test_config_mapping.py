@@ -1,10 +1,10 @@
 """What PATCH /config accepts and refuses, and the configuration the plugin reads."""
 
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from cells.api.models import DaemonConfigurationSpec
 from cells.api.operations.config_mapping import (

@@ -6,11 +6,12 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address
 
 import anyio
 import anyio.lowlevel
+from msgspec.structs import replace
 
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.identities import Identity

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
+from msgspec.structs import replace
 
 from cells.endpoint import DatapathConfiguration
 from lifecycle.testing import eventually
@@ -134,7 +134,7 @@ async def test_a_pod_without_a_link_is_refused(served: Harness) -> None:
 async def test_a_chained_link_without_a_peer_on_the_node_is_refused(
     served: Harness, link: OthersLink, change: dict[str, int | None]
 ) -> None:
-    link.inner = replace(link.inner, **change)  # type: ignore[arg-type]
+    link.inner = replace(link.inner, **change)
     reply = await add(served)
     assert reply.message == "unable to determine name of veth pair on the host side"
     assert not served.node.all()

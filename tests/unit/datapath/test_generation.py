@@ -2,11 +2,11 @@
 
 import os
 import struct
-from dataclasses import replace
 from ipaddress import IPv4Address
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from cells.datapath import generation
 from cells.datapath.generation import Constants, build_of, publish

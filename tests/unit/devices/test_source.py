@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from ipaddress import IPv4Interface
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from cells.node.devices import Device, DeviceSettings, DeviceSource, Kernel, addressed, device_table, uplinks
 from lifecycle import HealthTree, Hive, SettingsError, Sources, Table, config, invoke, module, provide

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cells.maps.records.flows import (
     DEVICE_IP_MASQ,

@@ -1,8 +1,9 @@
 """The node's links as the router sees them, without a kernel."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from ipaddress import ip_interface
+
+from msgspec.structs import replace
 
 from cells.netlink.connection import NetlinkError
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair

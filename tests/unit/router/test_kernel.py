@@ -1,12 +1,12 @@
 """The objects of the router: what differs is found, made in an order that works, and what is old goes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
 
 import anyio
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.maps.records.endpoints import NodeConfig

@@ -1,9 +1,8 @@
 """cilium_host and cilium_net: made, repaired, and left alone when they are right."""
 
-from dataclasses import replace
-
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from cells.netlink.rows import LinkInfo
 from cells.node.router_kernel import Macs, ensure_pair
