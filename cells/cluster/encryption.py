@@ -12,9 +12,11 @@ import msgspec
 from lifecycle import Table, Tables
 
 __all__ = [
+    "ROTATION_READY",
     "UNANNOUNCED_KEY",
     "WIREGUARD_KEY",
     "WIREGUARD_LINK",
+    "WIREGUARD_LINKS",
     "WIREGUARD_OVERHEAD",
     "ClusterEncryption",
     "EncryptionKey",
@@ -28,6 +30,10 @@ UNANNOUNCED_KEY: Final = 255
 then, for no packet leaves in clear text; IPsec's own numbers are 1 to 15."""
 WIREGUARD_LINK: Final = "cilium_wg0"
 """The name of WireGuard's device, as Cilium has it."""
+WIREGUARD_LINKS: Final = (WIREGUARD_LINK, "cilium_wg1", "cilium_wg2")
+"""Names of all its devices: the second and third are there while keys are rotated."""
+ROTATION_READY: Final = "ready"
+"""What a node announces that takes part in rotations of keys, while its own is not rotated."""
 WIREGUARD_OVERHEAD: Final = 80
 """Bytes before and behind a packet: WireGuard 32, UDP 8, IPv6 40."""
 
@@ -39,6 +45,8 @@ class EncryptionKey(msgspec.Struct, frozen=True):
     """What its packets to nodes are encrypted with: 0, not at all; 255, WireGuard; else a key of IPsec's."""
     wireguard: str = ""
     """The public key of its WireGuard, in base64."""
+    rotation: str = ""
+    """ROTATION_READY, or the next public key of its WireGuard, in base64; empty: it has none."""
     overhead: int = 0
     """Bytes by which a packet grows that is encrypted with it."""
 

@@ -142,6 +142,8 @@ class Maps:
     """hive_pod_networks: IpcacheKey to 1, where other nodes' pods have their addresses; 0: this node's."""
     encryption: Map
     """hive_encryption: index 0 to EncryptionConfig."""
+    encryption_paths: Map
+    """hive_encryption_paths: IpcacheKey to the ifindex by which nodes are sent to while a key is rotated."""
     l2_responder4: Map
     """cilium_l2_responder_v4: L2ResponderKey to how many were answered, addresses of services."""
     egress_gateway4: Map

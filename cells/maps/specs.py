@@ -420,6 +420,9 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
             "hive_pod_networks", MapType.LPM_TRIE, IpcacheKey.SIZE, 1, 65536, NO_PREALLOC
         ),
         "encryption": MapSpec("hive_encryption", MapType.ARRAY, 4, EncryptionConfig.SIZE, 1),
+        "encryption_paths": MapSpec(
+            "hive_encryption_paths", MapType.LPM_TRIE, IpcacheKey.SIZE, 4, 65536, NO_PREALLOC
+        ),
         "l2_responder4": MapSpec(
             *("cilium_l2_responder_v4", MapType.HASH, L2ResponderKey.SIZE, L2_RESPONDER_VALUE.size),
             *(4096, NO_PREALLOC),

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 from msgspec import structs
 
-from cells.cluster.encryption import WIREGUARD_LINK
+from cells.cluster.encryption import WIREGUARD_LINKS
 from cells.maps.map import Map
 from cells.maps.records.flows import (
     DEVICE_IP_MASQ,
@@ -110,7 +110,7 @@ class Families(msgspec.Struct, frozen=True):
     proxied: bool = False
     """Whether a proxy sends in pods' names, so that answers come to it."""
     encrypted: bool = False
-    """Whether WireGuard encrypts what leaves, and what it has decrypted comes by its own device."""
+    """Whether WireGuard encrypts what leaves, and what it has decrypted comes by its own devices."""
 
     @property
     def everywhere(self) -> bool:
@@ -131,13 +131,13 @@ def native_devices(
     native = native_uplinks(devices)
     rows = node_addresses([device_addresses(each, native) for each in devices], node_ips)
     native4, native6 = native_networks(settings, families.ranges)
-    decrypting = [each for each in devices if families.encrypted and each.name == WIREGUARD_LINK and each.up]
+    decrypting = [each for each in devices if families.encrypted and each.name in WIREGUARD_LINKS and each.up]
     flags = DEVICE_IP_MASQ * settings.enable_ip_masq_agent | DEVICE_REMOTE_NODES * families.tunnelled
     flags |= DEVICE_PROXIES * families.proxied
     found: dict[int, NativeDevice] = {}
     for device in (*native, *decrypting):
         interfaces = settings.egress_masquerade_interfaces
-        masquerades = device.name != WIREGUARD_LINK and (
+        masquerades = device.name not in WIREGUARD_LINKS and (
             not interfaces or any(matches(each, device.name) for each in interfaces)
         )
         if not (masquerades or families.everywhere):

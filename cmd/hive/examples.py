@@ -59,6 +59,8 @@ EXAMPLES = {
     "completion": ("source <(hive completion bash)", "hive completion fish"),
     "debug bundle": ("hive debug bundle", "hive debug bundle -f - > bundle.tar.gz"),
     "drop-reason": ("hive drop-reason 133", "hive drop-reason 'Policy denied'", "hive drop-reason"),
+    "encryption rotate": ("hive encryption rotate", "hive encryption rotate --no-wait"),
+    "encryption status": ("hive encryption status",),
     "endpoint config": (
         "hive endpoint config default/web",
         "hive endpoint config default/web PolicyAuditMode=Enabled",

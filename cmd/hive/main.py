@@ -33,6 +33,7 @@ COMMANDS = {
     "completion": ("hive.completion", "Print a shell completion script."),
     "debug": ("hive.agent.debug", "Collect what a maintainer needs for a bug report."),
     "drop-reason": ("hive.observe.drop_reason", "Show what drop reasons mean, and what to do."),
+    "encryption": ("hive.agent.encryption", "Give this node another WireGuard key."),
     "endpoint": ("hive.endpoint.command", "Show the endpoints of the running agent."),
     "fqdn": ("hive.policy.fqdn", "Show DNS names that pods look up, and names in policies."),
     "health": ("hive.agent.health", "Show which nodes this node reaches, the worst first."),
@@ -66,7 +67,7 @@ GROUPS = {
     "The cluster": "check cluster",
     "Pods, policies and services": "status endpoint policy service identity ip fqdn bgp node health",
     "Packets and flows": "monitor observe drop-reason ui",
-    "Inside the agent": "config db bpf map inspect shell api kubernetes probe debug version",
+    "Inside the agent": "config db encryption bpf map inspect shell api kubernetes probe debug version",
     "Run it": "agent operator lab",
     "Prepare a node, clean it up": "build-config cni mount-bpffs mount-cgroup sysctlfix cleanup completion",
 }

@@ -15,7 +15,13 @@ from cells.base.barriers import HealthAddressesClaimed
 from cells.cluster.encryption import EncryptionKey
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import parse
-from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.node import (
+    CILIUM_INTERNAL_IP,
+    INTERNAL_IP,
+    WIREGUARD_ROTATION,
+    ClusterNode,
+    NodeIP,
+)
 from cells.cluster.nodes.parse import NodeReader, ParsedNode, annotations_of
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
@@ -79,7 +85,7 @@ def local_node(
     addresses += [NodeIP(INTERNAL_IP, ip) for family, ip in own.items() if family not in shown]
     addresses += [NodeIP(CILIUM_INTERNAL_IP, ip) for ip in routers.values()]
     addresses.sort(key=lambda each: (each.type == CILIUM_INTERNAL_IP, each.ip.version))
-    published = {PREFIX + parse.WIREGUARD_KEY: key.wireguard} if key.wireguard else {}
+    published = {PREFIX + parse.WIREGUARD_KEY: key.wireguard, WIREGUARD_ROTATION: key.rotation}
     return ClusterNode(
         cluster=cluster,
         name=name,
@@ -91,7 +97,7 @@ def local_node(
         encryption_key=key.number or parsed.encryption_key,
         wireguard_key=key.wireguard,
         labels=reader.labels(node) if node is not None else {},
-        annotations=annotations_of(node) | published,
+        annotations=annotations_of(node) | {name: value for name, value in published.items() if value},
         provider_id=node.spec.provider_id if node is not None else "",
         boot_id=boot_id,
     )

@@ -14,13 +14,22 @@ from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.ipcache.rows import Source
 
-__all__ = ["CILIUM_INTERNAL_IP", "EXTERNAL_IP", "INTERNAL_IP", "ClusterNode", "NodeIP"]
+__all__ = [
+    "CILIUM_INTERNAL_IP",
+    "EXTERNAL_IP",
+    "INTERNAL_IP",
+    "WIREGUARD_ROTATION",
+    "ClusterNode",
+    "NodeIP",
+]
 
 
 INTERNAL_IP: Final = "InternalIP"
 EXTERNAL_IP: Final = "ExternalIP"
 CILIUM_INTERNAL_IP: Final = "CiliumInternalIP"
 """The router's address, cilium_host."""
+WIREGUARD_ROTATION: Final = "network.cilium.io/hive-wg-rotation"
+"""The annotation with what a node announces of rotations of its key; Cilium knows no such thing."""
 
 
 class NodeIP(msgspec.Struct, frozen=True):
@@ -70,6 +79,11 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     def endpoint_key(self) -> int:
         """What is sent to its pods is encrypted with: a node may keep its own addresses out of WireGuard."""
         return WIREGUARD_KEY if self.wireguard_key else self.encryption_key
+
+    @property
+    def wireguard_rotation(self) -> str:
+        """ROTATION_READY, or the next public key of its WireGuard; empty: it knows no rotations."""
+        return self.annotations.get(WIREGUARD_ROTATION, "") if self.wireguard_key else ""
 
     @property
     def local(self) -> bool:

@@ -31,6 +31,8 @@ from cells.api import (
     WireguardStatus,
     rfc3339,
 )
+from cells.api.operations import ApiPart, Route
+from cells.api.wire import answer
 from cells.base.addresses import Family
 from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.base.processes import exit_text, process_ended
@@ -48,6 +50,7 @@ from cells.datapath.datapath import Datapath
 from cells.encryption.ipsec.custodian import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerError, PeerNode, WireguardPeers
+from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardRotation
 from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
 from cells.node.devices import Device
 from cells.node.sysctl import Sysctls
@@ -72,6 +75,7 @@ from lifecycle import (
     provide_private,
     seconds,
 )
+from lifecycle.http import Request, Response
 
 __all__ = ["WireguardAgent", "cell"]
 
@@ -128,6 +132,8 @@ class WireguardAgent:
         sources: WireguardSources,
         datapath: Datapath,
         sysctls: Sysctls,
+        peers: WireguardPeers,
+        rotation: WireguardRotation,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
@@ -142,7 +148,8 @@ class WireguardAgent:
         self._sysctls = sysctls
         self._health = health.child("peers")
         self._log = log
-        self._peers = WireguardPeers(device, frozenset(Family), settings.wireguard_persistent_keepalive)
+        self._peers = peers
+        self._rotation = rotation
         self._changed: deque[Change[str, IpcacheEntry]] = deque()
         self._pending: dict[str, PeerNode | None] = {}
         """Nodes that have changed, and those that were refused; None: it has left."""
@@ -167,8 +174,14 @@ class WireguardAgent:
     async def _note_nodes(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         for change in changes:
             node = change.row or change.old
-            if node is not None and not node.local:
-                self._pending[node.full_name] = None if change.row is None else peer_of(node)
+            if node is None:
+                continue
+            if change.row is None:
+                self._rotation.forget(node.full_name)
+            else:
+                self._rotation.note(node)
+            other = change.row is not None and not node.local
+            self._pending[node.full_name] = peer_of(node) if other else None
         self._timer.trigger()
 
     async def _note_prefixes(self, changes: Iterable[Change[str, IpcacheEntry]]) -> None:
@@ -182,6 +195,7 @@ class WireguardAgent:
     async def _wait_known(self) -> None:
         await self._sources.wait_initialized()
         self._all_known = True
+        self._rotation.start()
         await self._look(None)
 
     async def _watch_program(self) -> None:
@@ -213,6 +227,13 @@ class WireguardAgent:
 
     async def _reconcile(self) -> None:
         """Raises what the device does: it is tried again."""
+        async with self._device.lock:
+            await self._apply_changes()
+        self._trouble = ""
+        self._rotation.look()
+        self._report()
+
+    async def _apply_changes(self) -> None:
         now = time.monotonic()
         compare = not self._compared or now - self._compared >= INTERVAL
         try:
@@ -238,8 +259,6 @@ class WireguardAgent:
             self._compared = 0.0
             self._trouble = str(error)
             raise
-        self._trouble = ""
-        self._report()
 
     def _apply(
         self, changes: Collection[Change[str, IpcacheEntry]], nodes: Mapping[str, PeerNode | None]
@@ -327,6 +346,11 @@ class WireguardAgent:
         return [
             gauge("hive_wireguard_peers", "Other nodes that this one encrypts to", len(self._peers)),
             gauge("hive_wireguard_refused_nodes", "Nodes that cannot be encrypted to", len(self._refused)),
+            gauge(
+                "hive_wireguard_rotation_nodes",
+                "Other nodes that a rotation of this node's key waits for",
+                len(self._rotation.state().waits_for),
+            ),
             counter(
                 "hive_wireguard_bytes_total",
                 "Bytes of encrypted packets to and from present peers",
@@ -334,6 +358,11 @@ class WireguardAgent:
                 "direction",
             ),
         ]
+
+
+def wireguard_peers(key: WireguardKey, device: WireguardDevice) -> WireguardPeers:
+    """Those of cilium_wg0."""
+    return WireguardPeers(device, frozenset(Family), key.settings.wireguard_persistent_keepalive)
 
 
 def peer_of(node: ClusterNode) -> PeerNode:
@@ -350,6 +379,24 @@ def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
             facts.encryption = wireguard.status()
 
     return StatusSection(fill)
+
+
+def rotation_part(rotation: WireguardRotation) -> Member[ApiPart]:
+    """GET and POST /encryption/rotation: how far a rotation of this node's key is; begin one."""
+
+    async def show(_: Request) -> Response:
+        return answer(200, rotation.state())
+
+    async def begin(_: Request) -> Response:
+        try:
+            return answer(200, await rotation.begin())
+        except RotationRefusedError as error:
+            return answer(409, str(error))
+        except OSError as error:
+            return answer(500, f"the next key cannot be written: {error}")
+
+    path = "/encryption/rotation"
+    return ApiPart("encryption-rotation", [Route("GET", path, show), Route("POST", path, begin)])
 
 
 def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
@@ -376,8 +423,10 @@ cell = group(
     module(
         "wireguard",
         "Encryption between nodes, by WireGuard",
-        provide(encryption_status, wireguard_metrics),
-        provide_private(WireguardDevice, WireguardSources, WireguardAgent),
+        provide(encryption_status, rotation_part, wireguard_metrics),
+        provide_private(
+            *(WireguardDevice, wireguard_peers, WireguardSources, WireguardRotation, WireguardAgent),
+        ),
         invoke(keep),
     ),
 )

@@ -1,8 +1,8 @@
-"""The device cilium_wg0: the kernel's WireGuard, or the program wireguard-go, behind one interface.
+"""WireGuard's devices: cilium_wg0, and during a rotation cilium_wg1 and cilium_wg2.
 
 Source: linux/wireguard.h (generic netlink); the interface of userspace WireGuard (wireguard.com/xplatform);
         wireguard-go's environment (WG_UAPI_FD).
-Why:    device, peers and what the programs know stay when the agent ends: traffic goes on, encrypted.
+Why:    devices, peers and what the programs know stay when the agent ends: traffic goes on, encrypted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from enum import IntEnum
 from ipaddress import IPv4Address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import anyio
 import msgspec
 
 from cells.base.addresses import Family, IPNetwork
 from cells.base.processes import detached
-from cells.cluster.encryption import WIREGUARD_LINK, WIREGUARD_OVERHEAD
+from cells.cluster.encryption import WIREGUARD_LINKS, WIREGUARD_OVERHEAD
 from cells.config import AgentConfig
 from cells.encryption.wireguard.peers import DUMMY_KEY, LISTEN_PORT, PeerCall
 from cells.encryption.wireguard.settings import WireguardKey
@@ -44,10 +46,31 @@ from lifecycle import HiveError, Logger
 if TYPE_CHECKING:
     from pyroute2 import WireGuard
 
-__all__ = ["WireguardDevice"]
+__all__ = ["SOCKETS", "KernelControl", "Slot", "UserspaceControl", "WireguardDevice", "WireguardLink"]
 
 FIREWALL_MARK: Final = 0x1E00
 """Of the datagrams that leave: the programs at native devices let those pass (bpf/netdev/encrypt.h)."""
+
+
+class Slot(IntEnum):
+    """What a device is for; it listens on LISTEN_PORT plus this number."""
+
+    MAIN = 0
+    """cilium_wg0: the node's key, and all nodes."""
+    NEXT = 1
+    """cilium_wg1: the node's next key, while its key is rotated."""
+    HELP = 2
+    """cilium_wg2: the node's key, and the next keys of nodes that rotate theirs."""
+
+    @property
+    def link(self) -> str:
+        """The name of the device."""
+        return WIREGUARD_LINKS[self]
+
+    @property
+    def port(self) -> int:
+        """Of UDP."""
+        return LISTEN_PORT + self
 
 
 class DevicePeer(msgspec.Struct):
@@ -130,7 +153,7 @@ class UserspaceControl:
             lines.append("remove=true")
         if call.endpoint is not None:
             host = f"[{call.endpoint}]" if call.endpoint.version == 6 else str(call.endpoint)
-            lines.append(f"endpoint={host}:{LISTEN_PORT}")
+            lines.append(f"endpoint={host}:{call.port}")
         if call.keepalive:
             lines.append(f"persistent_keepalive_interval={int(call.keepalive)}")
         lines += [f"allowed_ip={prefix}" for prefix in call.allowed]
@@ -179,11 +202,14 @@ _AT_ONCE: Final = 500
 class KernelControl:
     """The kernel's device, by pyroute2; keys are base64 there."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def read(self) -> DeviceState:
         """A dump; a peer with many addresses comes in several messages."""
         found = DeviceState()
-        with _generic() as wireguard:
-            for message in wireguard.info(WIREGUARD_LINK):
+        with _generic(self._name) as wireguard:
+            for message in wireguard.info(self._name):
                 found.private = _raw(message.get_attr("WGDEVICE_A_PRIVATE_KEY")) or found.private
                 found.port = message.get_attr("WGDEVICE_A_LISTEN_PORT") or found.port
                 found.mark = message.get_attr("WGDEVICE_A_FWMARK") or found.mark
@@ -193,8 +219,8 @@ class KernelControl:
 
     def configure_self(self, private: bytes, port: int, mark: int) -> None:
         """See the interface."""
-        with _generic() as wireguard:
-            wireguard.set(WIREGUARD_LINK, private_key=_text(private), listen_port=port, fwmark=mark)
+        with _generic(self._name) as wireguard:
+            wireguard.set(self._name, private_key=_text(private), listen_port=port, fwmark=mark)
 
     def configure(self, call: PeerCall) -> None:
         """See the interface; no list replaces another."""
@@ -202,14 +228,14 @@ class KernelControl:
         if call.remove:
             peer["remove"] = True
         if call.endpoint is not None:
-            peer |= {"endpoint_addr": str(call.endpoint), "endpoint_port": LISTEN_PORT}
+            peer |= {"endpoint_addr": str(call.endpoint), "endpoint_port": call.port}
         if call.keepalive:
             peer["persistent_keepalive"] = int(call.keepalive)
         allowed = [str(prefix) for prefix in call.allowed]
-        with _generic() as wireguard:
+        with _generic(self._name) as wireguard:
             for begin in range(0, len(allowed) or 1, _AT_ONCE):
                 part = {"allowed_ips": allowed[begin : begin + _AT_ONCE]} if allowed else {}
-                wireguard.set(WIREGUARD_LINK, peer=peer | part)
+                wireguard.set(self._name, peer=peer | part)
 
 
 def _read_peer(row: Any, peers: dict[bytes, DevicePeer]) -> None:
@@ -236,7 +262,7 @@ def _text(key: bytes) -> str:
 
 
 @contextmanager
-def _generic() -> Iterator[WireGuard]:
+def _generic(name: str) -> Iterator[WireGuard]:
     from pyroute2 import NetlinkError as Refused
     from pyroute2 import WireGuard
 
@@ -244,14 +270,13 @@ def _generic() -> Iterator[WireGuard]:
         with WireGuard() as wireguard:
             yield wireguard
     except Refused as error:
-        raise NetlinkError(error.code, f"configure {WIREGUARD_LINK}") from error
+        raise NetlinkError(error.code, f"configure {name}") from error
 
 
 # The program: its socket is made here and passed to it, so that it can be asked at once; it answers when its
 # device is there.
 
 PROGRAM: Final = "wireguard-go"
-PID_FILE: Final = "wireguard-go.pid"
 LOG_FILE: Final = "wireguard-go.log"
 _UAPI_FD: Final = 3
 """The program's descriptor of it."""
@@ -259,13 +284,14 @@ _ABOVE: Final = 10
 
 
 class WireguardProgram:
-    """wireguard-go of the node. All but ``pid`` blocks; OSError and HiveError."""
+    """wireguard-go of one device. All but ``pid`` blocks; OSError and HiveError."""
 
-    def __init__(self, state_dir: Path, log: Logger) -> None:
-        self._pid_file = state_dir / PID_FILE
+    def __init__(self, slot: Slot, state_dir: Path, log: Logger) -> None:
+        self._link = slot.link
+        self._pid_file = state_dir / (f"{PROGRAM}-{slot.link}.pid" if slot else f"{PROGRAM}.pid")
         self._log_file = state_dir / LOG_FILE
         self._log = log
-        self.socket = SOCKETS / f"{WIREGUARD_LINK}.sock"
+        self.socket = SOCKETS / f"{slot.link}.sock"
 
     @property
     def pid(self) -> int:
@@ -275,7 +301,7 @@ class WireguardProgram:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return 0
-        return pid if WIREGUARD_LINK.encode() in command else 0
+        return pid if self._link.encode() in command else 0
 
     def start(self) -> None:
         """Start it; it makes a device, which is down."""
@@ -298,12 +324,14 @@ class WireguardProgram:
             logged = descriptor(log.fileno())
             pid = detached(
                 Path(program),
-                [program, "--foreground", WIREGUARD_LINK],
+                [program, "--foreground", self._link],
                 {**os.environ, "WG_UAPI_FD": str(_UAPI_FD), "LOG_LEVEL": "error"},
                 {1: logged, 2: logged, _UAPI_FD: descriptor(server.fileno())},
             )
         self._pid_file.write_text(str(pid), encoding="ascii")
-        self._log.info("wireguard-go was started", pid=pid, program=program, log=str(self._log_file))
+        self._log.info(
+            "wireguard-go was started", pid=pid, device=self._link, program=program, log=str(self._log_file)
+        )
 
     def end(self) -> None:
         """End it, which takes its device along; none is fine."""
@@ -328,7 +356,7 @@ class WireguardProgram:
         return server
 
 
-# The device as the agent keeps it.
+# Devices as the agent keeps them.
 
 NO_WIREGUARD: Final = (
     "WireGuard not supported by the Linux kernel ({error}). Please upgrade your kernel, or manually install"
@@ -337,8 +365,101 @@ NO_WIREGUARD: Final = (
 )
 
 
+class WireguardLink:
+    """One device, of the kernel or of wireguard-go.
+
+    Methods block. They raise OSError, and HiveError, one line, for what the node does not have.
+    """
+
+    def __init__(self, slot: Slot, state_dir: Path, *, fallback: bool, log: Logger) -> None:
+        self._name, self._port = slot.link, slot.port
+        self._fallback = fallback
+        self._log = log
+        self._links = OverlayLinks()
+        self.program = WireguardProgram(slot, state_dir, log)
+        self._control: WireguardControl = KernelControl(self._name)
+        self.state = DeviceState()
+        """As it was last read."""
+
+    @property
+    def ifindex(self) -> int:
+        """Its index now; 0: it is not there."""
+        link = self._links.find(self._name)
+        return link.ifindex if link is not None else 0
+
+    def ensure(self, private: bytes, mtu: int) -> bool:
+        """Have it up, with this key; whether it was made anew, without peers."""
+        link = self._found()
+        made = link is None
+        if link is None:
+            link = self._make(mtu)
+        state = self._control.read()  # wireguard-go sets an MTU before it answers
+        if (state.private, state.port, state.mark) != (private, self._port, FIREWALL_MARK):
+            self._control.configure_self(private, self._port, FIREWALL_MARK)
+            state = self._control.read()
+        self.state = state
+        if not link.up or link.mtu != mtu:
+            self._links.set_up(link.ifindex, self._name, mtu)
+        return made
+
+    def remove(self) -> None:
+        """Remove it; none is fine."""
+        link = self._links.find(self._name)
+        if link is not None and link.kind in {"wireguard", "tun"}:
+            self._links.delete(link.ifindex)
+            self._log.info("WireGuard removed", device=self._name)
+        self.program.end()
+
+    def configure(self, call: PeerCall) -> None:
+        """Change one peer."""
+        self._control.configure(call)
+
+    def peers(self) -> Mapping[bytes, frozenset[IPNetwork]]:
+        """The allowed addresses of each peer by its public key."""
+        self.state = self._control.read()
+        return {key: frozenset(peer.allowed) for key, peer in self.state.peers.items() if key != DUMMY_KEY}
+
+    def _found(self) -> FoundOverlay | None:
+        """The link if it can be used. What a program left that does not run goes."""
+        link = self._links.find(self._name)
+        if link is None:
+            self.program.end()
+            return None
+        if link.kind == "wireguard":
+            self._control = KernelControl(self._name)
+            return link
+        if link.kind != "tun":
+            raise HiveError(
+                f"{self._name} is a link of kind {link.kind or 'none'}, not WireGuard's: delete it"
+            )
+        if self._fallback and self.program.pid:
+            self._control = UserspaceControl(self.program.socket)
+            return link
+        self._links.delete(link.ifindex)
+        self.program.end()
+        return None
+
+    def _make(self, mtu: int) -> FoundOverlay:
+        try:
+            create_wireguard(self._name, mtu)
+            self._control = KernelControl(self._name)
+        except NetlinkError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            if not self._fallback:
+                raise HiveError(NO_WIREGUARD.format(error=error)) from error
+            self.program.start()
+            self._control = UserspaceControl(self.program.socket)
+            self._control.read()
+        link = self._links.find(self._name)
+        if link is None:
+            raise HiveError(f"{self._name} is not there")
+        self._log.info("WireGuard device created", device=self._name, kind=link.kind, mtu=mtu)
+        return link
+
+
 class WireguardDevice:
-    """Makes, configures and restores cilium_wg0, and writes what programs of native devices need of it.
+    """Makes, configures and restores the devices, and writes what programs of native devices need of them.
 
     Methods block. They raise OSError, and HiveError, one line, for what the node does not have.
     """
@@ -358,27 +479,25 @@ class WireguardDevice:
         self._maps = maps
         self._addresses = addresses
         self._mtu = mtu
-        self._log = log
-        self._links = OverlayLinks()
-        self.program = WireguardProgram(agent.state_dir, log)
-        self._control: WireguardControl = KernelControl()
-        self.state = DeviceState()
-        """As it was last read."""
+        fallback = key.settings.enable_wireguard_userspace_fallback
+        self.links = {slot: WireguardLink(slot, agent.state_dir, fallback=fallback, log=log) for slot in Slot}
+        self._main = self.links[Slot.MAIN]
+        self.program = self._main.program
+        self.lock = anyio.Lock()
+        """Held while devices or peers are changed."""
+        if key.settings.enable_wireguard:
+            maps.use("encryption_paths")
 
-    def ensure(self) -> bool:
-        """Have it as it should be; whether it was made anew, without peers."""
-        link = self._found()
-        made = link is None
-        if link is None:
-            link = self._make()
-        state = self._control.read()  # wireguard-go sets an MTU before it answers
-        if (state.private, state.port, state.mark) != (self._key.private, LISTEN_PORT, FIREWALL_MARK):
-            self._control.configure_self(self._key.private, LISTEN_PORT, FIREWALL_MARK)
-            state = self._control.read()
-        self.state = state
-        if not link.up or link.mtu != self.mtu:
-            self._links.set_up(link.ifindex, WIREGUARD_LINK, self.mtu)
-        self._set_facts(self._facts(link.ifindex))
+    @property
+    def state(self) -> DeviceState:
+        """Of cilium_wg0, as it was last read."""
+        return self._main.state
+
+    def ensure(self, slot: Slot = Slot.MAIN) -> bool:
+        """Have the device as it should be; whether it was made anew, without peers."""
+        private = self._key.next_private if slot is Slot.NEXT else self._key.private
+        made = self.links[slot].ensure(private, self.mtu)
+        self._set_facts(self._facts())
         return made
 
     @property
@@ -387,62 +506,27 @@ class WireguardDevice:
         return self._mtu() - WIREGUARD_OVERHEAD
 
     def remove(self) -> None:
-        """Have the programs forget it, then remove it; none is fine."""
+        """Have the programs forget all of them, then remove them; none is fine."""
         self._set_facts(EncryptionConfig())
-        link = self._links.find(WIREGUARD_LINK)
-        if link is not None and link.kind in {"wireguard", "tun"}:
-            self._links.delete(link.ifindex)
-            self._log.info("WireGuard removed", device=WIREGUARD_LINK)
-        self.program.end()
+        for link in self.links.values():
+            link.remove()
+
+    def remove_rotating(self, slot: Slot) -> None:
+        """Remove a device of a rotation that no packet is sent by any more; none is fine."""
+        link = self.links[slot]
+        if link.ifindex:
+            link.remove()
+            self._set_facts(self._facts())
 
     def configure(self, call: PeerCall) -> None:
-        """Change one peer."""
-        self._control.configure(call)
+        """Change one peer of cilium_wg0."""
+        self._main.configure(call)
 
     def peers(self) -> Mapping[bytes, frozenset[IPNetwork]]:
-        """The allowed addresses of each peer by its public key."""
-        self.state = self._control.read()
-        return {key: frozenset(peer.allowed) for key, peer in self.state.peers.items() if key != DUMMY_KEY}
+        """The allowed addresses of each peer of cilium_wg0 by its public key."""
+        return self._main.peers()
 
-    def _found(self) -> FoundOverlay | None:
-        """The link if it can be used. What a program left that does not run goes."""
-        link = self._links.find(WIREGUARD_LINK)
-        if link is None:
-            self.program.end()
-            return None
-        if link.kind == "wireguard":
-            self._control = KernelControl()
-            return link
-        if link.kind != "tun":
-            raise HiveError(
-                f"{WIREGUARD_LINK} is a link of kind {link.kind or 'none'}, not WireGuard's: delete it"
-            )
-        if self._settings.enable_wireguard_userspace_fallback and self.program.pid:
-            self._control = UserspaceControl(self.program.socket)
-            return link
-        self._links.delete(link.ifindex)
-        self.program.end()
-        return None
-
-    def _make(self) -> FoundOverlay:
-        try:
-            create_wireguard(WIREGUARD_LINK, self.mtu)
-            self._control = KernelControl()
-        except NetlinkError as error:
-            if error.errno != errno.EOPNOTSUPP:
-                raise
-            if not self._settings.enable_wireguard_userspace_fallback:
-                raise HiveError(NO_WIREGUARD.format(error=error)) from error
-            self.program.start()
-            self._control = UserspaceControl(self.program.socket)
-            self._control.read()
-        link = self._links.find(WIREGUARD_LINK)
-        if link is None:
-            raise HiveError(f"{WIREGUARD_LINK} is not there")
-        self._log.info("WireGuard device created", device=WIREGUARD_LINK, kind=link.kind, mtu=self.mtu)
-        return link
-
-    def _facts(self, ifindex: int) -> EncryptionConfig:
+    def _facts(self) -> EncryptionConfig:
         strict = self._settings.strict
         own = self._addresses.all().get(Family.IPV4)
         node_ip = own if isinstance(own, IPv4Address) else IPv4Address(0)
@@ -459,7 +543,8 @@ class WireguardDevice:
             | ENCRYPTION_STRICT * (strict is not None)
             | ENCRYPTION_STRICT_NODES * allowed
         )
-        return EncryptionConfig(ifindex, flags, strict, node_ip, LISTEN_PORT)
+        ifindex, *rotating = (link.ifindex for link in self.links.values())
+        return EncryptionConfig(ifindex, flags, strict, node_ip, LISTEN_PORT, (rotating[0], rotating[1]))
 
     def _set_facts(self, facts: EncryptionConfig) -> None:
         if self._maps.encryption.lookup(bytes(4)) != facts.pack():

@@ -38,6 +38,8 @@ class PeerCall(msgspec.Struct, frozen=True):
     keepalive: float = 0
     """Seconds between keepalives; 0 leaves them off."""
     remove: bool = False
+    port: int = LISTEN_PORT
+    """Of the endpoint."""
 
 
 class PeerDevice(Protocol):
@@ -107,6 +109,16 @@ class WireguardPeers:
     @property
     def node_by_ip(self) -> Mapping[IPAddress, str]:
         return self._node_by_ip
+
+    def key(self, name: str) -> bytes | None:
+        """The public key that a node's peer has; None if there is none."""
+        peer = self._peers.get(name)
+        return peer.key if peer is not None else None
+
+    def allowed(self, name: str) -> frozenset[IPNetwork]:
+        """What is reached through a node; nothing if it has no peer."""
+        peer = self._peers.get(name)
+        return frozenset(peer.allowed | peer.added) if peer is not None else frozenset()
 
     def __contains__(self, name: str) -> bool:
         return name in self._peers

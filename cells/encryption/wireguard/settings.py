@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from cells.cluster.encryption import (
+    ROTATION_READY,
     WIREGUARD_KEY,
-    WIREGUARD_LINK,
+    WIREGUARD_LINKS,
     WIREGUARD_OVERHEAD,
     EncryptionKey,
     PublishedKey,
@@ -137,9 +138,10 @@ _BASE_POINT: Final = (9).to_bytes(KEY_SIZE, "little")
 
 
 class WireguardKey:
-    """Loaded or made by its hook, before the node is published.
+    """Loaded or made by its hook, before the node is published; and the next one, while it is rotated.
 
-    A key that cannot be read ends the start: HiveError.
+    A key that cannot be read ends the start: HiveError. The files say how far a rotation is, so that the next
+    agent continues it: there is a next key, and then it is the key, too.
     """
 
     def __init__(
@@ -160,7 +162,11 @@ class WireguardKey:
         self.private = b""
         self.public = ""
         """In base64."""
+        self.next_private = b""
+        """Empty: the key is not rotated."""
+        self.next_public = ""
         self._published = published
+        self._path, self._next_path = (agent.state_dir / f"{name}.key" for name in WIREGUARD_LINKS[:2])
         if settings.enable_wireguard:
             lifecycle.append(Hook("load the key of WireGuard", self._start))
             jobs.observe("watch labels of the Node object", self._own_changes, self._look)
@@ -172,17 +178,39 @@ class WireguardKey:
         return node is not None and self.settings.opts_out(node.labels)
 
     async def _start(self) -> None:
-        path = self._agent.state_dir / f"{WIREGUARD_LINK}.key"
+        path = self._path
         try:
             self.private, made = load_key(path)
+            if self._next_path.exists():
+                path = self._next_path
+                self.next_private, _ = load_key(path)
         except (OSError, ValueError) as error:
             raise HiveError(
                 f"failed to load wg private key: {error}; remove {path} to have a new one made"
             ) from error
-        self.public = base64.b64encode(public_key(self.private)).decode()
-        self._publish()
+        self.public = _public_text(self.private)
+        if self.next_private:
+            self.next_public = _public_text(self.next_private)
+        self.publish()
         if made:
             self._log.info("WireGuard key created", path=str(path), public_key=self.public)
+
+    # The steps of a rotation. They write files, and block; raise OSError.
+
+    def make_next(self) -> None:
+        """Have a next key."""
+        self.next_private, _ = load_key(self._next_path)
+        self.next_public = _public_text(self.next_private)
+
+    def adopt_next(self) -> None:
+        """Have the next key be the key, too."""
+        _write_key(self._path, self.next_private)
+        self.private, self.public = self.next_private, self.next_public
+
+    def end_rotation(self) -> None:
+        """Have no next key."""
+        self._next_path.unlink(missing_ok=True)
+        self.next_private, self.next_public = b"", ""
 
     async def _own_changes(self) -> AsyncIterator[None]:
         key = ("", self._agent.node_name)
@@ -192,11 +220,13 @@ class WireguardKey:
             yield
 
     async def _look(self, _: None) -> None:
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Have other nodes know the keys as they are now."""
         number = 0 if self.opted_out else WIREGUARD_KEY
-        self._published.publish(EncryptionKey(number, self.public, WIREGUARD_OVERHEAD))
+        rotation = self.next_public or ROTATION_READY
+        self._published.publish(EncryptionKey(number, self.public, rotation, WIREGUARD_OVERHEAD))
 
 
 def load_key(path: Path) -> tuple[bytes, bool]:
@@ -208,19 +238,28 @@ def load_key(path: Path) -> tuple[bytes, bool]:
         key = path.read_bytes()
     except FileNotFoundError:
         key = new_key()
-        unfinished = path.with_suffix(".new")
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch(mode=0o600)
-        with unfinished.open("wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.rename(path)
+        _write_key(path, key)
         return key, True
     if len(key) != KEY_SIZE:
         raise ValueError(f"wgtypes: incorrect key size: {len(key)}")
     path.chmod(0o600)
     return key, False
+
+
+def _write_key(path: Path, key: bytes) -> None:
+    """At once: there is the whole file, or what was there."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(mode=0o600)
+    with unfinished.open("wb") as file:
+        file.write(key)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+
+
+def _public_text(private: bytes) -> str:
+    return base64.b64encode(public_key(private)).decode()
 
 
 def new_key() -> bytes:

@@ -318,8 +318,9 @@ _encryption = Layout(
     node_ip="4s",
     port="2s",
     pad="2x",
-    reserved="8x",
+    rotating="8s",
 )
+_rotating = struct.Struct("<II")
 
 
 class EncryptionConfig(msgspec.Struct, frozen=True):
@@ -334,21 +335,25 @@ class EncryptionConfig(msgspec.Struct, frozen=True):
     strict: IPv4Network | None = None
     node_ip: IPv4Address = _NO_IPV4
     port: int = 0
-    """UDP, at both ends."""
+    """UDP, of cilium_wg0; the devices of a rotation have the two that follow."""
+    rotating: tuple[int, int] = (0, 0)
+    """Of cilium_wg1 and cilium_wg2, while keys are rotated."""
 
     def pack(self) -> bytes:
         network, mask = bytes(4), bytes(4)
         if self.strict is not None:
             network, mask = self.strict.network_address.packed, self.strict.netmask.packed
         return _encryption.pack(
-            self.ifindex, self.flags, network, mask, self.node_ip.packed, _port.pack(self.port)
+            *(self.ifindex, self.flags, network, mask, self.node_ip.packed, _port.pack(self.port)),
+            _rotating.pack(*self.rotating),
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        ifindex, flags, network, mask, node_ip, port = _encryption.unpack(data)
+        ifindex, flags, network, mask, node_ip, port, rotating = _encryption.unpack(data)
         strict = IPv4Network((network, IPv4Address(mask).compressed)) if flags & ENCRYPTION_STRICT else None
-        return cls(ifindex, flags, strict, IPv4Address(node_ip), *_port.unpack(port))
+        (number,), (first, second) = _port.unpack(port), _rotating.unpack(rotating)
+        return cls(ifindex, flags, strict, IPv4Address(node_ip), number, (first, second))
 
 
 # What is inside the maps of socket load balancing.

@@ -25,7 +25,7 @@ from tests.kernel.datapath_nat.conftest import device
 pytestmark = pytest.mark.kernel
 
 REDIRECT, UNENCRYPTED, INVALID = 7, 195, 134
-WG, PORT = 77, 51871
+WG, SECOND, PORT = 77, 78, 51871
 CLUSTER = IPv4Network("10.0.0.0/8")
 POD, POD6, UNKNOWN = "10.2.0.5", "fd00:10:2::5", "10.2.0.9"
 PEER, PEER6 = "192.168.7.8", "fd00:7::8"
@@ -45,10 +45,10 @@ def know(world: World, network: str, identity: int, key: int) -> None:
     world.maps["cilium_ipcache"].update(IpcacheKey.of(ip_network(network)).pack(), row.pack())
 
 
-def encrypt(world: World, flags: int = 0) -> None:
-    """As the agent has it; ``flags`` ENCRYPTION_*."""
+def encrypt(world: World, flags: int = 0, rotating: tuple[int, int] = (0, 0)) -> None:
+    """As the agent has it; ``flags`` ENCRYPTION_*, ``rotating`` the devices of a rotation."""
     strict = CLUSTER if flags & ENCRYPTION_STRICT else None
-    facts = EncryptionConfig(WG, flags, strict, IPv4Address(NODE), PORT)
+    facts = EncryptionConfig(WG, flags, strict, IPv4Address(NODE), PORT, rotating)
     world.maps["hive_encryption"].update(bytes(4), facts.pack())
     key = 255 * bool(flags & ENCRYPTION_NODES)
     for network, identity, number in (
@@ -110,6 +110,20 @@ def test_strict_mode_lets_no_clear_text_pass_between_pods(world: World) -> None:
     assert sent(world, broken) == (INVALID, EGRESS), "what cannot be read might be anything"
 
 
+def test_packets_are_encrypted_by_each_device_while_a_key_is_rotated(world: World) -> None:
+    paths = world.maps["hive_encryption_paths"]
+    for network in (f"{PEER}/32", "fd00:10:2::/64"):
+        paths.update(IpcacheKey.of(ip_network(network)).pack(), struct.pack("<I", SECOND))
+    encrypt(world, ENCRYPTION_STRICT, (SECOND, 0))
+    for source, destination in ((A.ip, POD), (A.ip6, POD6), (A.ip, UNKNOWN)):
+        assert sent(world, packet(source, destination)) == REDIRECT
+    assert sent(world, packet(PEER, PEER), OVERLAY) == REDIRECT
+    assert sent(world, packet(A.ip, "10.3.0.1")) == (UNENCRYPTED, EGRESS)
+    encrypt(world, ENCRYPTION_STRICT, (SECOND, IFINDEX))
+    assert sent(world, packet(A.ip, POD)) == OK, "it leaves by a device that encrypts"
+    paths.clear()
+
+
 def test_a_pod_gets_no_datagrams_of_wireguard(world: World) -> None:
     """Though it was given the port: it would cut nodes off from each other."""
     world.maps["hive_devices"].update(struct.pack("<I", IFINDEX), device().pack())
@@ -118,3 +132,8 @@ def test_a_pod_gets_no_datagrams_of_wireguard(world: World) -> None:
     port = left.packet[UDP].sport
     answer = world.device_gets(packet(OUTSIDE, NODE, PORT, port))
     assert answer.packet[IP].dst == (NODE if port == PORT else A.ip)
+    world.device_sends(packet(A.ip, OUTSIDE, PORT + 2, PORT + 1))
+    returned = packet(OUTSIDE, NODE, PORT + 1, PORT + 2)
+    assert world.device_gets(returned).packet[IP].dst == A.ip
+    encrypt(world, rotating=(SECOND, 0))
+    assert world.device_gets(returned).packet[IP].dst == NODE

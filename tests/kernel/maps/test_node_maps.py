@@ -61,6 +61,7 @@ ALL = {
     "cilium_tunnel_map",
     "hive_devices",
     "hive_encryption",
+    "hive_encryption_paths",
     "hive_endpoints",
     "hive_entry",
     "hive_l3_entry",

@@ -368,7 +368,7 @@ def test_a_device_of_wireguard_is_read_as_it_was_written(
             found.decode()
             yield found
 
-    control, overheard = KernelControl(), Overheard()
+    control, overheard = KernelControl("cilium_wg0"), Overheard()
 
     def change(*args: object, **given: object) -> None:
         with suppress(StopIteration):  # it waits for nothing

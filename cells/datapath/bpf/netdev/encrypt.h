@@ -59,6 +59,50 @@ static __always_inline bool strict_allows(const struct encryption_config *encryp
 	return identity == IDENTITY_HOST || is_remote_node(identity);
 }
 
+/* Whether the device is one of WireGuard's. */
+static __always_inline bool is_encrypting(const struct encryption_config *encryption, __u32 ifindex)
+{
+	return ifindex == encryption->ifindex || ifindex == encryption->rotating[0] ||
+	       ifindex == encryption->rotating[1];
+}
+
+static __always_inline __u32 path_to(const struct encryption_config *encryption, const struct address *ip, __u8 family)
+{
+	const struct ipcache_key key = {
+		.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6,
+		.family = family,
+		.ip = *ip,
+	};
+	const __u32 *path = bpf_map_lookup_elem(&hive_encryption_paths, &key);
+
+	return path ? *path : encryption->ifindex;
+}
+
+/* The device that encrypts for the node with this destination: `to` is what the ipcache has of it, NULL for a node's own
+ * address.
+ */
+static __always_inline __u32 encrypting_device(const struct encryption_config *encryption, const struct flow *flow,
+					       const struct ipcache_info *to, __u8 family)
+{
+	struct address node = {};
+
+	if (likely(!encryption->rotating[0] && !encryption->rotating[1]))
+		return encryption->ifindex;
+	if (!to || !to->tunnel_endpoint)
+		return path_to(encryption, &flow->daddr, family);
+	node.words[0] = to->tunnel_endpoint;
+	return path_to(encryption, &node, FAMILY_IPV4);
+}
+
+/* A packet of the tunnel's: its destination is the other node. */
+static __always_inline int encrypt_tunnelled(struct __sk_buff *skb, struct flow *flow,
+					     const struct encryption_config *encryption, __u8 family)
+{
+	if (likely(!encryption->rotating[0] && !encryption->rotating[1]) || parse_network(skb, flow, family))
+		return bpf_redirect(encryption->ifindex, 0);
+	return bpf_redirect(encrypting_device(encryption, flow, NULL, family), 0);
+}
+
 static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow,
 				      const struct encryption_config *encryption, __u32 mark, __u8 family)
 {
@@ -72,7 +116,7 @@ static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow,
 	identity = identity_at(&flow->saddr, family);
 	if (to && to->key && encrypts_from(encryption, identity, mark) &&
 	    !(family == FAMILY_IPV6 && finds_link(skb, flow, identity)))
-		return bpf_redirect(encryption->ifindex, 0);
+		return bpf_redirect(encrypting_device(encryption, flow, to, family), 0);
 	return strict && !strict_allows(encryption, flow) ? DROP(EGRESS, DROP_UNENCRYPTED) : UNDECIDED;
 }
 
@@ -86,11 +130,12 @@ VERIFIED_ALONE device_encrypts(struct __sk_buff *skb)
 
 	if (likely(!encryption))
 		return UNDECIDED;
-	if (skb->ifindex == encryption->ifindex || (mark & MARK_ENCRYPTED) == MARK_ENCRYPTED)
+	if (is_encrypting(encryption, skb->ifindex) || (mark & MARK_ENCRYPTED) == MARK_ENCRYPTED)
 		return TC_ACT_OK; /* it is on its way into that device, or comes from there */
-	if ((mark & MARK_KIND) == MARK_OVERLAY)
-		return bpf_redirect(encryption->ifindex, 0);
 	protocol = packet_protocol(skb);
+	if ((mark & MARK_KIND) == MARK_OVERLAY)
+		return encrypt_tunnelled(skb, &flow, encryption,
+					 protocol == bpf_htons(ETH_P_IPV6) ? FAMILY_IPV6 : FAMILY_IPV4);
 	if (protocol == bpf_htons(ETH_P_IP))
 		return encrypt_ip(skb, &flow, encryption, mark, FAMILY_IPV4);
 	if (protocol == bpf_htons(ETH_P_IPV6))

@@ -59,15 +59,27 @@ static __always_inline bool brings_tunnel(const struct flow *flow)
 	       !nat_in_range(bpf_ntohs(tunnel->port));
 }
 
+static __always_inline bool in_range(__u16 port, __u16 first, __u16 last)
+{
+	return port >= first && port <= last;
+}
+
 /* Whether it is a datagram of another node's WireGuard: its socket gets it, and no pod was given its port towards there. */
 static __always_inline bool brings_encrypted(const struct flow *flow)
 {
 	const struct encryption_config *encryption;
+	__u16 port, last;
 
-	if (flow->protocol != IPPROTO_UDP || flow->sport != flow->dport)
+	if (flow->protocol != IPPROTO_UDP)
 		return false;
 	encryption = encryption_facts();
-	return encryption && flow->dport == encryption->port;
+	if (!encryption)
+		return false;
+	if (likely(!encryption->rotating[0] && !encryption->rotating[1]))
+		return flow->sport == flow->dport && flow->dport == encryption->port;
+	port = bpf_ntohs(encryption->port);
+	last = port + 2;
+	return in_range(bpf_ntohs(flow->dport), port, last) && in_range(bpf_ntohs(flow->sport), port, last);
 }
 
 static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u8 family)

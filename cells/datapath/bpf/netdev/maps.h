@@ -87,9 +87,9 @@ struct encryption_config {
 	__be32 strict; /* the network; between its addresses nothing passes in clear text */
 	__be32 strict_mask;
 	__be32 node_ip;
-	__be16 port; /* UDP, at both ends */
+	__be16 port; /* UDP, of cilium_wg0; the devices of a rotation have the two that follow */
 	__u16 pad;
-	__u32 reserved[2];
+	__u32 rotating[2]; /* ifindexes of cilium_wg1 and cilium_wg2 while keys are rotated; 0: not there */
 };
 
 #define ENCRYPTION_NODES 1 /* what nodes themselves send is encrypted, too */
@@ -102,6 +102,17 @@ struct {
 	__type(value, struct encryption_config);
 	__uint(max_entries, 1);
 } hive_encryption SEC(".maps");
+
+/* hive_encryption_paths: ifindex of the device by which nodes are sent to, and pods in their ranges, during a rotation; all
+ * others are sent to by cilium_wg0.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct ipcache_key);
+	__type(value, __u32);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} hive_encryption_paths SEC(".maps");
 
 /* NULL on a node that encrypts nothing. */
 static __always_inline const struct encryption_config *encryption_facts(void)

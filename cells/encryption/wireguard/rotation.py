@@ -1,0 +1,529 @@
+"""A rotation of a node's key, without loss: nodes reach it with both keys until all use the next one.
+
+Why: a device has one key, and an address one peer of a device: so both nodes use a second device meanwhile.
+     The node that rotates its key has the next one there (cilium_wg1), the others have theirs (cilium_wg2).
+     Each sends by it once a message has come by it, and takes packets from both. Then cilium_wg0 gets the
+     next key, and nodes change back in the same way. Cilium's nodes learn the next key when it is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.encryption import ROTATION_READY
+from cells.cluster.nodes.node import ClusterNode
+from cells.datapath.datapath import Datapath
+from cells.encryption.wireguard.device import Slot, WireguardDevice
+from cells.encryption.wireguard.messages import MessageKind, MessageSocket, RotationMessage, rotation_token
+from cells.encryption.wireguard.peers import (
+    DUMMY_KEY,
+    PeerCall,
+    PeerDevice,
+    WireguardPeers,
+)
+from cells.encryption.wireguard.settings import WireguardKey
+from cells.maps.node_maps import Maps
+from cells.maps.records.cluster import IpcacheKey
+from cells.node.sysctl import Sysctls
+from lifecycle import Health, Jobs, Logger, minutes, seconds
+
+__all__ = [
+    "Handover",
+    "RotatingNode",
+    "RotationRefusedError",
+    "RotationState",
+    "WireguardRotation",
+    "handover",
+]
+
+INTERVAL: Final = seconds(30)
+"""How often second devices are compared, besides every change of nodes, prefixes and links."""
+PACE: Final = seconds(1)
+"""How often nodes are asked that have not answered."""
+DRAIN: Final = seconds(1)
+"""How long a device still takes packets after the last node has changed to another one."""
+PATIENCE: Final = minutes(5)
+"""How long a rotation waits for a node that does not answer."""
+
+
+class RotatingNode(msgspec.Struct, frozen=True):
+    """What counts of a node in rotations."""
+
+    name: str
+    """With its cluster: ``cluster/name``."""
+    key: str
+    rotation: str
+    """What it announces: ROTATION_READY, its next key, or nothing."""
+    addresses: Mapping[Family, IPAddress] = {}
+    ranges: frozenset[IPNetwork] = frozenset()
+
+    @property
+    def next_key(self) -> str:
+        """Empty: its key is not rotated."""
+        return "" if self.rotation == ROTATION_READY else self.rotation
+
+    @property
+    def address(self) -> IPAddress | None:
+        """Where its devices listen."""
+        return self.addresses.get(Family.IPV4) or self.addresses.get(Family.IPV6)
+
+    @property
+    def prefixes(self) -> list[IPNetwork]:
+        """What programs look up to send to it or its pods."""
+        return [IpcacheKey.host(ip).network for ip in self.addresses.values()] + list(self.ranges)
+
+
+def rotating_node(node: ClusterNode) -> RotatingNode:
+    """Of a node."""
+    addresses = {family: ip for family in Family if (ip := node.node_ip(family)) is not None}
+    return RotatingNode(
+        *(node.full_name, node.wireguard_key, node.wireguard_rotation, addresses),
+        frozenset(node.all_cidrs()),
+    )
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """The device that this node and another one change to."""
+
+    slot: Slot
+    key: str
+    """The next key of the node that rotates its own."""
+    own: bool
+    """Whether that is this node."""
+
+
+def handover(own: RotatingNode, other: RotatingNode) -> Handover | None:
+    """What this node does with another one; None: it uses cilium_wg0.
+
+    Of two that rotate their keys at once, the first by name goes first.
+    """
+    if other.next_key and (not own.next_key or other.name < own.name):
+        return Handover(Slot.MAIN if other.next_key == other.key else Slot.HELP, other.next_key, own=False)
+    if own.next_key and other.rotation:
+        return Handover(Slot.MAIN if own.next_key == own.key else Slot.NEXT, own.next_key, own=True)
+    return None
+
+
+class SecondPeer(msgspec.Struct, frozen=True):
+    """A peer of a second device."""
+
+    key: bytes
+    endpoint: IPAddress
+    allowed: frozenset[IPNetwork]
+    port: int
+
+
+class SecondPeers:
+    """The peers of a second device. Methods block, and raise OSError."""
+
+    def __init__(self) -> None:
+        self._present: dict[bytes, SecondPeer] = {}
+
+    def sync(self, link: PeerDevice, wanted: Iterable[SecondPeer], *, made: bool) -> None:
+        """Have the device have these peers; ``made``: it is new. Addresses are added before others go."""
+        if made:
+            self._present = {}
+        by_key = {peer.key: peer for peer in wanted}
+        if by_key == self._present:
+            return
+        found = link.peers()
+        for key in found.keys() - by_key.keys():
+            link.configure(PeerCall(key, remove=True))
+        for key, peer in by_key.items():
+            missing = peer.allowed - found.get(key, frozenset())
+            if self._present.get(key) == peer and key in found and not missing:
+                continue
+            link.configure(PeerCall(key, peer.endpoint, missing, port=peer.port))
+        surplus = {
+            prefix for key, peer in by_key.items() for prefix in found.get(key, frozenset()) - peer.allowed
+        }
+        surplus -= {prefix for peer in by_key.values() for prefix in peer.allowed}
+        if surplus:
+            link.configure(PeerCall(DUMMY_KEY, allowed=frozenset(surplus)))
+            link.configure(PeerCall(DUMMY_KEY, remove=True))
+        self._present = by_key
+
+
+_IFINDEX: Final = struct.Struct("<I")
+
+
+class EncryptionPaths:
+    """By which device each node is sent to, in hive_encryption_paths; cilium_wg0 where it has no rows."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
+
+    def read(self) -> dict[IPNetwork, int]:
+        """The index of the device for each prefix with a row."""
+        rows = self._maps.encryption_paths.items()
+        return {IpcacheKey.unpack(key).network: _IFINDEX.unpack(value)[0] for key, value in rows}
+
+    def use(self, prefixes: Iterable[IPNetwork], ifindex: int) -> None:
+        """Send to these by the device; 0: by cilium_wg0."""
+        for prefix in prefixes:
+            key = IpcacheKey.of(prefix).pack()
+            if ifindex:
+                self._maps.encryption_paths.update(key, _IFINDEX.pack(ifindex))
+            else:
+                self._maps.encryption_paths.delete(key)
+
+
+class RotationState(msgspec.Struct, frozen=True):
+    """How far the rotation of this node's key is."""
+
+    public_key: str
+    """The key in force for nodes that do not take part."""
+    next_key: str = ""
+    """Empty: there is no rotation."""
+    step: str = "none"
+    """none; announced: other nodes change to the next key; in force: they change back to cilium_wg0."""
+    waits_for: list[str] = []
+    """Nodes that have not changed yet, or that rotate their own key first."""
+    missed: list[str] = []
+    """Of the last rotation: nodes that had not changed in time."""
+
+
+class RotationRefusedError(Exception):
+    """Raised when a rotation cannot begin, with one line."""
+
+
+class WireguardRotation:
+    """Rotates this node's key, and takes part in the rotations of others.
+
+    What it does to devices follows from what nodes announce; by which device packets leave is in the kernel.
+    So the next agent continues a rotation, whenever this one is killed.
+    """
+
+    def __init__(
+        self,
+        key: WireguardKey,
+        device: WireguardDevice,
+        peers: WireguardPeers,
+        maps: Maps,
+        datapath: Datapath,
+        sysctls: Sysctls,
+        *,
+        jobs: Jobs,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        self._key = key
+        self._device = device
+        self._peers = peers
+        self._rows = EncryptionPaths(maps)
+        self._datapath = datapath
+        self._sysctls = sysctls
+        self._jobs = jobs
+        self._health = health.child("rotation")
+        self._log = log
+        self._own = RotatingNode("", "", "")
+        self._others: dict[str, RotatingNode] = {}
+        self._rotating: set[str] = set()
+        """Nodes that announce a next key."""
+        self._handovers: dict[str, Handover] = {}
+        self._paths: dict[str, Slot] = {}
+        """By which device nodes are sent to; cilium_wg0 where there is none."""
+        self._indexes: dict[Slot, int] = {}
+        """Devices that are there, with their programs."""
+        self._second = {slot: SecondPeers() for slot in (Slot.NEXT, Slot.HELP)}
+        self._known = self._loaded = False
+        self._was_active = True
+        self._changed_nodes: set[str] = set()
+        """In the rotation of this node's key: those that send by the device to change to."""
+        self._progress = 0.0
+        """When the last one changed, or the step began."""
+        self._missed: list[str] = []
+        self._socket: MessageSocket | None = None
+        self._talking = False
+        self._beginning = anyio.Lock()
+        self._timer = (
+            jobs.timer("rotate keys", self._step, INTERVAL) if key.settings.enable_wireguard else None
+        )
+
+    # What nodes announce
+
+    def note(self, node: ClusterNode) -> None:
+        """A node is new, or has changed."""
+        row = rotating_node(node)
+        if node.local:
+            self._own = row
+            self.forget(row.name)  # what its last agent had published is known before it
+            return
+        self._others[row.name] = row
+        (self._rotating.add if row.next_key else self._rotating.discard)(row.name)
+
+    def forget(self, name: str) -> None:
+        """A node has left."""
+        self._others.pop(name, None)
+        self._rotating.discard(name)
+        self._changed_nodes.discard(name)
+
+    @property
+    def active(self) -> bool:
+        """Whether any node's key is rotated, as far as this one has a part in it."""
+        return bool(self._key.next_private or self._rotating or self._handovers or self._paths)
+
+    # A rotation of this node's key
+
+    async def begin(self) -> RotationState:
+        """Make the next key and announce it. Raises RotationRefusedError, and OSError for the key's file."""
+        async with self._beginning:
+            if not self._key.settings.enable_wireguard:
+                raise RotationRefusedError("there is no key to rotate: set enable-wireguard=true")
+            if self._key.next_private:
+                raise RotationRefusedError(
+                    f"a rotation to key {self._key.next_public} runs already, step: {self.state().step}"
+                )
+            if not self._loaded:
+                raise RotationRefusedError("the other nodes are not known yet: try again in a moment")
+            if self._rotating:
+                names = ", ".join(sorted(self._rotating))
+                raise RotationRefusedError(f"keys are rotated one after the other: wait for {names}")
+            await to_thread.run_sync(self._key.make_next)
+            self._start_step()
+            self._missed = []
+            self._key.publish()
+            self._log.info("rotation of the WireGuard key announced", next_key=self._key.next_public)
+            self.look()
+            return self.state()
+
+    def state(self) -> RotationState:
+        """How far it is."""
+        key = self._key
+        if not key.next_public:
+            return RotationState(key.public, missed=self._missed)
+        step = "in force" if key.next_public == key.public else "announced"
+        return RotationState(key.public, key.next_public, step, self._waits_for())
+
+    def _waits_for(self) -> list[str]:
+        own = {name for name, one in self._handovers.items() if one.own} - self._changed_nodes
+        first = {name for name, one in self._handovers.items() if not one.own}
+        return sorted(own | first)
+
+    def _start_step(self) -> None:
+        self._changed_nodes.clear()
+        self._progress = time.monotonic()
+
+    # Having it so
+
+    def start(self) -> None:
+        """All nodes and prefixes are known by now: take part."""
+        self._known = True
+        self.look()
+
+    def look(self) -> None:
+        """Nodes or devices have changed."""
+        if self._timer is not None:
+            self._timer.trigger()
+
+    async def _step(self) -> None:
+        """Do what is to be done now. Raises OSError, HiveError."""
+        if not (self._known and self._own.name):
+            return
+        if not self._loaded:
+            self._load()
+        if not (active := self.active) and not self._was_active:
+            return
+        self._decide()
+        async with self._device.lock:
+            await to_thread.run_sync(self._arrange)
+        self._ready()
+        if self._handovers and not self._talking:
+            self._talking = True
+            self._jobs.one_shot("talk to nodes about keys", self._talk)
+        for name, one in self._handovers.items():
+            asks = one.own and name not in self._changed_nodes
+            if asks or self._paths.get(name, Slot.MAIN) is not one.slot:
+                self._say(name, MessageKind.ASK)
+        if self._key.next_private:
+            await self._advance()
+        self._was_active = active
+        self._report()
+
+    def _load(self) -> None:
+        """What an agent before left in the kernel."""
+        rows = self._rows.read()
+        slots = {self._device.links[slot].ifindex: slot for slot in (Slot.NEXT, Slot.HELP)}
+        slots.pop(0, None)
+        for name, node in self._others.items():
+            found = [slots[rows[prefix]] for prefix in node.prefixes if rows.get(prefix) in slots]
+            if found:
+                self._paths[name] = found[0]
+        known = {prefix for name in self._paths for prefix in self._others[name].prefixes}
+        self._rows.use(rows.keys() - known, 0)
+        self._start_step()
+        self._loaded = True
+
+    def _decide(self) -> None:
+        """Which nodes to change with, and how; what is over is sent by cilium_wg0 from now on."""
+        rotation = self._key.next_public or ROTATION_READY
+        own = msgspec.structs.replace(self._own, key=self._key.public, rotation=rotation)
+        names = self._others.keys() if own.next_key else self._rotating
+        found = {name: handover(own, self._others[name]) for name in sorted(names)}
+        self._handovers = {name: one for name, one in found.items() if one is not None}
+        for name in [name for name in self._paths if name not in self._handovers]:
+            self._use(name, Slot.MAIN)
+
+    def _arrange(self) -> None:
+        """Second devices with their peers, as far as they are needed. Runs in a worker thread."""
+        needed = {Slot.NEXT: bool(self._key.next_private), Slot.HELP: False}
+        wanted: dict[Slot, list[SecondPeer]] = {slot: [] for slot in needed}
+        for name, one in self._handovers.items():
+            slot = Slot.NEXT if one.own else Slot.HELP
+            needed[slot] = True
+            if (peer := self._second_peer(self._others[name], one)) is not None:
+                wanted[slot].append(peer)
+        for slot, second in self._second.items():
+            if not needed[slot]:
+                self._device.remove_rotating(slot)
+                continue
+            made = self._device.ensure(slot)
+            if made:
+                self._sysctls.write({f"net/ipv4/conf/{slot.link}/rp_filter": "0"})
+            second.sync(self._device.links[slot], wanted[slot], made=made)
+
+    def _second_peer(self, node: RotatingNode, one: Handover) -> SecondPeer | None:
+        endpoint, allowed = node.address, self._peers.allowed(node.name)
+        key = _decoded(node.key if one.own else one.key)
+        if endpoint is None or not allowed or key is None:
+            return None
+        return SecondPeer(key, endpoint, allowed, (Slot.HELP if one.own else Slot.NEXT).port)
+
+    def _ready(self) -> None:
+        """Find which devices have their programs: no packet may come by one that has none."""
+        before, self._indexes = self._indexes, {}
+        for slot, link in self._device.links.items():
+            ifindex = link.ifindex
+            if ifindex and self._datapath.serves_device(ifindex, l3=True, accelerated=False):
+                self._indexes[slot] = ifindex
+        if self._indexes == before:
+            return
+        if self._socket is not None:
+            self._socket.listen(self._indexes.values())
+        for name, slot in self._paths.items():
+            if slot in self._indexes and before.get(slot) != self._indexes[slot]:
+                self._rows.use(self._others[name].prefixes, self._indexes[slot])
+
+    def _use(self, name: str, slot: Slot) -> None:
+        """Send to a node by this device from now on."""
+        node = self._others.get(name)
+        ifindex = 0 if slot is Slot.MAIN else self._indexes[slot]
+        if node is not None:
+            self._rows.use(node.prefixes, ifindex)
+        if ifindex:
+            self._paths[name] = slot
+        else:
+            self._paths.pop(name, None)
+        self._log.info("packets to a node leave by another device", node=name, device=slot.link)
+
+    # A step to the next one
+
+    async def _advance(self) -> None:
+        waits, passed = self._waits_for(), time.monotonic() - self._progress
+        if passed < (PATIENCE if waits else DRAIN):
+            return
+        if waits:
+            self._missed = sorted({*self._missed, *waits})
+            self._log.warning(
+                "nodes have not changed to the next WireGuard key in time: packets to and from them are lost"
+                " until they have",
+                nodes=waits,
+            )
+        if self._key.next_public == self._key.public:
+            for name in [name for name, one in self._handovers.items() if one.own and name in self._paths]:
+                self._use(name, Slot.MAIN)
+            await to_thread.run_sync(self._key.end_rotation)
+            self._log.info("rotation of the WireGuard key is complete", public_key=self._key.public)
+        else:
+            await to_thread.run_sync(self._key.adopt_next)
+            async with self._device.lock:
+                await to_thread.run_sync(self._device.ensure)
+            self._log.info("the next WireGuard key is in force", public_key=self._key.public)
+        self._start_step()
+        self._key.publish()
+        self.look()
+
+    def _report(self) -> None:
+        state = self.state()
+        if self._missed:
+            self._health.degraded(f"step {state.step}; not changed in time: {', '.join(self._missed)}")
+        elif state.waits_for:
+            self._health.ok(f"step {state.step}, waits for {', '.join(state.waits_for)}")
+        else:
+            self._health.ok(f"step {state.step}")
+
+    # What nodes say
+
+    async def _talk(self) -> None:
+        """Hear messages, and have those sent again that are not answered, until no key is rotated."""
+        with MessageSocket() as messages:
+            self._socket = messages
+            try:
+                messages.listen(self._indexes.values())
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._hear, messages)
+                    while self._handovers:
+                        self.look()
+                        await anyio.sleep(PACE)
+                    group.cancel_scope.cancel()
+            finally:
+                self._socket = None
+        self._talking = False
+        self.look()
+
+    async def _hear(self, messages: MessageSocket) -> None:
+        while True:
+            for device, message in await messages.wait():
+                self._heard(device, message)
+
+    def _heard(self, device: str, message: RotationMessage) -> None:
+        """A message has come by a device: its sender gets what is sent by it, too."""
+        name = self._peers.node_by_ip.get(message.source, "")
+        one = self._handovers.get(name)
+        if one is None or one.slot.link != device or message.token != rotation_token(one.key):
+            return
+        if not self._can_use(name, one):
+            return
+        if self._paths.get(name, Slot.MAIN) is not one.slot:
+            self._use(name, one.slot)
+        if message.kind is MessageKind.ASK:
+            self._say(name, MessageKind.IN_USE)
+        elif one.own and name not in self._changed_nodes:
+            self._changed_nodes.add(name)
+            self._progress = time.monotonic()
+
+    def _can_use(self, name: str, one: Handover) -> bool:
+        """Whether the device is ready: cilium_wg0 once it has the new key, for the old one still decrypts."""
+        return one.slot in self._indexes and (
+            one.own or one.slot is not Slot.MAIN or self._peers.key(name) == _decoded(one.key)
+        )
+
+    def _say(self, name: str, kind: MessageKind) -> None:
+        node, one = self._others[name], self._handovers[name]
+        there = node.address
+        own = self._own.addresses.get(Family.of(there)) if there is not None else None
+        if self._socket is None or there is None or own is None or not self._can_use(name, one):
+            return
+        try:
+            self._socket.send(one.slot.link, RotationMessage(own, there, kind, rotation_token(one.key)))
+        except OSError as error:  # it is sent again
+            self._log.debug("message not sent", node=name, device=one.slot.link, error=str(error))
+
+
+def _decoded(key: str) -> bytes | None:
+    """A public key; None for what is none, or that no node may have."""
+    try:
+        found = base64.b64decode(key, validate=True)
+    except binascii.Error:
+        return None
+    return found if len(found) == len(DUMMY_KEY) and found != DUMMY_KEY else None

@@ -1,0 +1,64 @@
+"""``hive encryption``: give this node another WireGuard key, and how far that is."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hive.client import ask, socket_option, timeout_option
+from hive.output import document, output_option
+
+Json = dict[str, Any]
+
+_PATH = "/encryption/rotation"
+_PACE = 1.0
+"""Seconds between two looks at a rotation."""
+
+
+@click.group()
+def command() -> None:
+    """Give this node another WireGuard key without loss of packets, and show how far that is."""
+
+
+@command.command()
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait until the rotation is complete.", show_default=True
+)
+@socket_option
+@timeout_option
+def rotate(agent_socket: Path, timeout: float, wait: bool) -> None:
+    """Rotate the key of this node.
+
+    Other nodes change to the next key while the present one still works. A node that is away holds the
+    rotation up for five minutes. Keys of several nodes are rotated one after the other.
+    """
+    state = ask(_PATH, agent_socket, timeout=timeout, method="POST")
+    wanted = state["next_key"]
+    click.echo(f"Next key: {wanted}")
+    while wait and state["next_key"] == wanted:
+        time.sleep(_PACE)
+        state = ask(_PATH, agent_socket, timeout=timeout)
+    if wait:
+        click.echo("The rotation is complete.")
+        if state["missed"]:
+            names = ", ".join(state["missed"])
+            raise click.ClickException(f"not changed in time, packets may have been lost: {names}")
+
+
+@command.command()
+@socket_option
+@timeout_option
+@output_option
+def status(agent_socket: Path, timeout: float, output: str) -> None:
+    """Show whether the key of this node is being rotated, and which nodes that waits for."""
+    state = ask(_PATH, agent_socket, timeout=timeout)
+    if (text := document(state, output)) is not None:
+        click.echo(text)
+        return
+    click.echo(f"Key:       {state['public_key'] or 'none: enable-wireguard is not set'}")
+    if state["next_key"]:
+        click.echo(f"Next key:  {state['next_key']}, {state['step']}")
+        click.echo(f"Waits for: {', '.join(state['waits_for']) or 'nothing'}")
+    elif state["missed"]:
+        click.echo(f"Missed:    {', '.join(state['missed'])}, by the last rotation")
