@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
 
 import anyio
@@ -19,6 +20,7 @@ import msgspec
 
 from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.client.transport import WriteRequest
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NODES
@@ -287,7 +289,9 @@ CROWDED: Final = MOST // 2
 SHORT_TIMEOUT, SHORT_INTERVAL = 60.0, 15.0
 """Seconds, when it is crowded."""
 AT_ONCE: Final = 16
-"""Requests under way together."""
+"""Connections with requests under way: the server does so many together."""
+IN_A_ROW: Final = 16
+"""Requests that are sent together on one of them."""
 
 
 class IdentityGC:
@@ -364,13 +368,8 @@ class IdentityGC:
         failures: list[KubernetesError] = []
 
         async def work() -> None:
-            for identity in waiting:
-                try:
-                    await self._treat(identity, timeout)
-                except (NotFoundError, ConflictError):
-                    continue  # it is used again, or deleted: the next pass sees
-                except KubernetesError as error:
-                    failures.append(error)
+            while some := list(islice(waiting, IN_A_ROW)):
+                failures.extend(await self._treat(some, timeout))
 
         async with anyio.create_task_group() as group:
             for _ in range(min(AT_ONCE, len(unused))):
@@ -381,23 +380,33 @@ class IdentityGC:
         if failures:
             raise failures[0]
 
-    async def _treat(self, identity: ClusterIdentity, patience: float) -> None:
+    async def _treat(self, identities: Iterable[ClusterIdentity], patience: float) -> list[KubernetesError]:
+        """Mark or delete them; what failed. One that is used again, or deleted, is for the next pass."""
+        requests = [one for each in identities if (one := self._request(each, patience)) is not None]
+        if not requests:
+            return []
+        failures: list[KubernetesError] = []
+        for request, error in zip(requests, await self._server.client.send_all(requests), strict=True):
+            if error is None:
+                self._deleted += request.method == "DELETE"
+            elif not isinstance(error, NotFoundError | ConflictError):
+                failures.append(error)
+        return failures
+
+    def _request(self, identity: ClusterIdentity, patience: float) -> WriteRequest | None:
+        """What is to become of it: marked, deleted, or None for nothing yet."""
         marked = _time(identity.annotations.get(HEARTBEAT))
-        client = self._server.client
+        client, known = self._server.client, identity.metadata
         if marked is None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            body = {"metadata": {"uid": identity.metadata.uid, "annotations": {HEARTBEAT: stamp}}}
-            await client.patch(CLUSTER_IDENTITIES, identity.name, body)
-            return
-        if time.time() - marked < patience:
-            return
-        if not self._allowed():
-            return  # the next pass goes on
-        known = identity.metadata  # a write since then, as to take the mark away, prevents it
-        if await client.delete(
+            body = {"metadata": {"uid": known.uid, "annotations": {HEARTBEAT: stamp}}}
+            return client.merge(CLUSTER_IDENTITIES, identity.name, body)
+        if time.time() - marked < patience or not self._allowed():
+            return None  # the next pass goes on
+        # a write since then, as to take the mark away, prevents it
+        return client.deletion(
             CLUSTER_IDENTITIES, identity.name, uid=known.uid, version=known.resource_version
-        ):
-            self._deleted += 1
+        )
 
     def _allowed(self) -> bool:
         """Whether one more may be deleted now."""

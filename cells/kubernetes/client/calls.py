@@ -90,6 +90,17 @@ class Calls:
         finally:
             self.returned[host, method, call.status] += 1
 
+    def note(
+        self, method: str, path: str, server: str, waited: float, status: int | None, took: float
+    ) -> None:
+        """One request of several, by its normalised path: its status, None without an answer, and seconds."""
+        self.waited[path, method].observe(waited)
+        if status is not None:
+            self.last_answer = time.monotonic()
+            self.latency[path, method].observe(took)
+        shown = "<error>" if status is None else str(status)
+        self.returned[urlsplit(server).netloc, method, shown] += 1
+
 
 def normalised(target: str) -> str:
     """The path of a request, names in it as placeholders: there are few of them."""

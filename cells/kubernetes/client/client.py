@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import anyio
 import msgspec
 
-from cells.kubernetes.client.calls import Bucket, Calls
+from cells.kubernetes.client.calls import Bucket, Calls, normalised
 from cells.kubernetes.client.credentials import Credentials
 from cells.kubernetes.client.errors import (
     ApiError,
@@ -27,11 +27,11 @@ from cells.kubernetes.client.errors import (
     api_error,
     status_error,
 )
-from cells.kubernetes.client.transport import Headers, StreamedResponse, Transport
+from cells.kubernetes.client.transport import Headers, StreamedResponse, Transport, WriteRequest
 from cells.kubernetes.objects.kind import Kind, Object
 
 if TYPE_CHECKING:
-    from cells.kubernetes.client.http import Stream
+    from cells.kubernetes.client.http import Stream, WholeAnswer
 
 __all__ = ["Client", "WatchEvent", "events"]
 
@@ -44,8 +44,11 @@ MEDIA: Final[Mapping[Change, bytes]] = {
     "json": b"application/json-patch+json",
     "merge": b"application/merge-patch+json",
 }
+JSON: Final = b"application/json"
 TRIES: Final = 5
 """How often a request that may be repeated is sent."""
+AWAY: Final = frozenset({502, 503, 504})
+"""Statuses of a server that is not there, or of what stands before it: another one is tried."""
 LONGEST_LINE: Final = 16 * 1024 * 1024
 """Bytes of one event: the store takes objects of 1.5 MiB."""
 
@@ -232,15 +235,69 @@ class Client:
 
         Raises ConflictError when it is another, ApiError, UnreachableError.
         """
-        wanted = {key: value for key, value in (("uid", uid), ("resourceVersion", version)) if value}
-        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if wanted:
-            options["preconditions"] = wanted
         try:
-            await self.raw("DELETE", kind.path(namespace, name), None, _json(options))
+            await self.raw("DELETE", kind.path(namespace, name), None, _delete_options(uid, version))
         except NotFoundError:
             return False
         return True
+
+    def deletion(
+        self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
+    ) -> WriteRequest:
+        """What delete() sends, for send_all()."""
+        body = _delete_options(uid, version)
+        return WriteRequest("DELETE", _target(kind.path(namespace, name), None), body, JSON)
+
+    def merge(self, kind: Kind[T], name: str, body: Body, namespace: str = "") -> WriteRequest:
+        """What patch() sends, for send_all()."""
+        target = _target(kind.path(namespace, name), self._query())
+        return WriteRequest("PATCH", target, _json(body), MEDIA["merge"])
+
+    async def send_all(self, requests: Sequence[WriteRequest]) -> list[KubernetesError | None]:
+        """Send writes that may be repeated one behind the other on one connection; the error of each or None.
+
+        What is refused for a moment, or not answered before the connection ends, is sent again by itself.
+        """
+        waited = [await self._bucket.take() for _ in requests]
+        server, began, quiet = self.server, time.monotonic(), self._timeout
+        answers: Sequence[WholeAnswer] = ()
+        failure: KubernetesError | None = None
+        try:
+            answers = await self._transport.send_all(requests, await self._headers(), quiet=quiet)
+        except KubernetesError as error:
+            failure = error
+        if any(answer.status in AWAY for answer in answers):
+            self._transport.failed(server)
+        elif answers:
+            self.reach.found()
+        ends: list[KubernetesError | None] = [failure] * len(requests)
+        paths = {one.method: normalised(one.target) for one in requests}
+        for number, (request, held_back) in enumerate(zip(requests, waited, strict=True)):
+            answer = answers[number] if number < len(answers) else None
+            status, at = (answer.status, answer.at) if answer is not None else (None, began)
+            self.calls.note(request.method, paths[request.method], server, held_back, status, at - began)
+            if answer is not None and answer.status >= 400:
+                ends[number] = api_error(answer.status, answer.body, answer.retry_after.decode("latin-1"))
+        return ends if failure is not None else await self._again(requests, ends, len(answers))
+
+    async def _again(
+        self, requests: Sequence[WriteRequest], ends: list[KubernetesError | None], answered: int
+    ) -> list[KubernetesError | None]:
+        """Send by themselves those that may do then; until no server answers."""
+        away: UnreachableError | None = None
+        for number, request in enumerate(requests):
+            error = ends[number]
+            if number < answered and not (isinstance(error, ApiError) and error.code in {401, 429}):
+                continue
+            ends[number] = away
+            try:
+                if away is None:
+                    await self._repeated(request.method, request.target, request.body, request.media)
+            except UnreachableError as found:
+                ends[number] = away = found
+            except KubernetesError as found:
+                ends[number] = found
+        return ends
 
     def _query(self, *, dry_run: bool = False) -> dict[str, str]:
         return {"fieldManager": self.manager, **({"dryRun": "All"} if dry_run else {})}
@@ -264,13 +321,15 @@ class Client:
         path: str,
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        media: bytes = b"application/json",
+        media: bytes = JSON,
     ) -> bytes:
         """The body of an answer. Repeats what was refused for a moment, and reads that got no answer.
 
         Raises ApiError and its kinds, UnreachableError, CredentialsError.
         """
-        target = _target(path, query)
+        return await self._repeated(method, _target(path, query), body, media)
+
+    async def _repeated(self, method: str, target: str, body: bytes | None, media: bytes) -> bytes:
         renewed = False
         for number in range(1, TRIES + 1):
             last = number == TRIES
@@ -307,11 +366,7 @@ class Client:
         self, method: str, target: str, body: bytes | None, media: bytes, *, quiet: float
     ) -> AsyncIterator[StreamedResponse]:
         waited = await self._bucket.take()
-        headers: Headers = [
-            (b"User-Agent", self._agent.encode()),
-            (b"Accept", b"application/json"),
-            *await self._credentials.headers(),
-        ]
+        headers = await self._headers()
         if body is not None:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
@@ -319,7 +374,7 @@ class Client:
                 sending = self._transport.send(method, target, headers, body, head=self._timeout, quiet=quiet)
                 async with sending as answer:
                     call.answered(answer.status)
-                    if answer.status in {502, 503, 504}:
+                    if answer.status in AWAY:
                         self._transport.failed(self._transport.server)
                     else:
                         self.reach.found()
@@ -330,6 +385,14 @@ class Client:
                 if expired := self._credentials.expired():
                     raise UnreachableError(f"{error}; {expired}") from error
                 raise
+
+    async def _headers(self) -> Headers:
+        """Of every request. Raises CredentialsError."""
+        return [
+            (b"User-Agent", self._agent.encode()),
+            (b"Accept", b"application/json"),
+            *await self._credentials.headers(),
+        ]
 
 
 def _repeatable(error: ApiError, method: str) -> bool:
@@ -342,6 +405,14 @@ def _repeatable(error: ApiError, method: str) -> bool:
 
 def _json(body: object) -> bytes:
     return msgspec.json.encode(body)
+
+
+def _delete_options(uid: str, version: str) -> bytes:
+    wanted = {key: value for key, value in (("uid", uid), ("resourceVersion", version)) if value}
+    options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+    if wanted:
+        options["preconditions"] = wanted
+    return _json(options)
 
 
 def _target(path: str, query: Mapping[str, str] | None) -> str:

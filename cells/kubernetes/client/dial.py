@@ -2,21 +2,177 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
+import select
 import socket
 import ssl
 import time
 from collections import defaultdict, deque
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import anyio
+import anyio.lowlevel
+from anyio.abc import SocketAttribute
 
 from cells.kubernetes.client.errors import UnreachableError
-from cells.kubernetes.client.http import HttpConnection, Incoming, Stream, TcpStream, TlsStream
+from cells.kubernetes.client.http import READ, HttpConnection, Incoming, Stream, TlsStream
 
 __all__ = ["ConnectionPool", "Dialler"]
+
+
+# Bytes over TCP.
+
+UNANSWERED_PROBES: Final = 3
+"""So many probes without an answer end a silent connection."""
+
+
+class Arrivals(asyncio.Protocol):
+    """What has come over a connection and is not taken yet.
+
+    Why: a stream of anyio reads only while a task waits, which is two calls of the kernel for every event of
+    a watch, and gives way to all other tasks after each write.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.ended = False
+        """Whether nothing more comes."""
+        self.error: Exception | None = None
+        """What broke the connection off."""
+        self._size = 0
+        self._transport: asyncio.Transport | None = None
+        self._reads = True
+        self._reader: asyncio.Future[None] | None = None
+        self._writable = anyio.Event()
+        self._writable.set()
+
+    async def came(self) -> None:
+        """Wait until there is something to take, or the end."""
+        while not self.parts and not self.ended:
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+
+    def take(self) -> bytes:
+        """All of it; nothing at the end."""
+        found = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+        self.parts.clear()
+        self._size = 0
+        if not self._reads and self._transport is not None:
+            self._reads = True
+            self._transport.resume_reading()
+        return found
+
+    async def written(self) -> None:
+        """Wait while the kernel takes no more."""
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # ---- called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of a TCP socket
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parts.append(data)
+        self._size += len(data)
+        if self._size >= READ and self._reads and self._transport is not None:
+            self._reads = False
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        self._wake()
+        return True  # what is written may still arrive
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended, self.error, self._transport = True, exc, None
+        self._writable.set()
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._writable = anyio.Event()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+
+class TcpStream:
+    """A connection of TCP, watched by the kernel while it is silent."""
+
+    def __init__(self, transport: asyncio.Transport, arrivals: Arrivals, keep_alive: float) -> None:
+        self._transport = transport
+        self._arrivals = arrivals
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        if keep_alive >= 1:
+            seconds = int(keep_alive)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED_PROBES)
+
+    @classmethod
+    async def connect(cls, host: str, port: int, keep_alive: float) -> TcpStream:
+        """To an address or a name, of several addresses the one that answers first. Raises OSError."""
+        stream = await anyio.connect_tcp(host, port)
+        with ExitStack() as unless_it_is_watched:
+            try:
+                connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
+                unless_it_is_watched.callback(connected.close)  # also if the next step is cancelled
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await stream.aclose()  # the connection lives on in the other descriptor
+            loop = asyncio.get_running_loop()
+            transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
+            unless_it_is_watched.pop_all()
+        return cls(transport, arrivals, keep_alive)
+
+    @property
+    def readable(self) -> bool:
+        """See Stream."""
+        if self._arrivals.parts or self._arrivals.ended:
+            return True
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def receive(self) -> bytes:
+        """See Stream."""
+        await self._arrivals.came()
+        if not self._arrivals.parts:
+            self._check()
+        return self._arrivals.take()
+
+    async def send(self, data: bytes) -> None:
+        """See Stream."""
+        self._check()
+        self._transport.write(data)
+        await self._arrivals.written()
+        self._check()
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        self._transport.abort()
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()  # the loop closes the socket in its next turn
+
+    def _check(self) -> None:
+        if self._arrivals.error is not None:
+            raise anyio.BrokenResourceError from self._arrivals.error
+        if self._transport.is_closing():
+            raise anyio.ClosedResourceError
 
 
 # Ways through a proxy to a server: a tunnel of HTTP, or SOCKS.
@@ -266,7 +422,7 @@ class ConnectionPool:
     async def give(self, connection: HttpConnection) -> None:
         """It is not used any more."""
         self._used.discard(connection)
-        connection.answer.release()
+        connection.release()
         self._turns.release()
         if connection.reusable and not self._closed:
             connection.idle_since = time.monotonic()

@@ -5,16 +5,12 @@ Why: an event of a watch is a chunk of its own: framing them in Python costs mor
 
 from __future__ import annotations
 
-import asyncio
-import select
-import socket
 import ssl
-from contextlib import ExitStack
-from typing import Final, Protocol
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 import anyio
-import anyio.lowlevel
-from anyio.abc import SocketAttribute
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from cells.kubernetes.client.errors import UnreachableError
@@ -116,7 +112,86 @@ class Incoming:
             self.headers.clear()
 
 
-# Bytes to a server and back: over TCP, or TLS on top of that.
+# Answers to requests that were sent one behind the other on one connection.
+#
+# Source: RFC 9112, 9.3.2 (pipelining).
+# Why:    most of the processor's time for a request goes into turns of the event loop and calls of the
+#         kernel. Requests that are sent together share nearly all of these.
+
+_RETRY_AFTER: Final = b"retry-after"
+
+
+class WholeAnswer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    retry_after: bytes
+    """The header of this name; empty where there is none."""
+    body: bytes
+    at: float
+    """When it was there, in seconds of the monotonic clock."""
+
+
+class Answers:
+    """The answers to so many requests, in the order of these."""
+
+    def __init__(self, count: int) -> None:
+        self.found: list[WholeAnswer] = []
+        self.keep_alive = True
+        """Whether the connection may be used again; if not, no more answers come."""
+        self._count = count
+        self._size = 0
+        self._retry_after = b""
+        self._body: list[bytes] = []
+        self.on_body = self._body.append
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each request has its answer."""
+        return len(self.found) == self._count
+
+    def feed(self, data: bytes) -> None:
+        """These bytes came; none at the end of the stream. Raises UnreachableError."""
+        if self._parser is None or not data:
+            self.keep_alive = False
+            return
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as error:
+            if not self.complete:
+                raise UnreachableError(f"an answer that is not HTTP/1.1: {error}") from error
+            self.keep_alive = False  # more came than was asked for
+
+    def release(self) -> None:
+        """Nothing more is read: parser and answers no longer hold each other."""
+        self._parser = None
+
+    # ---- called by llhttp
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise HttpParserError("more answers than requests")
+        self._size, self._retry_after = 0, b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self._size > MOST_HEAD:
+            raise HttpParserError(f"a head longer than {MOST_HEAD} bytes")
+        if len(name) == len(_RETRY_AFTER) and name.lower() == _RETRY_AFTER:
+            self._retry_after = value
+
+    def on_message_complete(self) -> None:
+        assert self._parser is not None  # noqa: S101  # it is what calls
+        status = self._parser.get_status_code()
+        if status < 200:
+            return  # an interim one: the answer is yet to come
+        self.found.append(WholeAnswer(status, self._retry_after, b"".join(self._body), time.monotonic()))
+        self._body.clear()
+        self.keep_alive &= self._parser.should_keep_alive()
+
+
+# Bytes to a server and back, and TLS on top of them.
 #
 # Why: anyio's stream of TLS gives one record at a time; a server that sends an event sends a record.
 
@@ -139,155 +214,6 @@ class Stream(Protocol):
 
     async def aclose(self) -> None:
         """At once, without a word to the other side."""
-
-
-UNANSWERED_PROBES: Final = 3
-"""So many probes without an answer end a silent connection."""
-
-
-class Arrivals(asyncio.Protocol):
-    """What has come over a connection and is not taken yet.
-
-    Why: a stream of anyio reads only while a task waits, which is two calls of the kernel for every event of
-    a watch, and gives way to all other tasks after each write.
-    """
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.ended = False
-        """Whether nothing more comes."""
-        self.error: Exception | None = None
-        """What broke the connection off."""
-        self._size = 0
-        self._transport: asyncio.Transport | None = None
-        self._reads = True
-        self._reader: asyncio.Future[None] | None = None
-        self._writable = anyio.Event()
-        self._writable.set()
-
-    async def came(self) -> None:
-        """Wait until there is something to take, or the end."""
-        while not self.parts and not self.ended:
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-
-    def take(self) -> bytes:
-        """All of it; nothing at the end."""
-        found = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
-        self.parts.clear()
-        self._size = 0
-        if not self._reads and self._transport is not None:
-            self._reads = True
-            self._transport.resume_reading()
-        return found
-
-    async def written(self) -> None:
-        """Wait while the kernel takes no more."""
-        if not self._writable.is_set():
-            await self._writable.wait()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    # ---- called by the transport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # of a TCP socket
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.parts.append(data)
-        self._size += len(data)
-        if self._size >= READ and self._reads and self._transport is not None:
-            self._reads = False
-            self._transport.pause_reading()
-        self._wake()
-
-    def eof_received(self) -> bool:
-        self.ended = True
-        self._wake()
-        return True  # what is written may still arrive
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ended, self.error, self._transport = True, exc, None
-        self._writable.set()
-        self._wake()
-
-    def pause_writing(self) -> None:
-        self._writable = anyio.Event()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
-
-class TcpStream:
-    """A connection of TCP, watched by the kernel while it is silent."""
-
-    def __init__(self, transport: asyncio.Transport, arrivals: Arrivals, keep_alive: float) -> None:
-        self._transport = transport
-        self._arrivals = arrivals
-        self._socket: socket.socket = transport.get_extra_info("socket")
-        if keep_alive >= 1:
-            seconds = int(keep_alive)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNANSWERED_PROBES)
-
-    @classmethod
-    async def connect(cls, host: str, port: int, keep_alive: float) -> TcpStream:
-        """To an address or a name, of several addresses the one that answers first. Raises OSError."""
-        stream = await anyio.connect_tcp(host, port)
-        with ExitStack() as unless_it_is_watched:
-            try:
-                connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
-                unless_it_is_watched.callback(connected.close)  # also if the next step is cancelled
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await stream.aclose()  # the connection lives on in the other descriptor
-            loop = asyncio.get_running_loop()
-            transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
-            unless_it_is_watched.pop_all()
-        return cls(transport, arrivals, keep_alive)
-
-    @property
-    def readable(self) -> bool:
-        """See Stream."""
-        if self._arrivals.parts or self._arrivals.ended:
-            return True
-        poll = select.poll()
-        poll.register(self._socket.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
-
-    async def receive(self) -> bytes:
-        """See Stream."""
-        await self._arrivals.came()
-        if not self._arrivals.parts:
-            self._check()
-        return self._arrivals.take()
-
-    async def send(self, data: bytes) -> None:
-        """See Stream."""
-        self._check()
-        self._transport.write(data)
-        await self._arrivals.written()
-        self._check()
-
-    async def aclose(self) -> None:
-        """See Stream."""
-        self._transport.abort()
-        with anyio.CancelScope(shield=True):
-            await anyio.lowlevel.checkpoint()  # the loop closes the socket in its next turn
-
-    def _check(self) -> None:
-        if self._arrivals.error is not None:
-            raise anyio.BrokenResourceError from self._arrivals.error
-        if self._transport.is_closing():
-            raise anyio.ClosedResourceError
 
 
 class TlsStream:
@@ -371,6 +297,8 @@ class HttpConnection:
         """In seconds of the monotonic clock."""
         self._stream = stream
         self._answer = Incoming()
+        self._answers: Answers | None = None
+        """Those of several requests, where they were sent together."""
         self._quiet: float | None = None
 
     @property
@@ -380,8 +308,13 @@ class HttpConnection:
 
     @property
     def reusable(self) -> bool:
-        """Whether its answer was read to the end, and the server keeps it open."""
-        return self._answer.complete and self._answer.keep_alive
+        """Whether what was asked for was read to the end, and the server keeps it open."""
+        answer = self._answers or self._answer
+        return answer.complete and answer.keep_alive
+
+    def release(self) -> None:
+        """Nothing more is read of what was asked for."""
+        (self._answers or self._answer).release()
 
     @property
     def stale(self) -> bool:
@@ -396,18 +329,40 @@ class HttpConnection:
         Later parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
         """
         self._answer = answer = Incoming()
+        self._answers = None
         self._quiet = head
-        try:
-            with anyio.fail_after(within):
-                await self._stream.send(message)
-        except TimeoutError as error:
-            raise UnreachableError(f"the request could not be sent within {within:g} s") from error
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass  # a server may refuse before it has read all: then its answer has the reason
+        await self._send(message, within)
         while not answer.started:
             await self._more()
         self._quiet = quiet
         return answer
+
+    async def ask_all(
+        self, messages: bytes, count: int, *, within: float, quiet: float | None
+    ) -> Sequence[WholeAnswer]:
+        """Send so many requests within so many seconds; their whole answers, at most ``quiet`` seconds apart.
+
+        There are fewer where the connection ends before. Raises UnreachableError where there is none.
+        """
+        self._answers = answers = Answers(count)
+        self._quiet = quiet
+        await self._send(messages, within)
+        try:
+            while answers.keep_alive and not answers.complete:
+                answers.feed(await self._received())
+        except UnreachableError:
+            if not answers.found:
+                raise
+        return answers.found
+
+    async def _send(self, messages: bytes, within: float) -> None:
+        try:
+            with anyio.fail_after(within):
+                await self._stream.send(messages)
+        except TimeoutError as error:
+            raise UnreachableError(f"the request could not be sent within {within:g} s") from error
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass  # a server may refuse before it has read all: then its answer has the reason
 
     async def part(self) -> bytes:
         """What has come of the body since; nothing when it is complete. Raises UnreachableError."""
@@ -427,16 +382,18 @@ class HttpConnection:
 
     async def aclose(self) -> None:
         """Break it off."""
-        self._answer.keep_alive = False
+        (self._answers or self._answer).keep_alive = False
         await self._stream.aclose()
 
     async def _more(self) -> None:
+        self._answer.feed(await self._received())
+
+    async def _received(self) -> bytes:
         try:
             with anyio.fail_after(self._quiet):
-                data = await self._stream.receive()
+                return await self._stream.receive()
         except TimeoutError as error:
             raise UnreachableError(f"the server was silent for {self._quiet:g} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError) as error:
             what = str(error.__cause__ or error) or "broken off"
             raise UnreachableError(f"the connection ended: {what}") from error
-        self._answer.feed(data)

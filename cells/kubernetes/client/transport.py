@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import anyio
 
@@ -19,9 +19,9 @@ from cells.kubernetes.client.errors import CredentialsError, UnreachableError
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.dial import ConnectionPool
-    from cells.kubernetes.client.http import HttpConnection, Stream
+    from cells.kubernetes.client.http import HttpConnection, Stream, WholeAnswer
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "WriteRequest"]
 
 
 # Whether an API server answers, shared by everybody who waits for one.
@@ -115,6 +115,20 @@ class StreamedResponse:
         return await self._connection.part()
 
 
+class WriteRequest(NamedTuple):
+    """A request with a body."""
+
+    method: str
+    target: str
+    body: bytes
+    media: bytes
+
+    def message(self, before: bytes, after: bytes) -> bytes:
+        """As it is sent: what comes before its target, and after it up to the media type."""
+        head = b"%b %b%b%b%b\r\n" % (self.method.encode(), before, self.target.encode(), after, self.media)
+        return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(self.body), self.body)
+
+
 class Transport:
     """Sends requests to the server that answered last."""
 
@@ -174,6 +188,28 @@ class Transport:
         finally:
             await pool.give(connection)
 
+    async def send_all(
+        self, requests: Sequence[WriteRequest], headers: Headers, *, quiet: float | None
+    ) -> Sequence[WholeAnswer]:
+        """Requests one behind the other on one connection, and their answers, as HttpConnection.ask_all().
+
+        Raises UnreachableError, CredentialsError.
+        """
+        pool = await self._connections()
+        server = self.server
+        before, lines = pool.dialler.head(server)
+        after = b" HTTP/1.1\r\n" + lines + _lines(headers) + b"Content-Type: "
+        messages = b"".join([one.message(before, after) for one in requests])
+        try:
+            connection = await pool.take(server)
+            try:
+                return await connection.ask_all(messages, len(requests), within=self._connect, quiet=quiet)
+            finally:
+                await pool.give(connection)
+        except UnreachableError:
+            self.failed(server)
+            raise
+
     async def stream(self) -> tuple[Stream, str]:
         """A connection of its own to the server in use, and what its requests' targets begin with.
 
@@ -225,11 +261,16 @@ def _message(
     method: str, target: str, headers: Headers, body: bytes | None, before: bytes, lines: bytes
 ) -> bytes:
     """A request as it is sent. Raises CredentialsError when a header could be taken for another one."""
-    parts = [method.encode(), b" ", before, target.encode(), b" HTTP/1.1\r\n", lines]
+    head = method.encode(), b" ", before, target.encode(), b" HTTP/1.1\r\n", lines
+    return b"".join((*head, _lines(headers), b"\r\n", body or b""))
+
+
+def _lines(headers: Headers) -> bytes:
+    """Headers as they are sent. Raises CredentialsError when one could be taken for another one."""
+    parts: list[bytes] = []
     for name, value in headers:
         line = b"%b: %b" % (name, value)
         if b"\n" in line or b"\r" in line or b"\0" in line:
             raise CredentialsError(f"{name.decode(errors='replace')!r}: a header with a line break")
         parts += (line, b"\r\n")
-    parts += (b"\r\n", body or b"")
     return b"".join(parts)
