@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -133,6 +133,7 @@ _MAP_INFO = struct.Struct("<IIIIII16s")
 _CLOSED = 0xFFFFFFFF  # an invalid descriptor: later use fails with EBADF
 _CHUNK = 4096  # entries of one batch
 _index = struct.Struct("<I").pack
+_flat = chain.from_iterable
 
 
 class MapType(IntEnum):
@@ -448,6 +449,7 @@ class Map:
 
     def _batched_items(self) -> Iterator[tuple[bytes, bytes]]:
         key_size, value_size = self.spec.key_size, self.value_bytes
+        key, value = struct.Struct(f"{key_size}s"), struct.Struct(f"{value_size}s")
         chunk = min(self.spec.max_entries, _CHUNK)
         cursor = ctypes.create_string_buffer(max(key_size, 8))
         at_cursor = ctypes.addressof(cursor)
@@ -467,12 +469,10 @@ class Map:
                 done = True  # the end; the count is valid nevertheless
             started = True
             count = _BATCH.unpack(attr.raw)[4]
-            got_keys, got_values = keys.raw, values.raw
-            for i in range(count):
-                yield (
-                    got_keys[i * key_size : (i + 1) * key_size],
-                    got_values[i * value_size : (i + 1) * value_size],
-                )
+            if count:  # cut in C: maps of services have 100,000 entries
+                got_keys = key.iter_unpack(memoryview(keys)[: count * key_size])
+                got_values = value.iter_unpack(memoryview(values)[: count * value_size])
+                yield from zip(_flat(got_keys), _flat(got_values), strict=True)
 
     def _next_key(self, key: bytes | None) -> bytes | None:
         memory = buffer((key or bytes(self.spec.key_size)) + bytes(self.spec.key_size))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
@@ -20,14 +21,15 @@ from cells.services import (
     ServiceType,
 )
 
-_TYPE_FLAGS = {
-    ServiceType.CLUSTER_IP.value: 0,
-    ServiceType.NODE_PORT.value: ServiceFlag.NODE_PORT.value,
-    ServiceType.EXTERNAL_IPS.value: ServiceFlag.EXTERNAL_IP.value,
-    ServiceType.HOST_PORT.value: ServiceFlag.HOST_PORT.value,
-    ServiceType.LOAD_BALANCER.value: ServiceFlag.LOAD_BALANCER.value,
-    ServiceType.LOCAL_REDIRECT.value: ServiceFlag.LOCAL_REDIRECT.value,
+_FLAG_OF_TYPE = {
+    ServiceType.NODE_PORT: ServiceFlag.NODE_PORT,
+    ServiceType.EXTERNAL_IPS: ServiceFlag.EXTERNAL_IP,
+    ServiceType.HOST_PORT: ServiceFlag.HOST_PORT,
+    ServiceType.LOAD_BALANCER: ServiceFlag.LOAD_BALANCER,
+    ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
+_TYPE_FLAGS = [_FLAG_OF_TYPE[each].value if each in _FLAG_OF_TYPE else 0 for each in sorted(ServiceType)]
+"""By the number of the type: hashing a member of an enumeration calls Python."""
 _EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
 _TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
 _ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
@@ -48,17 +50,17 @@ _OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
 def service_flags(frontend: Frontend, *, affinity: bool) -> int:
     """As a plain number: combining members of an enumeration costs more than all else here."""
     return (
-        _TYPE_FLAGS[frontend.type.value]
-        | _EXT_LOCAL * (frontend.ext_local and frontend.type in _FROM_OUTSIDE)
-        | _INT_LOCAL * (frontend.int_local and frontend.type not in _OF_ONE_NODE)
-        | _TWO_SCOPES * frontend.two_scopes
-        | _AFFINITY * affinity
-        | _ROUTABLE * frontend.routable
-        | _SOURCE_RANGE * bool(frontend.source_ranges)
-        | _SOURCE_RANGE_DENY * frontend.source_ranges_deny
-        | _L7 * bool(frontend.l7_proxy_port)
-        | _LOOPBACK * frontend.loopback
-        | _DSR * frontend.direct
+        _TYPE_FLAGS[frontend.type]
+        | (_EXT_LOCAL if frontend.ext_local and frontend.type in _FROM_OUTSIDE else 0)
+        | (_INT_LOCAL if frontend.int_local and frontend.type not in _OF_ONE_NODE else 0)
+        | (_TWO_SCOPES if frontend.two_scopes else 0)
+        | (_AFFINITY if affinity else 0)
+        | (_ROUTABLE if frontend.routable else 0)
+        | (_SOURCE_RANGE if frontend.source_ranges else 0)
+        | (_SOURCE_RANGE_DENY if frontend.source_ranges_deny else 0)
+        | (_L7 if frontend.l7_proxy_port else 0)
+        | (_LOOPBACK if frontend.loopback else 0)
+        | (_DSR if frontend.direct else 0)
     )
 
 
@@ -146,6 +148,13 @@ _AFTER_SLOT = struct.Struct("<BBxx").pack
 _MASTER = struct.Struct("<IH2sHH").pack
 _SLOTS = [_U16(slot) for slot in range(1 << 8)]
 """Numbers of the slots that nearly every frontend has."""
+
+
+@cache
+def _slot_ends(protocol: int, scope: int) -> list[bytes]:
+    """What the keys of those slots end with."""
+    tail = _AFTER_SLOT(protocol, scope)
+    return [slot + tail for slot in _SLOTS]
 
 
 BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
@@ -263,14 +272,17 @@ def service_key(frontend: FrontendKey, slot: int) -> MapKey:
 def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
     """The keys of slots ``first`` to ``end``, without that."""
     address, scope = frontend
-    head, tail = address[1:-1], _AFTER_SLOT(address[-1], scope)
+    head, protocol = address[1:-1], address[-1]
     if end <= len(_SLOTS):
-        return [head + slot + tail for slot in _SLOTS[first:end]]
+        return [head + each for each in _slot_ends(protocol, scope)[first:end]]
+    tail = _AFTER_SLOT(protocol, scope)
     return [head + _U16(slot) + tail for slot in range(first, end)]
 
 
 def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> list[bytes]:
     """The slots behind the last one of a frontend, from the end on: so they never have a gap."""
+    if not held:
+        return []
     (master,) = slot_keys(key, 0, 1)
     value = held.get(master, b"")
     top = max(last, int.from_bytes(value[4:6], "little") + int.from_bytes(value[10:12], "little"))

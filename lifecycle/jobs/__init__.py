@@ -4,7 +4,7 @@ from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
 from lifecycle.jobs.pool import Pool
-from lifecycle.jobs.stretch import Stretch
+from lifecycle.jobs.stretch import Stretch, collector_paused
 
 __all__ = [
     "Backoff",
@@ -17,4 +17,5 @@ __all__ = [
     "Pool",
     "Stretch",
     "Timer",
+    "collector_paused",
 ]

@@ -1,9 +1,12 @@
 """Long work on the event loop, in stretches between which others have their turn."""
 
 import asyncio
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["Stretch"]
+__all__ = ["Stretch", "collector_paused"]
 
 LONGEST = 0.003
 """Seconds that a stretch lasts, and one step more."""
@@ -27,3 +30,19 @@ class Stretch:
         if time.monotonic() >= self._ends:  # as over: this is asked at every step
             await asyncio.sleep(0)
             self._ends = time.monotonic() + LONGEST
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Inside, the garbage collector does not run. Without an await inside; blocks may be nested.
+
+    For work that makes many objects, of which most stay and next to none are in cycles: it would look through
+    all of them again and again, for a tenth of the time that the work takes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

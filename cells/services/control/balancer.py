@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
+from itertools import repeat
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -247,10 +248,10 @@ class LoadBalancer:
             self.unsettled[old.key] = old
             self.held.setdefault(SERVICES[old.key.address.version], {}).update(self.slots_of(old))
 
-    def slots_of(self, row: ServedFrontend) -> dict[bytes, bytes]:
-        """The slots of a frontend, as its row shows them."""
+    def slots_of(self, row: ServedFrontend) -> Iterable[tuple[bytes, bytes]]:
+        """The slots of a frontend, as its row shows them: keys and values."""
         master, slots, _ = self._slots(row)
-        return dict(zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True))
+        return zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True)
 
     def _number(self, frontend: Frontend) -> int:
         if not frontend.number:
@@ -289,14 +290,10 @@ class LoadBalancer:
         if not fresh:
             return
         numbers = self._backend_ids.allocate_all(list(fresh))
-        keys = [map_entries.backend_number(number) for number in numbers]
-        known = zip(numbers, keys, fresh.items(), strict=True)
-        self._backends.update(
-            [
-                (address, BackendRecord(number, key, address, state, 0, 1))
-                for number, key, (address, state) in known
-            ]
-        )
+        keys = list(map(map_entries.backend_number, numbers))
+        states = fresh.values()
+        records = map(BackendRecord, numbers, keys, fresh, states, repeat(0), repeat(1))
+        self._backends.update(zip(fresh, records, strict=True))
         ends = map_entries.BACKEND_ENDS
         values = [address[1:] + ends[state] for address, state in fresh.items()]
         versions = set(map(itemgetter(0), fresh))
@@ -321,17 +318,21 @@ class LoadBalancer:
     def _slots(self, row: ServedFrontend) -> tuple[bytes, list[bytes], Sequence[Backend]]:
         """Slot 0, the others, and the backends that one is chosen from; all have their numbers."""
         frontend, number, records = row.shown, row.id, self._backends
-        chosen, others = selectable(self._in_order(frontend))
-        preferred = [one for one in chosen if one.preferred]
-        ordered: Sequence[Backend] = chosen
-        if preferred:
-            ordered = [*preferred, *(one for one in chosen if not one.preferred)]
-        slots = map_entries.slot_values(
-            [records[one.address].key for one in (*ordered, *others)], number, len(ordered)
-        )
-        affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
+        active = BackendState.ACTIVE
+        chosen: Sequence[Backend] = frontend.backends
+        others: Sequence[Backend] = ()
+        preferred: Sequence[Backend] = ()
+        own = [records[one.address] for one in chosen if one.state is active and not one.preferred]
+        numbers = [one.id for one in own]
+        if len(own) != len(chosen) or numbers != sorted(numbers):  # rarely
+            chosen, others = selectable(self._in_order(frontend))
+            if preferred := [one for one in chosen if one.preferred]:
+                chosen = [*preferred, *(one for one in chosen if not one.preferred)]
+            own = [records[one.address] for one in (*chosen, *others)]
+        slots = map_entries.slot_values([one.key for one in own], number, len(chosen))
+        affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
         master = map_entries.master_value(
-            count=len(preferred or ordered),
+            count=len(preferred or chosen),
             quarantined=len(others),
             number=number,
             flags=service_flags(frontend, affinity=affinity),
@@ -339,7 +340,7 @@ class LoadBalancer:
             algorithm=ALGORITHMS[frontend.algorithm],
             proxy_port=frontend.l7_proxy_port,
         )
-        return master, slots, preferred or ordered
+        return master, slots, preferred or chosen
 
     def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
         """What a frontend needs in the maps, its backends being numbered."""

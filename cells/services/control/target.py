@@ -28,6 +28,7 @@ from cells.services.map_entries import (
     batched,
 )
 from lifecycle import BatchError, HiveError, ReadTable, Table, Target
+from lifecycle.jobs import collector_paused
 from lifecycle.tables import Initializer
 
 FAILURES: Final = (OSError, HiveError)
@@ -187,8 +188,9 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         else:
             await self._take_over(held)
         unsettled = self._balancer.unsettled
-        found = {one.key: one.frontend for one in self._served.all() if one.key not in unsettled}
-        return found | {key: one.frontend for key, one in unsettled.items() if key not in self._table}
+        found = {key: one.frontend for key, one, _ in self._served.items() if key not in unsettled}
+        found.update((key, one.frontend) for key, one in unsettled.items() if key not in self._table)
+        return found
 
     async def put(self, batch: Mapping[FrontendKey, Frontend]) -> None:
         """Serve frontends. Raises BatchError."""
@@ -249,11 +251,12 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
     ) -> tuple[WritePlan, list[PlannedFrontend]]:
         plan = WritePlan()
         planned = []
-        for frontend in frontends:
-            try:
-                planned.append(self._balancer.put(frontend, plan))
-            except IdsExhaustedError as error:
-                failures[frontend.key] = error
+        with collector_paused():
+            for frontend in frontends:
+                try:
+                    planned.append(self._balancer.put(frontend, plan))
+                except IdsExhaustedError as error:
+                    failures[frontend.key] = error
         return plan, planned
 
     def _settle(self, planned: Sequence[PlannedFrontend]) -> None:
@@ -326,11 +329,13 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
 
     async def _wanted(self) -> Entries:
         """All that the maps are to hold."""
-        found = {**self._balancer.held}
+        balancer = self._balancer
+        found = {**balancer.held}
         slots: Entries = {name: {**found.get(name, {})} for name in SERVICES.values()}
-        for number, row in enumerate(self._served.all()):
-            if row.key not in self._balancer.unsettled:
-                slots[SERVICES[row.key.address.version]].update(self._balancer.slots_of(row))
+        of_family = {version: slots[name] for version, name in SERVICES.items()}
+        for number, (key, row, _) in enumerate(self._served.items()):
+            if key not in balancer.unsettled:
+                of_family[key.address[0]].update(balancer.slots_of(row))
             if number % _CHUNK == 0:
                 await anyio.lowlevel.checkpoint()
         return found | slots

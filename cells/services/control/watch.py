@@ -42,6 +42,7 @@ from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy, read_redirect
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
+from lifecycle.jobs import collector_paused
 
 Row = TypeVar("Row")
 Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
@@ -132,7 +133,7 @@ class ServiceWatch:
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _override_state),
         ]
-        with catalog.changes as changes:
+        with collector_paused(), catalog.changes as changes:
             changes.clear()
             for feed in follows:
                 feed.first(catalog)

@@ -34,6 +34,7 @@ from cells.services.model.claims import (
     ReservedAddresses,
     cluster_reservations,
     outside_addresses,
+    same_cluster_addresses,
 )
 from cells.services.model.frontends import frontends_of, may_differ
 from cells.services.model.redirect import (
@@ -108,10 +109,12 @@ class ServiceCatalog:
             self._remove(name)
             self._reserve_cluster_addresses(name, service)
             return
+        before = self._services.get(name)
         self._services[name] = service
         self._changes(name)
         self._redirects_of(name)
-        self._reserve_cluster_addresses(name, service)
+        if before is None or not same_cluster_addresses(before, service):
+            self._reserve_cluster_addresses(name, service)
 
     def delete_service(self, name: ServiceName) -> None:
         """A service that no longer exists."""
@@ -143,6 +146,8 @@ class ServiceCatalog:
     def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
         """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
         changed = self._reserved.replace(name, reservations)
+        if not changed:
+            return
         affected: dict[ServiceName, None] = {}
         for what in changed:
             if isinstance(what, IPv4Address | IPv6Address):
@@ -153,13 +158,13 @@ class ServiceCatalog:
                         affected |= names
         for each in affected:
             self._changes(each)
-        for redirect in list(self.redirects.values()) if changed else ():
+        for redirect in list(self.redirects.values()):
             if redirect.address is not None:
                 self._redirect(redirect)
 
     def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
         found = cluster_reservations(service) if service is not None else frozenset()
-        self.reserve(f"cluster addresses of {name}", found)
+        self.reserve(f"cluster addresses of {name.namespace}/{name.name}", found)
 
     def move(self, node: ServingNode) -> None:
         """The node has changed: its addresses, its zone, its exposure."""
@@ -274,6 +279,9 @@ class ServiceCatalog:
     ) -> Collection[tuple[ServiceType, IPAddress]]:
         """Note which addresses outside a service asks for, and which of them it does not get."""
         asked = list(outside_addresses(service, self._options)) if service is not None else []
+        if not asked and name not in self._asked:  # as of nearly all
+            self.refused.pop(name, None)
+            return ()
         wanted = {plain(ip) for _, _, ip, _ in asked}
         for ip in self._asked.pop(name, set()) - wanted:
             del self._askers[ip][name]

@@ -6,7 +6,6 @@ Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topolog
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
@@ -90,12 +89,9 @@ def _add(
     if slice_.address_type not in _FAMILIES:
         return
     mark, family = _FAMILIES[slice_.address_type]
-    active, weight = BackendState.ACTIVE, DEFAULT_WEIGHT
-    if slice_.metadata.annotations:
-        with suppress(ValueError):  # reported when the slice is read
-            weight = weight_of(slice_)
+    active, weight = BackendState.ACTIVE, _weight(slice_)
     ports = [
-        (port.name or "", address_end(port.port, number), found.setdefault(port.name or "", {}))
+        (name := port.name or "", address_end(port.port, number), found.setdefault(name, {}))
         for port in slice_.ports or ()
         if is_port(port.port) and (number := _protocol(port.protocol or "TCP", options)) is not None
     ]
@@ -104,7 +100,6 @@ def _add(
         state = active if conditions.ready is not False else state_of(conditions, options)
         if state is None:
             continue
-        node, zone = endpoint.node_name or "", endpoint.zone or ""
         hints = endpoint.hints.for_zones if endpoint.hints is not None else None
         hinted = tuple([each.name for each in hints]) if hints else None
         for text in endpoint.addresses or ():
@@ -118,7 +113,17 @@ def _add(
                 address = new(ServiceAddress, mark + packed + end)  # Address.read(), without its call
                 held = of_port.get(address)
                 if held is None or state < held.state:
-                    of_port[address] = Backend(address, state, node, name, weight, zone, hinted)
+                    of_port[address] = Backend(
+                        address, state, endpoint.node_name or "", name, weight, endpoint.zone or "", hinted
+                    )
+
+
+def _weight(slice_: EndpointSlice) -> int:
+    """Of its backends. An invalid annotation is reported when the slice is read."""
+    try:
+        return weight_of(slice_) if slice_.metadata.annotations else DEFAULT_WEIGHT
+    except ValueError:
+        return DEFAULT_WEIGHT
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:

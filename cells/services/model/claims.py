@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from ipaddress import IPv4Network, IPv6Network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -110,6 +110,10 @@ class RefusedAddress(msgspec.Struct, frozen=True):
         return f"{self.service.namespace}/{self.service.name.removeprefix('pod/')}"
 
 
+_NONE: Final[frozenset[Reservation]] = frozenset()
+_NO_ADDRESSES: Final[frozenset[IPAddress | IPNetwork]] = frozenset()
+
+
 class ReservedAddresses:
     """Addresses and ranges in use, by the object that has them."""
 
@@ -122,12 +126,14 @@ class ReservedAddresses:
     def replace(self, name: str, reservations: Iterable[Reservation]) -> frozenset[IPAddress | IPNetwork]:
         """An object has these and no others; returns the addresses and ranges that changed."""
         reservations = frozenset(
-            each if isinstance(each.what, IPv4Network | IPv6Network) else each._replace(what=plain(each.what))
-            for each in reservations
+            [
+                each._replace(what=plain(each.what)) if isinstance(each.what, IPv6Address) else each
+                for each in reservations
+            ]
         )
-        before = self._by_object.get(name, frozenset())
+        before = self._by_object.get(name, _NONE)
         if reservations == before:
-            return frozenset()
+            return _NO_ADDRESSES
         if reservations:
             self._by_object[name] = reservations
         else:
@@ -136,15 +142,18 @@ class ReservedAddresses:
             self._count(each, -1)
         for each in reservations - before:
             self._count(each, 1)
-        return frozenset(each.what for each in before ^ reservations)
+        return frozenset([each.what for each in before ^ reservations])
 
     def _count(self, one: Reservation, step: int) -> None:
-        held = self._held.setdefault(one.what, {})
-        held[one] = held.get(one, 0) + step
-        if not held[one]:
+        held = self._held.get(one.what)
+        if held is None:
+            self._held[one.what] = {one: step}
+        elif count := held.get(one, 0) + step:
+            held[one] = count
+        else:
             del held[one]
-        if not held:
-            del self._held[one.what]
+            if not held:
+                del self._held[one.what]
         if isinstance(one.what, IPv4Network | IPv6Network):
             lengths = self._lengths[one.what.version]
             lengths[one.what.prefixlen] = lengths.get(one.what.prefixlen, 0) + step
@@ -238,9 +247,18 @@ def cluster_reservations(service: Service) -> frozenset[Reservation]:
     """The cluster addresses of a service, served here or not."""
     spec = service.spec
     use = f"the cluster address of {service.metadata.namespace}/{service.metadata.name}"
-    parsed = [parse_address(text) for text in (*(spec.cluster_ips or ()), spec.cluster_ip or "")]
+    texts = spec.cluster_ips or ()
+    if spec.cluster_ip and spec.cluster_ip not in texts:
+        texts = (*texts, spec.cluster_ip)
     of = service.metadata.namespace
-    return frozenset(Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in parsed if ip is not None)
+    return frozenset(
+        [Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in map(parse_address, texts) if ip is not None]
+    )
+
+
+def same_cluster_addresses(one: Service, other: Service) -> bool:
+    """Whether two states of a service have the same cluster addresses."""
+    return one.spec.cluster_ip == other.spec.cluster_ip and one.spec.cluster_ips == other.spec.cluster_ips
 
 
 # What a service's spec asks for and does not get: for the log, the only place that shows it.

@@ -6,7 +6,7 @@ Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic polic
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 import msgspec
@@ -318,12 +318,12 @@ class _Conversion:
 
     def _ingress(self) -> list[IPAddress]:
         """Addresses of load balancers; what is sent to a proxy goes there."""
-        every = self._service.status.load_balancer.ingress or ()
-        return self._addresses([one.ip for one in every if one.is_of_nodes])
+        every = self._service.status.load_balancer.ingress
+        return [] if not every else self._addresses([one.ip for one in every if one.is_of_nodes])
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""
-        return type_.text in self._annotations.types
+        return self._annotations is NOTHING or type_.text in self._annotations.types
 
     def _direct(self, protocol: int) -> bool:
         """Whether its backends on other nodes answer clients outside themselves, where it may say so."""
@@ -332,15 +332,20 @@ class _Conversion:
         mode = self._annotations.forwarding or self._options.bpf_lb_mode
         return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
 
-    def _unique_ports(self) -> list[ServicePort]:
+    def _unique_ports(self) -> Sequence[ServicePort]:
         """The ports: each number once for a protocol, once in all where protocols are not distinguished."""
+        ports = self._spec.ports or ()
+        if len(ports) < 2:
+            return ports
         found: dict[tuple[int, str], ServicePort] = {}
-        for port in self._spec.ports or ():
+        for port in ports:
             protocol = port.protocol if self._options.bpf_lb_proto_diff else ""
             found.setdefault((port.port, protocol), port)
         return list(found.values())
 
-    def _addresses(self, texts: Iterable[str]) -> list[IPAddress]:
+    def _addresses(self, texts: Sequence[str]) -> list[IPAddress]:
+        if not texts:
+            return []
         parsed = [parse_address(text) for text in dict.fromkeys(texts)]
         return [
             one for one in parsed if one is not None and self._options.serves(one) and not is_special(one)
@@ -424,7 +429,7 @@ class _Conversion:
     def _of_family(self, port_name: str, version: int) -> tuple[Backend, ...]:
         """They are in the order of their addresses, so the first and last show whether all fit."""
         backends = self._backends.get(port_name, ())
-        if backends and backends[0].address.version == version == backends[-1].address.version:
+        if not backends or backends[0].address[0] == version == backends[-1].address[0]:
             return backends
         return tuple([one for one in backends if one.address.version == version])
 
