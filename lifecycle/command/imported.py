@@ -1,10 +1,14 @@
 """A hive by the name of its variable."""
 
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from lifecycle.errors import UsageError
+from lifecycle.errors import HiveError, UsageError
+from lifecycle.hints.places import Place
 from lifecycle.hive.hive import Hive
 from lifecycle.injection.cells import Cell
 
@@ -17,7 +21,7 @@ def hive_at(source: str) -> Hive:
     """The hive that ``package.module:name`` names; of a Cell, a hive of that cell alone. It is not started.
 
     The module is looked for in the working directory, too. Raises UsageError, one line, when there is none,
-    and what the module itself raises.
+    and HiveError, one line, for what the module or the function raises.
     """
     package, colon, name = source.partition(":")
     if not (package and colon and name):
@@ -26,18 +30,45 @@ def hive_at(source: str) -> Hive:
         sys.path.insert(0, here)  # as `python -m` has it: the hive may not be installed
     try:
         module = import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{package}.".startswith(f"{error.name}."):
-            raise  # what the module itself imports
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not f"{package}.".startswith(f"{missing}."):  # what the module itself imports
+            why = f"its import failed: {_raised(error)}; python -c 'import {package}' shows how"
+            raise HiveError(f"{source}: {why}") from error
         raise UsageError(f"{source}: {error}; {EXPECTED}") from error
     try:
         thing = getattr(module, name)
     except AttributeError:
         raise UsageError(f"{source}: {package} has no {name}; {EXPECTED}") from None
     if callable(thing) and not isinstance(thing, type | Cell | Hive):
-        thing = thing()
+        thing = _result(source, thing)
     if isinstance(thing, Cell):
         return Hive(thing)
     if not isinstance(thing, Hive):
         raise UsageError(f"{source}: {EXPECTED}, not {type(thing).__name__}")
     return thing
+
+
+def _result(source: str, function: Callable[..., object]) -> object:
+    """What a function returns that is called without arguments."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsageError(f"{source}: {error}: expected a function without parameters") from None
+    try:
+        result = function()
+    except HiveError:
+        raise
+    except Exception as error:
+        raise HiveError(f"{source}: it raised {_raised(error)}") from error
+    if inspect.iscoroutine(result):
+        result.close()
+    return result
+
+
+def _raised(error: Exception) -> str:
+    """The error in one line, with the innermost place in the source; a syntax error has its own."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<")]
+    place = f" at {Place(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" + ("" if isinstance(error, SyntaxError) else place)

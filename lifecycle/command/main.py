@@ -173,10 +173,11 @@ def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
     count = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     own, rest = list(words[:count]), words[count:]
     named = [word.partition("=")[2] for word in own if word.startswith(_SOCKET)]
-    hive.read_settings([word for word in own if not word.startswith(_SOCKET)], env)
-    if not named:
-        settings = hive.graph().settings
-        named = [one.value for one in settings if one.name == "admin-socket" and one.value]
+    flags = [word for word in own if not word.startswith(_SOCKET)]
+    hive.read_settings(flags, env)
+    if flags or not named:
+        settings = hive.graph().settings  # which refuses flags that are wrong
+        named = named or [one.value for one in settings if one.name == "admin-socket" and one.value]
     if not named:
         raise UsageError(
             f"shell: {hive.name} has no setting admin-socket: name its socket with {_SOCKET}PATH"

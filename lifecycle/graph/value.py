@@ -146,12 +146,13 @@ def _graph(
     settings: list[Setting],
 ) -> Graph:
     modules = {(node.call, node.prefix): node.scope.id for node in resolution.active if node.kind == "config"}
+    infos: dict[str, ModuleInfo] = {}
+    for scope in resolution.assembly.scopes:  # two of one id are a fault: the first stands for both
+        parent = scope.parent.id if scope.parent else None
+        infos.setdefault(scope.id, ModuleInfo(scope.id, scope.title, parent))
     return Graph(
         name=resolution.assembly.root.id,
-        modules=tuple(
-            ModuleInfo(scope.id, scope.title, scope.parent.id if scope.parent else None)
-            for scope in resolution.assembly.scopes
-        ),
+        modules=tuple(infos.values()),
         constructors=tuple(
             ConstructorInfo(
                 ids[node],

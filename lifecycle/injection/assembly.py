@@ -136,7 +136,11 @@ def _twins(scopes: list[Scope]) -> Iterator[Fault]:
     for scope in scopes:
         by_id.setdefault(scope.id, []).append(scope)
     for full_id, same in by_id.items():
-        if len(same) > 1:
+        if len(same) > 1 and same[0].parent is None:
+            places = tuple(f"at {scope.place}" for scope in same[1:])
+            do = "do: rename the module, or the hive: Hive(..., name=...)"
+            yield Fault("module", f"a module has the id of the hive itself, {full_id}", (*places, do))
+        elif len(same) > 1:
             count = "two" if len(same) == 2 else len(same)
             places = tuple(f"at {scope.place}" for scope in same)
             yield Fault("module", f"{count} modules have the id {full_id}", places)

@@ -133,11 +133,11 @@ class ServiceManager:
 
 
 def _status(stage: str, progress: Progress) -> str:
-    named = ", ".join(progress.busy[:NAMED])
+    named = "; " + ", ".join(progress.busy[:NAMED]) if progress.busy else ""
     more = f" and {len(progress.busy) - NAMED} more" if len(progress.busy) > NAMED else ""
     if stage == "starting":
-        return f"starting: {progress.started} of {progress.hooks} hooks; {named}{more}"
-    return f"stopping: {progress.hooks} hooks left; {named}{more}"
+        return f"starting: {progress.started} of {progress.hooks} hooks{named}{more}"
+    return f"stopping: {progress.hooks} hooks left{named}{more}"
 
 
 def systemd() -> Cell:

@@ -48,10 +48,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test for each seed."""
     if (mark := metafunc.definition.get_closest_marker("seeds")) is None:
         return
-    if "hive" not in metafunc.fixturenames or len(mark.args) != 1 or not isinstance(mark.args[0], int):
-        raise pytest.UsageError(f"{metafunc.definition.nodeid}: expected seeds(count) and the fixture hive")
+    count = mark.args[0] if len(mark.args) == 1 else None
+    asks = "hive" in metafunc.fixturenames and inspect.iscoroutinefunction(metafunc.function)
+    if not asks or type(count) is not int or count < 1:
+        text = "expected seeds(count), of 1 or more, on an asynchronous test with the fixture hive"
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: {text}")
     chosen = metafunc.config.getoption("--hive-seed")
-    seeds = range(mark.args[0]) if chosen is None else [chosen]
+    seeds = range(count) if chosen is None else [chosen]
     metafunc.parametrize("_hive_seed", seeds, ids=[f"seed{seed}" for seed in seeds], indirect=True)
 
 

@@ -36,3 +36,11 @@ def market() -> Hive:
 
 
 fixed = Hive(shop, settings={"token": "t"}, name="fixed")
+
+
+def in_use(port: int) -> Hive:
+    raise AssertionError(port)
+
+
+async def later() -> Hive:
+    return Hive(till)

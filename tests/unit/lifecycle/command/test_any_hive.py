@@ -100,6 +100,12 @@ def test_a_golden_graph_is_written_and_compared(tmp_path: Path, capsys: pytest.C
         (["diff", "--update", f"{HERE}:till", f"{HERE}:till"], "expected a file such as graph.json"),
         (["diff", "nowhere.json", f"{HERE}:till"], "nowhere.json: No such file or directory"),
         (["shell", f"{HERE}:till"], "name its socket with --socket=PATH"),
+        (["shell", f"{HERE}:shop", "--socket=/nowhere", "--tokn=x"], "--tokn: no such setting"),
+        (
+            ["check", f"{HERE}:in_use"],
+            "missing a required argument: 'port': expected a function ",
+        ),
+        (["check", f"{HERE}:later"], "not coroutine"),
     ],
 )
 def test_a_mistake_gets_one_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +113,36 @@ def test_a_mistake_gets_one_line(words: list[str], text: str, capsys: pytest.Cap
     assert (code, out) == (2, "")
     assert text in err
     assert err.count("\n") == 1
+
+
+def test_what_a_module_or_a_function_raises_is_one_line_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in (
+        ("failing_shop", "\n\nraise OSError('the disk\\nis full')\n"),
+        ("needing_shop", "import there_is_none\n"),
+        ("unclosed_shop", "x = (\n"),
+        ("raising_shop", "def shop():\n    raise OSError('the disk is full')\n"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    for name, why in (
+        ("failing_shop", "its import failed: OSError: the disk is full at failing_shop.py:3; python -c "),
+        (
+            "needing_shop",
+            "its import failed: ModuleNotFoundError: No module named 'there_is_none' at ",
+        ),
+        (
+            "unclosed_shop",
+            "its import failed: SyntaxError: '(' was never closed (unclosed_shop.py, ",
+        ),
+        ("raising_shop", "it raised OSError: the disk is full at raising_shop.py:2\n"),
+    ):
+        code, out, err = ran(capsys, "check", f"{name}:shop")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"lifecycle: {name}:shop: {why}")
+        assert err.count("\n") == 1
 
 
 def test_the_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

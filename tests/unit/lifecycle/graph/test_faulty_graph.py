@@ -156,3 +156,12 @@ def test_a_hive_without_faults_is_built() -> None:
 def test_without_being_asked_to_a_graph_with_faults_is_refused() -> None:
     with pytest.raises(GraphError, match="4 faults"):
         Hive(*faulty).graph()
+
+
+@pytest.mark.parametrize("twin", ["hive", "twin"])
+def test_modules_of_one_id_are_drawn_as_one(twin: str) -> None:
+    cells = (module(twin, "One", provide(Store)), module("twin", "Two", invoke(Store)))
+    graph = Hive(*cells).graph(faulty=True)
+    assert [one.id for one in graph.modules] == ["hive", "twin"]
+    assert graph.tree().count("twin") >= 1
+    assert graph.tree().splitlines()[0] == "hive"

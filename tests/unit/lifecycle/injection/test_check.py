@@ -323,6 +323,12 @@ def test_modules_have_ids_of_their_own_in_kebab_case() -> None:
     message = refusal(module("Bad_Id", "Bad"), module("twin", "One"), module("twin", "Two"))
     assert "module: module id 'Bad_Id' at FILE:N: expected kebab-case such as host-ip-sync" in message
     assert "module: two modules have the id twin\n    at FILE:N\n    at FILE:N" in message
+    assert refusal(module("hive", "Named as the hive")) == text("""
+        hive cannot be built: 1 fault
+        module: a module has the id of the hive itself, hive
+            at FILE:N
+            do: rename the module, or the hive: Hive(..., name=...)
+    """)
 
 
 class Sizes(Settings, frozen=True):

@@ -75,6 +75,7 @@ async def test_a_start_and_a_stop_are_shown_with_what_they_wait_for(manager: Man
             {"STOPPING": "1", "STATUS": "stopping"}
         ]
         assert int(manager.heard[-1]["EXTEND_TIMEOUT_USEC"]) == 12_000_000
+        assert not any(one.get("STATUS", "").endswith(("; ", "hooks left;")) for one in manager.heard)
         end.set()
     assert hive.get(Phase).stage == "stopped"
 

@@ -86,20 +86,24 @@ async def test_orders(hive):
 INI = "[pytest]\nhive_patience = 0.5\n"
 
 
-def test_a_package_of_its_own_uses_it(tmp_path: Path) -> None:
-    (tmp_path / "test_shop.py").write_text(TESTS, encoding="utf-8")
-    (tmp_path / "pytest.ini").write_text(INI, encoding="utf-8")
+def run_pytest(folder: Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pytest", "-q", "--disable-plugin-autoload", "-panyio", "-rA"]
     command += ["-plifecycle.testing.pytest_plugin", "-pno:cacheprovider"]
-    ran = subprocess.run(
+    return subprocess.run(
         command,
-        cwd=tmp_path,
+        cwd=folder,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def test_a_package_of_its_own_uses_it(tmp_path: Path) -> None:
+    (tmp_path / "test_shop.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text(INI, encoding="utf-8")
+    ran = run_pytest(tmp_path)
     lines = ran.stdout.splitlines()
     passed = {line.split("::")[1] for line in lines if line.startswith("PASSED")}
     failed = {line.split("::")[1].split(" ")[0] for line in lines if line.startswith("FAILED")}
@@ -111,6 +115,24 @@ def test_a_package_of_its_own_uses_it(tmp_path: Path) -> None:
     assert "thread 'the leak'" in ran.stdout
     assert "LookupError: lost" in ran.stdout
     assert f"pytest --hive-seed={min(orders)[len('test_orders[seed') :].rstrip(']')} " in ran.stdout
+
+
+def test_seeds_without_a_simulation_are_refused(tmp_path: Path) -> None:
+    for number, test in enumerate(
+        (
+            "@pytest.mark.seeds\nasync def test_it(hive): ...",
+            "@pytest.mark.seeds(0)\nasync def test_it(hive): ...",
+            "@pytest.mark.seeds(True)\nasync def test_it(hive): ...",
+            "@pytest.mark.seeds(3)\nasync def test_it(): ...",
+            "@pytest.mark.seeds(3)\ndef test_it(hive): ...",
+        )
+    ):
+        (tmp_path / f"test_{number}.py").write_text(f"import pytest\n{test}\n", encoding="utf-8")
+    ran = run_pytest(tmp_path)
+    text = "expected seeds(count), of 1 or more, on an asynchronous test with the fixture hive"
+    for number in range(5):
+        assert f"test_{number}.py::test_it: {text}" in ran.stdout
+    assert ran.returncode == pytest.ExitCode.INTERRUPTED
 
 
 async def test_hives_stop_last_first_and_are_named_in_a_failure(hive: HiveStarter) -> None:
