@@ -72,16 +72,18 @@ class UnmanagedPods:
         jobs: Jobs,
         log: Logger,
     ) -> None:
-        self._selector = settings.pods()
         self._server = server
         self._log = log
-        self._pods = objects.table(CLUSTER_PODS)
         self._deleted: dict[Key, float] = {}
         self.found = 0
         """How many there were at the last look."""
         self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.endpoints
         if self.active:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
+            selector = settings.pods()
+            self._pods = objects.table(CLUSTER_PODS).filter(
+                lambda pod: selector.matches(pod.labels), name="restartable-pods"
+            )
             jobs.timer("look", self.look, float(settings.unmanaged_pod_watcher_interval))
 
     async def look(self) -> None:
@@ -108,7 +110,6 @@ class UnmanagedPods:
             pod.status.phase == "Running"
             and not pod.spec.host_network
             and not pod.terminating
-            and self._selector.matches(pod.labels)
             and self._endpoints.get(pod.key) is None
             and now - _started(pod, now) >= YOUNG
         )

@@ -107,7 +107,7 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
     collector = IdentityGC(
         GCSettings(),
         fake(ClusterAPI, client=client),
-        fake(ClusterObjects, endpoints=True, table=lambda kind: tables[kind.kind]),
+        fake(ClusterObjects, endpoints=True, table=lambda kind, _="": tables[kind.kind]),
         IdentityPasses(),
         jobs=fake(Jobs, timer=lambda *_, **__: None),
         log=structlog.get_logger(),

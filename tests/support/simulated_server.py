@@ -26,6 +26,7 @@ from lifecycle.testing import VirtualClock
 from lifecycle.testing import eventually as happens
 from tests.support import simulated_objects, virtual_time
 from tests.support.apiserver import ApiServer, Fault, of_client
+from tests.support.apiserver.errors import Resource
 from tests.support.apiserver.faults import AGENT, OPERATOR
 from tests.support.operated_simulation import REST, OperatedSimulation
 from tests.support.simulation import Machine, Size
@@ -33,6 +34,7 @@ from tests.unit.apiserver.replay import RECORDINGS
 from tests.unit.kubernetes.cluster import Cluster, kubeconfig, namespace, pod
 
 PORT = 8001
+SLICES = Resource("cilium.io", "ciliumendpointslices")
 NODE = "node1"
 CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumnodes")
 OF_THE_SERVER = {"10.96.0.1:443": ["192.0.2.10:6443"]}
@@ -166,7 +168,7 @@ class OperatedServer(SimulatedServer):
         super().__init__(folder, seed, size, lambda: clock.now, port)
         from tests.support.virtual_operator import VirtualOperator  # once clocks are virtual
 
-        self._clock = clock
+        self._clock, self._slices = clock, slices
         self._operator = VirtualOperator(self._server, folder / "operator", clock, slices=slices)
 
     async def do_begin(self) -> str:
@@ -179,11 +181,17 @@ class OperatedServer(SimulatedServer):
         self._simulation.fill()
         gc.freeze()
         await self._clock.advance(PAUSE)
+        await self._clock.until(self._all_sliced)
         return self._kubeconfig()
 
     def _all_ranged(self) -> bool:
         self._simulation.look()
         return self._simulation.ranged
+
+    def _all_sliced(self) -> bool:
+        """Whether the slices, if there are to be any, have all endpoints: they are written at a limited rate."""
+        slices = self._server.store.of(SLICES).objects.values()
+        return not self._slices or sum(len(one["endpoints"]) for one in slices) >= self._size.pods
 
     async def close(self) -> None:
         """Stop the operator, too."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
+import structlog
 
-from cells.operator.unmanaged_pods import UnmanagedPodSettings
-from lifecycle.testing import eventually
+from cells.kubernetes.objects.cilium_endpoint import CiliumEndpoint
+from cells.kubernetes.objects.kind import Key, LabelSelector, Meta
+from cells.operator.api_server import ClusterAPI
+from cells.operator.objects import ClusterObjects, ClusterPod, PodState
+from cells.operator.unmanaged_pods import UnmanagedPods, UnmanagedPodSettings
+from lifecycle import Jobs, Table
+from lifecycle.testing import eventually, fake
 from tests.integration.operator.recordings import load
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -55,3 +62,37 @@ def test_which_pods_are_looked_for_is_a_label_selector(text: str, selected: set[
     selector = UnmanagedPodSettings(pod_restart_selector=text).pods()
     labels = {"dns": {"k8s-app": "kube-dns"}, "web": {"app": "web"}}
     assert {name for name, one in labels.items() if selector.matches(one)} == selected
+
+
+async def test_a_pass_looks_at_selected_pods_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    matches = LabelSelector.matches
+
+    def counted(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+        asked.append(labels["k8s-app"])
+        return matches(selector, labels)
+
+    monkeypatch.setattr(LabelSelector, "matches", counted)
+    pods: Table[Key, ClusterPod] = Table("pods", key=lambda row: row.key)
+    endpoints: Table[Key, CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
+    tables = {"Pod": pods, "CiliumEndpoint": endpoints}
+    looking = UnmanagedPods(
+        UnmanagedPodSettings(),
+        fake(ClusterAPI),
+        fake(ClusterObjects, endpoints=True, table=lambda kind, _="": tables[kind.kind]),
+        jobs=fake(Jobs, timer=lambda *_, **__: None),
+        log=structlog.get_logger(),
+    )
+    with pods.txn() as rows:
+        for number in range(1000):
+            labels = {"k8s-app": "kube-dns" if number < 2 else "web"}
+            rows.put(
+                ClusterPod(
+                    Meta(name=f"pod-{number}", namespace="a", labels=labels), status=PodState(phase="Running")
+                )
+            )
+    await looking.look()
+    assert looking.found == 0, "they are young"
+    asked.clear()
+    await looking.look()
+    assert not asked
