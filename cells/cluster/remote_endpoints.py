@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mappi
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import islice
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import Any, Final, TypeVar
 
 import anyio.lowlevel
@@ -86,6 +87,8 @@ def endpoint_objects(
 Item = TypeVar("Item")
 STRETCH: Final = 50
 """Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
+GLANCES: Final = 1000
+"""Objects of which it is seen, in the same time, that nothing changes for them."""
 
 
 RemoteEndpoint = KnownEndpoint
@@ -146,6 +149,47 @@ class AddressHolders:
         return None
 
 
+class ChangedPlaces:
+    """Addresses and ranges that nodes have now or had before; other endpoints stay as they are.
+
+    It is asked for every pod of a cluster, so it compares text and numbers.
+    """
+
+    def __init__(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
+        self._addresses: set[str] = set()
+        self._numbers: dict[tuple[int, int], set[int]] = {}
+        """(family, bits that are shifted out) -> networks."""
+        for change in changes:
+            for node in (change.old, change.row):
+                if node is not None and _place(change.old) != _place(change.row):
+                    self._add(node)
+
+    def _add(self, node: ClusterNode) -> None:
+        for each in node.addresses:
+            self._addresses.add(str(each.ip))
+            self._numbers.setdefault((each.ip.version, 0), set()).add(int(each.ip))
+        for cidr in node.all_cidrs():
+            shift = cidr.max_prefixlen - cidr.prefixlen
+            numbers = self._numbers.setdefault((cidr.version, shift), set())
+            numbers.add(int(cidr.network_address) >> shift)
+
+    def concern(self, endpoint: KnownEndpoint) -> bool:
+        """Whether its node is one of them, or an address of it is among theirs."""
+        node = str(_address(endpoint.node)) if ":" in endpoint.node else endpoint.node
+        return node in self._addresses or any(map(self._hold, endpoint.prefixes))
+
+    def _hold(self, prefix: str) -> bool:
+        text = prefix.partition("/")[0]
+        version, family = (6, AF_INET6) if ":" in text else (4, AF_INET)
+        try:
+            number = int.from_bytes(inet_pton(family, text))
+        except OSError:
+            return False  # what is no address is in no range
+        return any(
+            number >> shift in numbers for (of, shift), numbers in self._numbers.items() if of == version
+        )
+
+
 class RemoteEndpoints:
     """Follows objects once all of them, and this node, are known; no leftover of the map goes before."""
 
@@ -184,6 +228,8 @@ class RemoteEndpoints:
         self._here: dict[str, bool] = {}
         """Whether an address is one of this node's, as of a revision of the table of nodes."""
         self._here_at = -1
+        self._unchecked: list[Change[str, ClusterNode]] = []
+        """Changes of nodes after which not all endpoints that they concern have been checked."""
         if not objects.served:
             self._claimed.done()
             self._first.done()
@@ -232,13 +278,22 @@ class RemoteEndpoints:
     async def _moves(self) -> AsyncIterator[Sequence[Change[str, ClusterNode]]]:
         """Nodes with changed addresses or ranges, once all objects have been looked at."""
         await self.table.wait_initialized()
-        async for changes in self._nodes.changes(self._nodes.revision):
+        changed = self._nodes.changes(self._nodes.revision)
+        if self._unchecked:  # an earlier check failed
+            yield ()
+        async for changes in changed:
             if any(_place(change.old) != _place(change.row) for change in changes):
                 yield changes
 
-    async def _check_again(self, _: object) -> None:
+    async def _check_again(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         """What was refused for its node may be right now, and the other way round."""
-        for keys in stretches(list(self._objects.keys())):
+        self._unchecked += changes
+        places = ChangedPlaces(self._unchecked)
+        concerned = dict.fromkeys(self._refused)
+        for rows in stretches(self._objects.all(), GLANCES):
+            concerned |= dict.fromkeys(row.key for row in rows if any(map(places.concern, _endpoints(row))))
+            await anyio.lowlevel.checkpoint()
+        for keys in stretches(concerned):
             found = {key: self._endpoints_of(key) for key in keys}
             differ = {
                 key: rows for key, rows in found.items() if {one.key for one in rows} != self._held(key)
@@ -246,6 +301,7 @@ class RemoteEndpoints:
             if differ:
                 self._take(differ)
             await anyio.lowlevel.checkpoint()
+        self._unchecked.clear()
         self._report()
 
     def _held(self, key: Any) -> set[Key]:
@@ -256,7 +312,7 @@ class RemoteEndpoints:
     def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
         """The endpoints of an object that are believed; what is refused is reported when it is new."""
         row: KnownEndpoint | KnownEndpointSlice | None = self._objects.get(key)
-        found = () if row is None else row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
+        found = () if row is None else _endpoints(row)
         reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
         reasons = {one.key: _wrong_identity(one) or self._wrong_place(one) for one in reached}
         refused = {name: reason for name, reason in reasons.items() if reason}
@@ -366,11 +422,16 @@ class RemoteEndpoints:
         return found
 
 
-def stretches(items: Iterable[Item]) -> Iterator[list[Item]]:
+def stretches(items: Iterable[Item], most: int = STRETCH) -> Iterator[list[Item]]:
     """The items, so many at a time as may be taken in at once."""
     rest = iter(items)
-    while stretch := list(islice(rest, STRETCH)):
+    while stretch := list(islice(rest, most)):
         yield stretch
+
+
+def _endpoints(row: KnownEndpoint | KnownEndpointSlice) -> tuple[KnownEndpoint, ...]:
+    """Those in an object."""
+    return row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
 
 
 def _wrong_identity(endpoint: RemoteEndpoint) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hive.lab.node import Lab
+from tests.bench.node_ranges import ELECTION
 from tests.bench.nodes import lab
 from tests.bench.startup import compiled, cpu, memory
 from tests.bench.stats import Figure, Sample
@@ -92,6 +93,7 @@ def _operator(node: Lab, folder: Path, kubeconfig: str) -> Iterator[int]:
         "operator-k8s-client-qps": "0",
         "skip-crd-creation": "true",
         "cluster-pool-ipv4-cidr": "10.128.0.0/9",
+        **ELECTION,
     }
     settings(values, folder / "config")
     command = [sys.executable, "-m", "hive", "operator", f"--config-dir={folder / 'config'}"]

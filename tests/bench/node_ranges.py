@@ -17,10 +17,11 @@ from tests.support.operator import Operators
 NODES = 5_000
 KIND = Resource("cilium.io", "ciliumnodes")
 ELECTION = {
-    "leader-election-lease-duration": "60s",
-    "leader-election-renew-deadline": "50s",
+    "leader-election-lease-duration": "300s",
+    "leader-election-renew-deadline": "240s",
     "leader-election-retry-period": "2s",
 }
+"""A fake API server that makes a cluster answers nothing meanwhile."""
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:

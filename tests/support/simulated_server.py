@@ -189,7 +189,7 @@ class OperatedServer(SimulatedServer):
         return self._simulation.ranged
 
     def _all_sliced(self) -> bool:
-        """Whether the slices, if there are to be any, have all endpoints: they are written at a limited rate."""
+        """Whether slices, if there are to be any, have all endpoints: writes are limited."""
         slices = self._server.store.of(SLICES).objects.values()
         return not self._slices or sum(len(one["endpoints"]) for one in slices) >= self._size.pods
 

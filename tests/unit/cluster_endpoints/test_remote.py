@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.cluster import identity, ipcache
+from cells.cluster import identity, ipcache, remote_endpoints
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
@@ -400,3 +400,33 @@ async def test_with_another_plugins_addresses_ranges_do_not_count(tmp_path: Path
         one.write(cep("web", "10.0.3.7", 300, written_by="two"), cep("node", "192.0.2.3", 301))
         await eventually(lambda: one.row("10.0.3.7/32") == (300, THERE))
         assert one.row("192.0.2.3/32") is None
+
+
+async def test_a_node_that_joins_or_moves_has_endpoints_checked_again_that_are_on_it_or_in_its_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+    wrong_identity = remote_endpoints._wrong_identity
+
+    def counted(endpoint: RemoteEndpoint) -> str:
+        checked.append(endpoint.name)
+        return wrong_identity(endpoint)
+
+    monkeypatch.setattr(remote_endpoints, "_wrong_identity", counted)
+    async with room(tmp_path) as one:
+        one.put_node("three", "192.0.2.3")
+        many = [cep(f"web-{number}", f"10.0.2.{number}", 300) for number in range(1, 100)]
+        other = cep("other", "10.0.3.107", 301, node="192.0.2.3")
+        one.put_node("two", THERE, "10.0.2.0/24")
+        one.write(*many, other)
+        await eventually(lambda: len(one.table.all()) == 100)
+        checked.clear()
+        one.put_node("four", "192.0.2.4", "10.0.4.0/24")
+        one.put_node("three", "192.0.2.3", "10.0.4.128/25")
+        await eventually(lambda: one.row("10.0.3.107/32") is None)
+        assert set(checked) == {"other"}
+        one.put_node("three", "192.0.2.3", "10.0.3.0/24")
+        await eventually(lambda: one.row("10.0.3.107/32") == (301, "192.0.2.3"))
+        one.put_node("five", "10.0.2.9")
+        await eventually(lambda: one.row("10.0.2.9/32") is None)
+        assert set(checked) == {"other", "web-9"}
