@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import pytest
@@ -68,7 +67,7 @@ async def test_a_pass_looks_at_selected_pods_only(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     matches = LabelSelector.matches
 
-    def counted(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    def counted(selector: LabelSelector, labels: dict[str, str]) -> bool:
         asked.append(labels["k8s-app"])
         return matches(selector, labels)
 
