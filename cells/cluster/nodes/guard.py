@@ -7,6 +7,7 @@ Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistak
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final
 
@@ -22,6 +23,8 @@ from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Table
 _OURS: Final = "cilium_"
 _LOOPBACK: Final = "lo"
 _SHOWN: Final = 3
+_MOST_RANGES: Final = 65_536
+"""Ranges that are remembered: those of nodes that have gone go at some time, too."""
 _SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
     map(ip_network, ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::1/128", "fe80::/10", "ff00::/8"))
 )
@@ -73,13 +76,14 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
     owner: dict[IPAddress, str] = {}
+    reasons = _range_reasons(own)
     checked = []
     for node in rows:
         if node.full_name == name:
             owner.update((each.ip, node.full_name) for each in node.addresses)
             checked.append(node)
         else:
-            checked.append(_checked(node, own, owner))
+            checked.append(_checked(node, own, owner, reasons))
     overlapping = set(_overlapping(checked))
     if overlapping:
         taken: list[tuple[IPNetwork, str]] = []
@@ -106,13 +110,12 @@ def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[Cl
     addresses = frozenset(each.ip for each in local.addresses if each.type != CILIUM_INTERNAL_IP)
     connected = own_networks(devices, None).connected
     own = OwnNetworks(addresses, tuple(one for one in connected if any(ip in one for ip in addresses)))
-    others = [
-        (cidr, node.full_name) for node in elder for cidr in node.all_cidrs() if not _wrong_range(cidr, own)
-    ]
+    reasons = _range_reasons(own)
+    others = [(cidr, node.full_name) for node in elder for cidr in node.all_cidrs() if not reasons[cidr]]
     found: dict[IPNetwork, str] = {}
     for cidr in local.all_cidrs():
         held = next((each for each in others if _overlap(cidr, each[0])), None)
-        reason = _wrong_range(cidr, own) or (f"overlaps {held[0]} of {held[1]}" if held else "")
+        reason = reasons[cidr] or (f"overlaps {held[0]} of {held[1]}" if held else "")
         if reason:
             found[cidr] = f"range {cidr} {reason}: in use here, not announced"
     return (
@@ -122,7 +125,9 @@ def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[Cl
     )
 
 
-def _checked(node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str]) -> ClusterNode:
+def _checked(
+    node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], reasons: Mapping[IPNetwork, str]
+) -> ClusterNode:
     """Without what no other node may have. ``owner`` gets its addresses."""
     refused: list[str] = []
     addresses: list[NodeIP] = []
@@ -137,7 +142,7 @@ def _checked(node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str]) -
             addresses.append(each)
     ranges: dict[int, list[IPNetwork]] = {4: [], 6: []}
     for cidr in node.all_cidrs():
-        if reason := _wrong_range(cidr, own):
+        if reason := reasons[cidr]:
             refused.append(f"range {cidr} {reason}")
         else:
             ranges[cidr.version].append(cidr)
@@ -177,6 +182,26 @@ def impossible_range(cidr: IPNetwork) -> str:
     if any(_overlap(cidr, each) for each in _SPECIAL):
         return "has addresses that are no pod's (loopback, link-local, multicast)"
     return ""
+
+
+class _RangeReasons(dict[IPNetwork, str]):
+    """Why no other node's pods can have a range, empty if they can: by range.
+
+    Each change of a node asks for those of all nodes.
+    """
+
+    def __init__(self, own: OwnNetworks) -> None:
+        super().__init__()
+        self._own = own
+
+    def __missing__(self, cidr: IPNetwork) -> str:
+        if len(self) >= _MOST_RANGES:
+            self.clear()
+        found = self[cidr] = _wrong_range(cidr, self._own)
+        return found
+
+
+_range_reasons = lru_cache(maxsize=4)(_RangeReasons)
 
 
 def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:

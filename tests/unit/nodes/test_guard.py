@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cells.base.addresses import IPNetwork
 from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes import guard
 from cells.cluster.nodes.guard import RefusedClaims, guarded
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.node.devices import Device
@@ -248,3 +250,20 @@ async def test_refused_claims_are_logged_and_in_health_until_withdrawn() -> None
         with nodes.txn() as txn:
             txn.put(node(2))
         await eventually(lambda: [level for level, _ in health()] == ["ok"])
+
+
+def test_a_node_more_has_no_range_of_the_others_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    impossible_range = guard.impossible_range
+
+    def counted(cidr: IPNetwork) -> str:
+        checked.append(str(cidr))
+        return impossible_range(cidr)
+
+    monkeypatch.setattr(guard, "impossible_range", counted)
+    nodes = [node(number, f"10.7.{number}.0/24") for number in range(10, 100)]
+    assert not any(one.refused for one in found(*nodes).values())
+    checked.clear()
+    rows = found(*nodes, node(100, "10.7.100.0/24"), node(101, "127.0.0.0/24"))
+    assert set(checked) == {"10.7.100.0/24", "127.0.0.0/24"}
+    assert [one.name for one in rows.values() if one.refused] == ["n101"]
