@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 
 from tests.bench.stats import Figure, Sample
-from tests.integration.kvstore.test_identities import agent
+from tests.integration.kvstore.agreeing import agent
 from tests.support.etcd import Etcd
 
 IN_A_ROW, AT_ONCE = 100, 300

@@ -15,7 +15,7 @@ from pathlib import Path
 from hive.lab import pods
 from hive.lab.node import Lab
 from tests.bench.stats import Figure, Row, Sample
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import made
 from tests.support.requests import PORT, PUBLIC, policy, shop
 from tests.support.waiting import eventually

@@ -36,7 +36,7 @@ from hive.observe.hubble_filters import FlowSelection
 from tests.bench.nodes import agent_cpu, our_lab
 from tests.bench.startup import memory
 from tests.bench.stats import Figure, Row, Sample, percentile
-from tests.unit.hubble.test_sources import TRACE, Agent
+from tests.unit.hubble.agent import TRACE, Agent
 
 METRICS = "dns drop tcp flow port-distribution icmp httpV2 kafka flows-to-world policy"
 CONTEXTS = "sourceContext=pod;destinationContext=pod"

@@ -21,8 +21,8 @@ from tests.bench.nodes import our_lab
 from tests.bench.peers import inside, ip, namespaces
 from tests.bench.stats import Row, Sample
 from tests.bench.tools import tool
-from tests.node.agent.test_accelerated import like_a_wire
-from tests.node.agent.test_node_port import command
+from tests.node.agent.node_ports import command
+from tests.node.agent.offloads import like_a_wire
 from tests.support.agents import known_pods
 from tests.support.waiting import eventually
 

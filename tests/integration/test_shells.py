@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.lifecycle.command.test_command import command
+from tests.unit.lifecycle.command.run import command
 
 __all__ = ["command"]
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.kernel import belongings, look
 from hive.lab.node import Lab
+from tests.soak.memory import GROWTH, size
 from tests.support.account import agreed
 from tests.support.waiting import eventually
 
@@ -23,31 +23,8 @@ WARM_UP = 2000
 """ADDs before the first look: caches are full by then, and the allocator has its pools."""
 AT_ONCE = 4
 SAMPLES = 10
-GROWTH = 4 << 20
-"""Octets of resident memory that are not taken for a leak. Of 100000 pods each would leave less than one of
-Python's smallest objects (48 octets); what comes and goes by itself, as fragments, was seen to be 1 MiB."""
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(120 + CHURN // 10)]
-
-
-@dataclass(frozen=True)
-class Size:
-    """An agent's, at rest."""
-
-    resident: int
-    """Octets."""
-    descriptors: int
-    threads: int
-
-
-def size(pid: int) -> Size:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return Size(
-        resident=int(status["VmRSS"].split()[0]) << 10,
-        descriptors=len(os.listdir(f"/proc/{pid}/fd")),  # noqa: PTH208 (names only)
-        threads=int(status["Threads"]),
-    )
 
 
 def churn(plugin: Path, configuration: Path, numbers: Iterable[int]) -> None:

@@ -16,8 +16,8 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from tests.node.agent.test_api_server import ENDPOINTS, IDENTITIES, NODE, NODES, Server, reaches, states
-from tests.node.agent.test_pod_labels import POLICY, labels_of
+from tests.node.agent.manifests import POLICY, labels_of
+from tests.node.agent.served import ENDPOINTS, IDENTITIES, NODE, NODES, Server, reaches, states
 from tests.support.agents import serving
 from tests.support.talk import talking
 from tests.support.waiting import eventually

@@ -26,7 +26,7 @@ from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.probe import ping
 from hive.main import cli
 from tests.kernel.datapath.model_packet import Flow
-from tests.node.agent.test_hostile_frames import (
+from tests.node.agent.hostile import (
     HOST_PORT,
     PORTS,
     WORLD,

@@ -12,7 +12,7 @@ from cells.maps.map import open_map
 from hive.lab import agent_process
 from hive.lab.kernel import look
 from hive.lab.node import Lab
-from tests.soak.test_churn import GROWTH, size
+from tests.soak.memory import GROWTH, size
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

@@ -23,7 +23,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
 from hive.observe.monitor import events
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

@@ -16,7 +16,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import serving
 from tests.support.dns import Looked, dnsmasq, lookup
 from tests.support.waiting import eventually

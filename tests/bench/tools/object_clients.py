@@ -170,7 +170,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.policy.maps import PolicyComputer, PolicyMapPool
     from cells.remote import endpoints
     from lifecycle import Hive, Lifecycle, ReadTable, Table, provide, replace, supply
-    from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
+    from tests.unit.policy_maps.fakes import FakeMaps, FakeRules
 
     os.environ["K8S_NODE_NAME"] = "node-0"
     known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())

@@ -15,7 +15,7 @@ import pytest
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.__main__ import kubeconfig
 from tests.support.apiserver.certificates import Authority
-from tests.unit.apiserver.test_restart import definition
+from tests.unit.apiserver.requests import definition
 
 pytestmark = pytest.mark.anyio
 KUBECTL = shutil.which("kubectl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections import Counter
@@ -18,14 +17,11 @@ from cells.operator import LEADER, operator
 from lifecycle import Settings, Sources
 from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings
+from tests.integration.deploy.rendered import CONFIG, NAMES, OF_INIT, known_keys, load, rendered
 from tests.support import chart
 from tests.support.counts import Count
-from tests.support.recordings import recordings
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-DATA = recordings("helm")
-NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem not in {"default", "effects"})
-CONFIG = "ConfigMap/cilium-config"
 
 DIFFERENT_KEYS = {
     "prometheus-serve-addr": "metrics of agents are served by default",
@@ -33,42 +29,9 @@ DIFFERENT_KEYS = {
     "set-cilium-is-up-condition": "false is said, since left out it would mean true",
     "remove-cilium-node-taints": "false is said, since left out it would mean true",
 }
-OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
-"""Keys that containers read which come before the agent, or go after it."""
 RENDERED_HERE = {
     "bad-hubble-own-certs-missing": "certificates of Secrets are taken when they are there",
 }
-
-
-def load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
-    return found
-
-
-def asked(name: str) -> dict[str, Any]:
-    """The values of a set, Hubble on, certgen's image, and what an API server would report of its kinds."""
-    given: dict[str, Any] = copy.deepcopy(load(name)["values"])
-    given.setdefault("certgen", {"image": {"repository": "quay.io/cilium/certgen", "tag": "v0.2.1"}})
-    if isinstance(hubble := given.setdefault("hubble", {}), dict):
-        hubble.setdefault("enabled", True)
-    if (load(name).get("rendered_with") or {}).get("extra_api_versions"):
-        given.setdefault("prometheus", {}).setdefault("serviceMonitor", {})["trustCRDsExist"] = True
-    return given
-
-
-@cache
-def rendered(name: str) -> dict[str, dict[str, Any]] | str:
-    """What our chart makes of the set, or why it refuses."""
-    how = load(name).get("rendered_with") or {}
-    try:
-        return chart.objects(
-            asked(name),
-            namespace=how.get("namespace", "kube-system"),
-            release=how.get("release", "cilium"),
-            kubernetes=how.get("kubernetes_version", ""),
-        )
-    except chart.RenderError as error:
-        return str(error)
 
 
 @cache
@@ -127,53 +90,6 @@ def test_recorded_values_give_the_keys_that_cilium_s_chart_gives(name: str, coun
             outcomes[f"different: {DIFFERENT_KEYS[key]}"] += 1
     outcomes["of what is not served"] += len((theirs or {}).keys() - known_keys())
     count("keys of the ConfigMap", outcomes)
-
-
-@cache
-def known_keys() -> set[str]:
-    table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())
-    return {one["key"] for one in table} | {
-        "enable-wireguard",
-        "encrypt-node",
-        "wireguard-persistent-keepalive",
-        "ces-rate-limits",
-        "ces-slice-mode",
-        "cni-chaining-mode",
-        "enable-external-ips",
-        "enable-host-port",
-        "enable-node-port",
-        "external-envoy-proxy",
-        "enable-hubble-open-metrics",
-        "hubble-disable-tls",
-        "hubble-dynamic-metrics-config-path",
-        "hubble-export-allowlist",
-        "hubble-export-denylist",
-        "hubble-export-fieldmask",
-        "hubble-export-file-path",
-        "hubble-flowlogs-config-path",
-        "hubble-metrics",
-        "hubble-metrics-server",
-        "hubble-metrics-server-enable-tls",
-        "hubble-metrics-server-tls-cert-file",
-        "hubble-metrics-server-tls-client-ca-files",
-        "hubble-metrics-server-tls-key-file",
-        "hubble-redact-enabled",
-        "hubble-redact-http-headers-allow",
-        "hubble-redact-http-headers-deny",
-        "hubble-redact-http-urlquery",
-        "hubble-redact-http-userinfo",
-        "hubble-redact-kafka-apikey",
-        "hubble-tls-cert-file",
-        "hubble-tls-client-ca-files",
-        "hubble-tls-key-file",
-        "kube-proxy-replacement",
-        "kvstore",
-        "kvstore-opt",
-        "operator-api-serve-addr",
-        "unmanaged-pod-watcher-interval",
-        "set-cilium-node-taints",
-        "write-cni-conf-when-ready",
-    }
 
 
 def test_generated_chart_files_are_up_to_date() -> None:

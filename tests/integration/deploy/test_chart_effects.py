@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.integration.deploy.test_chart import CONFIG, DATA, known_keys
-from tests.integration.deploy.test_chart_objects import compared, places, why
+from tests.integration.deploy.differences import compared, places, why
+from tests.integration.deploy.rendered import CONFIG, DATA, known_keys
 from tests.support import chart
 from tests.support.counts import Count
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.deploy.test_chart import CONFIG, load
+from tests.integration.deploy.rendered import CONFIG, load
 from tests.support import chart
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import copy
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
@@ -15,88 +14,12 @@ import yaml
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
-from tests.integration.deploy.test_chart import CONFIG, NAMES, load, rendered
+from tests.integration.deploy.differences import DIFFERENT, compared, places, why
+from tests.integration.deploy.rendered import CONFIG, NAMES, load, rendered
 from tests.support import chart
 from tests.support.counts import Count
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-
-KINDS: Final = (
-    *("DaemonSet", "Deployment", "ServiceAccount"),
-    *("ServiceMonitor", "PodDisruptionBudget", "ResourceQuota"),
-)
-OBJECTS: Final = {
-    *("Service/cilium-agent", "Service/cilium-operator", "ConfigMap/ip-masq-agent"),
-    *("Service/hubble-metrics", "ConfigMap/cilium-dynamic-metrics-config"),
-    *("ClusterRoleBinding/cilium", "ClusterRoleBinding/cilium-operator"),
-}
-APART: Final = {"DaemonSet/cilium-bgp-speaker", "ServiceAccount/hubble-generate-certs"}
-"""Of Cilium's chart there is none, or the recording has its name alone."""
-UNSERVED: Final = "the part it is for is not built here"
-HALF: Final = "Cilium's chart follows its own value by half"
-OWN: Final = "commands of ours need neither shells nor a copy on the node"
-LEAST: Final = "only what is used is allowed"
-DIFFERENT: Final = (
-    (r"/image$|/imagePullPolicy$", "images are our own"),
-    (r"containers/\[(cilium-agent|cilium-operator)\]/(command|args)", "commands are our own"),
-    (r"initContainers/\[[a-z-]+\]/(command|args|env/\[(BIN_PATH|CGROUP_ROOT)|volumeMounts/\[~1hostbin)", OWN),
-    (r"checksum$", "the ConfigMap is another one"),
-    (r"volumes/\[cni-path\]", "no plugin is put there, nothing is mounted"),
-    (r"(volumeMounts|volumes)/\[(.*bpf|bpf-maps)\]", HALF),
-    (
-        r"\[cilium-agent\]/volumeMounts/\[~1host~1proc~1sys~1net\]|volumes/\[host-proc-sys-net\]",
-        "the agent looks there",
-    ),
-    (r"securityContext/(capabilities/drop|seLinuxOptions)", "a privileged container needs no lists"),
-    (
-        r"\[cilium-operator\]/(liveness|readiness)Probe",
-        "the kubelet does not reach the loopback of a pod's network",
-    ),
-    (r"PodDisruptionBudget/cilium-operator:/spec/maxUnavailable", "Kubernetes takes one of both"),
-    (r"\[mount-bpf-fs\]/", HALF),
-    (r"/successThreshold$", "1 is Kubernetes' default"),
-    (
-        r"(env|volumeMounts|volumes)/\[(CILIUM_CLUSTERMESH|~1var~1lib~1cilium~1clustermesh|clustermesh-)",
-        UNSERVED,
-    ),
-    (r"(volumeMounts|volumes)/\[.*envoy.*sockets\]", "sockets are in the run directory, which is mounted"),
-    (
-        r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
-        "no module, no iptables",
-    ),
-    (
-        r"(volumeMounts|volumes)/\[(~1host~1proc~1sys~1kernel|host-proc-sys-kernel)\]",
-        "nothing there is changed",
-    ),
-    (
-        r"(volumeMounts|volumes)/\[(.*cgroupv2|cilium-cgroup)\]",
-        "nothing of cgroups is removed with the state",
-    ),
-    (r"env/\[GOMEMLIMIT\]", "a Go runtime's"),
-    (r"\[cilium-agent\]/(liveness|readiness)Probe/exec", "commands are our own"),
-    (r"lifecycle/postStart", "no iptables rules of others are touched"),
-    (r"/capabilities/add$", LEAST),
-    (r"/\[config\]/securityContext/|\[cilium-operator\]/securityContext/", LEAST),
-    (
-        r"(volumeMounts|volumes)/\[(~1etc~1cilium~1config-map|config-map)\]",
-        "the agent sees the ConfigMap change",
-    ),
-    (r"clean-cilium-state\]/volumeMounts/\[.*\]", "what the plugin wrote is removed with the state"),
-    (
-        r"template/metadata/annotations(/prometheus.io~1(port|scrape))?$|ports/\[prometheus\]",
-        "metrics are served by default",
-    ),
-    (r"\[(envoy-admin|envoy-metrics)\]", UNSERVED),
-    (r"ports/\[peer-service\]", "it is listed with metrics of flows alone"),
-    (
-        r"containers/\[cilium-agent\]/ports/\[hubble-metrics\]",
-        "a Service leads to it, also where a file has the metrics",
-    ),
-    (r"\[cilium-agent\]/resources/requests", "what an agent needs is asked for"),
-    (r"env/\[CILIUM_DEBUG\]", "debug is read from the ConfigMap"),
-    (r"/labels/app.kubernetes.io~1part-of$", "every object of ours has the label"),
-)
-"""Places, and why they differ there."""
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -142,41 +65,6 @@ def _plain(step: str) -> str:
 def _at(among: list[Any], step: str) -> int | None:
     key, _, value = step[1:-1].partition("=")
     return next((i for i, one in enumerate(among) if one[key] == _plain(value)), None)
-
-
-def places(of: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Pointer -> value; elements of a list by their name or mountPath, other lists as wholes."""
-    if isinstance(of, dict) and of:
-        for key, value in of.items():
-            yield from places(value, f"{at}/{key.replace('~', '~0').replace('/', '~1')}")
-        return
-    name = _name(of)
-    if name:
-        for one in of:
-            rest = {key: value for key, value in one.items() if key != name}
-            yield from places(rest or True, f"{at}/[{one[name].replace('/', '~1')}]")
-    elif of not in (None, "", [], {}):
-        yield at, json.dumps(of, sort_keys=True)
-
-
-def _name(of: Any) -> str | None:
-    if not isinstance(of, list) or not of or not all(isinstance(one, dict) for one in of):
-        return None
-    for key in ("mountPath", "name"):
-        if all(key in one for one in of) and len({one[key] for one in of}) == len(of):
-            return key
-    return None
-
-
-def compared(objects: Mapping[str, Any]) -> set[str]:
-    """The objects that are compared, by ``Kind/name``; parts in pods of our own have tests of their own."""
-    compare = {key for key in objects if key in OBJECTS or key.partition("/")[0] in KINDS}
-    return {key for key in compare if "envoy" not in key and key not in APART}
-
-
-def why(key: str, place: str) -> str | None:
-    """Why a place may differ."""
-    return next((reason for pattern, reason in DIFFERENT if re.search(pattern, f"{key}:{place}")), None)
 
 
 def comparable() -> list[str]:

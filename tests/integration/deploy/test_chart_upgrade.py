@@ -14,7 +14,7 @@ from lifecycle import Sources
 from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings
 from lifecycle.testing import eventually
-from tests.integration.deploy.test_chart import CONFIG, OF_INIT
+from tests.integration.deploy.rendered import CONFIG, OF_INIT, OLDER
 from tests.support import chart
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -23,8 +23,6 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.anyio
 
-OLDER: dict[str, Any] = json.loads((Path(__file__).parent / "older_chart.json").read_text())
-"""What the chart rendered when it was new: keys of the ConfigMap, and fields that are immutable."""
 NODES, SERVICES = Resource("cilium.io", "ciliumnodes"), Resource("", "services")
 POOL = {
     "apiVersion": "cilium.io/v2alpha1",

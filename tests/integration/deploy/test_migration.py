@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from cells.operator.crds.definitions import definitions
-from tests.integration.deploy.test_chart import CONFIG, load
-from tests.integration.deploy.test_helm import Here, here
+from tests.integration.deploy.cluster import Here, here
+from tests.integration.deploy.rendered import CONFIG, load
 from tests.support.pages import ROOT, blocks, play, shell
 
 __all__ = ["here"]

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from ipaddress import ip_address
+from collections.abc import Callable
 
 import anyio
 import pytest
-import structlog
 
-from cells import kubernetes, kvstore
-from cells.base.addresses import Family
-from cells.cluster import allocation, identity
 from cells.cluster.allocation.keys import encode
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import CLUSTER
-from cells.config import AgentConfig, AgentSettings
-from cells.node.addresses import NodeAddress, Origin, address_table
-from lifecycle import Hive, Lifecycle, StartError, Table, invoke, provide, supply
+from lifecycle import StartError
 from lifecycle.testing import eventually
+from tests.integration.kvstore.agreeing import agent
 from tests.support.etcd import Etcd
 
 pytestmark = pytest.mark.anyio
@@ -28,25 +21,6 @@ WEB = ("k8s:app.kubernetes.io/name=web", "k8s:app=web", "k8s:io.kubernetes.pod.n
 DB = ("k8s:app=db", "k8s:empty", "k8s:io.kubernetes.pod.namespace=default")
 STATE = "cilium/state/identities/v1/"
 WEB_TEXT = "k8s:app=web;k8s:app.kubernetes.io/name=web;k8s:io.kubernetes.pod.namespace=default;"
-
-
-@asynccontextmanager
-async def agent(etcd: Etcd, number: int = 1, **more: str) -> AsyncIterator[Identities]:
-    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
-    parts = (kubernetes.cell, kvstore.cell, identity.cell, allocation.cell, provide(address_table))
-    settings = {
-        "kvstore": "etcd",
-        "kvstore-opt": f"etcd.address={etcd.url}",
-        "kvstore-periodic-sync": "300ms",
-    }
-    hive = Hive(*parts, supply(known), invoke(needed), settings=settings | more)
-    async with hive.started():
-        with hive.get(Table[Family, NodeAddress]).txn() as rows:
-            rows.put(NodeAddress(Family.IPV4, ip_address(f"192.0.2.{number}"), Origin.DEVICE))
-        yield hive.get(Identities)
-
-
-def needed(_: Identities, __: Table[Family, NodeAddress]) -> None: ...
 
 
 async def until(condition: Callable[[], object]) -> None:

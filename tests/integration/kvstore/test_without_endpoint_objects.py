@@ -19,7 +19,7 @@ from tests.support.apiserver.errors import Resource
 from tests.support.etcd import Etcd
 from tests.support.operator import Operators
 from tests.support.operator.running import POOL
-from tests.unit.cluster_endpoints.test_remote import cep
+from tests.unit.cluster_endpoints.remote import cep
 
 pytestmark = pytest.mark.anyio
 ENDPOINTS = Resource("cilium.io", "ciliumendpoints")

@@ -8,7 +8,7 @@ from scapy.packet import Packet
 from cells.datapath.settings import ProgramSettings
 from tests.kernel.datapath.model import UNKNOWN_NETWORK, UNROUTABLE
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp, who_has
-from tests.kernel.datapath.test_verifier import processed
+from tests.kernel.datapath.verified import processed
 from tests.kernel.datapath.world import (
     EGRESS,
     INGRESS,

@@ -1,7 +1,6 @@
 """How much of the verifier's patience the programs take."""
 
 import os
-import struct
 
 import pytest
 
@@ -11,9 +10,10 @@ from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
-from cells.maps.bpf import buffer, object_info, program_by_id
+from cells.maps.bpf import program_by_id
 from cells.maps.map import create_map
 from tests.kernel.datapath.node import running
+from tests.kernel.datapath.verified import processed
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -25,15 +25,6 @@ ROOM, ROOM_17 = 150_000, 300_000
 The kernel allows a million. Of what clang 17 makes, that of Debian 13, it follows half as much again:
 203 thousand against 134.
 """
-_PROCESSED = 216  # verified_insns in struct bpf_prog_info
-
-
-def processed(descriptor: int) -> int:
-    """Instructions the verifier went through until it accepted a program."""
-    info = buffer(bytes(_PROCESSED + 4))
-    object_info(descriptor, info, "program")
-    (count,) = struct.unpack_from("<I", info.raw, _PROCESSED)
-    return int(count)
 
 
 async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: None) -> None:

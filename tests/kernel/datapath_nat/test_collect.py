@@ -9,7 +9,7 @@ from scapy.layers.inet import UDP
 
 from cells.datapath.collector import ConntrackCollector
 from tests.kernel.datapath.world import NODE, OUTSIDE, OUTSIDE6, A, B, World
-from tests.kernel.datapath_nat.test_masquerade import known_to_conntrack, mapped, udp
+from tests.kernel.datapath_nat.masqueraded import known_to_conntrack, mapped, udp
 
 pytestmark = pytest.mark.kernel
 

@@ -14,7 +14,7 @@ from scapy.packet import Packet, Raw
 
 from tests.kernel.datapath.world import NODE, NODE6, OK, OUTSIDE, OUTSIDE6, A, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
-from tests.kernel.datapath_nat.test_masquerade import ip, network
+from tests.kernel.datapath_nat.masqueraded import ip, network
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel

@@ -17,10 +17,11 @@ from scapy.layers.sctp import SCTP
 from scapy.packet import Packet, Raw
 
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
-from cells.maps.records.flows import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtEntry, CtKey, NatEntry
+from cells.maps.records.flows import DEVICE_IP_MASQ, DEVICE_REMOTE_NODES, CtKey, NatEntry
 from cells.masquerade.ip_masq_agent import key_of
 from tests.kernel.datapath.world import EGRESS, NODE, NODE6, OK, OUTSIDE, OUTSIDE6, SHOT, A, B, World
 from tests.kernel.datapath_nat.conftest import FIRST_PORT, LAST_PORT, serve
+from tests.kernel.datapath_nat.masqueraded import ip, mapped, network, udp
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
@@ -30,19 +31,6 @@ PORTS = LAST_PORT - FIRST_PORT + 1
 OTHER, OTHER6 = "198.51.100.2", "2001:db8::2"
 NODES = {4: NODE, 6: NODE6}
 OUT, BACK = "out", "back"
-
-
-def ip(source: str, destination: str) -> Packet:
-    layer = IPv6(src=source, dst=destination) if ":" in source else IP(src=source, dst=destination)
-    return Ether(src="0a:00:00:00:00:09", dst="0a:00:00:00:00:08") / layer
-
-
-def udp(source: str, destination: str, sport: int = 40000, dport: int = 53, body: bytes = b"x") -> Packet:
-    return ip(source, destination) / UDP(sport=sport, dport=dport) / Raw(body)
-
-
-def network(packet: Packet) -> Packet:
-    return packet[IPv6] if IPv6 in packet else packet[IP]
 
 
 def has_true_checksums(packet: Packet) -> bool:
@@ -58,21 +46,6 @@ def has_true_checksums(packet: Packet) -> bool:
     for layer in first:
         del again[layer].chksum
     return bytes(Ether(bytes(again))) == bytes(packet)
-
-
-def known_to_conntrack(world: World, packet: Packet, lifetime: int = 1 << 30) -> None:
-    """What the program of the pod's link has left behind."""
-    head, l4 = network(packet), packet[TCP] if TCP in packet else packet[UDP]
-    protocol = 6 if TCP in packet else 17
-    key = CtKey(ip_address(head.src), ip_address(head.dst), l4.dport, l4.sport, protocol)
-    name = "global" if TCP in packet else "any"
-    version = 6 if IPv6 in packet else 4
-    table = world.maps[f"cilium_ct{version}_global" if name == "global" else f"cilium_ct_any{version}_global"]
-    table.update(key.pack(), CtEntry(lifetime=lifetime).pack())
-
-
-def mapped(world: World, version: int = 4) -> int:
-    return sum(1 for _ in world.maps[f"cilium_snat_v{version}_external"].items())
 
 
 @dataclass

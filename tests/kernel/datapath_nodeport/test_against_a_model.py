@@ -24,8 +24,8 @@ from tests.kernel.datapath_nodeport.world import (
     NodePortWorld,
     segment,
 )
+from tests.kernel.datapath_services.packets import ends, intact
 from tests.kernel.datapath_services.services import TARGET, Backend
-from tests.kernel.datapath_services.test_pod_service import ends, intact
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel

@@ -14,8 +14,8 @@ from cells.services.maglev import MaglevBackend, fill
 from cells.services.map_entries import maglev_key
 from tests.kernel.datapath.world import REDIRECT
 from tests.kernel.datapath_nodeport.world import ELSEWHERE, NODE_PORT, SERVICE, NodePortWorld, segment
+from tests.kernel.datapath_services.packets import ends
 from tests.kernel.datapath_services.services import Backend
-from tests.kernel.datapath_services.test_pod_service import ends
 
 pytestmark = pytest.mark.kernel
 

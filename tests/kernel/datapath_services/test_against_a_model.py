@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import OK, REDIRECT, A, World
+from tests.kernel.datapath_services.packets import ends, intact
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, Services
-from tests.kernel.datapath_services.test_pod_service import ends, intact
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from scapy.layers.inet import ICMP, IP, TCP, UDP, fragment
+from scapy.layers.inet import ICMP, IP, UDP, fragment
 from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
@@ -25,6 +25,7 @@ from tests.kernel.datapath.world import (
     Outcome,
     World,
 )
+from tests.kernel.datapath_services.packets import ends, intact
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, Services
 
 pytestmark = pytest.mark.kernel
@@ -33,24 +34,6 @@ FAMILIES = [(VIP, A.ip, B.ip), (VIP6, A.ip6, B.ip6)]
 LOOPBACK = "169.254.42.1"
 REMOTE = [f"203.0.113.{n}" for n in (1, 2, 3)]
 REMOTE6 = [f"2001:db8::{n}" for n in (1, 2, 3)]
-
-
-def ends(packet: Packet) -> tuple[str, int, str, int]:
-    """Source and destination, with ports."""
-    network = packet[IPv6] if IPv6 in packet else packet[IP]
-    transport = network.payload
-    return network.src, transport.sport, network.dst, transport.dport
-
-
-def intact(packet: Packet) -> bool:
-    """Whether its checksums are those of its contents."""
-    fresh = packet.copy()
-    for layer, field in ((IP, "chksum"), (TCP, "chksum"), (UDP, "chksum"), (ICMP, "chksum")):
-        if layer in fresh:
-            delattr(fresh[layer], field)
-    if ICMPv6DestUnreach in fresh:
-        del fresh[ICMPv6DestUnreach].cksum
-    return bytes(Ether(bytes(fresh))) == bytes(packet)
 
 
 def request(kind: str, source: str, vip: str, *, sport: int = 40000, flags: str = "S") -> Packet:

@@ -20,7 +20,7 @@ from lifecycle import Hive, ReadTable, Table, Tables, supply
 from lifecycle.tables import ObjectStatus
 from lifecycle.testing import eventually
 from tests.support.namespaces import in_node
-from tests.unit.remote_nodes.test_claims import node
+from tests.unit.remote_nodes.nodes import node
 
 __all__ = ["in_node"]
 

@@ -12,30 +12,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cells import netlink
 from cells.maps.bpf import buffer, command, program_info
 from cells.netlink.connection import NetlinkError, open_socket
 from cells.netlink.links import HostLinks, programs_of
 from cells.netlink.messages import IPAddress, IPNetwork, VethPair
 from cells.netlink.pod import PodLink
-from cells.netlink.rows import LinkInfo, LinkPrograms, parse_mac
-from lifecycle import Hive, NotStartedError, invoke
+from cells.netlink.rows import LinkInfo, LinkPrograms
+from lifecycle import NotStartedError
+from tests.kernel.netlink.host_links import HOST_MAC, POD_MAC, host_links
 from tests.support.namespaces import Namespaces, in_node, inside, new_netns
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
-
-HOST_MAC, POD_MAC = parse_mac("02:00:00:00:00:01"), parse_mac("02:00:00:00:00:02")
-
-
-def root(_links: HostLinks) -> None:
-    """What the tests need of the hive."""
-
-
-@asynccontextmanager
-async def host_links() -> AsyncIterator[HostLinks]:
-    async with Hive(netlink.cell, invoke(root)).started() as hive:
-        yield hive.get(HostLinks)
 
 
 def pair(number: int, netns_fd: int | None, pod_name: str = "eth0") -> VethPair:

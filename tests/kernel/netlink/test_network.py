@@ -13,7 +13,7 @@ from cells.netlink.messages import VethPair
 from cells.netlink.network import Marked, NodeNetwork, leave_marked, take_marked
 from cells.node.router import StartWriter
 from cells.node.router_kernel import RouterWriter
-from tests.kernel.netlink.test_links import HOST_MAC, POD_MAC, host_links
+from tests.kernel.netlink.host_links import HOST_MAC, POD_MAC, host_links
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]

@@ -9,7 +9,7 @@ from cells.netlink.connection import NetlinkError
 from cells.netlink.links import HostLinks
 from cells.netlink.messages import VethPair
 from cells.netlink.overlay import FoundOverlay, OverlayLinks
-from tests.kernel.netlink.test_links import HOST_MAC, POD_MAC, host_links
+from tests.kernel.netlink.host_links import HOST_MAC, POD_MAC, host_links
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]

@@ -9,7 +9,7 @@ import pytest
 from cells.node.router import Router
 from lifecycle import Hive
 from lifecycle.testing import eventually
-from tests.kernel.router.test_router import DUAL, agent, ip, routes6
+from tests.kernel.router.routed import DUAL, agent, ip, routes6
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]

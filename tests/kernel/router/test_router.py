@@ -3,8 +3,6 @@
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network, ip_interface
 from pathlib import Path
 
@@ -12,10 +10,6 @@ import anyio
 import pytest
 from anyio.abc import SocketAttribute
 
-from cells import config, datapath, endpoint, kubernetes, maps, netlink
-from cells.cluster import identity, ipcache
-from cells.endpoint import host as host_endpoint
-from cells.endpoint import restore as endpoint_restore
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import (
     NODE_NOTIFY_DROP,
@@ -27,55 +21,17 @@ from cells.maps.records.endpoints import (
 from cells.netlink.links import HostLinks
 from cells.netlink.messages import IPInterface
 from cells.netlink.rows import LinkInfo
-from cells.node import devices, ipam, local_addresses, router, sysctl
+from cells.node import router
 from cells.node.ipam import Ipam
 from cells.node.router import Router
 from cells.node.router_kernel import lasting
-from cells.observe import controllers
-from cells.policy import maps as policy_maps
-from lifecycle import Hive, invoke
+from lifecycle import Hive
+from tests.kernel.router.routed import DUAL, PODS, PODS6, agent, ip, routes6
 from tests.support.namespaces import in_node, inside, new_netns
 from tests.support.waiting import eventually
 
 __all__ = ["in_node"]
 pytestmark = pytest.mark.kernel
-
-PODS = IPv4Network("10.0.1.0/24")
-PODS6 = IPv6Network("fd00:1::/112")
-CELLS = [
-    each.cell
-    for each in (
-        config,
-        controllers,
-        datapath,
-        devices,
-        endpoint,
-        endpoint_restore,
-        host_endpoint,
-        ipam,
-        identity,
-        ipcache,
-        local_addresses,
-        kubernetes,
-        maps,
-        netlink,
-        policy_maps,
-        router,
-        sysctl,
-    )
-]
-
-
-def root(_router: Router, _links: HostLinks, _maps: Maps, _ipam: Ipam) -> None:
-    """What the tests need of the hive."""
-
-
-@asynccontextmanager
-async def agent(**settings: str) -> AsyncIterator[Hive]:
-    """The cells up to the router, in this node."""
-    given = {"ipv4-range": str(PODS), "state-dir": "/run/cilium", **settings}
-    async with Hive(*CELLS, invoke(root), settings=given).started() as hive:
-        yield hive
 
 
 def gateway(hive: Hive) -> IPv4Address:
@@ -94,12 +50,6 @@ def link(hive: Hive, name: str) -> LinkInfo:
 def addresses(hive: Hive, ifindex: int) -> list[IPInterface]:
     """Of a link, without what the kernel itself gave it."""
     return lasting(hive.get(HostLinks).addresses()[ifindex])
-
-
-def ip(command: str) -> list[str]:
-    """What iproute2 shows, one line each, blanks squeezed."""
-    with os.popen(f"ip -o {command}") as output:  # noqa: S605
-        return sorted(" ".join(line.split()) for line in output)
 
 
 async def test_the_router_is_set_up(in_node: None) -> None:
@@ -203,9 +153,6 @@ async def test_the_node_can_be_reached_at_the_routers_address(in_node: None) -> 
                 tasks.cancel_scope.cancel()
 
 
-DUAL = {"enable-ipv6": "true", "ipv6-range": str(PODS6)}
-
-
 async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
     async with agent(**DUAL) as hive:
         made = hive.get(Router)
@@ -243,11 +190,6 @@ async def test_a_router_of_both_families_is_set_up(in_node: None) -> None:
         before = state(hive), routes6()
     async with agent(**DUAL) as hive:
         assert (state(hive), routes6()) == before
-
-
-def routes6() -> list[str]:
-    """IPv6 routes but the link-local ones."""
-    return [line.removesuffix(" pref medium") for line in ip("-6 route") if not line.startswith("fe80")]
 
 
 async def test_a_family_that_is_switched_off_leaves_the_device(in_node: None) -> None:

@@ -13,18 +13,15 @@ import pytest
 from cells.maps.records.flows import SkipLbKey
 from cells.netlink.namespaces import own_netns_cookie
 from cells.services import BackendState, ServiceFlag
-from hive.lab.namespaces import hold
-from hive.syscalls import set_loopback_up
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
+from tests.kernel.sockets.clients import TCP, UDP, V4, V6, a_pod
 from tests.kernel.sockets.place import HOST, REMOTE_NODE, serving
 from tests.support.cgroups import cgroup
-from tests.support.namespaces import Namespaces, in_node, inside, new_netns
+from tests.support.namespaces import in_node, inside
 
 __all__ = ["cgroup", "in_node"]
 pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
-V4, V6 = socket.AF_INET, socket.AF_INET6
-TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 NODE = "192.0.2.1"
 
 CLIENTS = {
@@ -32,15 +29,6 @@ CLIENTS = {
     "IPv6": (V6, VIP6, V6, "::1"),
     "IPv4 in IPv6": (V6, f"::ffff:{VIP}", V4, "127.0.0.1"),
 }
-
-
-def a_pod() -> Namespaces:
-    """A network namespace with nothing but its loopback device, pinned as container runtimes do."""
-    pod = new_netns()
-    hold(pod.net, Path("/run/netns/pod"))
-    with inside(pod):
-        set_loopback_up()
-    return pod
 
 
 @pytest.mark.parametrize("client", CLIENTS)

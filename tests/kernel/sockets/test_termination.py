@@ -20,8 +20,8 @@ from cells.services.control import ServedFrontend
 from cells.services.sockets.kernel import KernelSockets
 from lifecycle.testing import eventually
 from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend
+from tests.kernel.sockets.clients import TCP, UDP, V4, V6, a_pod
 from tests.kernel.sockets.place import Served, serving
-from tests.kernel.sockets.test_clients import TCP, UDP, V4, V6, a_pod
 from tests.support.cgroups import cgroup
 from tests.support.namespaces import in_node, inside
 

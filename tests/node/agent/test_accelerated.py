@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import socket
-import struct
 from pathlib import Path
 
 import pytest
 
-from cells.datapath.build import compile_one, find_clang
 from cells.maps.bpf import program_by_id, program_info
 from cells.maps.map import open_map
 from cells.netlink.links import xdp_of
@@ -18,7 +14,7 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
-from tests.node.agent.test_node_port import (
+from tests.node.agent.node_ports import (
     ELSEWHERE,
     FAR_PORT,
     GLOBALS,
@@ -33,40 +29,13 @@ from tests.node.agent.test_node_port import (
     service,
     slices,
 )
+from tests.node.agent.offloads import ETHTOOL_STXCSUM, like_a_wire, set_feature
 from tests.support.agents import known_pods, serving, terminated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
-SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
 MEGABYTE = 1 << 20
-
-
-def set_feature(device: str, feature: int, on: int) -> None:
-    """As ethtool does (linux/ethtool.h, struct ethtool_value)."""
-    value = ctypes.create_string_buffer(struct.pack("=II", feature, on))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = struct.pack("16sP", device.encode(), ctypes.addressof(value)).ljust(40, b"\0")
-        fcntl.ioctl(any_socket, SIOCETHTOOL, request)
-
-
-def like_a_wire(lab: Lab, folder: Path) -> None:
-    """The other end of the node's device: it writes checksums, and takes packets that a driver sends."""
-    source = Path(__file__).with_name("wire.c")
-    program = compile_one(find_clang(), source, folder / "wire.o")
-    with lab.open_outside() as outside:
-        outside.run(set_feature, "node", ETHTOOL_STXCSUM, 0)
-        outside.run(command, f"link set dev node xdpdrv obj {program} sec xdp")
-        outside.run(remove_folders_of_iproute2)
-
-
-def remove_folders_of_iproute2() -> None:
-    """It makes them in bpffs for the pins of any object, also of one that has none."""
-    bpffs = Path("/sys/fs/bpf")
-    for link in ("ip", "xdp"):
-        (bpffs / link).unlink()
-    (bpffs / "tc" / "globals").rmdir()
-    (bpffs / "tc").rmdir()
 
 
 def driver_program(lab: Lab, *, generic: bool = False) -> str:

@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,66 +16,18 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import Namespaces
-from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
-from tests.node.agent.test_api_server import NODE, PORT, asked
-from tests.node.agent.test_node_port import TARGET, answered
-from tests.support.agents import environment, serving
+from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from tests.node.agent.announced import LEASE, OBJECTS, VIP, heard_neighbour, mac_of, running
+from tests.node.agent.node_ports import TARGET, answered
+from tests.node.agent.served import NODE, PORT, asked
+from tests.support.agents import serving
 from tests.support.waiting import eventually
 from tests.unit.kubernetes.cluster import pod
 
 pytestmark = pytest.mark.node
 
-VIP = NODE_ADDRESS.rpartition(".")[0] + ".80"
-"""In the network of the node and of the client: without routes there."""
-ALPHA = "/apis/cilium.io/v2alpha1"
 CIDR = "10.0.7.0/24"
 LEASE_SECONDS = 12
-LEASE = "cilium-l2announce-default-web"
-OBJECTS: list[tuple[str, dict[str, Any]]] = [
-    (
-        f"{ALPHA}/ciliumloadbalancerippools",
-        {
-            "apiVersion": "cilium.io/v2alpha1",
-            "kind": "CiliumLoadBalancerIPPool",
-            "metadata": {"name": "edge"},
-            "spec": {"blocks": [{"start": VIP}]},
-        },
-    ),
-    (
-        f"{ALPHA}/ciliuml2announcementpolicies",
-        {
-            "apiVersion": "cilium.io/v2alpha1",
-            "kind": "CiliumL2AnnouncementPolicy",
-            "metadata": {"name": "edge"},
-            "spec": {"loadBalancerIPs": True, "interfaces": ["^uplink$"]},
-        },
-    ),
-    (
-        "/api/v1/namespaces/default/services",
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "web", "namespace": "default"},
-            "spec": {
-                "type": "LoadBalancer",
-                "ports": [{"name": "tcp", "port": TARGET, "targetPort": TARGET, "protocol": "TCP"}],
-            },
-        },
-    ),
-]
-
-
-@contextmanager
-def running(where: Namespaces, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program there, ended at the end."""
-    process = where.popen(
-        [sys.executable, "-m", *words], env=environment(), cwd=Path.cwd(), stdout=subprocess.DEVNULL
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 class Cluster:
@@ -116,15 +66,6 @@ def cluster(node: Lab, tmp_path: Path) -> Iterator[Cluster]:
             yield found
 
 
-def mac_of(lab: Lab, link: str) -> str:
-    with lab.open() as node:
-        return str(node.run(_read, f"/sys/class/net/{link}/address"))
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text().strip()
-
-
 def neighbour(lab: Lab) -> str:
     """Where the client outside finds the address: asks anew."""
     with lab.open_outside() as outside:
@@ -144,12 +85,6 @@ def _forget() -> None:
 def _resolve() -> str:
     subprocess.run(["ping", "-c1", "-W1", VIP], check=False, capture_output=True)
     return heard_neighbour()
-
-
-def heard_neighbour() -> str:
-    """Where the address is, as far as has been heard; to be run at the client."""
-    shown = subprocess.run(["ip", "-j", "neighbour", "show", "to", VIP], check=True, capture_output=True)
-    return next((one["lladdr"] for one in json.loads(shown.stdout) if "lladdr" in one), "")
 
 
 def test_a_client_of_the_same_network_finds_and_reaches_a_load_balancer_s_address(

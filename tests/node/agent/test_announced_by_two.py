@@ -21,9 +21,9 @@ from hive.lab.node import Lab, exclusive
 from hive.lab.pods import Attached
 from hive.lab.traffic.flows import tcp_listener
 from hive.lab.traffic.requests import answer, ask, ask_on
-from tests.node.agent.test_announced import LEASE, OBJECTS, VIP, heard_neighbour, mac_of, running
-from tests.node.agent.test_api_server import PORT, asked
-from tests.node.agent.test_node_port import TARGET
+from tests.node.agent.announced import LEASE, OBJECTS, VIP, heard_neighbour, mac_of, running
+from tests.node.agent.node_ports import TARGET
+from tests.node.agent.served import PORT, asked
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 from tests.unit.kubernetes.cluster import pod

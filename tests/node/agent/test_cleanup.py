@@ -13,7 +13,7 @@ from hive.lab.namespaces import inside
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_pod_labels import POLICY, _enforcement, pod, write
+from tests.node.agent.manifests import POLICY, _enforcement, pod, write
 from tests.support.agents import environment, serving, terminated
 from tests.support.talk import packets
 from tests.support.waiting import eventually

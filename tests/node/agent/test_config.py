@@ -15,7 +15,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from tests.support.agents import environment, run_agent, serving, terminated
 from tests.support.waiting import eventually
-from tests.unit.config.test_chart import CHART
+from tests.unit.config.rendered import CHART
 
 pytestmark = pytest.mark.node
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hive.lab.node import Lab
-from tests.node.agent.test_accelerated import ETHTOOL_STXCSUM, set_feature
-from tests.node.agent.test_node_port import (
+from tests.node.agent.node_ports import (
     ELSEWHERE,
     FAR_PORT,
+    IPV6_MTU,
     NODE,
     SETTINGS,
     TARGET,
@@ -22,13 +22,13 @@ from tests.node.agent.test_node_port import (
     service,
     slices,
 )
+from tests.node.agent.offloads import ETHTOOL_STXCSUM, set_feature
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 IP_MTU_DISCOVER, IP_PMTUDISC_DONT, IP_PMTUDISC_DO, IP_MTU = 10, 0, 2, 14  # linux/in.h
-IPV6_MTU = 24  # linux/in6.h
 HEADERS, OPTION = {4: 28, 6: 48}, {4: 8, 6: 24}
 MTU = 1500
 

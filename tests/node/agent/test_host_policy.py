@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
-from tests.node.agent.test_pod_labels import write
+from tests.node.agent.manifests import this_node, write
 from tests.support.agents import known_pods, serving
 from tests.support.hostile_node import link_socket, mac_of
 from tests.support.town import connects
@@ -40,11 +39,6 @@ def allowing(port: int) -> dict[str, Any]:
             "ingress": [{"fromEntities": ["all"], "toPorts": ports}],
         },
     }
-
-
-def this_node(guarded: str) -> dict[str, Any]:
-    metadata = {"name": socket.gethostname(), "labels": {"guarded": guarded}}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def audit(pid: int, endpoint: int, mode: str) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -20,10 +20,20 @@ from hive.lab import pods
 from hive.lab.namespaces import Namespaces, inside, new_netns
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
-from tests.kernel.datapath.model_packet import Flow
-from tests.node.agent.test_host_policy import this_node
-from tests.node.agent.test_node_port import NODE6, OUTSIDE6, command, give_addresses
-from tests.node.agent.test_pod_labels import write
+from tests.node.agent.hostile import (
+    HOST_PORT,
+    PORTS,
+    UDP,
+    WORLD,
+    WORLD6,
+    addresses_of,
+    asks_open,
+    in_turn,
+    own_link_local,
+    policies,
+)
+from tests.node.agent.manifests import this_node, write
+from tests.node.agent.node_ports import NODE6, OUTSIDE6, command, give_addresses
 from tests.support.agents import known_pods, serving
 from tests.support.hostile_frames import Attacker
 from tests.support.hostile_node import (
@@ -45,35 +55,11 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(1200)]
 COUNT: Final = int(os.environ.get("FRAMES", "250"))
 """Frames of each sender."""
 BRIDGE, BRIDGE6, BEHIND, BEHIND6 = "172.17.0.1", "fd17::1", "172.17.0.2", "fd17::2"
-WORLD, WORLD6 = "203.0.113.7", "2001:db8::7"
 PODS_AT: Final = ("10.0.0.0/16", "fd00:5::/112")
-HOST_PORT: Final = 7002
-PORTS: Final = (UDP_PORT, HOST_PORT, 22)
 MODES: Final = {
     "by the stack": (),
     "past the stack": ("--kube-proxy-replacement=true", "--devices=upl+"),
 }
-UDP: Final = 17
-
-
-def policies() -> list[dict[str, Any]]:
-    """Only "friend" reaches "closed", all but pods "open" by one port, and the world the node by another."""
-    port = [{"ports": [{"port": str(UDP_PORT), "protocol": "UDP"}]}]
-    host_port = [{"ports": [{"port": str(HOST_PORT), "protocol": "UDP"}]}]
-    attacker = [{"matchLabels": {"app": "attacker"}}]
-    friends = [{"fromEndpoints": [{"matchLabels": {"app": "friend"}}]}]
-    opened = [{"fromEntities": ["world"], "toPorts": port}, {"fromEndpoints": attacker, "toPorts": port}]
-    node = {"nodeSelector": {"matchLabels": {"guarded": "yes"}}}
-    specs = {
-        "closed": {"endpointSelector": {"matchLabels": {"app": "closed"}}, "ingress": friends},
-        "open": {"endpointSelector": {"matchLabels": {"app": "open"}}, "ingress": opened},
-        "node": node | {"ingress": [{"fromEntities": ["world"], "toPorts": host_port}]},
-    }
-    kind = "CiliumClusterwideNetworkPolicy"
-    return [
-        {"apiVersion": "cilium.io/v2", "kind": kind, "metadata": {"name": name}, "spec": spec}
-        for name, spec in specs.items()
-    ]
 
 
 @contextmanager
@@ -208,37 +194,12 @@ def field(
     return Field(senders, receivers, [host], local, set(addresses(*own)) | routers, allowed)
 
 
-def in_turn(made: Sequence[Callable[[int], bytes]], number: int) -> bytes:
-    """A packet of IPv4, then one of IPv6."""
-    return made[number // 10 % len(made)](number)
-
-
-def asks_open(_: Sender, flow: Flow) -> bool:
-    """What "open" may get of those who are not pods of the node, or of the attacker."""
-    return flow.related or (flow.protocol, flow.dport) == (UDP, UDP_PORT)
-
-
 def reaches_node(sender: Sender, protocol: int, payload: bytes) -> bool:
     """What the node may take. Devices without a program are not the node's policy's."""
     if sender.name == "bridge":
         return True
     asks = protocol == UDP and payload[2:4] == HOST_PORT.to_bytes(2, "big")
     return sender.name == "outside" and (asks or quotes_answer(protocol, payload, HOST_PORT))
-
-
-def addresses_of(link: str) -> list[str]:
-    """Of a link inside."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as ip:
-        (index,) = ip.link_lookup(ifname=link)
-        return [message.get("address") for message in ip.get_addr(index=index)]
-
-
-def own_link_local(link: str) -> str:
-    lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").split("\n")
-    (found,) = [line.split()[0] for line in lines if line.startswith("fe80") and line.endswith(link)]
-    return str(ip_address(bytes.fromhex(found)))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -11,7 +11,7 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping, routes
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

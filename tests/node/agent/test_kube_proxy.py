@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
-from hive.client import ask
 from hive.lab import agent_process
-from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
+from tests.node.agent.netfilter import IPTABLES, looked, run
 from tests.support.agents import serving, terminated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
-IPTABLES = "*nat\n:KUBE-SERVICES - [0:0]\n-A PREROUTING -j KUBE-SERVICES\nCOMMIT\n"
 NFTABLES = """
 table ip kube-proxy {
     chain services { }
@@ -32,10 +29,6 @@ LEGACY = "*filter\n-A FORWARD -p tcp --dport 25 -j ACCEPT\nCOMMIT\n*mangle\nCOMM
 """A rule of another program, and a table without any."""
 
 
-def run(text: str, *command: str) -> str:
-    return subprocess.run(command, input=text, text=True, check=True, capture_output=True).stdout
-
-
 def rules() -> list[str]:
     nft = run("", "nft", "list", "ruleset")
     legacy = run("", "iptables-legacy-save")
@@ -46,12 +39,6 @@ def reported_of_others(log: str) -> set[str]:
     """Where the last agent found rules that are not kube-proxy's."""
     lines = [line for line in log.splitlines() if "netfilter rules of other programs found" in line]
     return set(lines[-1].partition('found="')[2].rstrip('"').split(", ")) if lines else set()
-
-
-def looked(pid: int) -> bool:
-    """Whether the agent has looked for rules."""
-    jobs = ask("/v1/healthz", api_socket(pid))["controllers"]
-    return any("look-for-kube-proxy" in one["name"] and one["status"]["success-count"] > 0 for one in jobs)
 
 
 def test_rules_of_kube_proxy_are_reported_and_unchanged(node: Lab) -> None:

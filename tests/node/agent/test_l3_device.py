@@ -10,12 +10,12 @@ import pytest
 
 from hive.lab import pods
 from hive.lab.node import Lab
-from tests.node.agent.test_dsr import IPV6_MTU
-from tests.node.agent.test_masquerade import echoed, seen_by_tcp_server, seen_by_udp_server
-from tests.node.agent.test_masquerade import refused as refused_outside
-from tests.node.agent.test_node_port import (
+from tests.node.agent.masqueraded import echoed, seen_by_tcp_server, seen_by_udp_server
+from tests.node.agent.masqueraded import refused as refused_outside
+from tests.node.agent.node_ports import (
     ELSEWHERE,
     FAR_PORT,
+    IPV6_MTU,
     LONGER_THAN_A_PACKET,
     MEGABYTE,
     NODE,

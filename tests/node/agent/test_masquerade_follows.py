@@ -11,7 +11,7 @@ from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
-from tests.node.agent.test_masquerade import DUAL, command, seen_by_tcp_server
+from tests.node.agent.masqueraded import DUAL, command, seen_by_tcp_server
 from tests.support.agents import serving
 from tests.support.tun import tun_wire
 from tests.support.waiting import eventually

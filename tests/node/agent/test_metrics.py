@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.lab.node import Lab
-from tests.node.agent.test_unfit_node import listening
+from tests.node.agent.ports import listening
 from tests.support.agents import invoke, run_agent, serving, terminated
 from tests.support.waiting import eventually
 

@@ -16,7 +16,7 @@ import pytest
 from hive.lab import agent_process, pods
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import environment, serving
 from tests.support.waiting import eventually
 

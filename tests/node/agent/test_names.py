@@ -20,8 +20,8 @@ from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.observe.monitor import events
-from tests.node.agent.test_node_port import command
-from tests.node.agent.test_pod_labels import write
+from tests.node.agent.manifests import write
+from tests.node.agent.node_ports import command
 from tests.support.agents import serving
 from tests.support.dns_script import TRUE, addresses_of, serve
 from tests.support.dns_script import ask as ask_server

@@ -14,7 +14,7 @@ from cells.proxy.dns.proxy import CONNECTIONS_OF_ONE
 from hive.lab import pods
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
-from tests.node.agent.test_pod_labels import labels_of, pod, write
+from tests.node.agent.manifests import labels_of, pod, write
 from tests.support.dns import query
 from tests.support.dns_script import (
     LARGEST_TCP,

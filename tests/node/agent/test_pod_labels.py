@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import select
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_network
 from pathlib import Path
@@ -19,43 +18,13 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_policy_enforcement import DENIED_BY_RULE, conversation, denied, flows, is_cut
+from tests.node.agent.conversations import DENIED_BY_RULE, conversation, denied, flows, is_cut
+from tests.node.agent.manifests import POLICY, _enforcement, labels_of, pod, write
 from tests.support.agents import known_pods, serving, terminated
 from tests.support.talk import talking
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
-
-POLICY = {
-    "apiVersion": "cilium.io/v2",
-    "kind": "CiliumNetworkPolicy",
-    "metadata": {"name": "server", "namespace": "default"},
-    "spec": {
-        "endpointSelector": {"matchLabels": {"app": "server"}},
-        "ingress": [{"fromEndpoints": [{"matchLabels": {"app": "client"}}]}],
-    },
-}
-
-
-def pod(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "default", "labels": dict(labels)}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": "node"}}
-
-
-def write(folder: Path, name: str, *objects: Mapping[str, Any]) -> None:
-    """Put a file in place at once, as editors and mounted volumes do."""
-    new = folder / f".{name}.new"
-    new.write_text("---\n".join(json.dumps(one) + "\n" for one in objects), encoding="utf-8")
-    new.rename(folder / f"{name}.yaml")
-
-
-def labels_of(pid: int, pod_name: str) -> set[str]:
-    (found,) = (
-        one["status"]["identity"]["labels"]
-        for one in ask("/v1/endpoint", api_socket(pid))
-        if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}"
-    )
-    return set(found)
 
 
 def test_a_policy_by_labels_cuts_a_flow_and_a_label_lets_it_go_on(node: Lab, tmp_path: Path) -> None:
@@ -264,15 +233,6 @@ def test_no_packet_is_lost_while_identities_change_that_stay_allowed(node: Lab, 
 
 def _enforced(pid: int, pod_name: str) -> bool:
     return _enforcement(pid, pod_name) == "ingress"
-
-
-def _enforcement(pid: int, pod_name: str) -> str:
-    """Which directions are enforced; nothing for a pod that is not there."""
-    for one in ask("/v1/endpoint", api_socket(pid)):
-        if one["status"]["external-identifiers"]["pod-name"] == f"default/{pod_name}":
-            state: str = one["status"]["policy"]["realized"]["policy-enabled"]
-            return state
-    return ""
 
 
 def is_cut_by(node: Lab, pid: int, talk: Any) -> None:

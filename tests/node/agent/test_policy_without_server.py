@@ -11,15 +11,8 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from tests.node.agent.test_api_server import NEXT_TRY, NODE, POLICIES, Server, reaches, server, states
-from tests.node.agent.test_policy_enforcement import (
-    Conversation,
-    conversation,
-    enforce,
-    flows,
-    is_cut,
-    numbers,
-)
+from tests.node.agent.conversations import Conversation, conversation, enforce, flows, is_cut, numbers
+from tests.node.agent.served import NEXT_TRY, NODE, POLICIES, Server, reaches, server, states
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

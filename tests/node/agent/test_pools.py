@@ -16,7 +16,7 @@ from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_pod_labels import write
+from tests.node.agent.manifests import write
 from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 

@@ -16,9 +16,8 @@ from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.requests import ask
-from tests.node.agent.test_node_port import NODE6, OUTSIDE, TARGET, command, give_addresses
-from tests.node.agent.test_traffic_policies_live import served
-from tests.node.agent.test_without_kube_proxy import joined
+from tests.node.agent.named_servers import joined, served
+from tests.node.agent.node_ports import NODE6, OUTSIDE, TARGET, command, give_addresses
 from tests.support.agents import known_pods, serving
 from tests.support.cgroups import join, unified
 from tests.support.waiting import eventually

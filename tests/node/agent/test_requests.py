@@ -27,8 +27,8 @@ from hive.lab.agent_process import api_socket
 from hive.lab.children import Stop
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
-from tests.node.agent.test_pod_labels import pod, write
-from tests.node.agent.test_services import VIP, manifests
+from tests.node.agent.cluster_services import VIP, manifests
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import known_pods, serving
 from tests.support.requests import (
     GRPC_SERVER,

@@ -13,15 +13,7 @@ import pytest
 
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab
-from tests.node.agent.test_node_port import (
-    NODE,
-    NODE_PORT,
-    OUTSIDE,
-    command,
-    give_addresses,
-    service,
-    slices,
-)
+from tests.node.agent.node_ports import NODE, NODE_PORT, OUTSIDE, command, give_addresses, service, slices
 from tests.support.requests import (
     PORT,
     PUBLIC,

@@ -11,7 +11,7 @@ import pytest
 from hive.lab import pods
 from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import Lab, LabError
-from tests.node.agent.test_pod_labels import POLICY, labels_of, pod, write
+from tests.node.agent.manifests import POLICY, labels_of, pod, write
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 

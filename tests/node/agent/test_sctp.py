@@ -14,8 +14,8 @@ from scapy.layers.sctp import SCTP, SCTPChunkData
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
-from tests.node.agent.test_node_port import ELSEWHERE, FAR_PORT, NODE, OUTSIDE, give_addresses, made
-from tests.node.agent.test_node_port import NODE_PORT as PORT
+from tests.node.agent.node_ports import ELSEWHERE, FAR_PORT, NODE, OUTSIDE, give_addresses, made
+from tests.node.agent.node_ports import NODE_PORT as PORT
 from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 

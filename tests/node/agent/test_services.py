@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,63 +10,14 @@ from cells.maps.map import open_map
 from hive.client import ask
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
-from hive.lab.namespaces import inside
 from hive.lab.node import Lab
+from tests.node.agent.cluster_services import PORT, VIP, manifests, reached
 from tests.support.agents import known_pods, serving, terminated
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
-VIP, PORT, TARGET = "10.96.0.10", 80, 8080
 SERVICES = Path("/sys/fs/bpf/tc/globals/cilium_lb4_services_v2")
-
-
-def manifests(*backends: str) -> str:
-    endpoints = ", ".join(f"{{addresses: [{ip}]}}" for ip in backends)
-    return f"""
-apiVersion: v1
-kind: Service
-metadata: {{name: web, namespace: shop}}
-spec: {{clusterIP: {VIP}, clusterIPs: [{VIP}], ports: [{{name: http, port: {PORT}}}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: web-1, namespace: shop, labels: {{kubernetes.io/service-name: web}}}}
-addressType: IPv4
-endpoints: [{endpoints}]
-ports: [{{name: http, port: {TARGET}}}]
-"""
-
-
-def reached(lab: Lab, client: pods.Attached, server: pods.Attached) -> bool:
-    """Whether the service leads from one pod to the other, which sees the pod's own address."""
-    with lab.open_pod(client.pod) as calling, lab.open_pod(server.pod) as called:
-        with inside(called):
-            listener = socket.create_server(("", TARGET))
-        with inside(calling):
-            outgoing = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        seen: list[str] = []
-
-        def accept() -> None:
-            try:
-                connection, peer = listener.accept()
-            except OSError:
-                return
-            seen.append(peer[0])
-            connection.close()
-
-        with listener, outgoing:
-            listener.settimeout(5)
-            outgoing.settimeout(5)
-            thread = threading.Thread(target=accept)
-            thread.start()
-            try:
-                outgoing.connect((VIP, PORT))
-            except OSError:
-                return False
-            finally:
-                thread.join()
-        return seen == [client.ipv4]
 
 
 def entries() -> int:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from hive.lab import pods
-from hive.lab.children import Child
-from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import NODE_ADDRESS, Lab
-from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import answer, ask
-from tests.node.agent.test_node_port import BALANCER, ELSEWHERE, TARGET, give_addresses
-from tests.node.agent.test_without_kube_proxy import joined
+from hive.lab.traffic.requests import ask
+from tests.node.agent.named_servers import joined, served
+from tests.node.agent.node_ports import BALANCER, ELSEWHERE, TARGET, give_addresses
 from tests.support.agents import known_pods, serving
 from tests.support.cgroups import unified
 from tests.support.waiting import eventually
-from tests.unit.services.test_traffic_policies import table
+from tests.unit.services.documented import table
 
 pytestmark = pytest.mark.node
 
@@ -105,12 +101,3 @@ def test_each_traffic_policy_combination_selects_the_documented_backends(
                 for to in north:
                     lead(row, who, to, SERVERS[from_inside])
                 lead(row, who, (vip(number), FIRST_PORT + number), SERVERS[cluster])
-
-
-def served(
-    place: Namespaces, name: str, family: socket.AddressFamily = socket.AF_INET, port: int = TARGET
-) -> Child[int]:
-    with inside(place):
-        listener = tcp_listener(family, port)
-    with listener:
-        return place.start(answer, listener, name)

@@ -6,8 +6,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from cells.datapath.settings import PACKAGED_OBJECTS
 from hive import syscalls
 from hive.client import ask
 from hive.lab import agent_process, pods
-from hive.lab.children import Stop
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
+from tests.node.agent.ports import listening
 from tests.support.account import agreed, in_kernel
 from tests.support.agents import invoke, run_agent, serving
 from tests.support.waiting import eventually
@@ -166,31 +165,6 @@ def test_a_file_in_place_of_a_directory_is_refused(node: Lab) -> None:
 
 
 # Another program is there
-
-
-def listen(stop: Stop, family: int, kind: int, address: str | tuple[str, int]) -> None:
-    with socket.socket(family, kind) as server:
-        server.bind(address)
-        server.listen()
-        stop.wait(600)
-
-
-@contextmanager
-def listening(node: Lab, family: int, kind: int, address: str | tuple[str, int]) -> Iterator[None]:
-    with node.open() as inside:
-        other = inside.start(listen, family, kind, address)
-        if isinstance(address, str):
-            eventually(lambda: inside.run(os.path.exists, address))
-        else:
-            eventually(lambda: inside.run(listens, address[1]))
-        try:
-            yield
-        finally:
-            other.kill()
-
-
-def listens(port: int) -> bool:
-    return f":{port:04X} " in Path("/proc/net/tcp").read_text()
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])

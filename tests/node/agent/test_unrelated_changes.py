@@ -13,8 +13,8 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
-from tests.node.agent.test_pod_labels import write
-from tests.node.agent.test_policy_enforcement import conversation, flows
+from tests.node.agent.conversations import conversation, flows
+from tests.node.agent.manifests import write
 from tests.support.agents import known_pods, serving
 from tests.support.waiting import eventually
 

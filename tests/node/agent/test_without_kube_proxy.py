@@ -14,18 +14,17 @@ from hive.lab.children import Child
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
-from hive.lab.traffic.requests import Asked, answer
+from hive.lab.traffic.requests import answer
 from hive.lab.traffic.requests import ask as request
-from tests.node.agent.test_kube_proxy import IPTABLES, looked, run
+from tests.node.agent.named_servers import ASKED, joined
+from tests.node.agent.netfilter import IPTABLES, looked, run
 from tests.support.agents import known_pods, serving
-from tests.support.cgroups import join, unified
+from tests.support.cgroups import unified
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 VIP, PORT, NODE_PORT, TARGET = "10.96.0.30", 80, 31940, 8080
-ASKED = 32
-"""Requests of each client: of two servers, both answer some."""
 RULE = "-A KUBE-SERVICES -d 10.96.0.30/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-NGINX"
 OF_KUBE_PROXY = IPTABLES.replace(":KUBE-SERVICES", ":KUBE-SVC-NGINX - [0:0]\n:KUBE-SERVICES").replace(
     "COMMIT", f"{RULE}\nCOMMIT"
@@ -49,12 +48,6 @@ addressType: IPv4
 endpoints: [{endpoints}]
 ports: [{{name: http, port: {TARGET}}}]
 """
-
-
-def joined(group: Path, ip: str, port: int) -> Asked:
-    """As a process of the node asks, which is of its control group."""
-    join(group)
-    return request((ip, port), ASKED)
 
 
 def chains() -> int:

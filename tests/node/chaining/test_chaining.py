@@ -17,41 +17,20 @@ from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping, tcp_echo, tcp_echo_server
-from tests.node.agent.test_policy_enforcement import conversation, enforce, is_cut
+from tests.node.agent.conversations import conversation, enforce, is_cut
+from tests.node.chaining.chained import BRIDGE, SUBNET, chained, network
 from tests.support.agents import serving, terminated
-from tests.support.chain import Chain, ChainError, addresses_of
+from tests.support.chain import Chain, ChainError
 from tests.support.points import EVERY
 from tests.support.talk import talking
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
-SUBNET, SUBNET6 = "10.97.0.0/16", "fd00:97::/64"
 HOST_PORT = 8080
 
 
-def network(lab: Lab, plugin: dict[str, Any]) -> None:
-    """Another plugin's network, as an operator puts it into the runtime's directory."""
-    entry = {**plugin, "ipam": addresses_of(lab, SUBNET, SUBNET6)}
-    conf = {"cniVersion": "1.0.0", "name": "others", "plugins": [entry]}
-    (lab.cni_conf.parent / "10-others.conflist").write_text(json.dumps(conf))
-    with lab.open() as node:
-        node.run(_trust_addresses)
-
-
-def _trust_addresses() -> None:
-    """The node's links use an IPv6 address at once: no other host has it, and a second is long here."""
-    for name in ("accept_dad", "dad_transmits"):
-        Path(f"/proc/sys/net/ipv6/conf/default/{name}").write_text("0")
-
-
-BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 PTP = {"type": "ptp"}
-
-
-def chained(lab: Lab, *settings: str) -> int:
-    """An agent with its plugin chained onto that network."""
-    return serving(lab, "--cni-chaining-target=others", "--enable-ipv6=true", *settings)
 
 
 def endpoints(pid: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
-from tests.node.agent.test_policy_enforcement import conversation, enforce, is_cut
+from tests.node.agent.conversations import conversation, enforce, is_cut
 from tests.support.agents import run_agent, serving, terminated
 from tests.support.chain import Chain, ChainError, addresses_of
 from tests.support.talk import talking

@@ -9,8 +9,8 @@ import pytest
 from cells.proxy.envoy import end_envoy
 from hive.lab import agent_process
 from hive.lab.node import Lab
-from tests.node.agent.test_pod_labels import pod, write
-from tests.node.chaining.test_chaining import BRIDGE, chained, network
+from tests.node.agent.manifests import pod, write
+from tests.node.chaining.chained import BRIDGE, chained, network
 from tests.support.chain import Chain
 from tests.support.requests import PUBLIC, Shop, answering, policy
 from tests.support.waiting import eventually

@@ -20,7 +20,7 @@ from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
-from tests.node.agent.test_pod_labels import pod, write
+from tests.node.agent.manifests import pod, write
 from tests.support.agents import serving
 from tests.support.crash.drill import POINTS, Drill, chosen
 from tests.support.waiting import eventually

@@ -11,8 +11,7 @@ import pytest
 from hive.lab import pods
 from hive.lab.node import Lab
 from hive.lab.traffic.probe import ping
-from tests.integration.deploy.test_chart import CONFIG
-from tests.integration.deploy.test_chart_upgrade import OLDER
+from tests.integration.deploy.rendered import CONFIG, OLDER
 from tests.support import chart
 from tests.support.bare_node import bare_node
 from tests.support.kubelet import Kubelet, KubePod

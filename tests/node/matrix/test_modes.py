@@ -35,8 +35,8 @@ from hive.lab.traffic.flows import (
     udp_sender,
     udp_socket,
 )
-from tests.node.agent.test_node_port import FAR_PORT, NODE_PORT, service, slices
-from tests.node.overlay.test_services import OUTSIDE, by_udp
+from tests.node.agent.node_ports import FAR_PORT, NODE_PORT, service, slices
+from tests.node.overlay.services import OUTSIDE, by_udp
 from tests.support.compiled import another_build
 from tests.support.dns import Looked, dnsmasq, lookup
 from tests.support.modes import DIMENSIONS, Mode, chosen

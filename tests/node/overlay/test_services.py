@@ -16,17 +16,15 @@ import pytest
 
 from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
-from hive.lab.namespaces import Namespaces, inside
+from hive.lab.namespaces import Namespaces
 from hive.lab.node import ROOT, Lab, exclusive
+from tests.node.overlay.services import FAMILY, OUTSIDE, TARGET, by_udp, opened
 from tests.support.namespaces import need_root
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 NAME = f"across-{os.getpid()}"
-OUTSIDE = {4: "192.168.50.1", 6: "fd50:1::1"}
-FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
-TARGET = 8080
 UNSERVED = 3
 """The number of a service without endpoints."""
 SETTINGS = ("--enable-ipv6=true", "--enable-node-port=true", "--enable-ipv6-masquerade=true")
@@ -154,13 +152,6 @@ def world(request: pytest.FixtureRequest, made: World) -> World:
     return made
 
 
-def opened(where: Namespaces, version: int, kind: int) -> socket.socket:
-    with inside(where):
-        found = socket.socket(FAMILY[version], kind)
-    found.settimeout(5)
-    return found
-
-
 def by_tcp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, int], size: int = 1) -> str:
     """The client that the server saw; empty without an answer."""
     seen: list[str] = []
@@ -208,23 +199,6 @@ def read(sock: socket.socket, size: int) -> bool:
             return False
         size -= len(chunk)
     return True
-
-
-def by_udp(client: Namespaces, server: Namespaces, version: int, to: tuple[str, int], size: int) -> str:
-    """The client that the server saw; the answer comes from the address asked, or not at all."""
-    with (
-        opened(server, version, socket.SOCK_DGRAM) as listener,
-        opened(client, version, socket.SOCK_DGRAM) as asking,
-    ):
-        listener.bind(("", TARGET))
-        asking.connect(to)
-        question = os.urandom(size)
-        asking.send(question)
-        heard, peer = listener.recvfrom(size + 1)
-        assert heard == question
-        listener.sendto(heard[::-1], peer)
-        assert asking.recv(size + 1) == question[::-1]
-        return str(peer[0])
 
 
 def seen(world: World, node: int, version: int, mode: str) -> set[str]:

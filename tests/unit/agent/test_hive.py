@@ -5,11 +5,7 @@ The same over the real kernel is in tests/kernel/agent.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Any, TypeVar
 
 import aiohttp
 import anyio
@@ -17,186 +13,23 @@ import pytest
 import structlog
 
 from cells.agent import agent
-from cells.cluster.host_ip_sync import HostIPSync
-from cells.cluster.ipcache.rows import IpcacheTarget
-from cells.config import AgentConfig
-from cells.datapath import DatapathWatchdog
-from cells.datapath.collector import Collected, ConntrackCollector
-from cells.datapath.datapath import Datapath, HostPolicy
-from cells.encryption.ipsec.plan import XfrmEdge
-from cells.encryption.wireguard.device import WireguardDevice
-from cells.endpoint import EndpointMaps, EndpointPrograms, Endpoints, StateFiles
-from cells.endpoint.host import HostPrograms
-from cells.endpoint.restore import PreviousAgent, StaleMaps
-from cells.endpoint.watchdog import EndpointWatchdog
-from cells.maps.node_maps import Maps
-from cells.maps.policy_maps import PolicyMaps
-from cells.maps.records.cluster import TunnelConfig
-from cells.maps.watchdog import MapWatchdog
-from cells.masquerade import Masquerade
+from cells.endpoint import Endpoints, StateFiles
 from cells.netlink.links import HostLinks
-from cells.node.devices import Device, Kernel
-from cells.node.local_addresses import LxcTarget
-from cells.node.router import Router
-from cells.policy.maps import PolicyMapPool
-from cells.proxy.dns.port import ProxyPort, ProxyRoutes
-from cells.services.sockets import SocketHooks
-from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
-from lifecycle import Cell, Modules, replace
+from lifecycle import Modules
 from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
 from tests.support.agent_order import ORDER
-from tests.support.fake_map import SPECS, FakeMap
 from tests.support.points import EVERY, each_hook
-from tests.support.ports import free_port
+from tests.unit.agent.fakes import REPLACED, fakes, settings, without_links
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
-from tests.unit.endpoint_restore.fakes import FakeLeft, link
-from tests.unit.local_addresses.fakes import FakeLxcMap
+from tests.unit.endpoint_restore.fakes import link
+
+__all__ = ["settings"]
 
 pytestmark = pytest.mark.anyio
-
-T = TypeVar("T")
-REPLACED = {
-    *(AgentConfig, Datapath, DatapathWatchdog, EndpointWatchdog, HostIPSync, HostLinks),
-    *(Masquerade, Maps, MapWatchdog, PolicyMaps, Router),
-}
 
 
 OTHER_NODES = ("nodes", "tunnels")
 """Maps of which reconcilers read the rows."""
-
-
-class Config(AgentConfig):
-    """Where a test keeps its node; nothing is claimed."""
-
-    def __init__(self, directory: Path) -> None:
-        self.state_dir = directory
-        self.state = directory / "state"
-        self.bpf_root = directory / "bpf"
-        self.globals_dir = self.bpf_root / "tc" / "globals"
-        self.delete_queue = directory / "deleteQueue"
-        self.api_socket = directory / "cilium.sock"
-        self.cni_socket = directory / "cni.sock"
-        self.cluster_name = "default"
-        self.mtu = 0
-        self.debug = False
-        for made in (self.state, self.delete_queue):
-            made.mkdir(exist_ok=True)
-
-
-def untouched(kind: type[T]) -> T:
-    """An object of the type that is only there to be asked for."""
-    return kind.__new__(kind)
-
-
-@asynccontextmanager
-async def quiet() -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Devices that never change."""
-    yield anyio.sleep_forever
-
-
-async def nothing_ended() -> tuple[Collected, ...]:
-    """Conntrack maps without connections."""
-    return ()
-
-
-def any_maps(*attributes: str, both_families: bool = False) -> None:
-    """Maps that are not read."""
-
-
-async def no_link(name: str) -> None:
-    """A node without a tunnel."""
-    del name
-
-
-async def none_listed() -> list[Any]:
-    """And without IPsec."""
-    return []
-
-
-async def none_removed() -> int:
-    """Nor anything left of it."""
-    return 0
-
-
-async def no_routes(name: str) -> list[TunnelRoute]:
-    """And without routes to other nodes."""
-    del name
-    return []
-
-
-async def there() -> None:
-    """Routes to the DNS proxy are there."""
-
-
-class NoHostPolicy:
-    """Programs of a node that may do everything."""
-
-    host_policy = HostPolicy()
-
-    def set_host_policy(self, policy: HostPolicy) -> None:
-        """It stays so."""
-        assert policy == HostPolicy()
-
-
-def nothing() -> None:
-    """Nor descriptors to give up."""
-
-
-def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
-    """Everything of the agent that touches a kernel, replaced."""
-    eth0 = Device(2, "eth0", "", bytes(6), 1500, True, (IPv4Interface("192.0.2.7/24"),))
-    return [
-        replace(AgentConfig, Config(directory)),
-        replace(Kernel, fake(Kernel, devices=lambda: [eth0], subscribed=quiet)),
-        replace(HostLinks, links),
-        replace(ConntrackCollector, fake(ConntrackCollector, collect=nothing_ended)),
-        replace(EndpointMaps, kernel),
-        replace(EndpointPrograms, kernel),
-        replace(PolicyMapPool, kernel),
-        replace(HostPrograms, NoHostPolicy()),
-        replace(StaleMaps, FakeLeft(kernel)),
-        replace(PreviousAgent, FakeLeft(kernel)),
-        replace(IpcacheTarget, kernel.prefixes.target),
-        replace(LxcTarget, FakeLxcMap().target),
-        replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
-        replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
-        replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig)),
-        replace(
-            XfrmEdge, fake(XfrmEdge, states=none_listed, policies=none_listed, remove_routes=none_removed)
-        ),
-        replace(SocketHooks, fake(SocketHooks, take_off=list, close=nothing)),
-        replace(Router, fake(Router, addressing=dict)),
-        replace(WireguardDevice, fake(WireguardDevice, remove=nothing)),
-        replace(
-            ProxyRoutes,
-            fake(ProxyRoutes, there=there, port=fake(ProxyPort, port=10000, families=[]), enabled=True),
-        ),
-        *(replace(kind, untouched(kind)) for kind in REPLACED - {AgentConfig, HostLinks, Maps, Router}),
-        replace(
-            Maps,
-            fake(
-                Maps,
-                use=any_maps,
-                **{name: FakeMap(SPECS[name]) for name in ("nodes", "tunnels", "encryption")},
-            ),
-        ),
-    ]
-
-
-def without_links() -> HostLinks:
-    """A node without pods."""
-    return fake(HostLinks, links=lambda without=(): [])
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, object]:
-    """Settings of an agent that does not disturb others."""
-    return {
-        "ipv4-range": "10.0.1.0/24",
-        "routing-mode": "native",
-        "agent-health-port": free_port(),
-        "write-cni-conf-when-ready": str(tmp_path / "net.d" / "05-cilium.conflist"),
-    }
 
 
 async def test_the_agent_starts_and_announces_itself(tmp_path: Path, settings: dict[str, object]) -> None:

@@ -26,7 +26,7 @@ from tests.support.apiserver import ApiServer, Fault, User
 from tests.support.apiserver.errors import Resource
 from tests.support.apiserver.wire import Request
 from tests.support.rights import rights, unused
-from tests.unit.agent.test_hive import fakes, settings, without_links
+from tests.unit.agent.fakes import fakes, settings, without_links
 from tests.unit.endpoint.fakes import FakeKernel, request
 from tests.unit.kubernetes.cluster import Cluster, namespace, pod
 

@@ -14,7 +14,7 @@ import pytest
 
 from lifecycle.testing import eventually
 from tests.unit.api.node import Node, running_node
-from tests.unit.api.test_metrics import series
+from tests.unit.api.series import series
 
 pytestmark = pytest.mark.anyio
 

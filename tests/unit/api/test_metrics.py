@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.unit.api.node import Node, running_node
+from tests.unit.api.node import running_node
+from tests.unit.api.series import series
 
 pytestmark = pytest.mark.anyio
-
-
-async def series(node: Node, name: str, path: str = "/v1/metrics/") -> list[Any]:
-    """The series of one metric."""
-    got = await node.ask("GET", path)
-    assert got.status == 200
-    return [metric for metric in got.body if metric["name"] == name]
 
 
 async def test_requests_are_counted_by_what_they_are_about(tmp_path: Path) -> None:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.support.apiserver import ADMIN_TOKEN, ApiServer
+from tests.support.apiserver import ApiServer
+from tests.unit.apiserver.objects import AUTH, MERGE, PODS, SERVICES, SLICES, Caller, pod
 from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
 
-AUTH = ("Authorization", f"Bearer {ADMIN_TOKEN}")
-PODS = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-SERVICES = "/api/v1/namespaces/default/services"
 CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
-MERGE = "application/merge-patch+json"
 
 pytestmark = pytest.mark.anyio
-
-
-class Caller:
-    """Sends requests to a server, as its administrator."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    async def __call__(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        media: str = "application/json",
-        **query: object,
-    ) -> Received:
-        headers = [AUTH, ("Content-Type", media)] if body is not None else [AUTH]
-        data = json.dumps(body).encode() if body is not None else b""
-        answer = await exchange(self.url, Sent(method, target(path, dict(query)), headers, data))
-        assert answer is not None
-        return answer
 
 
 @pytest.fixture
@@ -52,10 +26,6 @@ def server() -> ApiServer:
 async def ask(server: ApiServer) -> AsyncIterator[Caller]:
     async with server.serving() as url:
         yield Caller(url)
-
-
-def pod(name: str, **spec: Any) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "x"}], **spec}}
 
 
 async def test_nothing_is_made_in_a_namespace_that_ends_but_what_is_there_still_changes(ask: Caller) -> None:

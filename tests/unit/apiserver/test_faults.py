@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.apiserver import ApiServer, Fault, on
 from tests.support.apiserver.certificates import Authority
-from tests.unit.apiserver.test_restart import AUTH, CONFIGMAPS, configmap, get, watch
+from tests.unit.apiserver.requests import AUTH, CONFIGMAPS, configmap, get, watch
 from tests.unit.apiserver.wire_client import Sent, exchange
 
 pytestmark = pytest.mark.anyio

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.apiserver import ADMIN_TOKEN, ApiServer
-from tests.unit.apiserver.wire_client import Received, Sent, Stream, exchange, target
+from tests.support.apiserver import ApiServer
+from tests.unit.apiserver.requests import CONFIGMAPS, configmap, definition, get, watch
 
-CONFIGMAPS = "/api/v1/namespaces/default/configmaps"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-AUTH = ("Authorization", f"Bearer {ADMIN_TOKEN}")
 
 pytestmark = pytest.mark.anyio
 
@@ -26,26 +24,11 @@ async def server() -> AsyncIterator[ApiServer]:
         yield one
 
 
-def configmap(name: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
-
-
 def event(name: str) -> dict[str, Any]:
     made: dict[str, Any] = {"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name}}
     made |= {"eventTime": "2026-01-01T00:00:00.000000Z", "type": "Normal"}
     words = dict.fromkeys(("reportingController", "reportingInstance", "action", "reason"), "x")
     return {**made, **words, "regarding": {"kind": "Pod", "namespace": "default", "name": "p"}}
-
-
-async def get(server: ApiServer, path: str, **query: object) -> Received:
-    answer = await exchange(f"http://127.0.0.1:{server.port}", Sent("GET", target(path, dict(query)), [AUTH]))
-    assert answer is not None
-    return answer
-
-
-def watch(server: ApiServer, path: str, **query: object) -> Stream:
-    sent = Sent("GET", target(path, {"watch": 1, **query}), [AUTH])
-    return Stream(f"http://127.0.0.1:{server.port}", sent)
 
 
 async def test_a_watch_from_before_a_restart_gets_status_410(server: ApiServer) -> None:
@@ -120,13 +103,3 @@ async def test_the_first_request_for_a_custom_resource_after_a_restart_is_to_be_
     refused = await get(server, path)
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")
     assert (await get(server, path)).status == 200
-
-
-def definition() -> dict[str, Any]:
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
-    names = {"plural": "things", "kind": "Thing"}
-    spec = {"group": "example.io", "scope": "Cluster", "names": names, "versions": [version]}
-    metadata = {"name": "things.example.io"}
-    api = "apiextensions.k8s.io/v1"
-    return {"apiVersion": api, "kind": "CustomResourceDefinition", "metadata": metadata, "spec": spec}

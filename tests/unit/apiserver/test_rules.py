@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Obj, StatusError
 from tests.support.examples import scaled
+from tests.unit.apiserver.objects import MERGE, PODS, SERVICES, SLICES, Caller, pod
 from tests.unit.apiserver.replay import scenarios
-from tests.unit.apiserver.test_facts import MERGE, PODS, SERVICES, SLICES, Caller, pod
 
 NODES = "/api/v1/nodes"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"

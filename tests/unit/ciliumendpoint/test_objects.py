@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from cells.policy.maps import RealizedPolicy, realized_table
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, supply
 from lifecycle.testing import eventually
 from tests.support.apiserver import Fault, on
+from tests.unit.ciliumendpoint.endpoints import endpoint
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig, pod
 
 pytestmark = pytest.mark.anyio
@@ -44,30 +45,6 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
 async def one() -> AsyncIterator[Cluster]:
     async with cluster("ciliumendpoints") as found:
         yield found
-
-
-def endpoint(number: int = 7, **changes: Any) -> Endpoint:
-    values: dict[str, Any] = {
-        "id": number,
-        "container_id": f"cid{number}",
-        "container_ifname": "eth0",
-        "ifname": "lxc1",
-        "ifindex": 100,
-        "pod_mac": bytes(6),
-        "host_mac": bytes(6),
-        "ipv4": IPv4Address(f"10.0.1.{number}"),
-        "ipv6": IPv6Address(f"fd00::{number}"),
-        "pool": "default",
-        "identity": 300,
-        "labels": ("k8s:app=web",),
-        "pod_name": "web",
-        "pod_namespace": "default",
-        "pod_uid": "uid-web",
-        "netns_cookie": 0,
-        "state": State.READY,
-        "created": 1.0,
-    }
-    return Endpoint(**(values | changes))
 
 
 class Node:

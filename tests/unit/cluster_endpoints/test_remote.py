@@ -22,7 +22,7 @@ from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings, ChainingMode
 from cells.endpoint import KubernetesPods
-from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, NODE_NAME, KnownEndpoint
+from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, KnownEndpoint
 from cells.kubernetes.resources import Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
@@ -30,23 +30,11 @@ from cells.remote import endpoints
 from lifecycle import Cell, Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
 from lifecycle.tables import Initializer
 from lifecycle.testing import eventually
+from tests.unit.cluster_endpoints.remote import HERE, THERE, cep
 from tests.unit.ipcache.fakes import FakeIpcacheMap
-from tests.unit.policy_maps.test_endpoint_policies import FakeMaps, FakeRules
+from tests.unit.policy_maps.fakes import FakeMaps, FakeRules
 
 pytestmark = pytest.mark.anyio
-HERE, THERE = "192.0.2.1", "192.0.2.2"
-
-
-def cep(
-    name: str, ip: str, number: int, node: str = THERE, written_by: str = "", **more: Any
-) -> dict[str, Any]:
-    networking = {"addressing": [{"ipv4": ip, "ipv6": f"fd00::{ip.rpartition('.')[2]}"}], "node": node}
-    return {
-        "apiVersion": "cilium.io/v2",
-        "kind": "CiliumEndpoint",
-        "metadata": {"name": name, "namespace": "shop", "annotations": {NODE_NAME: written_by}},
-        "status": {"id": 7, "identity": {"id": number}, "networking": networking, **more},
-    }
 
 
 def ces(name: str, *pods: tuple[str, str, int], node: str = THERE) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from hive.dbg.health import run
-from tests.unit.cluster_health.test_recordings import DATA, recording
+from tests.unit.cluster_health.recorded import DATA, recording
 from tests.unit.conformance.replayed_agent import replaying
 
 EXCLUDED: Final = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from ipaddress import ip_address
-from typing import Any
 
 import msgspec
 import pytest
@@ -13,20 +11,14 @@ import pytest
 from cells.api.health import connectivity
 from cells.base.metrics import Histogram, MetricFamily
 from cells.health.paths import ConnectivityMetrics, Outcome, ProbedNode, ProbeResults
-from tests.support.recordings import recordings
+from tests.unit.cluster_health.recorded import DATA, Json, recording
 
-DATA = recordings("health")
 SERVER = sorted(path.stem for path in DATA.glob("server_*.json"))
 BROKEN = {
     "server_empty_ip": "a host without an address is left out: Cilium's clients call it unreachable",
     "server_no_primary": "Cilium crashes",
     "server_null_family": "Cilium crashes",
 }
-Json = Any
-
-
-def recording(name: str) -> Json:
-    return json.loads((DATA / f"{name}.json").read_text())
 
 
 def addresses(pair: Json) -> list[str]:

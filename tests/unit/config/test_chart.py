@@ -4,14 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cells.agent import agent
 from lifecycle import Hive, SettingsError, Sources
 from lifecycle.graph.reference import sections
+from tests.unit.config.rendered import CHART
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/operate/configuration.md").read_text(encoding="utf-8")
-CHART = yaml.safe_load((Path(__file__).parent / "chart_default.yaml").read_text(encoding="utf-8"))
 
 
 def refused(directory: Path, values: dict[str, str]) -> list[str]:

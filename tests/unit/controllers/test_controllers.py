@@ -1,45 +1,14 @@
 """When controllers run, and what is counted."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import anyio
 import pytest
 
 from cells.observe.controllers import Controllers, ControllerState, Rules
 from lifecycle import HealthTree, Hive, Jobs, invoke, module, provide
 from lifecycle.testing import VirtualClock
+from tests.unit.controllers.work import Work, _needed, running
 
 pytestmark = pytest.mark.anyio
-
-
-class Work:
-    """Notes when it runs; fails a given number of times."""
-
-    def __init__(self, fails: int = 0) -> None:
-        self.times: list[float] = []
-        self.fails = fails
-
-    async def __call__(self) -> None:
-        self.times.append(anyio.current_time())
-        if self.fails:
-            self.fails -= 1
-            raise OSError(12, "no memory today")
-
-    @property
-    def pauses(self) -> list[float]:
-        return [round(after - before, 3) for before, after in zip(self.times, self.times[1:], strict=False)]
-
-
-def _needed(_: Controllers) -> None:
-    """Ask for it."""
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[Controllers]:
-    cell = module("controllers", "over jobs", provide(Controllers), invoke(_needed))
-    async with Hive(cell).started() as hive:
-        yield hive.get(Controllers)
 
 
 def status(controllers: Controllers, name: str) -> ControllerState:

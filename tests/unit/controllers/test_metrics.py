@@ -6,7 +6,7 @@ import pytest
 
 from cells.observe.controllers import Rules, families
 from lifecycle.testing import VirtualClock
-from tests.unit.controllers.test_controllers import Work, running
+from tests.unit.controllers.work import Work, running
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from cells.proxy.dns.wire import Answer
 from lifecycle import Lifecycle, Table
 from lifecycle.jobs.jobs import Timer
 from lifecycle.tables import Initializer
-from tests.unit.ciliumendpoint.test_objects import endpoint
+from tests.unit.ciliumendpoint.endpoints import endpoint
 
 pytestmark = pytest.mark.anyio
 

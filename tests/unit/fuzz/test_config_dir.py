@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hive.agent.command import YAML_NAME, build
 from lifecycle import SettingsError
+from tests.unit.fuzz.folders import Holding, Put, put
 from tests.unit.fuzz.inputs import bounded, odd_bytes, odd_texts
-from tests.unit.fuzz.test_state_files import Holding, Put, put
 
 CONFIG_DIR = {option.option.name: option.option for option in build([]).settings()}
 NAMES = sorted(CONFIG_DIR)

@@ -15,7 +15,7 @@ from cells.agent import agent
 from lifecycle import HealthTree
 from lifecycle.testing import eventually, started
 from tests.support.ports import free_port
-from tests.unit.agent.test_hive import fakes, without_links
+from tests.unit.agent.fakes import fakes, without_links
 from tests.unit.endpoint.fakes import FakeKernel
 from tests.unit.kubernetes.cluster import Body, cluster, kubeconfig
 

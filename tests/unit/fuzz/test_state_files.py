@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -27,6 +25,7 @@ from cells.node.router import remembered
 from lifecycle import Lifecycle
 from lifecycle.settings.regular import LARGEST
 from tests.unit.cni_server.harness import Harness, harness
+from tests.unit.fuzz.folders import Holding, Put, a_device, a_pipe, instead, put
 from tests.unit.fuzz.inputs import bounded, damaged, nested, odd_bytes
 
 ENDPOINT = {
@@ -64,45 +63,6 @@ def directory() -> Iterator[Path]:
 
 
 # What stands where a file should be
-
-
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def a_directory(path: Path) -> None:
-    path.mkdir()
-
-
-def a_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def a_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def too_large(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(LARGEST + 1)
-
-
-@dataclass(frozen=True)
-class Holding:
-    """A file with these bytes."""
-
-    contents: bytes = field(repr=False)
-
-    def __call__(self, path: Path) -> None:
-        path.write_bytes(self.contents)
-
-
-Put = Callable[[Path], None]
-instead = st.sampled_from([a_pipe, a_directory, a_loop, a_device, too_large])
-
-
-def put(contents: st.SearchStrategy[bytes]) -> st.SearchStrategy[Put]:
-    return contents.map(Holding) | instead
 
 
 names = st.sampled_from(["7", "8", "65535", "65536", "0", "7_next", "7_next_fail", "9_next", "07", "٣", "x"])

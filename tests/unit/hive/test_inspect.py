@@ -8,46 +8,14 @@ import jsonschema_rs
 import pytest
 
 from hive.inspect import text as inspect_text
-from lifecycle import Hive, Hook, Lifecycle, Settings, config, invoke, module, provide, provide_private
+from lifecycle import invoke, module
 from lifecycle.graph import graph_schema, timeline_schema
 from tests.support.command_line import hive
+from tests.unit.hive.inspected import finished
 
-HERE = "tests.unit.hive.test_inspect"
-
-
-class HoneySettings(Settings, frozen=True):
-    """Settings."""
-
-    jars: int = 12
-    """How many jars there are."""
+HERE = "tests.unit.hive.inspected"
 
 
-class Cellar:
-    def __init__(self, settings: HoneySettings, lifecycle: Lifecycle) -> None:
-        lifecycle.append(Hook("open the cellar"))
-
-
-class Press:
-    def __init__(self, cellar: Cellar, lifecycle: Lifecycle) -> None:
-        lifecycle.append(Hook("oil the press"))
-
-
-class Ladle:
-    def __init__(self, cellar: Cellar) -> None: ...
-
-
-def stall(press: Press, cellar: Cellar, lifecycle: Lifecycle) -> None:
-    lifecycle.append(Hook("open the stall"))
-
-
-honey = module(
-    "honey",
-    "Makes honey",
-    module("cellar", "Where jars stand", config(HoneySettings), provide(Cellar)),
-    module("press", "Presses combs", provide(Press), provide_private(Ladle)),
-    module("market", "Sells it", invoke(stall)),
-)
-finished = Hive(honey, settings={})
 nothing = 5
 
 
@@ -94,7 +62,7 @@ def test_module_shows_one_module(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_why_prints_the_chain_with_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
     lines = inspect(capsys, "--why", "HoneySettings").splitlines()
-    assert lines[0].startswith("HoneySettings (honey.cellar) at tests/unit/hive/test_inspect.py:")
+    assert lines[0].startswith("HoneySettings (honey.cellar) at tests/unit/hive/inspected.py:")
     assert lines[1:] == [
         "  1. invoked stall (honey.market)",
         "     needs Cellar (honey.cellar) as cellar",
@@ -112,7 +80,7 @@ def test_why_reports_that_nothing_invoked_needs_it(capsys: pytest.CaptureFixture
 def test_unused_lists_unused_constructors(capsys: pytest.CaptureFixture[str]) -> None:
     module_line, ladle = inspect(capsys, "--unused").splitlines()
     assert module_line == "honey.press"
-    assert ladle.startswith("  Ladle (private)  tests/unit/hive/test_inspect.py:")
+    assert ladle.startswith("  Ladle (private)  tests/unit/hive/inspected.py:")
     assert [one["name"] for one in json.loads(inspect(capsys, "--unused", "--format", "json"))] == ["Ladle"]
     assert inspect(capsys, "--unused", "--module", "cellar") == "Everything that is provided is needed.\n"
 
@@ -197,8 +165,8 @@ def test_an_unavailable_view_is_one_line_and_exit_2(
         ("no.such:cell", "--of no.such:cell: No module named 'no'"),
         (f"{HERE}:mead", f"--of {HERE}:mead: {HERE} has no mead"),
         (
-            f"{HERE}:nothing",
-            f"--of {HERE}:nothing: expected package.module:name, which names a Hive, a Cell,",
+            f"{__name__}:nothing",
+            f"--of {__name__}:nothing: expected package.module:name, which names a Hive, a Cell,",
         ),
     ],
 )
@@ -220,7 +188,7 @@ def test_a_graph_with_faults_is_drawn_and_all_faults_listed(capsys: pytest.Captu
         "html": '"lacks":"bytes"',
         "json": '"lacks": "bytes"',
     }.items():
-        result = hive(capsys, "inspect", "--of", f"{HERE}:faulty", "--format", form)
+        result = hive(capsys, "inspect", "--of", f"{__name__}:faulty", "--format", form)
         assert result.code == 1
         assert shown in result.out
         assert "missing: nothing provides bytes\n    needed by needs_jars (faulty) at" in result.err

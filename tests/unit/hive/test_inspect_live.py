@@ -10,8 +10,8 @@ from msgspec import structs
 from hive.inspect.timeline import chart
 from lifecycle.graph import Graph, Span, Timeline
 from tests.support.command_line import hive
+from tests.unit.hive.inspected import finished
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_inspect import finished
 
 
 def graph() -> Graph:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import hive
+from tests.unit.hive.answers import ENDPOINTS, TREE
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import ENDPOINTS, TREE
 
 IDENTITIES = [
     {"id": 256, "labels": ["k8s:app=web", "k8s:tier=front"], "labelsSHA256": "0"},

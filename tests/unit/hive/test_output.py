@@ -8,8 +8,8 @@ import yaml
 
 from hive.output import detailed, document, fact_lines, fitted
 from tests.support.command_line import hive
+from tests.unit.hive.answers import HEALTHY
 from tests.unit.hive.stub_agent import stub_agent
-from tests.unit.hive.test_command_line import HEALTHY
 
 VALUE = {"cilium": {"state": "Ok"}, "items": [{"id": 1, "name": "a b"}, {"id": 2, "name": "é"}], "none": None}
 

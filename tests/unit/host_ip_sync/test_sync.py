@@ -1,21 +1,17 @@
 """Host addresses reach the maps, and only what is the node's is ever taken out."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface
-from types import MappingProxyType
 
 import anyio
 import pytest
 import structlog
 
-from cells.base.addresses import IPAddress
 from cells.cluster.host_ip_sync import HostEntries, HostIPSettings, HostIPSync, wanted
 from cells.cluster.identity.numbers import HOST, WORLD
 from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
-from cells.maps.records.endpoints import LxcValue
 from cells.node.devices import Device
 from cells.node.local_addresses import LxcTarget, local_address_table, local_addresses
 from cells.node.router import Router
@@ -33,13 +29,13 @@ from lifecycle import (
     replace,
 )
 from lifecycle.tables import ReconcileError
-from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
-from tests.unit.local_addresses.fakes import FakeLxcMap, LocalAddressesOver
+from tests.unit.host_ip_sync.fakes import FakeMaps
+from tests.unit.ipcache.fakes import IpcacheOver
+from tests.unit.local_addresses.fakes import LocalAddressesOver
 
 ROUTER, ROUTER6 = IPv4Address("10.0.1.5"), IPv6Address("fd00:1::5")
 EVERYWHERE, EVERYWHERE6 = IPv4Network("0.0.0.0/0"), IPv6Network("::/0")
 EXCLUDED = [IPv4Network("192.0.2.0/24"), IPv4Network("10.0.1.0/24")]
-NONE: Mapping[str, bool] = MappingProxyType({})
 
 
 def device(ifindex: int, *addresses: str) -> Device:
@@ -52,35 +48,6 @@ def device(ifindex: int, *addresses: str) -> Device:
         up=True,
         addresses=tuple(map(ip_interface, addresses)),
     )
-
-
-class FakeMaps:
-    """cilium_lxc and cilium_ipcache; ``broken`` makes every write fail."""
-
-    def __init__(self, local: Mapping[str, bool] = NONE, identities: Mapping[str, int] = NONE) -> None:
-        self.local = FakeLxcMap()
-        self.local.put(local)
-        self.prefixes = FakeIpcacheMap()
-        self.prefixes.put(identities)
-
-    @property
-    def lxc(self) -> Mapping[IPAddress, LxcValue]:
-        return self.local.rows
-
-    @property
-    def writes(self) -> int:
-        return len(self.local.writes) + len(self.prefixes.writes)
-
-    @property
-    def broken(self) -> bool:
-        return self.prefixes.broken
-
-    @broken.setter
-    def broken(self, broken: bool) -> None:
-        self.prefixes.broken = self.local.broken = broken
-
-    def seen(self) -> tuple[dict[str, bool], dict[str, int]]:
-        return self.local.hosts, self.prefixes.identities
 
 
 async def sweep(maps: FakeMaps, *addresses: str) -> None:

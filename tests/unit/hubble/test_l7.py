@@ -19,7 +19,7 @@ from cells.hubble.parser.l7 import (
     Redaction,
 )
 from tests.unit.hubble.recordings import recorded
-from tests.unit.hubble.test_parser import ORIGIN, STAMP
+from tests.unit.hubble.stamped import ORIGIN, STAMP
 from tests.unit.hubble.worlds import world
 
 

@@ -10,19 +10,15 @@ from cells.hubble.codec import to_json
 from cells.hubble.flow import DebugEvent
 from cells.hubble.parser import (
     EmptyRecord,
-    FlowOrigin,
     MalformedRecord,
     Parser,
     SkippedRecord,
-    Stamp,
     UnknownRecord,
 )
-from cells.hubble.scalars import parse_rfc3339
 from tests.unit.hubble.recordings import recorded
+from tests.unit.hubble.stamped import ORIGIN, STAMP
 from tests.unit.hubble.worlds import world
 
-STAMP = Stamp(parse_rfc3339("2023-11-14T22:13:20.123456789Z"), "6ba7b810-9dad-41d1-80b4-00c04fd430c8")
-ORIGIN = FlowOrigin("default/node1")
 ERRORS = {
     "decode": MalformedRecord,
     "empty-data": EmptyRecord,

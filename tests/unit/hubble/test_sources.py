@@ -14,18 +14,16 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from cells.cluster.identity.identities import Identity, identity_table
-from cells.cluster.ipcache import Ipcache
+from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.endpoint import Endpoint, State
-from cells.hubble.codec import decode, to_json
+from cells.hubble.codec import to_json
 from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, LostEventSource
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowService, HubbleEvent, LostEvent
-from cells.hubble.hubble import HubbleSettings, KnownNames
+from cells.hubble.hubble import HubbleSettings
 from cells.hubble.moments import cgroup2_mount, pod_uid
-from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import FlowOrigin
-from cells.hubble.sources import EventSources, origin_of, queue_size
+from cells.hubble.sources import origin_of, queue_size
 from cells.kubernetes.objects.core import Node, Pod
 from cells.kubernetes.objects.kind import DatedMeta, Meta, OwnerReference
 from cells.observe.events import (
@@ -42,18 +40,15 @@ from cells.observe.events import (
 )
 from cells.policy.control import PodNetworks, PolicyView
 from cells.policy.labels import network_labels
-from cells.proxy.dns import NameStore
-from cells.proxy.dns.cache import EndpointNames, Lookup
 from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
-from lifecycle import Change, Table
+from lifecycle import Change
 from lifecycle.testing import fake
+from tests.unit.hubble.agent import TRACE, Agent
 from tests.unit.hubble.recordings import recording
 from tests.unit.policy.plain import LABELS, SUBJECT, world_of
 
 ORIGIN = FlowOrigin("node1")
-TRACE = bytes.fromhex(recording("pipeline")["perf_events"]["trace"])
-"""From 10.0.0.11:40000, identity 20001, to 10.0.1.21:53, identity 30001."""
 
 
 def _endpoint(number: int = 101, name: str = "web-7d4b9c6f5-abcde") -> Endpoint:
@@ -76,58 +71,6 @@ def _endpoint(number: int = 101, name: str = "web-7d4b9c6f5-abcde") -> Endpoint:
         state=State.READY,
         created=0.0,
     )
-
-
-class FakeRows:
-    """The kernel's ipcache."""
-
-    def lookup(self, prefix: str) -> None:
-        return None
-
-
-class Agent:
-    """The tables of an agent."""
-
-    def __init__(self, policies: PolicyView | None = None, **settings: Any) -> None:
-        self.endpoints: Table[int, Endpoint] = Table(
-            "endpoints", key=lambda row: row.id, indexes={"name": lambda row: [f"ipv4:{row.ipv4}"]}
-        )
-        self.identities = identity_table()
-        self.prefixes: Table[str, IpcacheEntry] = Table("ipcache", key=lambda row: row.prefix)
-        self.pods: Table[tuple[str, str], Pod] = Table("pods", key=lambda row: row.key)
-        self.names = cast("NameStore", SimpleNamespace(of={}, revision=0))
-        known = KnownNames(
-            self.endpoints,
-            self.identities,
-            Ipcache(self.prefixes, cast("Any", FakeRows())),
-            self.pods,
-            self.names,
-            policies,
-        )
-        self.sources = EventSources(
-            HubbleSettings(enable_hubble=True, **settings), known, FlowOrigin("node1")
-        )
-
-    def put(self, table: Table[Any, Any], row: object) -> None:
-        with table.txn() as rows:
-            rows.put(row)
-
-    def events(self) -> list[HubbleEvent]:
-        ring = self.sources.observer.ring
-        found = (ring.event(number) for number in range(ring.begin, ring.end))
-        return [event for event in found if event is not None]
-
-    def flows(self) -> list[Flow]:
-        async def read() -> list[GetFlowsResponse]:
-            answers = self.sources.observer.get_flows(GetFlowsRequest())
-            return [decode(GetFlowsResponse, each) async for batch in answers for each in batch]
-
-        return [answer.flow for answer in anyio.run(read) if answer.flow is not None]
-
-    def learn(self, name: str, address: str) -> None:
-        names = self.names.of.setdefault(101, EndpointNames(50, 50))
-        names.learn(Lookup(name, (IPv4Address(address),), 60, 0.0, 60.0))
-        self.names.revision += 1
 
 
 def _change(row: Any, *, key: Any = None, old: Any = None) -> Change[Any, Any]:

@@ -18,10 +18,10 @@ from cells.node.ipam.pools import AssignedPools, Demand, PodPools, PoolRequest, 
 from cells.node.ipam.ranges import IpamError, IpamLaterError, PodRange
 from lifecycle import Hive, Table, invoke, replace, supply
 from lifecycle.testing import eventually
+from tests.unit.ipam.assigned import Given
+from tests.unit.ipam.assigned import hive as host_scope
 from tests.unit.ipam.clock import FakeClock
-from tests.unit.ipam.test_range import Node, devices
-from tests.unit.ipam.test_ranges import Given
-from tests.unit.ipam.test_ranges import hive as host_scope
+from tests.unit.ipam.devices import Node, devices
 
 pytestmark = pytest.mark.anyio
 V4, V6 = Family.IPV4, Family.IPV6

@@ -15,6 +15,7 @@ from cells.node.ipam.allocator import EXPIRATION, Clock
 from cells.node.ipam.settings import automatic_range
 from lifecycle import Hive, SettingsError, Table, UsageError, explain, invoke, replace, supply
 from tests.unit.ipam.clock import FakeClock
+from tests.unit.ipam.devices import Node, devices
 
 pytestmark = pytest.mark.anyio
 
@@ -23,23 +24,8 @@ def device(ifindex: int, name: str, *addresses: str) -> Device:
     return Device(ifindex, name, "", bytes(6), 1500, True, tuple(map(IPv4Interface, addresses)))
 
 
-def devices(*rows: Device) -> Table[int, Device]:
-    table: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
-    with table.txn() as write:
-        for row in rows:
-            write.put(row)
-    return table
-
-
 def use(ipam: Ipam) -> None:
     """Something needs it."""
-
-
-class Node(AgentConfig):
-    """A state directory and the families; nothing is claimed."""
-
-    def __init__(self, directory: Path, *, ipv4: bool = True, ipv6: bool = False) -> None:
-        self.state_dir, self.ipv4, self.ipv6 = directory, ipv4, ipv6
 
 
 def hive(

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.base.addresses import Family, IPAddress, IPNetwork, RangeFull
-from cells.node.devices import Device
-from cells.node.ipam import Ipam, cell
-from cells.node.ipam.pools import AssignedPodCIDRs
+from cells.base.addresses import IPAddress, IPNetwork, RangeFull
+from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import AddressRanges, IpamError, PodRange
-from lifecycle import Hive, Table, invoke, supply
+from lifecycle import Hive, Table
 from lifecycle.testing import eventually
 from tests.support.examples import scaled
-from tests.unit.ipam.test_range import Node, devices
+from tests.unit.ipam.assigned import Given, hive
 
 pytestmark = pytest.mark.anyio
 
-V4 = Family.IPV4
 NETWORKS = [
     ip_network(text) for text in ("10.0.0.0/29", "10.0.0.8/29", "10.0.0.0/28", "10.0.0.4/30", "10.1.0.0/30")
 ]
@@ -69,39 +64,6 @@ def test_an_address_has_one_owner_and_none_is_lost_whatever_ranges_do(
         assert len(ranges) == len(taken)
         assert all(ip in ranges and not ranges.take(ip) for ip in taken)
         ranges.forget_retired()
-
-
-class Given:
-    """Ranges as they are assigned."""
-
-    def __init__(self, *networks: str) -> None:
-        self.networks = networks
-        self.news = anyio.Event()
-
-    def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
-        return {V4: tuple(map(ip_network, self.networks))} if self.networks else {}
-
-    async def changes(self) -> AsyncIterator[object]:
-        while True:
-            await self.news.wait()
-            self.news = anyio.Event()
-            yield None
-
-    def give(self, *networks: str) -> None:
-        self.networks = networks
-        self.news.set()
-
-
-def hive(folder: Path, given: Given) -> Hive:
-    def needed(_: Ipam) -> None: ...
-
-    return Hive(
-        cell,
-        supply(devices(), type=Table[int, Device]),
-        supply(Node(folder), type=Node.__bases__[0]),
-        supply(given, type=AssignedPodCIDRs),
-        invoke(needed),
-    )
 
 
 def states(hive: Hive) -> dict[str, str]:

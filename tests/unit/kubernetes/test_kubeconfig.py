@@ -26,7 +26,7 @@ from lifecycle import Hive
 from lifecycle.errors import exit_code, explain
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.certificates import Authority
-from tests.unit.kubernetes.test_manifests import node
+from tests.unit.kubernetes.configured import node
 
 pytestmark = pytest.mark.anyio
 

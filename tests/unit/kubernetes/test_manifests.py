@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cells import kubernetes
-from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.manifest_parser import Folder, ManifestProblem, parse
 from cells.kubernetes.manifests import ManifestFile
 from cells.kubernetes.objects.core import PODS, SERVICES
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import KubernetesSettings
-from lifecycle import Cell, HealthTree, Hive, Lifecycle, Table, supply
+from lifecycle import HealthTree, Hive, Table
 from lifecycle.testing import eventually
 from tests.support.examples import scaled
+from tests.unit.kubernetes.configured import node
 
 pytestmark = pytest.mark.anyio
 
@@ -278,12 +278,6 @@ def test_hidden_files_and_others_are_not_read(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.read()
     assert folder.files() == []
-
-
-def node() -> Cell:
-    """What the agent knows of its node, without claiming it."""
-    known = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
-    return supply(known, type=AgentConfig)
 
 
 @asynccontextmanager

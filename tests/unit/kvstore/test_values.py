@@ -9,7 +9,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kvstore.model import IPS
 from cells.remote.shared_keys import SharedPort, address_keys, node_key, read_address, read_node
-from tests.unit.ciliumendpoint.test_objects import endpoint
+from tests.unit.ciliumendpoint.endpoints import endpoint
 
 CILIUMS_NODE = {
     "Name": "runtime1",

@@ -14,7 +14,7 @@ from cells.base.addresses import Family
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode, NodeIP
 from tests.support.recordings import recordings
-from tests.unit.remote_nodes.test_claims import node
+from tests.unit.remote_nodes.nodes import node
 
 
 def names(found: object) -> list[str]:

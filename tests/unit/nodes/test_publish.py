@@ -16,7 +16,7 @@ from cells.node.ipam.ranges import PodRange
 from lifecycle import Hive, ReadTable, Table
 from lifecycle.testing import eventually
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
-from tests.unit.nodes.test_wait import agent, named, ranges
+from tests.unit.nodes.objects import agent, named, ranges
 
 __all__ = ["named"]
 

@@ -27,7 +27,7 @@ from lifecycle.testing import eventually, fake
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
-from tests.unit.ipam.test_range import devices
+from tests.unit.ipam.devices import devices
 
 pytestmark = pytest.mark.anyio
 NODES = Resource("cilium.io", "ciliumnodes")

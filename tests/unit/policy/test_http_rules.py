@@ -14,8 +14,8 @@ from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction
 from lifecycle import HealthTree, Table, provide
 from lifecycle.testing import eventually
-from tests.unit.policy.test_control import FRONTEND, HOST, Room, room
-from tests.unit.policy.test_names import PORT as DNS_PORT
+from tests.unit.policy.room import FRONTEND, HOST, Room, room
+from tests.unit.policy.room import PORT as DNS_PORT
 
 pytestmark = pytest.mark.anyio
 

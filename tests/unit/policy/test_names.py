@@ -15,11 +15,10 @@ from cells.policy.labels import canonical_name
 from lifecycle.testing import eventually
 from tests.support.counts import Count
 from tests.unit.policy.replay import Json, load, names
-from tests.unit.policy.test_control import Room, room
+from tests.unit.policy.room import PORT, Room, room
 
 pytestmark = pytest.mark.anyio
 
-PORT = 10053
 ONE, TWO = ip_address("198.51.100.1"), ip_address("198.51.100.2")
 WEB = """
 apiVersion: cilium.io/v2

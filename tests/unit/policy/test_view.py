@@ -15,7 +15,7 @@ from cells.policy.labels import FQDNSelector, LabelSet
 from cells.policy.selectors import Requirement, Selector, selector_text
 from lifecycle.testing import eventually
 from tests.unit.api.node import FixedFacts
-from tests.unit.policy.test_control import CART, FRONTEND, WEB, Room, room
+from tests.unit.policy.room import CART, FRONTEND, WEB, Room, room
 
 pytestmark = pytest.mark.anyio
 NETWORK_POLICY = """

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from anyio import to_thread
 
-from cells.cluster.identity.identities import Identity
 from cells.maps.policy_map import PolicyEntryMap
-from cells.maps.policy_maps import PoolEmpty
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy import Enforcement, Localhost, PolicyMapSettings, PolicySettings
 from cells.policy.maps import (
     ALLOW_ALL,
     ALLOW_LOCALHOST,
-    NO_POD,
     EndpointPolicies,
-    EndpointPolicy,
     NodePolicy,
     OutdatedPolicy,
-    PodKey,
     PolicyComputer,
     PolicyEntries,
     PolicyMapPool,
@@ -33,101 +28,13 @@ from cells.policy.maps import (
     policies,
 )
 from lifecycle import HealthTree, Hive, HiveError, invoke, replace
-from tests.support.policy_maps import write_singly
 from tests.support.waiting import eventually
+from tests.unit.policy_maps.fakes import FakeMaps, FakeRules, wanted
 
 pytestmark = pytest.mark.anyio
 WEB = PolicyKey(identity=300, egress=False, protocol=6, port=80, port_bits=16)
 TLS = PolicyKey(identity=300, egress=False, protocol=6, port=443, port_bits=16)
 ALLOW_WEB: PolicyEntries = {WEB: PolicyEntry()}
-
-
-@dataclass
-class FakeMaps:
-    """PolicyMapPool over dicts."""
-
-    maps: dict[int, PolicyEntries] = field(default_factory=dict)
-    writes: list[int] = field(default_factory=list)
-    broken: set[int] = field(default_factory=set)
-    room: int = 9
-    ids: int = 3
-    batches: list[int] = field(default_factory=list)
-    """Maps of each call."""
-
-    def acquire(self) -> int:
-        number = len(self.maps) + 1
-        if number > self.ids:
-            raise PoolEmpty("none")
-        self.maps[number] = {}
-        return number
-
-    def adopt(self, endpoint_id: int) -> PolicyEntries:
-        return self.maps.setdefault(endpoint_id, {})
-
-    def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
-        self.writes.append(endpoint_id)
-        if endpoint_id in self.broken or len(entries) > self.room:
-            raise OSError(28, "update map: No space left on device")
-        self.maps[endpoint_id] = entries
-
-    def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        self.batches.append(len(wanted))
-        return write_singly(self.write, wanted)
-
-    def held(self, endpoint_id: int) -> PolicyEntries:
-        return self.maps[endpoint_id]
-
-    def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        wrong = len(self.maps[endpoint_id].keys() ^ entries.keys())
-        self.maps[endpoint_id] = entries
-        return wrong
-
-    def release(self, endpoint_id: int) -> None:
-        self.maps.pop(endpoint_id, None)
-
-
-@dataclass
-class FakeRules:
-    """PolicyComputer with the same answer for all."""
-
-    revision: int = 1
-    entries: PolicyEntries = field(default_factory=dict)
-    conflict: str = ""
-    known: list[int] = field(default_factory=list)
-    following: list[EndpointPolicy] = field(default_factory=list)
-    """What changes for others by an identity."""
-    living: set[int] = field(default_factory=set)
-    missing: str = ""
-    behind: set[int] = field(default_factory=set)
-    """Endpoints with proxies that do not follow."""
-
-    def acknowledged(self, endpoint_id: int) -> bool:
-        return endpoint_id not in self.behind
-
-    def forget(self, endpoint_id: int) -> None:
-        self.living.discard(endpoint_id)
-
-    def compute(
-        self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
-    ) -> EndpointPolicy:
-        self.living.add(endpoint_id)
-        if self.conflict:
-            raise HiveError(self.conflict)
-        return wanted(endpoint_id, self.revision, self.entries)
-
-    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        self.known += [one.id for one in identities]
-        return self.following
-
-
-def wanted(endpoint_id: int, revision: int, entries: PolicyEntries) -> EndpointPolicy:
-    return EndpointPolicy(
-        endpoint_id=endpoint_id,
-        revision=revision,
-        ingress_enforced=True,
-        egress_enforced=False,
-        entries=entries,
-    )
 
 
 @dataclass

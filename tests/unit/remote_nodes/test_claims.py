@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from ipaddress import ip_address, ip_network
 
 import msgspec
 import pytest
@@ -17,33 +16,18 @@ from cells.cluster.identity.identities import Identities, NodeAllocator, identit
 from cells.cluster.identity.numbers import CLUSTER, REMOTE_NODE, WORLD, WORLD_IPV4, WORLD_IPV6
 from cells.cluster.ipcache import IdentityFollower
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
-from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
+from cells.cluster.nodes.node import ClusterNode
 from cells.cluster.nodes.parse import RulePeers, RulePeerSettings
 from cells.cluster.remote_nodes import claims_of
 from cells.config import AgentConfig, AgentSettings
 from lifecycle import Hive, Lifecycle, Member, ReadTable, Table, invoke, provide, replace, supply
 from lifecycle.testing import eventually
 from tests.unit.ipcache.fakes import FakeIpcacheMap
+from tests.unit.remote_nodes.nodes import node
 
 pytestmark = pytest.mark.anyio
 
 BOTH = {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
-
-
-def node(number: int, *cidrs: str, name: str = "", source: Source = Source.CUSTOM_RESOURCE) -> ClusterNode:
-    networks = [ip_network(cidr) for cidr in cidrs]
-    return ClusterNode(
-        cluster="default",
-        name=name or f"n{number}",
-        source=source,
-        addresses=(
-            NodeIP(INTERNAL_IP, ip_address(f"192.0.2.{number}")),
-            NodeIP(INTERNAL_IP, ip_address(f"2001:db8::{number}")),
-            NodeIP(CILIUM_INTERNAL_IP, ip_address(f"10.{number}.0.1")),
-        ),
-        ipv4_alloc_cidrs=tuple(one for one in networks if one.version == 4),
-        ipv6_alloc_cidrs=tuple(one for one in networks if one.version == 6),
-    )
 
 
 def claims(node: ClusterNode, worlds: dict[Family, int]) -> dict[str, tuple[int, str]]:

@@ -21,7 +21,7 @@ from lifecycle import Hive, Table, invoke, provide
 from lifecycle.http import Refusal, Request
 from lifecycle.testing import eventually
 from tests.unit.conformance.recordings import load
-from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent, backend
+from tests.unit.services.agent import SERVICE, SLICE, FakeServiceMaps, agent, backend
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,8 @@ from lifecycle import BatchError, Table
 from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
 from tests.support.fake_map import SPECS, FakeMap
-from tests.unit.ciliumendpoint.test_objects import endpoint
-from tests.unit.services.test_control import SERVICE, SLICE, FakeServiceMaps, agent
+from tests.unit.ciliumendpoint.endpoints import endpoint
+from tests.unit.services.agent import SERVICE, SLICE, FakeServiceMaps, agent
 
 pytestmark = pytest.mark.anyio
 HERE = ServingNode("here")

@@ -31,7 +31,7 @@ from lifecycle import ReadTable, Table, provide
 from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
 from tests.unit.fuzz.inputs import bounded
-from tests.unit.services.test_control import FakeServiceMaps, agent
+from tests.unit.services.agent import FakeServiceMaps, agent
 
 pytestmark = pytest.mark.anyio
 

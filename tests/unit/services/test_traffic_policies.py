@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,24 +21,10 @@ from cells.services import (
     parse_address,
 )
 from cells.services.model.frontends import frontends_of
+from tests.unit.services.documented import table
 
-PAGE = Path(__file__).parents[3] / "docs" / "operate" / "without-kube-proxy.md"
-HEAD = "| external | internal | outside |"
 HERE, THERE = "10.0.0.1", "10.0.1.1"
 NODE_IP, BALANCER = "192.0.2.7", "192.0.2.80"
-
-
-def table() -> list[list[str]]:
-    """Its rows."""
-    lines = iter(PAGE.read_text(encoding="utf-8").splitlines())
-    next(line for line in lines if line.startswith(HEAD))
-    next(lines)
-    rows: list[list[str]] = []
-    for line in lines:
-        if not line.startswith("|"):
-            return rows
-        rows.append([cell.strip() for cell in line.strip("|").split("|")])
-    return rows
 
 
 def address(text: str) -> IPAddress:

@@ -24,7 +24,7 @@ from cells.node.ipam.settings import IpamSettings, pod_addressing
 from cells.observe.controllers import Controllers, Rules
 from lifecycle import Health, Hive, Jobs, Lifecycle, Logger, Reconciler, Table, invoke, module, provide
 from lifecycle.testing import Simulation, explore
-from tests.unit.host_ip_sync.test_sync import FakeMaps
+from tests.unit.host_ip_sync.fakes import FakeMaps
 from tests.unit.ipcache.fakes import IpcacheOver
 from tests.unit.local_addresses.fakes import FakeLxcMap, LocalAddressesOver
 

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +23,9 @@ from lifecycle import (
     seconds,
 )
 from lifecycle.command.main import COMMANDS, run_command
+from tests.unit.lifecycle.command.run import command
 
-ROOT = Path(__file__).parents[4]
+__all__ = ["command"]
 
 
 class BeatSettings(Settings, frozen=True):
@@ -266,26 +266,6 @@ def test_completion_lists_the_candidates_for_a_word(
     line: str, words: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [one for one in completed(line, capsys) if one != "--version"] == list(words)
-
-
-MAIN = """\
-#!{python}
-import sys
-sys.path[:0] = [{root!r}, {tests!r}]
-from test_command import heart
-from lifecycle import main
-main(heart(), version="1.0")
-"""
-
-
-@pytest.fixture
-def command(tmp_path: Path) -> Path:
-    """The command as users have it: an executable in the path."""
-    path = tmp_path / "bin" / "heart"
-    path.parent.mkdir()
-    path.write_text(MAIN.format(python=sys.executable, root=str(ROOT), tests=str(Path(__file__).parent)))
-    path.chmod(0o755)
-    return path
 
 
 def test_without_a_command_it_runs_until_a_signal(command: Path, tmp_path: Path) -> None:

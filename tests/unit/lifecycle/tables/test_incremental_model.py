@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from lifecycle import ReadTable, Table
-from tests.unit.lifecycle.tables.test_table_model import Watcher
+from tests.support.table_watcher import Watcher
 
 
 @dataclass(frozen=True, slots=True)

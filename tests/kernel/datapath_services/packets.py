@@ -1,0 +1,26 @@
+"""The addresses of a packet, and whether it is intact."""
+
+from __future__ import annotations
+
+from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet
+
+
+def ends(packet: Packet) -> tuple[str, int, str, int]:
+    """Source and destination, with ports."""
+    network = packet[IPv6] if IPv6 in packet else packet[IP]
+    transport = network.payload
+    return network.src, transport.sport, network.dst, transport.dport
+
+
+def intact(packet: Packet) -> bool:
+    """Whether its checksums are those of its contents."""
+    fresh = packet.copy()
+    for layer, field in ((IP, "chksum"), (TCP, "chksum"), (UDP, "chksum"), (ICMP, "chksum")):
+        if layer in fresh:
+            delattr(fresh[layer], field)
+    if ICMPv6DestUnreach in fresh:
+        del fresh[ICMPv6DestUnreach].cksum
+    return bytes(Ether(bytes(fresh))) == bytes(packet)

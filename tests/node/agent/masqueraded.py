@@ -1,0 +1,113 @@
+"""Clients behind the node's address, as servers outside see them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from hive.lab import pods
+from hive.lab.namespaces import Namespaces, inside
+from hive.lab.node import OUTSIDE_ADDRESS, Lab
+
+NODE6, OUTSIDE6 = "fd50::10", "fd50::1"
+OUTSIDE = {4: OUTSIDE_ADDRESS, 6: OUTSIDE6}
+FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
+PORT = 8080
+WITHIN = 10.0
+DUAL = ("--enable-ipv6=true", "--ipv6-range=fd00:5::/112")
+
+
+def command(text: str) -> None:
+    subprocess.run(["ip", *text.split()], check=True)
+
+
+@contextmanager
+def between(lab: Lab, pod: pods.Attached) -> Iterator[tuple[Namespaces, Namespaces]]:
+    with lab.open_pod(pod.pod) as calling, lab.open_outside() as outside:
+        yield calling, outside
+
+
+def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socket.socket:
+    with inside(where):
+        found = socket.socket(FAMILY[version], kind, protocol)
+    found.settimeout(WITHIN)
+    return found
+
+
+Addresses = Mapping[int, str]
+"""By family."""
+
+
+def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> str:
+    """Have the pod send to a server outside and receive the echo; the address that the server saw."""
+    with (
+        between(lab, pod) as (calling, outside),
+        made(outside, version, socket.SOCK_STREAM) as listener,
+        made(calling, version, socket.SOCK_STREAM) as client,
+    ):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((to[version], PORT))
+        listener.listen()
+        client.connect((to[version], PORT))
+        connection, peer = listener.accept()
+        with connection:
+            connection.settimeout(WITHIN)
+            client.sendall(b"question")
+            connection.sendall(connection.recv(100))
+            assert client.recv(100) == b"question"
+        return str(peer[0])
+
+
+def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int, to: Addresses = OUTSIDE) -> str:
+    """The same by a datagram of that many bytes."""
+    with (
+        between(lab, pod) as (calling, outside),
+        made(outside, version, socket.SOCK_DGRAM) as server,
+        made(calling, version, socket.SOCK_DGRAM) as client,
+    ):
+        server.bind((to[version], PORT))
+        client.connect((to[version], PORT))
+        question = os.urandom(size)
+        client.send(question)
+        heard, peer = server.recvfrom(size + 1)
+        assert heard == question
+        server.sendto(heard[::-1], peer)
+        assert client.recv(size + 1) == question[::-1]
+        return str(peer[0])
+
+
+def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
+    """Whether an echo is answered, to the identifier that asked."""
+    protocol, kind, answer = (1, 8, 0) if version == 4 else (58, 128, 129)
+    with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_RAW, protocol) as asking:
+        body = struct.pack(">HH", 4321, 7) + b"payload!"
+        head = struct.pack(">BBH", kind, 0, 0)
+        if version == 4:
+            words = sum(struct.unpack(">8H", head + body))
+            words = (words & 0xFFFF) + (words >> 16)
+            head = struct.pack(">BBH", kind, 0, ~words & 0xFFFF)
+        asking.sendto(head + body, (to[version], 0))
+        while select.select([asking], [], [], WITHIN)[0]:
+            heard = asking.recv(2000)[20 if version == 4 else 0 :]
+            if heard[0] == answer and heard[4:] == body:
+                return True
+    return False
+
+
+def refused(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
+    """Whether the pod learns that there is no listener: an ICMP error about a packet from the node."""
+    with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_DGRAM) as client:
+        client.connect((to[version], 9))
+        client.send(b"anybody?")
+        try:
+            client.recv(1)
+        except ConnectionRefusedError:
+            return True
+        except TimeoutError:
+            return False
+    return False

@@ -1,0 +1,36 @@
+"""A plugin chained after another one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hive.lab.node import Lab
+from tests.support.agents import serving
+from tests.support.chain import addresses_of
+
+SUBNET, SUBNET6 = "10.97.0.0/16", "fd00:97::/64"
+
+
+def network(lab: Lab, plugin: dict[str, Any]) -> None:
+    """Another plugin's network, as an operator puts it into the runtime's directory."""
+    entry = {**plugin, "ipam": addresses_of(lab, SUBNET, SUBNET6)}
+    conf = {"cniVersion": "1.0.0", "name": "others", "plugins": [entry]}
+    (lab.cni_conf.parent / "10-others.conflist").write_text(json.dumps(conf))
+    with lab.open() as node:
+        node.run(_trust_addresses)
+
+
+def _trust_addresses() -> None:
+    """The node's links use an IPv6 address at once: no other host has it, and a second is long here."""
+    for name in ("accept_dad", "dad_transmits"):
+        Path(f"/proc/sys/net/ipv6/conf/default/{name}").write_text("0")
+
+
+BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
+
+
+def chained(lab: Lab, *settings: str) -> int:
+    """An agent with its plugin chained onto that network."""
+    return serving(lab, "--cni-chaining-target=others", "--enable-ipv6=true", *settings)
