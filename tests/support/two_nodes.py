@@ -1,9 +1,10 @@
-"""Two nodes of the lab with a pod each, joined by a tunnel and etcd."""
+"""Two nodes of the lab with a pod each, joined by a tunnel, or routes, and etcd."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from hive.client import ask
 from hive.lab import agent_process
+from hive.lab.children import Stop
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.main import cli
@@ -18,18 +20,20 @@ from tests.support.etcd import installed
 from tests.support.namespaces import need_root
 
 _GRACE: Final = "--identity-change-grace-period=1s"
+_UPLINK, _ETH_P_ALL = "uplink", 3
 SETTINGS: Final = (TUNNEL, _GRACE)
 """What their agents run with."""
 
 
 @contextmanager
-def joined_by_etcd(name: str, *settings: str) -> Iterator[Cluster]:
-    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too."""
+def joined_by_etcd(name: str, *settings: str, tunnel: bool = True) -> Iterator[Cluster]:
+    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too; without ``tunnel``, native routing."""
     need_root()
     if not installed():
         pytest.fail("etcd is not installed: install Debian's etcd-server")
     cluster = Cluster(name)
-    up = ["lab", "up", "--name", f"{name}-1", "--nodes", "2", "--pods", "1", "--tunnel", "--etcd"]
+    up = ["lab", "up", "--name", f"{name}-1", "--nodes", "2", "--pods", "1", "--etcd"]
+    up += ["--tunnel"] * tunnel
     try:
         done = CliRunner().invoke(cli, [*up, _GRACE, *settings], catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -45,3 +49,15 @@ def asked(lab: Lab, path: str) -> Any:
     pid = agent_process.running(lab)
     assert pid is not None
     return ask(path, agent_process.api_socket(pid))
+
+
+def captured(stop: Stop) -> list[bytes]:
+    """Every packet on the node's link until it is stopped."""
+    found: list[bytes] = []
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as link:
+        link.bind((_UPLINK, 0))
+        link.settimeout(0.05)
+        while not stop.wait(0):
+            with suppress(TimeoutError):
+                found.append(link.recv(1 << 16))
+    return found

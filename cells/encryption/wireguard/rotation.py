@@ -78,9 +78,9 @@ class RotatingNode(msgspec.Struct, frozen=True):
         return self.addresses.get(Family.IPV4) or self.addresses.get(Family.IPV6)
 
     @property
-    def prefixes(self) -> list[IPNetwork]:
+    def prefixes(self) -> frozenset[IPNetwork]:
         """What programs look up to send to it or its pods."""
-        return [IpcacheKey.host(ip).network for ip in self.addresses.values()] + list(self.ranges)
+        return self.ranges | {IpcacheKey.host(ip).network for ip in self.addresses.values()}
 
 
 def rotating_node(node: ClusterNode) -> RotatingNode:
@@ -178,6 +178,16 @@ class EncryptionPaths:
                 self._maps.encryption_paths.delete(key)
 
 
+class NodePath(msgspec.Struct, frozen=True):
+    """How a node is sent to: the device, and the prefixes with a row for it."""
+
+    slot: Slot = Slot.MAIN
+    prefixes: frozenset[IPNetwork] = frozenset()
+
+
+FIRST: Final = NodePath()
+
+
 class RotationState(msgspec.Struct, frozen=True):
     """How far the rotation of this node's key is."""
 
@@ -231,13 +241,15 @@ class WireguardRotation:
         self._rotating: set[str] = set()
         """Nodes that announce a next key."""
         self._handovers: dict[str, Handover] = {}
-        self._paths: dict[str, Slot] = {}
-        """By which device nodes are sent to; cilium_wg0 where there is none."""
+        self._paths: dict[str, NodePath] = {}
+        """Of nodes that are sent to by a second device."""
         self._indexes: dict[Slot, int] = {}
         """Devices that are there, with their programs."""
         self._second = {slot: SecondPeers() for slot in (Slot.NEXT, Slot.HELP)}
         self._known = self._loaded = False
         self._was_active = True
+        self._arranged = 0.0
+        """When second devices were last compared; 0: they have to be."""
         self._changed_nodes: set[str] = set()
         """In the rotation of this node's key: those that send by the device to change to."""
         self._progress = 0.0
@@ -272,6 +284,11 @@ class WireguardRotation:
     def active(self) -> bool:
         """Whether any node's key is rotated, as far as this one has a part in it."""
         return bool(self._key.next_private or self._rotating or self._handovers or self._paths)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is something to do that no change brings about."""
+        return bool(self._handovers or self._key.next_private)
 
     # A rotation of this node's key
 
@@ -323,6 +340,10 @@ class WireguardRotation:
 
     def look(self) -> None:
         """Nodes or devices have changed."""
+        self._arranged = 0.0
+        self._run_soon()
+
+    def _run_soon(self) -> None:
         if self._timer is not None:
             self._timer.trigger()
 
@@ -335,15 +356,15 @@ class WireguardRotation:
         if not (active := self.active) and not self._was_active:
             return
         self._decide()
-        async with self._device.lock:
-            await to_thread.run_sync(self._arrange)
+        if not self._arranged or time.monotonic() - self._arranged >= INTERVAL:
+            await self._arrange()
         self._ready()
-        if self._handovers and not self._talking:
+        if self._busy and not self._talking:
             self._talking = True
             self._jobs.one_shot("talk to nodes about keys", self._talk)
         for name, one in self._handovers.items():
             asks = one.own and name not in self._changed_nodes
-            if asks or self._paths.get(name, Slot.MAIN) is not one.slot:
+            if asks or self._paths.get(name, FIRST).slot is not one.slot:
                 self._say(name, MessageKind.ASK)
         if self._key.next_private:
             await self._advance()
@@ -356,10 +377,10 @@ class WireguardRotation:
         slots = {self._device.links[slot].ifindex: slot for slot in (Slot.NEXT, Slot.HELP)}
         slots.pop(0, None)
         for name, node in self._others.items():
-            found = [slots[rows[prefix]] for prefix in node.prefixes if rows.get(prefix) in slots]
-            if found:
-                self._paths[name] = found[0]
-        known = {prefix for name in self._paths for prefix in self._others[name].prefixes}
+            found = {prefix: slots[rows[prefix]] for prefix in node.prefixes if rows.get(prefix) in slots}
+            for slot in found.values():
+                self._paths[name] = NodePath(slot, frozenset(found))
+        known = {prefix for path in self._paths.values() for prefix in path.prefixes}
         self._rows.use(rows.keys() - known, 0)
         self._start_step()
         self._loaded = True
@@ -371,30 +392,45 @@ class WireguardRotation:
         names = self._others.keys() if own.next_key else self._rotating
         found = {name: handover(own, self._others[name]) for name in sorted(names)}
         self._handovers = {name: one for name, one in found.items() if one is not None}
-        for name in [name for name in self._paths if name not in self._handovers]:
-            self._use(name, Slot.MAIN)
+        for name, path in list(self._paths.items()):
+            if name not in self._handovers:
+                self._use(name, Slot.MAIN)
+            elif path.prefixes != self._others[name].prefixes and path.slot in self._indexes:
+                self._use(name, path.slot)
 
-    def _arrange(self) -> None:
-        """Second devices with their peers, as far as they are needed. Runs in a worker thread."""
+    async def _arrange(self) -> None:
+        """Have second devices with their peers, as far as they are needed. Raises OSError, HiveError."""
+        self._arranged = time.monotonic()
         needed = {Slot.NEXT: bool(self._key.next_private), Slot.HELP: False}
         wanted: dict[Slot, list[SecondPeer]] = {slot: [] for slot in needed}
-        for name, one in self._handovers.items():
-            slot = Slot.NEXT if one.own else Slot.HELP
-            needed[slot] = True
-            if (peer := self._second_peer(self._others[name], one)) is not None:
-                wanted[slot].append(peer)
-        for slot, second in self._second.items():
-            if not needed[slot]:
-                self._device.remove_rotating(slot)
-                continue
-            made = self._device.ensure(slot)
-            if made:
-                self._sysctls.write({f"net/ipv4/conf/{slot.link}/rp_filter": "0"})
-            second.sync(self._device.links[slot], wanted[slot], made=made)
+        try:
+            async with self._device.lock:
+                for name, one in self._handovers.items():
+                    slot = Slot.NEXT if one.own else Slot.HELP
+                    needed[slot] = True
+                    if (peer := self._second_peer(name, one)) is not None:
+                        wanted[slot].append(peer)
+                for slot, wants in needed.items():
+                    if wants:
+                        await to_thread.run_sync(self._have, slot, wanted[slot])
+                    else:
+                        await to_thread.run_sync(self._device.remove_rotating, slot)
+        except BaseException:
+            self._arranged = 0.0
+            raise
 
-    def _second_peer(self, node: RotatingNode, one: Handover) -> SecondPeer | None:
-        endpoint, allowed = node.address, self._peers.allowed(node.name)
-        key = _decoded(node.key if one.own else one.key)
+    def _have(self, slot: Slot, peers: list[SecondPeer]) -> None:
+        """Have a second device with these peers. Runs in a worker thread."""
+        made = self._device.ensure(slot)
+        if made:
+            self._sysctls.write({f"net/ipv4/conf/{slot.link}/rp_filter": "0"})
+        self._second[slot].sync(self._device.links[slot], peers, made=made)
+
+    def _second_peer(self, name: str, one: Handover) -> SecondPeer | None:
+        node, allowed = self._others.get(name), self._peers.allowed(name)
+        if node is None:
+            return None
+        endpoint, key = node.address, _decoded(node.key if one.own else one.key)
         if endpoint is None or not allowed or key is None:
             return None
         return SecondPeer(key, endpoint, allowed, (Slot.HELP if one.own else Slot.NEXT).port)
@@ -410,21 +446,21 @@ class WireguardRotation:
             return
         if self._socket is not None:
             self._socket.listen(self._indexes.values())
-        for name, slot in self._paths.items():
-            if slot in self._indexes and before.get(slot) != self._indexes[slot]:
-                self._rows.use(self._others[name].prefixes, self._indexes[slot])
+        for path in self._paths.values():
+            if path.slot in self._indexes and before.get(path.slot) != self._indexes[path.slot]:
+                self._rows.use(path.prefixes, self._indexes[path.slot])
 
     def _use(self, name: str, slot: Slot) -> None:
         """Send to a node by this device from now on."""
-        node = self._others.get(name)
-        ifindex = 0 if slot is Slot.MAIN else self._indexes[slot]
-        if node is not None:
-            self._rows.use(node.prefixes, ifindex)
-        if ifindex:
-            self._paths[name] = slot
-        else:
-            self._paths.pop(name, None)
-        self._log.info("packets to a node leave by another device", node=name, device=slot.link)
+        old, node = self._paths.pop(name, FIRST), self._others.get(name)
+        prefixes = frozenset[IPNetwork]()
+        if slot is not Slot.MAIN and node is not None:
+            prefixes = node.prefixes
+            self._rows.use(prefixes, self._indexes[slot])
+            self._paths[name] = NodePath(slot, prefixes)
+        self._rows.use(old.prefixes - prefixes, 0)
+        if old.slot is not slot:
+            self._log.info("packets to a node leave by another device", node=name, device=slot.link)
 
     # A step to the next one
 
@@ -472,8 +508,8 @@ class WireguardRotation:
                 messages.listen(self._indexes.values())
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._hear, messages)
-                    while self._handovers:
-                        self.look()
+                    while self._busy:
+                        self._run_soon()
                         await anyio.sleep(PACE)
                     group.cancel_scope.cancel()
             finally:
@@ -494,7 +530,7 @@ class WireguardRotation:
             return
         if not self._can_use(name, one):
             return
-        if self._paths.get(name, Slot.MAIN) is not one.slot:
+        if self._paths.get(name, FIRST).slot is not one.slot:
             self._use(name, one.slot)
         if message.kind is MessageKind.ASK:
             self._say(name, MessageKind.IN_USE)
@@ -509,8 +545,8 @@ class WireguardRotation:
         )
 
     def _say(self, name: str, kind: MessageKind) -> None:
-        node, one = self._others[name], self._handovers[name]
-        there = node.address
+        node, one = self._others.get(name), self._handovers[name]
+        there = node.address if node is not None else None
         own = self._own.addresses.get(Family.of(there)) if there is not None else None
         if self._socket is None or there is None or own is None or not self._can_use(name, one):
             return

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,20 +12,20 @@ import pytest
 from scapy.layers.inet import IP
 
 from hive.lab import agent_process
-from hive.lab.children import Child, Stop
+from hive.lab.children import Child
 from hive.lab.cluster import Cluster
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import ping
-from tests.support.two_nodes import SETTINGS, asked, joined_by_etcd
+from tests.support.two_nodes import SETTINGS, asked, captured, joined_by_etcd
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 NAME = f"wireguard-{os.getpid()}"
 WIREGUARD = ("--enable-wireguard=true", "--enable-wireguard-userspace-fallback=true")
-UPLINK, PORT, ETH_P_ALL = "uplink", 51871, 3
+PORT = 51871
 KEY = Path("/var/run/cilium/cilium_wg0.key")
 
 
@@ -59,18 +57,6 @@ def address(lab: Lab) -> str:
 def reaches(lab: Lab, pod: str, target: str) -> bool:
     with lab.open_pod(pod) as namespaces:
         return bool(namespaces.run(ping, target, 1))
-
-
-def captured(stop: Stop) -> list[bytes]:
-    """Every packet on the node's link until it is stopped."""
-    found: list[bytes] = []
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as link:
-        link.bind((UPLINK, 0))
-        link.settimeout(0.05)
-        while not stop.wait(0):
-            with suppress(TimeoutError):
-                found.append(link.recv(1 << 16))
-    return found
 
 
 def test_packets_of_pods_are_encrypted_between_the_nodes(cluster: Cluster) -> None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from scapy.layers.inet import IP, UDP
 
 from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.children import Child
 from hive.lab.cluster import Cluster
+from hive.lab.cluster.commands import up_cluster
 from hive.lab.namespaces import inside
-from hive.lab.node import Lab
+from hive.lab.node import Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import ping
-from tests.support.two_nodes import SETTINGS, asked, joined_by_etcd
+from tests.support.agents import serving
+from tests.support.two_nodes import SETTINGS, asked, captured, joined_by_etcd
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
@@ -137,19 +145,38 @@ def rotated(lab: Lab, before: str) -> bool:
     return not now["next_key"] and now["public_key"] != before
 
 
+def rotation(cluster: Cluster, lab: Lab) -> list[int]:
+    """Packets lost while the key of a node is rotated."""
+    before = public_key(lab)
+    with talking(cluster) as packets:
+        rotate(lab)
+        eventually(partial(complete, cluster, lab, before))
+    assert state(lab)["missed"] == []
+    return packets
+
+
 def test_no_packet_is_lost_while_a_key_is_rotated(cluster: Cluster) -> None:
+    for lab in cluster.nodes():
+        assert lossless(partial(rotation, cluster, lab))
+
+
+def test_no_packet_is_lost_in_native_routing_with_encrypted_nodes() -> None:
+    with joined_by_etcd(f"{NAME}-native", *WIREGUARD, "--encrypt-node=true", tunnel=False) as cluster:
+        first, second = cluster.nodes()
+        eventually(partial(reaches, first, pod_of(cluster, first), address(second)))
+        assert lossless(partial(rotation, cluster, second))
+
+
+def test_pods_packets_are_encrypted_by_all_devices_while_a_key_is_rotated(cluster: Cluster) -> None:
     first, second = cluster.nodes()
-
-    def attempt(lab: Lab) -> list[int]:
-        before = public_key(lab)
-        with talking(cluster) as packets:
-            rotate(lab)
-            eventually(partial(complete, cluster, lab, before))
-        assert state(lab)["missed"] == []
-        return packets
-
-    assert lossless(partial(attempt, second))
-    assert lossless(partial(attempt, first))
+    pods = [ip_address(address(lab)).packed for lab in (first, second)]
+    with first.open() as node:
+        capture: Child[list[bytes]] = node.start(captured)
+        rotation(cluster, second)
+        packets = capture.finish(within=60)
+    between = [IP(each[14:]) for each in packets if each[12:14] == b"\x08\x00"]
+    assert {each[UDP].dport for each in between if UDP in each} == {51871, 51872, 51873}
+    assert not any(pod in each for each in packets for pod in pods), "an address of a pod in clear text"
 
 
 MOMENTS: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -179,3 +206,79 @@ def test_a_rotation_is_completed_when_an_agent_is_killed(cluster: Cluster, kille
         return packets
 
     assert lossless(attempt)
+
+
+def test_a_node_that_joins_during_a_rotation_takes_part(cluster: Cluster) -> None:
+    first, second = cluster.nodes()
+    before = public_key(second)
+    agent_process.crash(first)
+    rotate(second)
+    eventually(lambda: state(second)["waits_for"] == [f"default/{first.name}"])
+    up_cluster(cluster, 3, 1, 1, (*SETTINGS, *WIREGUARD), etcd=True)  # it starts the first node's agent, too
+    third = cluster.nodes()[2]
+    try:
+        eventually(partial(complete, cluster, second, before))
+        assert state(second)["missed"] == []
+        eventually(partial(reaches, third, pod_of(cluster, third), address(second)))
+    finally:
+        with exclusive():
+            cluster.remove([third])
+
+
+KEYS = ("network.cilium.io/wg-pub-key", "network.cilium.io/hive-wg-rotation")
+
+
+def other_node(name: str, number: int, *values: str) -> dict[str, Any]:
+    """Its CiliumNode, with these values of the annotations in KEYS."""
+    return {
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNode",
+        "metadata": {"name": name, "annotations": dict(zip(KEYS, values, strict=False))},
+        "spec": {
+            "addresses": [{"type": "InternalIP", "ip": f"192.0.2.{number}"}],
+            "ipam": {"podCIDRs": [f"10.9.{number}.0/24"]},
+            "encryption": {"key": 255},
+        },
+    }
+
+
+def key(number: int) -> str:
+    return base64.b64encode(bytes([9, *bytes(30), number])).decode()
+
+
+def begins_rotation(lab: Lab) -> bool:
+    """Whether it does; it refuses until all nodes are known."""
+    rotate(lab)
+    return True
+
+
+def known(lab: Lab) -> set[str]:
+    return {one["name"] for one in asked(lab, "/v1/cluster/nodes").get("nodes-added", [])}
+
+
+def test_nodes_of_cilium_are_not_waited_for_and_others_are(node: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    (folder / "cilium.json").write_text(json.dumps(other_node("cilium", 2, key(2))))
+    serving(node, f"--manifests-dir={folder}", *WIREGUARD, "--enable-l7-proxy=false")
+    eventually(lambda: "default/cilium" in known(node))
+    before = public_key(node)
+    eventually(partial(begins_rotation, node))
+    eventually(lambda: rotated(node, before))
+    assert state(node)["missed"] == []
+    away = folder / "away.json"
+    away.write_text(json.dumps(other_node("away", 3, key(3), "ready")))
+    eventually(lambda: "default/away" in known(node))
+    before = public_key(node)
+    rotate(node)
+    eventually(lambda: state(node)["waits_for"] == ["default/away"])
+    with pytest.raises(click.ClickException, match="runs already, step: announced"):
+        rotate(node)
+    away.unlink()
+    eventually(lambda: rotated(node, before))
+    away.write_text(json.dumps(other_node("away", 3, key(3), key(4))))
+    eventually(lambda: second_devices(node) == {"cilium_wg2"})
+    with pytest.raises(click.ClickException, match="one after the other: wait for default/away"):
+        rotate(node)
+    away.unlink()
+    eventually(lambda: not second_devices(node))
