@@ -3,6 +3,7 @@
 Source: RFC 4271; texts of attributes are those of cilium-dbg.
 """
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -16,6 +17,26 @@ from hive.output import detailed, document, output_option, table_width
 _OFF: Final = 501
 _TABLES: Final = {"known": "loc-rib", "sent": "adj-rib-out", "received": "adj-rib-in"}
 _FAMILIES: Final = ("ipv4", "ipv6")
+_WRONG: Final = {
+    "virtual router with ASN": "expected --router as in hive bgp peers",
+    "neighbor that has": "expected --peer as in hive bgp peers",
+    "multiple virtual routers": "expected --router with --peer",
+}
+"""What to do about what the agent, in Cilium's words, calls an error of its own."""
+
+
+class _Address(click.ParamType[str]):
+    """The address of a peer."""
+
+    name = "address"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """See click.ParamType."""
+        try:
+            return str(ip_address(value))
+        except ValueError:
+            self.fail(f"{value!r}: expected an IP address", param, ctx)
+
 
 router_option = click.option(
     "--router", type=click.IntRange(1, 4294967295), metavar="ASN", help="Only of the router with this AS."
@@ -70,7 +91,7 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
 @command.command()
 @click.argument("table", type=click.Choice(list(_TABLES)), default="known")
 @router_option
-@click.option("--peer", default="", metavar="ADDRESS", help="Only what this peer is sent, or has sent.")
+@click.option("--peer", type=_Address(), metavar="ADDRESS", help="Only what this peer is sent, or has sent.")
 @click.option("-f", "--family", type=click.Choice(_FAMILIES), help="Only routes of this family.")
 @socket_option
 @timeout_option
@@ -78,7 +99,7 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
 def routes(
     table: str,
     router: int | None,
-    peer: str,
+    peer: str | None,
     family: str | None,
     agent_socket: Path,
     timeout: float,
@@ -169,5 +190,8 @@ def _asked(path: str, agent_socket: Path, timeout: float) -> list[dict[str, Any]
             raise click.ClickException(
                 "BGP is off: expected enable-bgp-control-plane=true (bgpControlPlane.enabled of the chart)"
             ) from error
+        for words, hint in _WRONG.items():
+            if words in error.reason:
+                raise click.UsageError(f"{error.reason.partition(': ')[2]}: {hint}") from error
         raise
     return found

@@ -45,6 +45,22 @@ QUESTIONS = (
 )
 
 
+PEERS = [
+    {
+        "peer-address": "192.0.2.8",
+        "peer-asn": 65000,
+        "session-state": "established",
+        "families": [{"afi": "ipv4"}],
+    },
+    {
+        "peer-address": "192.0.2.9",
+        "peer-asn": 65000,
+        "session-state": "active",
+        "session-error": "hold timer expired",
+    },
+]
+
+
 def few_flows() -> list[bytes]:
     return [
         *(flow("shop/web", "shop/cart", at=at) for at in range(5)),
@@ -55,7 +71,10 @@ def few_flows() -> list[bytes]:
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    answers = {f"/hive/policy/explain?{one}": (200, EXPLAINED) for one in QUESTIONS}
+    answers: dict[str, tuple[int, object]] = {
+        f"/hive/policy/explain?{one}": (200, EXPLAINED) for one in QUESTIONS
+    }
+    answers["/v1/bgp/peers"] = (200, PEERS)
     FakeHubble.flows = getattr(request, "param", few_flows)()
     with serving(tmp_path, monkeypatch, ANSWERS | answers) as found:
         yield found
@@ -121,7 +140,10 @@ def test_nodes_are_shown_this_one_first(page: Chrome) -> None:
     until(page, "#show-nodes")[0].click()
     titles = [one.text for one in until(page, "#nodes .card h2", 2)]
     assert titles == ["default/one (this one)", "default/two"]
-    assert page.find_element(By.CSS_SELECTOR, ".card").text.count("Ok fine") == 1
+    card = page.find_element(By.CSS_SELECTOR, ".card").text
+    assert card.count("Ok fine") == 1
+    assert "192.0.2.8 65000 established ipv4 0, 0" in card
+    assert "192.0.2.9 65000 active hold timer expired" in card, "why a session of BGP is down"
 
 
 TEAMS = 25

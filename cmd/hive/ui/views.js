@@ -163,7 +163,7 @@ function nodeCard(node, views, own, problem) {
     peers.length ? peerTable("WireGuard", ["seen from", "handshake", "received", "sent"], peers.map(([name, one]) =>
       [cluster ? name : "this node", ago(one["last-handshake-time"]), bytes(one["transfer-rx"]), bytes(one["transfer-tx"])])) : null,
     sessions.length ? peerTable("BGP", ["peer", "AS", "session", "sent, received"], sessions.map((one) =>
-      [one["peer-address"], one["peer-asn"], one["session-state"], (one.families || []).map((family) =>
+      [one["peer-address"], one["peer-asn"], one["session-state"], one["session-error"] || (one.families || []).map((family) =>
         `${family.afi} ${family.advertised || 0}, ${family.received || 0}`).join("; ")]), (row) => row[2] !== "established") : null,
     cluster && own ? make("button", { class: "link", onclick: () => showInsideOf(node.name.slice(node.name.indexOf("/") + 1)) }, "inside its agent") : null);
 }

@@ -102,6 +102,13 @@ def test_route_policies_list_prefixes_and_peers(tmp_path: Path, capsys: pytest.C
         ("peers", (501, "BGP control plane is disabled"), 1, "BGP is off: expected enable-bgp-control-plane"),
         ("peers", (200, []), 0, "No sessions: no CiliumBGPNodeConfig of this node has peers."),
         ("routes --peer 10.0.0.1", (200, []), 2, "--peer: expected with sent or received"),
+        ("routes sent --peer tor", (200, []), 2, "'tor': expected an IP address"),
+        (
+            "route-policies --router 7",
+            (500, "failed to get route policies: virtual router with ASN 7 does not exist"),
+            2,
+            "hive: virtual router with ASN 7 does not exist: expected --router as in hive bgp peers (see: ",
+        ),
         ("route-policies", (500, "failed to get route policies: no answer"), 1, "no answer"),
     ],
 )
@@ -113,7 +120,8 @@ def test_a_missing_router_or_peer_is_one_line(
     code: int,
     line: str,
 ) -> None:
-    given = {"/v1/bgp/peers": answer, "/v1/bgp/route-policies": answer}
+    policies = "/v1/bgp/route-policies"
+    given = {"/v1/bgp/peers": answer, policies: answer, f"{policies}?router_asn=7": answer}
     with stub_agent(tmp_path, given) as agent:
         result = hive(capsys, "bgp", *words.split(), "-H", agent.socket)
     assert result.code == code
