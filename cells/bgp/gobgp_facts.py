@@ -535,7 +535,11 @@ def new_peer(peer: BGPPeer) -> api.ApiPeer:
             local_address=_local_address(peer), local_port=facts.local_port, remote_port=facts.remote_port
         ),
         graceful_restart=api.GracefulRestart(
-            enabled=True, restart_time=facts.restart_time, notification_enabled=True, local_restarting=True
+            enabled=True,
+            restart_time=facts.restart_time,
+            deferral_time=DEFERRAL,
+            notification_enabled=True,
+            local_restarting=True,
         )
         if graceful
         else None,
@@ -549,6 +553,9 @@ def new_peer(peer: BGPPeer) -> api.ApiPeer:
     )
 
 
+DEFERRAL: Final = 1
+"""Seconds that a peer waits for routes until all peers with graceful restart have sent End-of-RIB (RFC 4724,
+section 4.1). Nothing depends on their routes here; gobgpd waits 360 s for one that sends none, or is down."""
 IDLE: Final = 5
 """Seconds before a session that was reset is tried again; gobgpd 3.10 does not take it, and waits for 30."""
 

@@ -110,8 +110,9 @@ def message(kind: int, body: bytes) -> bytes:
     return b"\xff" * 16 + struct.pack(">HB", 19 + len(body), kind) + body
 
 
-def opening(asn: int, router: IPv4Address) -> bytes:
-    able = struct.pack(">BBHBBBBI", 1, 4, 1, 0, 1, 65, 4, asn)  # IPv4 unicast, ASNs of four octets
+def opening(asn: int, router: IPv4Address, more: bytes = b"") -> bytes:
+    """``more``: further capabilities."""
+    able = struct.pack(">BBHBBBBI", 1, 4, 1, 0, 1, 65, 4, asn) + more  # IPv4 unicast, ASNs of four octets
     parameters = struct.pack(">BB", 2, len(able)) + able
     return message(OPEN, struct.pack(">BHH4sB", 4, asn, 90, router.packed, len(parameters)) + parameters)
 
@@ -258,6 +259,37 @@ async def test_a_hostile_peer_costs_its_own_session_alone(in_node: None, tmp_pat
             rib = await speakers.listed_routes(INSTANCE, RouteTable.LOC_RIB, IPV4_UNICAST)
             assert [str(route.prefix) for route in rib] == [PODS], "what peers send is in no RIB"
             assert gobgpd_pids(tmp_path) == pids
+
+
+async def no_end_of_rib(one: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Graceful restart is offered, and End-of-RIB is not sent (RFC 4724, section 2)."""
+    writer.write(opening(one.asn, one.address, b"\x40\x06\x00\x78\x00\x01\x01\x80") + ALIVE)
+    await one.stay(reader, writer)
+
+
+async def test_a_peer_that_sends_no_end_of_rib_holds_no_routes_back(in_node: None, tmp_path: Path) -> None:
+    """A gobgpd that has just started waits for it: for 360 s, if not configured otherwise."""
+    hostile, wanted = Peer(0, no_end_of_rib), Wanted()
+    options = {"families": (IPV4_UNICAST,), "graceful_restart": PeerRestart(enabled=True)}
+    wanted.put(
+        peer("hostile", str(hostile.address), hostile.asn, **options),
+        policy("tor", FRR, PODS),
+    )
+    wanted.announce(PODS)
+    with routers(tmp_path) as far:
+        async with hostile.listening(far.far):
+            try:
+                async with agent(wanted, tmp_path) as speakers:
+
+                    def established() -> bool:
+                        found = speakers.observed.get((INSTANCE, hostile.address))
+                        return found is not None and found.established
+
+                    await eventually(established)
+                    wanted.put(peer("tor", FRR, 65101, password=Secret(PASSWORD), **options))
+                    await eventually(lambda: set(far.frr_routes()) == {PODS})
+            finally:
+                end_speakers(tmp_path)
 
 
 CRASHES = 3
