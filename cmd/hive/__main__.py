@@ -2,7 +2,7 @@
 
 import sys
 
-from hive.main import main
+from hive.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

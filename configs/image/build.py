@@ -58,7 +58,7 @@ from {module} import main
 main()
 """
 COMMANDS = {
-    "hive": "hive.main",
+    "hive": "hive.entry",
     "cilium-bugtool": "hive.dbg.bugtool",
     "cilium-dbg": "hive.dbg.main",
     "cilium-health": "hive.dbg.health",

@@ -1,6 +1,5 @@
 """The graph as a value: drawn, queried, compared, written as JSON and as a page."""
 
-from lifecycle.graph.circles import Circle, circles
 from lifecycle.graph.diff import Altered, diff
 from lifecycle.graph.diff import Change as GraphChange
 from lifecycle.graph.parts import (
@@ -12,12 +11,13 @@ from lifecycle.graph.parts import (
     ModuleInfo,
     SettingInfo,
 )
-from lifecycle.graph.query import find_module, unused, why
+from lifecycle.graph.query import circles, find_module, unused, why
 from lifecycle.graph.reference import json_schema, markdown, sections
 from lifecycle.graph.schema import graph_schema, timeline_schema
 from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
 from lifecycle.graph.value import Graph, page_part, read_graph
 from lifecycle.graph.views import differences, show
+from lifecycle.injection.circles import Circle
 
 __all__ = [
     "Altered",

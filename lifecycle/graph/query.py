@@ -1,4 +1,4 @@
-"""Questions to a graph: only a part of it, why something is in it, what nothing needs."""
+"""Questions to a graph: a part of it, why something is in it, what nothing needs, what is in a circle."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -7,8 +7,9 @@ from typing import TypeVar
 import msgspec
 
 from lifecycle.graph.parts import ConstructorInfo, Edge, Parts
+from lifecycle.injection.circles import Circle, circles_of
 
-__all__ = ["find_module", "find_type", "only", "unused", "why"]
+__all__ = ["circles", "find_module", "find_type", "only", "unused", "why"]
 
 G = TypeVar("G", bound=Parts)
 
@@ -109,6 +110,12 @@ def _chain(towards: dict[str, Edge | None], start: str) -> list[Edge]:
         chain.append(edge)
         edge = towards[edge.target]
     return chain
+
+
+def circles(graph: Parts) -> list[Circle[Edge]]:
+    """The circles of a graph, largest first, each with the edges that tie it."""
+    modules = {node.id: node.module for node in graph.nodes}
+    return circles_of((modules[edge.source], modules[edge.target], edge) for edge in graph.edges)
 
 
 def unused(graph: Parts) -> list[ConstructorInfo]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from lifecycle.graph.circles import Circle
-from lifecycle.graph.circles import circles as circles_in
 from lifecycle.graph.diff import Change
 from lifecycle.graph.parts import ConstructorInfo, Edge, HookInfo, InvokeInfo, SettingInfo
+from lifecycle.graph.query import circles as circles_in
 from lifecycle.graph.query import find_module, find_type
 from lifecycle.graph.query import unused as unneeded
 from lifecycle.graph.query import why as chains_to
 from lifecycle.graph.value import Graph
+from lifecycle.injection.circles import Circle
 from lifecycle.settings.sources import UNSET
 
 __all__ = ["VIEWS", "WIDTH", "Paint", "differences", "show", "unset"]

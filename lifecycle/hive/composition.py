@@ -129,7 +129,7 @@ class Composition(ABC):
         inside = (fault for inner in self._nested for fault in inner.faults)
         found = [*check(self._resolution), *_unfrozen(self._resolution.active), *inside]
         if self._refuses_circles and not found:
-            from lifecycle.graph.circles import circle_faults  # only who refuses them pays for it
+            from lifecycle.injection.circles import circle_faults  # only who refuses them pays for it
 
             found += circle_faults(self._resolution)
         return found

@@ -194,16 +194,26 @@ def _method(kind: type, name: str) -> tuple[object, type]:
 
 
 def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
-    """As typing.get_type_hints(), without its work where every hint is a class, or the name of one."""
+    """As typing.get_type_hints(), without its work for hints that are a class, or the name of one."""
     variables = _variables(owner, function)
     hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
-    found = {}
+    found: dict[str, Any] = {}
+    others = {}
     for name, hint in hints.items():
-        kind = hint if isinstance(hint, type) else _class_named(hint, function)
+        found[name] = kind = hint if isinstance(hint, type) else _class_named(hint, function)
         if kind is None or hint in variables:
-            return _evaluated(function, variables)
-        found[name] = kind
-    return found
+            others[name] = hint
+    if not others:
+        return found
+    if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
+        return _evaluated(function, variables)
+    asked = types.FunctionType(_nothing.__code__, function.__globals__)
+    asked.__annotations__ = others
+    return found | _evaluated(asked, variables)
+
+
+def _nothing() -> None:
+    """For functions that only have hints to be evaluated."""
 
 
 def _evaluated(call: Any, variables: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hive.agent.command import (
-    ENV_PREFIX,
-    FILE_FLAG,
-    YAML_NAME,
-    build,
-    pass_settings,
-    refuse,
-    settings_argument,
-)
+from hive.agent.command import pass_settings, settings_argument
+from hive.agent.process import ENV_PREFIX, FILE_FLAG, YAML_NAME, build, refuse
 from hive.client import ask, socket_option, timeout_option
 from hive.config.get import get_setting
 from hive.config.set import set_options

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hive.agent.command import pass_settings, refuse, settings_argument
+from hive.agent.command import pass_settings, settings_argument
+from hive.agent.process import refuse
 from hive.client import ask, socket_option, timeout_option
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hive.agent.command import build
+from hive.agent.process import build
 
 if TYPE_CHECKING:
     from lifecycle import Hive

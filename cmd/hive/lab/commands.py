@@ -133,7 +133,7 @@ def _too_late(lab: Lab, settings: tuple[str, ...]) -> NoReturn:
 
 def _refused(settings: tuple[str, ...]) -> int:
     """Report settings with which an agent would not start; the exit code, 0 if there are none."""
-    from hive.agent.command import build, refuse
+    from hive.agent.process import build, refuse
     from lifecycle import GraphError
 
     try:

@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hive.agent.command import (
-    ENV_PREFIX,
-    FILE_FLAG,
-    HELP,
-    YAML_NAME,
-    pass_settings,
-    run_or_help,
-    settings_argument,
-)
+from hive.agent.command import pass_settings, run_or_help, settings_argument
+from hive.agent.process import ENV_PREFIX, FILE_FLAG, HELP, YAML_NAME
 from hive.operator.status import status
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hive.agent.command import YAML_NAME, build
+from hive.agent.process import YAML_NAME, build
 from lifecycle import SettingsError
 from tests.unit.fuzz.folders import Holding, Put, put
 from tests.unit.fuzz.inputs import bounded, odd_bytes, odd_texts

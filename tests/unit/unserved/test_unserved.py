@@ -17,7 +17,7 @@ from cells.agent import agent
 from cells.operator import operator
 from cells.unsupported import OTHERS, REFUSED, UNUSED
 from cells.unsupported.refused import CLOUDS, OPERATOR
-from hive.agent.command import build
+from hive.agent.process import build
 from lifecycle import Duration, Hive, SettingsError, Sources
 from tests.support.recordings import recordings
 

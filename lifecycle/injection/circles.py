@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from lifecycle.errors import Fault
-from lifecycle.graph.parts import Edge, Parts
 from lifecycle.hints.keys import type_name
 from lifecycle.injection.resolve import Resolution
 
-__all__ = ["Circle", "circle_faults", "circles", "circles_of"]
+__all__ = ["Circle", "circle_faults", "circles_of"]
 
 T = TypeVar("T")
 Pair = tuple[str, str]
@@ -24,12 +23,6 @@ class Circle(NamedTuple, Generic[T]):
     modules: tuple[str, ...]
     ties: tuple[T, ...]
     """The arrows between a few pairs of modules: without them there would be no circle."""
-
-
-def circles(graph: Parts) -> list[Circle[Edge]]:
-    """The circles of a graph, largest first, each with the edges that tie it."""
-    modules = {node.id: node.module for node in graph.nodes}
-    return circles_of((modules[edge.source], modules[edge.target], edge) for edge in graph.edges)
 
 
 def circle_faults(resolution: Resolution) -> Iterator[Fault]:
