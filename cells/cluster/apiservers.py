@@ -41,6 +41,11 @@ def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
                         continue
 
 
+def _is_of_servers(_: object, *rows: EndpointSlice | None) -> bool:
+    """Whether a slice is, or was, one of the API servers."""
+    return any(row is not None and (row.namespace, row.service) == SERVICE for row in rows)
+
+
 class ApiServerLabels:
     """Publishes which addresses these are."""
 
@@ -60,9 +65,9 @@ class ApiServerLabels:
         jobs.observe("API servers", self._rounds, self._follow)
 
     async def _rounds(self) -> AsyncIterator[None]:
-        """Once at the beginning, then after every change."""
+        """Once at the beginning, then after every change of their slices."""
         await self._slices.wait_initialized()
-        changes = self._slices.changes(self._slices.revision)
+        changes = self._slices.changes(self._slices.revision, only=_is_of_servers)
         yield
         async for _ in changes:
             yield

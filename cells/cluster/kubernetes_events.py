@@ -72,7 +72,7 @@ class EventReports:
         """When a topic was last reported, in seconds of the monotonic clock."""
         self._wake = anyio.Event()
         for source in sources:
-            jobs.observe(source.name, source.table.changes, partial(self._follow, source))
+            jobs.observe(source.name, source.changes, partial(self._follow, source))
         jobs.one_shot("write", self._write)
 
     async def _follow(self, source: EventSource, changes: Sequence[Change[Any, Any]]) -> None:

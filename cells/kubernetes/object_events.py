@@ -14,6 +14,7 @@ from msgspec import field
 
 from cells.kubernetes.objects.kind import Kind, Object
 from lifecycle import ReadTable
+from lifecycle.tables import Changes
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.client import Client
@@ -66,6 +67,19 @@ class EventSource(NamedTuple):
     name: str
     table: ReadTable[Any, Any]
     drafts: Callable[[Any], Iterable[EventDraft]]
+    concerns: Callable[[Any], bool] | None = None
+    """Of a row, whether there may be drafts, called as the row changes; None where all are looked at."""
+
+    def changes(self) -> Changes[Any, Any]:
+        """Of the rows that there may be drafts of, or were."""
+        concerns = self.concerns
+        if concerns is None:
+            return self.table.changes()
+
+        def matters(_: object, *rows: Any) -> bool:
+            return any(row is not None and concerns(row) for row in rows)
+
+        return self.table.changes(only=matters)
 
 
 class EventRecorder:

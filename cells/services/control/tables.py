@@ -165,7 +165,10 @@ def backend_events(resources: Resources) -> Member[EventSource]:
             note = f"{address} of EndpointSlice {row.name} is not an address of a backend"
             yield EventDraft(about, "BackendRefused", note, "Serve")
 
-    return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts)
+    def concerns(row: EndpointSlice) -> bool:
+        return bool(refused_backends(row))
+
+    return EventSource("backends", resources.table(ENDPOINT_SLICES), drafts, concerns)
 
 
 def redirect_events(redirects: Table[ServiceName, LocalRedirect]) -> Member[EventSource]:

@@ -8,6 +8,7 @@ from ipaddress import IPv4Address
 
 import pytest
 import structlog
+from msgspec.structs import replace
 
 from cells.cluster import apiservers, prefix_labels
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
@@ -115,6 +116,17 @@ async def test_a_server_outside_has_an_identity_of_its_own() -> None:
         world.servers(SERVER, ready=False)
         await eventually(lambda: world.identity == 0)
         assert world.labels(number) == (), "nobody has it any more"
+
+
+async def test_a_slice_that_becomes_another_services_names_no_server_any_more() -> None:
+    world = World()
+    world.servers(SERVER)
+    async with world.running():
+        await eventually(lambda: world.identity != 0)
+        (known,) = world.slices.all()
+        labels = {"kubernetes.io/service-name": "web"}
+        world.slices.put(replace(known, metadata=replace(known.metadata, labels=labels)))
+        await eventually(lambda: world.identity == 0)
 
 
 async def test_rules_for_the_prefix_around_it_hold_for_it_too() -> None:

@@ -119,7 +119,7 @@ def rows() -> Table[int, Row]:
 
 
 def source(table: Table[int, Row]) -> Member[EventSource]:
-    return EventSource("rows", table, drafts)
+    return EventSource("rows", table, drafts, lambda row: bool(row.note))
 
 
 class Agent:
