@@ -33,7 +33,7 @@ from cells.bgp import FOLDER, SpeakerSettings
 from cells.bgp import gobgp_messages as api
 from cells.bgp.speaker_state import SpeakerName
 from cells.hubble.codec import DecodeError, WireMessage, decode, encode
-from cells.hubble.rpc.grpc import MessageReader, RpcCode, RpcError, code_name, decode_message, framed
+from cells.hubble.rpc.messages import MessageReader, RpcCode, RpcError, code_name, decode_message, framed
 from lifecycle import HiveError, Logger
 
 __all__ = [

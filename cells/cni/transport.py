@@ -268,6 +268,7 @@ class PacketServer:
             return True
         with memoryview(self._buffer) as buffer, buffer[:length] as packet:
             self._handle(connection, packet)
+        turns_of(self._loop).preceded_at = self._loop.time()
         return True
 
     def _drop(self, connected: socket.socket) -> None:

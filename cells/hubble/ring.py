@@ -16,7 +16,6 @@ from typing import Final, cast
 
 import anyio
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from cells.hubble.codec import FieldMask, WireMessage, encode, field_packer
 from cells.hubble.enums import LostEventSource
@@ -37,6 +36,7 @@ from cells.hubble.observer import (
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser.resolver import Parties, Resolver
 from cells.hubble.scalars import varint
+from cells.hubble.turns import ReaderTurns
 from cells.observe.events import Lost, Sample
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
@@ -226,8 +226,9 @@ class FlowObserver:
         self._started = time.monotonic_ns()
         self._parties = Parties()
         self._resolver: Resolver | None = None
-        self._grown = anyio.Event()
-        self._turn = anyio.Semaphore(1)
+        self._turns = ReaderTurns(yielding=True)
+        self._own_turns = ReaderTurns()
+        """Of the agent's own readers, which count and write to files."""
 
     # Events in
 
@@ -255,9 +256,8 @@ class FlowObserver:
 
     def wake(self) -> None:
         """Let followers look: there is more, or who serves them stops."""
-        if self._grown.statistics().tasks_waiting:
-            self._grown.set()
-            self._grown = anyio.Event()
+        self._own_turns.wake()
+        self._turns.wake()
 
     # Queries
 
@@ -319,25 +319,24 @@ class FlowObserver:
 
         ``records``: first bytes of the datapath's records that are of interest; no flows are built of others.
         """
-        position = self.ring.end
-        node_name = self.origin.node_name
-        while True:
+        ring, position, node_name = self.ring, self.ring.end, self.origin.node_name
+
+        def read() -> list[SeenEvent] | None:
+            nonlocal position
             found: list[SeenEvent] = []
-            async with self._turn:
-                if position < self.ring.begin:
-                    lost, position = self._overtaken(position), self.ring.begin
-                    found.append(SeenEvent(lost, time.time_ns(), node_name))
-                for number in range(position, min(self.ring.end, position + _SLICE)):
-                    position = number + 1
-                    if records is not None and not self.ring.may_be(number, records):
-                        continue
-                    if (event := self.ring.event(number)) is not None:
-                        found.append(SeenEvent(event, self.ring.time_of(number), node_name))
-                await checkpoint()
-            if found:
-                yield found
-            elif position == self.ring.end:
-                await self._grown.wait()
+            if position < ring.begin:
+                lost, position = self._overtaken(position), ring.begin
+                found.append(SeenEvent(lost, time.time_ns(), node_name))
+            for number in range(position, min(ring.end, position + _SLICE)):
+                position = number + 1
+                if records is not None and not ring.may_be(number, records):
+                    continue
+                if (event := ring.event(number)) is not None:
+                    found.append(SeenEvent(event, ring.time_of(number), node_name))
+            return found or None
+
+        while True:
+            yield await self._own_turns.read(read, lambda: position == ring.end)
 
     async def records(self, since: int, *, named: bool) -> AsyncGenerator[list[SeenRecord], None]:
         """Records since a time that are there, ``named`` with their flows, then those that come.
@@ -348,29 +347,34 @@ class FlowObserver:
         ring = self.ring
         position, there = ring.begin, ring.end
         past = True
-        while True:
+
+        def read() -> list[SeenRecord] | None:
+            nonlocal position
             found: list[SeenRecord] = []
-            async with self._turn:
-                if position < ring.begin:
-                    lost, position = self._overtaken(position), ring.begin
-                    found.append(SeenRecord(Lost(lost.num_events_lost), time.time_ns()))
-                for number in range(position, min(there if past else ring.end, position + _SLICE)):
-                    position = number + 1
-                    came, record = ring.time_of(number), ring.record(number)
-                    if record is not None and (came >= since or not past):
-                        event = ring.event(number) if named and past else None
-                        found.append(SeenRecord(record, came, event if type(event) is Flow else None))
-                await checkpoint()
+            if position == ring.end:  # nothing came: who serves this may have stopped
+                return found
+            if position < ring.begin:
+                lost, position = self._overtaken(position), ring.begin
+                found.append(SeenRecord(Lost(lost.num_events_lost), time.time_ns()))
+            for number in range(position, min(there if past else ring.end, position + _SLICE)):
+                position = number + 1
+                came, record = ring.time_of(number), ring.record(number)
+                if record is not None and (came >= since or not past):
+                    event = ring.event(number) if named and past else None
+                    found.append(SeenRecord(record, came, event if type(event) is Flow else None))
+            return found or ([] if past and position >= there else None)
+
+        while past:
+            found = await self._turns.read(read, lambda: False)
             if found:
                 yield found
-            if past and position >= there:
-                past = False
-                yield []
-            elif not past and position == ring.end:
-                with anyio.move_on_after(_QUIET):
-                    await self._grown.wait()
-                if position == ring.end:
-                    yield []
+            past = position < there
+        yield []
+        while True:
+            found = []
+            with anyio.move_on_after(_QUIET):
+                found = await self._turns.read(read, lambda: position == ring.end)
+            yield found
 
     def server_status(self) -> ServerStatusResponse:
         """How full the ring is, and how many flows came."""
@@ -437,74 +441,77 @@ class FlowObserver:
 
     async def _answers(self, query: _Query) -> AsyncGenerator[list[bytes], None]:
         ring = self.ring
-        position = await self._start(query)
+        position = await self._turns.read(self._start(query), lambda: False)
         left = 0 if query.follow else query.number
-        while True:
+        ended = not query.follow and position >= ring.end
+
+        def read() -> list[bytes] | None:
+            nonlocal position, left, ended
             batch: list[bytes] = []
-            position, ended = await self._slice(query, position, batch, left)
+            position, ended = self._slice(query, position, batch, left)
             if left:
                 left -= min(left, sum(not _is_loss(one) for one in batch) if query.lost else len(batch))
                 ended = ended or not left
-            if batch:
-                yield batch
-            if ended or (position >= ring.end and not query.follow):
-                return
-            if position >= ring.end:
-                await self._grown.wait()
+            ended = ended or (position >= ring.end and not query.follow)
+            return batch if batch or ended else None
 
-    async def _slice(self, query: _Query, position: int, batch: list[bytes], left: int) -> tuple[int, bool]:
+        while not ended:
+            if batch := await self._turns.read(read, lambda: position >= ring.end):
+                yield batch
+
+    def _slice(self, query: _Query, position: int, batch: list[bytes], left: int) -> tuple[int, bool]:
         """Answer some events from `position` on; the next position, and whether the query has ended."""
         ring, size, sent = self.ring, 0, 0
-        async with self._turn:
-            if position < ring.begin:
-                lost_events, position = self._overtaken(position), ring.begin
-                if query.lost:
-                    batch.append(_loss_response(lost_events, time.time_ns(), self.origin.node_name))
-            for number in range(position, min(ring.end, position + _SLICE)):
-                position = number + 1
-                slot = ring.slot(number)
-                lost = type(slot.event) is LostEvent
-                if not lost:
-                    came = slot.time
-                    if query.until is not None and came > query.until:
-                        return position, True
-                    if query.since is not None and came < query.since:
-                        continue
-                elif not query.lost:
+        if position < ring.begin:
+            lost_events, position = self._overtaken(position), ring.begin
+            if query.lost:
+                batch.append(_loss_response(lost_events, time.time_ns(), self.origin.node_name))
+        for number in range(position, min(ring.end, position + _SLICE)):
+            position = number + 1
+            slot = ring.slot(number)
+            lost = type(slot.event) is LostEvent
+            if not lost:
+                came = slot.time
+                if query.until is not None and came > query.until:
+                    return position, True
+                if query.since is not None and came < query.since:
                     continue
-                if answer := query.answer(number):
-                    batch.append(answer)
-                    size += len(answer)
-                    sent += not lost
-                if (left and sent >= left) or size >= _BATCH_BYTES or len(batch) >= _BATCH_EVENTS:
-                    break
-            await checkpoint()
+            elif not query.lost:
+                continue
+            if answer := query.answer(number):
+                batch.append(answer)
+                size += len(answer)
+                sent += not lost
+            if (left and sent >= left) or size >= _BATCH_BYTES or len(batch) >= _BATCH_EVENTS:
+                break
         return position, False
 
-    async def _start(self, query: _Query) -> int:
-        """The number of the first event to look at."""
+    def _start(self, query: _Query) -> Callable[[], int | None]:
+        """What looks for the number of the first event to look at."""
         ring = self.ring
-        if query.first and query.since is None:
-            return ring.begin
-        if query.follow and not query.number and query.since is None:
-            return max(ring.begin, ring.end - 1)
         counted, number = 0, ring.end
-        while number > ring.begin:
-            async with self._turn:
-                for _ in range(_SLICE if query.passes else _SLICE * 32):
-                    if number <= ring.begin:
-                        break
-                    number -= 1
-                    if ring.is_lost(number) or not query.counts(ring, number):
-                        continue
-                    counted += 1
-                    if query.since is not None:
-                        if ring.time_of(number) < query.since:
-                            return number
-                    elif counted == query.number:
+
+        def search() -> int | None:
+            nonlocal counted, number
+            if query.first and query.since is None:
+                return ring.begin
+            if query.follow and not query.number and query.since is None:
+                return max(ring.begin, ring.end - 1)
+            for _ in range(_SLICE if query.passes else _SLICE * 32):
+                if number <= ring.begin:
+                    return ring.begin
+                number -= 1
+                if ring.is_lost(number) or not query.counts(ring, number):
+                    continue
+                counted += 1
+                if query.since is not None:
+                    if ring.time_of(number) < query.since:
                         return number
-                await checkpoint()
-        return ring.begin
+                elif counted == query.number:
+                    return number
+            return None
+
+        return search
 
     def _overtaken(self, position: int) -> LostEvent:
         missed = self.ring.begin - position

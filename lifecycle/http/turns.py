@@ -22,6 +22,8 @@ class Turns:
         self._taken = False
         self.taken_at = -math.inf
         """When a turn was last asked for, by the loop's clock."""
+        self.preceded_at = -math.inf
+        """When the loop last served what goes before requests, by its clock: set by whoever serves that."""
 
     async def take(self, peer: Hashable) -> None:
         """Return when neither this round of the loop nor the one before had a request."""

@@ -33,6 +33,7 @@ from hive.lab.children import Child, Stop
 from hive.lab.node import Lab
 from hive.observe.hubble_client import HubbleClient
 from hive.observe.hubble_filters import FlowSelection
+from tests.bench.hubble_clients import SOCKET, connected, read_rest, read_until
 from tests.bench.nodes import agent_cpu, our_lab
 from tests.bench.startup import memory
 from tests.bench.stats import Figure, Row, Sample, percentile
@@ -53,7 +54,6 @@ LATEST = 5.0
 """ms from a packet until a client has its flow, of all packets but one in a hundred."""
 WITHIN, LATE = 30.0, 10.0
 """Seconds until clients follow, and until they have the last flow."""
-SOCKET = Path("/run/cilium/hubble.sock")
 _Result = TypeVar("_Result")
 
 
@@ -221,21 +221,16 @@ def _port(answer: bytes) -> int:
 
 def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
     """Follow with so many clients, and make a file once all do; how many of PACKETS each was given."""
-    given: list[list[bytes]] = [[] for _ in range(count)]
-    for one in given:
-        _follow(path, one.extend)
-    while not all(given):
-        if stop.wait(PAUSE):
-            break
-    Path(ready).touch()
-    stop.wait(WITHIN * 4)
-    until = time.monotonic() + LATE
-    wanted = range(FIRST_PORT, FIRST_PORT + PACKETS)
-    while True:
-        counts = [len({port for port in map(_port, list(one)) if port in wanted}) for one in given]
-        if min(counts) == PACKETS or time.monotonic() > until:
-            return counts
-        time.sleep(PAUSE)
+    with connected(count, _request(), path) as clients:
+        waiting = set(clients)
+        for client in read_until(stop, clients, keep=True):
+            if client in waiting and client.data:
+                waiting.remove(client)
+                if not waiting:
+                    Path(ready).touch()
+        read_rest(clients)
+        wanted = range(FIRST_PORT, FIRST_PORT + PACKETS)
+        return [len({port for port in map(_port, client.messages()) if port in wanted}) for client in clients]
 
 
 def latencies(path: Path, send: Callable[[int], object]) -> list[float]:

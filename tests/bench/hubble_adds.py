@@ -2,95 +2,73 @@
 
 Needs: root, the lab, the compiled plugin.   Gives: measure.
 A hundred clients follow all flows; apart from that, ten ask for the last hundred flows without a pause. They
-share this machine's processors with the agent. Rounds are interleaved.
+share this machine's processors with the agent and the plugin, so they read answers and do not decode them:
+what clients do with flows is not measured. Rounds are interleaved.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from cells.hubble.codec import encode
 from cells.hubble.observer import GetFlowsRequest
 from hive.lab.children import Child, Stop
-from hive.observe.hubble_client import HubbleClient
-from tests.bench.hubble import SOCKET, WITHIN
+from tests.bench.hubble import WITHIN
+from tests.bench.hubble_clients import connected, read_until
 from tests.bench.nodes import PluginNode, our_node
 from tests.bench.podadd import Batch, run
-from tests.bench.stats import Row, Sample
+from tests.bench.stats import Figure, Row, Sample
 from tests.bench.tools import tool
 from tests.support.waiting import eventually
 
 PODS, FOLLOWING, ASKING, LAST = 100, 100, 10, 100
 TARGET = 1.1
 """Times the median of an ADD without clients."""
+WAYS = {
+    f"{FOLLOWING} clients follow": (FOLLOWING, encode(GetFlowsRequest(follow=True))),
+    f"{ASKING} ask without a pause": (ASKING, encode(GetFlowsRequest(number=LAST))),
+}
 
 
-def _clients(
-    stop: Stop, ready: str, count: int, work: Callable[[HubbleClient, Callable[[], None]], None]
-) -> int:
-    """Have threads work until the parent stops them; how many answers came. A file appears once all do."""
-    answers: list[int] = [0] * count
-    began = [threading.Event() for _ in answers]
+def _clients(stop: Stop, ready: str, count: int, request: bytes) -> float:
+    """Be clients until the parent stops them; how many answers came a second.
 
-    def one(number: int) -> None:
-        def answered() -> None:
-            answers[number] += 1
-            began[number].set()
-
-        with HubbleClient(f"unix://{SOCKET}", WITHIN) as client:
-            began[number].set()
-            work(client, answered)
-
-    for number in range(count):
-        threading.Thread(target=one, args=(number,), daemon=True).start()
-    for event in began:
-        if not event.wait(WITHIN):
-            raise RuntimeError(f"a client of Hubble is not served within {WITHIN:g} s")
-    Path(ready).touch()
-    stop.wait(WITHIN * 4)
-    return sum(answers)
-
-
-def follow(client: HubbleClient, answered: Callable[[], None]) -> None:
-    """Read all flows, for ever."""
-    for _ in client.stream("observer.Observer/GetFlows", encode(GetFlowsRequest(follow=True))):
-        answered()
-
-
-def ask(client: HubbleClient, answered: Callable[[], None]) -> None:
-    """Read the last flows, again and again."""
-    request = encode(GetFlowsRequest(number=LAST))
-    while True:
-        for _ in client.stream("observer.Observer/GetFlows", request):
-            pass
-        answered()
-
-
-WAYS = {f"{FOLLOWING} clients follow": (FOLLOWING, follow), f"{ASKING} ask without a pause": (ASKING, ask)}
+    A file appears once all are served.
+    """
+    with connected(count, request) as clients:
+        waiting = set(clients)
+        began = time.monotonic()
+        for client in read_until(stop, clients):
+            if client in waiting:
+                waiting.remove(client)
+                if not waiting:
+                    Path(ready).touch()
+        return sum(client.answers for client in clients) / (time.monotonic() - began)
 
 
 @contextlib.contextmanager
-def served(node: PluginNode, folder: Path, way: str) -> Iterator[None]:
-    """Clients are served during the block."""
+def served(node: PluginNode, folder: Path, way: str, rates: list[float]) -> Iterator[None]:
+    """Clients are served during the block; the answers a second are appended."""
     ready = folder / "hubble-clients"
     ready.unlink(missing_ok=True)
-    crowd: Child[int] = node.namespaces.start(_clients, str(ready), *WAYS[way])
+    crowd: Child[float] = node.namespaces.start(_clients, str(ready), *WAYS[way])
     try:
         eventually(ready.exists, WITHIN)
         yield
     finally:
-        crowd.finish(within=WITHIN)
+        rates.append(crowd.finish(within=WITHIN))
 
 
-def measure(folder: Path, rounds: int) -> list[Row]:
+def measure(folder: Path, rounds: int) -> list[Row | Figure]:
     """p50 and p99 of an ADD, one at a time, for each way of being asked."""
     spawn = tool("spawn", folder)
     idle: list[Batch] = []
     busy: dict[str, list[Batch]] = defaultdict(list)
+    rates: dict[str, list[float]] = defaultdict(list)
     with our_node(folder, PODS, "bench-flows", "--enable-hubble=true") as node:
 
         def deleted() -> None:
@@ -101,14 +79,14 @@ def measure(folder: Path, rounds: int) -> list[Row]:
             idle.append(run(node, spawn, "ADD", PODS, 1))
             deleted()
             for way in WAYS:
-                with served(node, folder, way):
+                with served(node, folder, way, rates[way]):
                     busy[way].append(run(node, spawn, "ADD", PODS, 1))
                 deleted()
-    return [
+    # The first round warms up.
+    rows: list[Row | Figure] = [
         Row(
             f"ADD while {way}, {name}",
             "ms",
-            # The first round warms up.
             Sample(tuple(getattr(batch, name) for batch in busy[way][1:])),
             "no client",
             Sample(tuple(getattr(batch, name) for batch in idle[1:])),
@@ -118,3 +96,6 @@ def measure(folder: Path, rounds: int) -> list[Row]:
         for way in WAYS
         for name in ("p50", "p99")
     ]
+    asking = list(WAYS)[1]
+    rows.append(Figure(f"answers while {asking}", "1/s", Sample(tuple(rates[asking][1:]))))
+    return rows

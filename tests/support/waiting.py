@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ SOONEST, LATEST = 0.005, 0.1
 """Seconds between two looks: many start a process, and what they wait for needs the processor, too."""
 _PATIENCE = 8
 """What has not come for so many times as long comes a little later, too."""
+_ROUNDS = 200
 
 
 def eventually(condition: Callable[[], object], within: float = 60.0, every: float | None = None) -> None:
@@ -38,3 +40,12 @@ def eventually(condition: Callable[[], object], within: float = 60.0, every: flo
 def pause(waited: float) -> float:
     """Seconds until the next look, after so many of waiting."""
     return min(LATEST, max(SOONEST, waited / _PATIENCE))
+
+
+async def settled() -> None:
+    """Return once tasks have done what they could: they have had so many rounds of the event loop.
+
+    Unlike anyio's wait_all_tasks_blocked(), also where the loop has yet to call what wakes them.
+    """
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)

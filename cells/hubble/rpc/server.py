@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
-from anyio.abc import ByteStream, SocketStream, TaskGroup
+from anyio.abc import ByteStream, TaskGroup
 
 from cells.cluster.nodes.node import ClusterNode
 from cells.hubble.export.exporters import file_changes
@@ -36,45 +35,6 @@ HANDSHAKES = 64
 HANDSHAKE_SECONDS = 10.0
 _QUIET = 60.0
 """Seconds between two lines in the log about clients that fail TLS."""
-
-
-class UnixStream(ByteStream):
-    """A connected unix socket.
-
-    anyio's own is not used: when its receive() is cancelled in the turn of the loop in which data comes, the
-    loop reports a fault (InvalidStateError).
-    """
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        writer.transport.set_write_buffer_limits(0)  # drain() waits until the system has all of it
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte. Raises EndOfStream, BrokenResourceError."""
-        try:
-            data = await self._reader.read(max_bytes)
-        except OSError as error:
-            raise anyio.BrokenResourceError from error
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    async def send(self, item: bytes) -> None:
-        """Wait until the system takes it. Raises BrokenResourceError."""
-        try:
-            self._writer.write(item)
-            await self._writer.drain()
-        except OSError as error:
-            raise anyio.BrokenResourceError from error
-
-    async def send_eof(self) -> None:
-        """Nothing more is sent."""
-        self._writer.write_eof()
-
-    async def aclose(self) -> None:
-        """Close the connection; what a cancelled send() left is lost."""
-        self._writer.transport.abort()
-        await anyio.lowlevel.checkpoint()
 
 
 class HubbleServerSettings(Settings, frozen=True):
@@ -296,13 +256,12 @@ class HubbleServer:
 
     async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
         """Serve one client until it leaves. What it does wrong ends its connection alone."""
+        from cells.hubble.rpc.stream import ClientStream
+
         try:
-            stream: ByteStream
-            if connected.family == socket.AF_UNIX:
-                stream = UnixStream(*await asyncio.open_unix_connection(sock=connected))
-            else:
+            if connected.family != socket.AF_UNIX:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = await SocketStream.from_socket(connected)
+            stream: ByteStream = await ClientStream.of(connected)
         except OSError:
             connected.close()
             return

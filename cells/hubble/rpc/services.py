@@ -24,8 +24,9 @@ from cells.hubble.observer import (
     ServerStatusResponse,
 )
 from cells.hubble.ring import InvalidRequest
-from cells.hubble.rpc.grpc import Answers, Method, RpcCode, RpcError, server_streaming, unary
+from cells.hubble.rpc.grpc import Answers, Method, server_streaming, unary
 from cells.hubble.rpc.health import HEALTH_METHODS, decoded
+from cells.hubble.rpc.messages import RpcCode, RpcError
 from cells.hubble.rpc.reflection import reflection_methods
 from lifecycle import Change, ReadTable
 

@@ -27,7 +27,6 @@ from cells.hubble.observer import (
     ServerStatusRequest,
     ServerStatusResponse,
 )
-from cells.hubble.rpc.grpc import RpcCode, RpcError, code_name
 from cells.hubble.rpc.health import (
     HEALTH_SERVICE,
     OBSERVER_NAME,
@@ -35,6 +34,7 @@ from cells.hubble.rpc.health import (
     HealthCheckResponse,
     ServingStatus,
 )
+from cells.hubble.rpc.messages import RpcCode, RpcError, code_name
 from hive.client import DEFAULT_SOCKET, ask
 from hive.observe.hubble_client import ConnectError, HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags

@@ -15,7 +15,7 @@ import h2.errors
 import h2.events
 import h2.settings
 
-from cells.hubble.rpc.grpc import MessageReader, RpcCode, RpcError, decode_message, framed
+from cells.hubble.rpc.messages import MessageReader, RpcCode, RpcError, decode_message, framed
 
 LARGEST_MESSAGE: Final = 4 << 20
 """Bytes of an answer, as clients of gRPC have it by default."""

@@ -24,7 +24,7 @@ from cells.hubble.observer import (
     GetFlowsRequest,
     GetFlowsResponse,
 )
-from cells.hubble.rpc.grpc import RpcCode, RpcError
+from cells.hubble.rpc.messages import RpcCode, RpcError
 from cells.hubble.scalars import DecodeError
 from hive.observe.hubble_filters import EXPECTED, FILTER_FLAGS, FlowSelection, parse_number
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list, parse_time, switch

@@ -164,7 +164,7 @@ def _responses(
     """Flows of packets that passed, and losses. Raises TrialError."""
     from cells.hubble.codec import decode, encode
     from cells.hubble.observer import GetFlowsResponse
-    from cells.hubble.rpc.grpc import RpcError
+    from cells.hubble.rpc.messages import RpcError
     from hive.observe.hubble_client import ConnectError, HubbleClient
     from hive.observe.hubble_observe import flows_of_file
     from hive.observe.hubble_server import CommandError

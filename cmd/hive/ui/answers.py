@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import click
 
-from cells.hubble.rpc.grpc import RpcError
+from cells.hubble.rpc.messages import RpcError
 from hive.agents import Answer
 from hive.client import RefusedError, ask
 from hive.observe.hubble_client import ConnectError

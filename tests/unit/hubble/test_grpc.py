@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -13,23 +14,11 @@ import h2.config
 import h2.connection
 import h2.events
 import pytest
-from anyio.abc import SocketAttribute
+from anyio.abc import ByteStream, SocketStream
 
-from cells.hubble.rpc.grpc import (
-    Answers,
-    GrpcLimits,
-    GrpcServer,
-    MessageReader,
-    Method,
-    Requests,
-    RpcCode,
-    RpcError,
-    decode_message,
-    encode_message,
-    framed,
-    server_streaming,
-    unary,
-)
+from cells.hubble.rpc.grpc import Answers, GrpcLimits, GrpcServer, Method, Requests, server_streaming, unary
+from cells.hubble.rpc.messages import MessageReader, RpcCode, RpcError, decode_message, encode_message, framed
+from cells.hubble.rpc.stream import ClientStream
 from lifecycle.process.logs import logger_for
 from tests.support.waiting import eventually
 
@@ -80,19 +69,31 @@ class Service:
         return [*calls, *streams, Method("test.T", "talk", self.talk, "bidi_stream")]
 
 
+StreamOf = Callable[[socket.socket], Awaitable[ByteStream]]
+STREAMS = pytest.mark.parametrize(
+    "stream_of",
+    [ClientStream.of, SocketStream.from_socket],
+    ids=["sends at once", "sends later, as TLS does"],
+)
+
+
 @asynccontextmanager
-async def serving(server: GrpcServer) -> AsyncIterator[int]:
-    async with (
-        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
-        anyio.create_task_group() as tasks,
-    ):
+async def serving(server: GrpcServer, stream_of: StreamOf = ClientStream.of) -> AsyncIterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        async with anyio.create_task_group() as tasks:
 
-        async def serve(stream: anyio.abc.SocketStream) -> None:
-            await server.serve(stream, "client")
+            async def serve(connected: socket.socket) -> None:
+                await server.serve(await stream_of(connected), "client")
 
-        tasks.start_soon(listener.serve, serve)
-        yield listener.extra(SocketAttribute.local_port)  # noqa: S610
-        tasks.cancel_scope.cancel()
+            async def accept() -> None:
+                while True:
+                    connected, _ = await asyncio.get_running_loop().sock_accept(listener)
+                    tasks.start_soon(serve, connected)
+
+            tasks.start_soon(accept)
+            yield listener.getsockname()[1]
+            tasks.cancel_scope.cancel()
 
 
 async def until_closed(stream: anyio.abc.ByteReceiveStream) -> None:
@@ -102,13 +103,19 @@ async def until_closed(stream: anyio.abc.ByteReceiveStream) -> None:
             pass
 
 
-def run(check: Callable[[grpc.Channel], None], service: Service | None = None, **limits: int) -> GrpcServer:
+def run(
+    check: Callable[[grpc.Channel], None],
+    service: Service | None = None,
+    *,
+    stream_of: StreamOf = ClientStream.of,
+    **limits: int,
+) -> GrpcServer:
     """Let a check call the methods from a thread; every call has ended afterwards."""
     service = service or Service()
     server = GrpcServer(service.methods(), log=logger_for("test"), limits=GrpcLimits(**limits))
 
     async def main() -> None:
-        async with serving(server) as port:
+        async with serving(server, stream_of) as port:
 
             def client() -> None:
                 # A window that stays as it is: by default the client lets it grow to what the network takes.
@@ -129,7 +136,8 @@ def call(channel: grpc.Channel, name: str, request: bytes = b"", **options: obje
     return answer
 
 
-def test_calls_and_streams_are_answered_and_counted() -> None:
+@STREAMS
+def test_calls_and_streams_are_answered_and_counted(stream_of: StreamOf) -> None:
     def check(channel: grpc.Channel) -> None:
         assert call(channel, "echo", b"x" * 300_000) == b"x" * 300_000
         assert call(channel, "echo") == b""
@@ -137,7 +145,7 @@ def test_calls_and_streams_are_answered_and_counted() -> None:
         assert numbers == [part for number in range(30000) for part in (b"%d" % number, b"")]
         assert list(channel.stream_stream("/test.T/talk")(iter([b"a", b"b"]))) == [b"A", b"B"]
 
-    counts = run(check).counts
+    counts = run(check, stream_of=stream_of).counts
     assert counts.started == {
         ("unary", "test.T", "echo"): 2,
         ("server_stream", "test.T", "count"): 1,
@@ -193,7 +201,8 @@ def test_a_call_ends_at_its_deadline() -> None:
     run(check)
 
 
-def test_an_unread_grpc_stream_pauses_and_ends_when_cancelled() -> None:
+@STREAMS
+def test_an_unread_grpc_stream_pauses_and_ends_when_cancelled(stream_of: StreamOf) -> None:
     service = Service()
 
     def check(channel: grpc.Channel) -> None:
@@ -211,7 +220,7 @@ def test_an_unread_grpc_stream_pauses_and_ends_when_cancelled() -> None:
         stream.cancel()
         assert service.ended.wait(10)
 
-    run(check, service)
+    run(check, service, stream_of=stream_of)
 
 
 def test_more_calls_than_the_server_takes_are_refused() -> None:
@@ -316,6 +325,38 @@ def test_bytes_that_are_no_http2_end_the_connection() -> None:
         async with serving(server) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
             await stream.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
             await until_closed(stream)
+
+    asyncio.run(main())
+
+
+@STREAMS
+def test_a_client_that_reads_no_answers_to_its_pings_is_not_heard_for_long(stream_of: StreamOf) -> None:
+    """Else the answers would fill the agent's memory."""
+    server = GrpcServer(Service().methods(), log=logger_for("test"))
+    pings = frames_of(lambda client: client.ping(b"12345678"))
+    small = (socket.SOL_SOCKET, socket.SO_SNDBUF, 4096), (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+    async def small_stream(connected: socket.socket) -> ByteStream:
+        for option in small:
+            connected.setsockopt(*option)
+        return await stream_of(connected)
+
+    async def main() -> None:
+        async with serving(server, small_stream) as port:
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.settimeout(1)  # for which the server reads nothing
+                for option in small:
+                    client.setsockopt(*option)
+
+                def send() -> int:
+                    sent = client.send(pings)
+                    with suppress(TimeoutError):
+                        while sent < 2 << 20:
+                            client.sendall(pings[-17:] * 60)
+                            sent += 17 * 60
+                    return sent
+
+                assert await anyio.to_thread.run_sync(send) < 2 << 20
 
     asyncio.run(main())
 

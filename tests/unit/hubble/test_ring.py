@@ -30,6 +30,7 @@ from cells.hubble.parser.resolver import Resolver
 from cells.hubble.ring import FlowObserver, InvalidRequest
 from cells.observe.events import Lost, Sample
 from tests.support.examples import scaled
+from tests.support.waiting import settled
 from tests.unit.hubble.recordings import recorded, recording
 from tests.unit.hubble.worlds import world
 
@@ -101,9 +102,9 @@ async def _read(
         return found
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(collect)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         write_more()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         tasks.cancel_scope.cancel()
     return found
 
@@ -277,9 +278,9 @@ def test_an_exporter_sees_every_event_from_now_on() -> None:
                     found.extend(seen.event for seen in batch)
 
             tasks.start_soon(read)
-            await anyio.wait_all_tasks_blocked()
+            await settled()
             write(observer, "fagl", 3)
-            await anyio.wait_all_tasks_blocked()
+            await settled()
             tasks.cancel_scope.cancel()
         return found
 
@@ -412,9 +413,9 @@ async def _records_of(observer: FlowObserver, since: int, write_more: Callable[[
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(collect)
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         write_more()
-        await anyio.wait_all_tasks_blocked()
+        await settled()
         tasks.cancel_scope.cancel()
     return found
 

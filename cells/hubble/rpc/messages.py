@@ -1,0 +1,104 @@
+"""Messages and statuses of gRPC, as both sides of a call write and read them.
+
+Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+
+class RpcCode(enum.IntEnum):
+    """Status codes of gRPC."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+def code_name(code: int) -> str:
+    """The code as Go prints it: ``InvalidArgument``."""
+    if code == RpcCode.OK:
+        return "OK"
+    if code == RpcCode.CANCELLED:
+        return "Canceled"
+    try:
+        return "".join(word.capitalize() for word in RpcCode(code).name.split("_"))
+    except ValueError:
+        return f"Code({code})"
+
+
+class RpcError(Exception):
+    """Raised by a method to end its call with a status, and by the client when a call ended with one."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def framed(messages: Iterable[bytes]) -> bytes:
+    """The messages as gRPC sends them: not compressed, each after its length."""
+    parts: list[bytes] = []
+    for message in messages:
+        parts.append(b"\0" + len(message).to_bytes(4, "big"))
+        parts.append(message)
+    return b"".join(parts)
+
+
+class MessageReader:
+    """Cuts a stream's bytes into messages of at most ``limit`` bytes each."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are not complete, or not taken."""
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """More bytes of the stream."""
+        self._data += data
+
+    def take(self) -> bytes | None:
+        """The next complete message. Raises RpcError for one that is compressed or too large."""
+        if len(self._data) < 5:
+            return None
+        size = int.from_bytes(self._data[1:5], "big")
+        if self._data[0]:
+            raise RpcError(RpcCode.UNIMPLEMENTED, "compressed messages are not supported")
+        if size > self._limit:
+            raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {self._limit})")
+        if len(self._data) < 5 + size:
+            return None
+        message = bytes(self._data[5 : 5 + size])
+        del self._data[: 5 + size]
+        return message
+
+
+def encode_message(text: str) -> str:
+    """The value of ``grpc-message``: UTF-8, what is not printable ASCII percent-encoded."""
+    return quote_from_bytes(text.encode(), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
+
+
+def decode_message(text: str) -> str:
+    """The text of a ``grpc-message``."""
+    return unquote_to_bytes(text).decode(errors="replace")
