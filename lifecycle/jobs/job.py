@@ -78,6 +78,8 @@ class Job:
         self.started = False
         self.drain = 0.0
         """Seconds it may go on after the stop has started."""
+        self.items_left = 0
+        """Of a pool that was cut off: what it had yet to do."""
         self._scope: anyio.CancelScope | None = None
         self._ending = False
         self._run = run
@@ -98,6 +100,9 @@ class Job:
                 if self._ending:
                     self.end_soon()
                 await self._run(self)
+            if self.drain and self._scope.cancelled_caught:
+                left = {"items_left": self.items_left} if self.items_left else {}
+                self._log.warning("job cut off: its drain is over", job=self.name, drain=self.drain, **left)
         except _EndOfHive as end:
             failure = end.__cause__
             assert isinstance(failure, Exception)  # noqa: S101  # as it was raised

@@ -71,6 +71,8 @@ class Pool(Generic[Item]):
                 self._wake()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            job.items_left = len(self)
 
     async def _worker(self, job: Job, stopping: "anyio.Event") -> None:
         while not (stopping.is_set() and not self._queues):

@@ -4,8 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
-from lifecycle import Cell, Hive, Jobs, StopError, invoke
+from lifecycle import Cell, Hive, Jobs, StopError, invoke, module
 from lifecycle.jobs import Backoff, Pool
 from lifecycle.testing import HiveStarter, VirtualClock, eventually
 
@@ -55,6 +56,29 @@ async def test_the_drain_is_bounded() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(hive.stop)
             assert await clock.until(lambda: hive.phase.stage == "stopped") == 20.0
+
+
+@pytest.mark.anyio
+async def test_work_that_outlasts_its_drain_is_logged_with_the_items_that_are_left() -> None:
+    def deaf(jobs: Jobs) -> Work:
+        return anyio.sleep_forever
+
+    made: list[Pool[str]] = []
+    with VirtualClock() as clock, capture_logs() as logs:
+        hive = Hive(
+            draining(deaf, drain=20.0),
+            module("slow", "Slow", pool_of(made, lambda _: anyio.sleep(6), at_once=1, drain=10.0)),
+            module("fast", "Fast", pool_of(made, lambda _: anyio.sleep(1), at_once=1, drain=10.0)),
+        )
+        await hive.start()
+        for pool in made:
+            for item in "abc":
+                pool.put(item)
+        async with anyio.create_task_group() as group:
+            group.start_soon(hive.stop)
+            await clock.until(lambda: hive.phase.stage == "stopped")
+    cut_off = [one for one in logs if one["event"] == "job cut off: its drain is over"]
+    assert sorted((one["drain"], one.get("items_left")) for one in cut_off) == [(10.0, 2), (20.0, None)]
 
 
 @pytest.mark.anyio
