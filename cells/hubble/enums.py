@@ -169,12 +169,6 @@ class DebugCapturePoint(IntEnum):
     DBG_CAPTURE_SNAT_POST = 11
 
 
-class EventType(IntEnum):
-    UNKNOWN = 0
-    EventSample = 9
-    RecordLost = 2
-
-
 class LostEventSource(IntEnum):
     UNKNOWN_LOST_EVENT_SOURCE = 0
     PERF_EVENT_RING_BUFFER = 1

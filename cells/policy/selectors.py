@@ -24,10 +24,6 @@ IndexKey = tuple[str, str | None]
 CIDR_INDEX: IndexKey = (CIDR, None)
 
 
-class SelectorError(ValueError):
-    """An invalid selector: the text names the part."""
-
-
 class Requirement(NamedTuple):
     """One condition on one key. ``values`` is sorted; empty for Exists and DoesNotExist."""
 

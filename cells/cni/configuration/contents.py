@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from cells.config import ChainingMode
 from cells.netlink.rows import mac_text, parse_mac
 from lifecycle import Settings, refuse
 from lifecycle.settings import read_regular
@@ -167,11 +166,6 @@ class CniConfigSettings(Settings, frozen=True):
         """The mode in force: a target alone means generic-veth."""
         mode = self.cni_chaining_mode.lower() or "none"
         return "generic-veth" if mode == "none" and self.cni_chaining_target else mode
-
-    @property
-    def makes_links(self) -> bool:
-        """Whether pods' links are ours: no other plugin has made them."""
-        return ChainingMode(self.chaining_mode).own_links
 
     @property
     def chaining_target(self) -> str:

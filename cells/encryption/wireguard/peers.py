@@ -201,10 +201,6 @@ class WireguardPeers:
         if after is not None and after.add(prefix):
             self._apply(after)
 
-    def prefix_deleted(self, prefix: IPNetwork) -> None:
-        """Reach a prefix no longer. Raises OSError."""
-        self.prefix_upserted(prefix, None)
-
     def restored(self) -> None:
         """Once all nodes and prefixes are known: remove what else the device has. Raises OSError."""
         by_key = {peer.key: peer for peer in self._peers.values()}

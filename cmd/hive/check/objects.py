@@ -32,11 +32,6 @@ def name_of(role: str, node: str) -> str:
     return f"{name[: _LONGEST - 9]}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
 
 
-def client_name(node: str) -> str:
-    """The pod of a node that asks."""
-    return name_of("client", node)
-
-
 def server_name(node: str) -> str:
     """The pod of a node that answers, and its service."""
     return name_of("server", node)

@@ -80,7 +80,7 @@ def happen(event: dict[str, Any], peers: WireguardPeers, device: FakeDevice) -> 
                 host = event.get("host_ip")
                 peers.prefix_upserted(ip_network(event["prefix"]), ip_address(host) if host else None)
             case "ipcache_delete":
-                peers.prefix_deleted(ip_network(event["prefix"]))
+                peers.prefix_upserted(ip_network(event["prefix"]), None)
             case "restore_finished":
                 peers.restored()
             case "inject_failure":
