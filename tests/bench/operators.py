@@ -40,7 +40,7 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
     figures = [_figure(what, "s", found, 0, 5), _figure(f"{what}, processor", "s", found, 1, 5)]
     what = f"{IDENTITIES:,} identities: start to all deleted"
     found = list(written("DELETE", IDENTITIES, rounds, (0, 0, 0, 0, IDENTITIES), QUICK))
-    figures += [_figure(what, "s", found, 0), _figure(f"{what}, processor", "s", found, 1)]
+    figures += [_figure(what, "s", found, 0, 3), _figure(f"{what}, processor", "s", found, 1)]
     return [*figures, *held(rounds)]
 
 
