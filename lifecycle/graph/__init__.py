@@ -17,7 +17,7 @@ from lifecycle.graph.schema import graph_schema, timeline_schema
 from lifecycle.graph.timeline import Span, Timeline, critical_path, held_by, read_timeline
 from lifecycle.graph.value import Graph, page_part, read_graph
 from lifecycle.graph.views import differences, show
-from lifecycle.injection.circles import Circle
+from lifecycle.injection.cycles import Circle
 
 __all__ = [
     "Altered",

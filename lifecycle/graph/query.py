@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from lifecycle.graph.parts import ConstructorInfo, Edge, Parts
-from lifecycle.injection.circles import Circle, circles_of
+from lifecycle.injection.cycles import Circle, circles_of
 
 __all__ = ["circles", "find_module", "find_type", "only", "unused", "why"]
 

@@ -16,7 +16,7 @@ from lifecycle.graph.query import find_module, find_type
 from lifecycle.graph.query import unused as unneeded
 from lifecycle.graph.query import why as chains_to
 from lifecycle.graph.value import Graph
-from lifecycle.injection.circles import Circle
+from lifecycle.injection.cycles import Circle
 from lifecycle.settings.sources import UNSET
 
 __all__ = ["VIEWS", "WIDTH", "Paint", "differences", "show", "unset"]

@@ -12,7 +12,7 @@ from lifecycle.hints.places import Place
 from lifecycle.hive.nesting import Findings, Nesting, plan_of
 from lifecycle.injection.assembly import assemble
 from lifecycle.injection.cells import Cell
-from lifecycle.injection.check import check
+from lifecycle.injection.check import check, circle_faults
 from lifecycle.injection.constructors import Constructor, Scope
 from lifecycle.injection.resolve import Resolution
 from lifecycle.settings.options import Group, Option
@@ -129,8 +129,6 @@ class Composition(ABC):
         inside = (fault for inner in self._nested for fault in inner.faults)
         found = [*check(self._resolution), *_unfrozen(self._resolution.active), *inside]
         if self._refuses_circles and not found:
-            from lifecycle.injection.circles import circle_faults  # only who refuses them pays for it
-
             found += circle_faults(self._resolution)
         return found
 

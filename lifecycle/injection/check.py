@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from lifecycle.errors import Fault
 from lifecycle.hints.keys import hint_text, is_member, type_name
 from lifecycle.injection.constructors import Constructor, Parameter, Scope
-from lifecycle.injection.cycles import cycles
+from lifecycle.injection.cycles import circles_of, cycles
 from lifecycle.injection.decorated import decorations, times
 from lifecycle.injection.fakes import unlike
 from lifecycle.injection.near import Nearby
@@ -14,7 +14,7 @@ from lifecycle.injection.optionals import optionals
 from lifecycle.injection.resolve import Resolution
 from lifecycle.settings.options import Option, options_of
 
-__all__ = ["check"]
+__all__ = ["check", "circle_faults"]
 
 SHOWN = 5
 """How many of a kind a message lists before it only counts."""
@@ -229,3 +229,21 @@ def _replaces(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
             lines = (f"near: {line}" for line in nearby.lines(fake.key, without=fake))
             text = f"nothing provides or needs {fake.name}"
             yield Fault("replace", text, (*where, *lines), (fake,))
+
+
+def circle_faults(resolution: Resolution) -> Iterator[Fault]:
+    """A fault for each circle."""
+    needs = (
+        (node.scope.id, need.scope.id, (node, need))
+        for node in resolution.order()
+        for need in node.needs.values()
+    )
+    for circle in circles_of(needs):
+        lines = [
+            f"{node} {'needs' if node.uses(need) else 'comes after'} {type_name(need.key)} of {need.scope.id}"
+            for node, need in circle.ties
+        ]
+        text = f"{len(circle.modules)} modules need each other: {', '.join(circle.modules)}"
+        advice = "do: move what several need into a module of its own, or contribute it as a Member"
+        concerned = tuple(dict.fromkeys(node for node, _ in circle.ties))
+        yield Fault("circle", text, (*lines, advice), concerned)

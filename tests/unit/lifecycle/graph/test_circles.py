@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lifecycle import Cell, GraphError, Hive, after, invoke, module, provide
 from lifecycle.graph import circles, show
-from lifecycle.injection.circles import circles_of
+from lifecycle.injection.cycles import circles_of
 
 
 class Table: ...

@@ -14,12 +14,12 @@ MADE = 20_000
 async def test_a_start_is_not_interrupted_by_collections_and_what_follows_is_as_ever() -> None:
     usual = gc.get_threshold()
     counted: list[int] = []
-    kept: list[list[int]] = []
+    made: list[list[int]] = []
 
     def part(lifecycle: Lifecycle, shutdown: Shutdown) -> None:
         async def fill() -> None:
             before = gc.get_stats()[0]["collections"]
-            kept.extend([] for _ in range(MADE))
+            made.extend([] for _ in range(MADE))
             counted.append(gc.get_stats()[0]["collections"] - before)
             shutdown.request()
 
