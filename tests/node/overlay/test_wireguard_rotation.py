@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -208,6 +209,28 @@ def test_a_rotation_is_completed_when_an_agent_is_killed(cluster: Cluster, kille
     assert lossless(attempt)
 
 
+def begins_rotation(lab: Lab) -> bool:
+    """Whether it does; it refuses until all nodes are known, and while another one rotates its key."""
+    rotate(lab)
+    return True
+
+
+def test_keys_of_two_nodes_are_rotated_one_after_the_other(cluster: Cluster) -> None:
+    nodes = cluster.nodes()
+
+    def attempt() -> list[int]:
+        before = {lab: public_key(lab) for lab in nodes}
+        with talking(cluster) as packets:
+            with ThreadPoolExecutor() as pool:  # before either knows of the other, or one is refused at first
+                list(pool.map(lambda lab: eventually(partial(begins_rotation, lab)), nodes))
+            for lab in nodes:
+                eventually(partial(complete, cluster, lab, before[lab]))
+        assert [state(lab)["missed"] for lab in nodes] == [[], []]
+        return packets
+
+    assert lossless(attempt)
+
+
 def test_a_node_that_joins_during_a_rotation_takes_part(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     before = public_key(second)
@@ -244,12 +267,6 @@ def other_node(name: str, number: int, *values: str) -> dict[str, Any]:
 
 def key(number: int) -> str:
     return base64.b64encode(bytes([9, *bytes(30), number])).decode()
-
-
-def begins_rotation(lab: Lab) -> bool:
-    """Whether it does; it refuses until all nodes are known."""
-    rotate(lab)
-    return True
 
 
 def known(lab: Lab) -> set[str]:
