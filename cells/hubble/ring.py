@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Container, Iterable
 from functools import lru_cache
 from typing import Final, cast
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -51,6 +52,9 @@ _QUIET: Final = 30.0
 """Seconds after which a follower of records hears that there are none."""
 _RECENT: Final = 1024
 """Built events that readers at the same place share."""
+
+_SHARED: Final = 64
+"""Responses that clients with the same filters share."""
 
 
 class InvalidRequest(ValueError):  # noqa: N818 - clients see its text
@@ -229,6 +233,8 @@ class FlowObserver:
         self._turns = ReaderTurns(yielding=True)
         self._own_turns = ReaderTurns()
         """Of the agent's own readers, which count and write to files."""
+        self._flow_answers: WeakValueDictionary[bytes, _FlowAnswers] = WeakValueDictionary()
+        """Those that clients read now, by filters and fields."""
 
     # Events in
 
@@ -271,18 +277,13 @@ class FlowObserver:
         filtered = bool(request.whitelist or request.blacklist)
         paths = request.field_mask or (request.experimental and request.experimental.field_mask) or ()
         mask = FieldMask.parse(paths, Flow)
-        node_name, ring = self.origin.node_name, self.ring
-
-        def answer(number: int) -> bytes:
-            event = ring.event(number)
-            if type(event) is LostEvent:
-                return ring.flow_response(number, node_name)
-            if type(event) is not Flow or (filtered and not passes(event)):
-                return b""
-            if not mask:
-                return ring.flow_response(number, node_name)
-            return encode_flow_response(mask.apply(event))
-
+        asked = encode(
+            GetFlowsRequest(whitelist=request.whitelist, blacklist=request.blacklist, field_mask=tuple(paths))
+        )
+        answers = self._flow_answers.get(asked)
+        if answers is None:
+            answers = _FlowAnswers(self.ring, self.origin.node_name, passes if filtered else None, mask)
+            self._flow_answers[asked] = answers
         query = _Query(
             number=request.number,
             first=request.first,
@@ -290,7 +291,7 @@ class FlowObserver:
             since=request.since,
             until=request.until,
             passes=passes if filtered else None,
-            answer=answer,
+            answer=answers.of,
             lost=True,
         )
         async for batch in self._answers(query):
@@ -540,6 +541,36 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
             return ring.holds(number)
         event = ring.event(number)
         return event is not None and self.passes(event)
+
+
+class _FlowAnswers:
+    """Responses of GetFlows with the same filters and fields, worked out once for all clients."""
+
+    def __init__(self, ring: FlowRing, node_name: str, passes: Predicate | None, mask: FieldMask) -> None:
+        self._ring = ring
+        self._node_name = node_name
+        self._passes = passes
+        self._mask = mask
+        self._recent: list[tuple[int, bytes]] = [(-1, b"")] * _SHARED
+
+    def of(self, number: int) -> bytes:
+        """The response with the event of this number; empty where it is not for these clients."""
+        place = number % _SHARED
+        known, response = self._recent[place]
+        if known != number:
+            response = self._response(number)
+            self._recent[place] = number, response
+        return response
+
+    def _response(self, number: int) -> bytes:
+        event = self._ring.event(number)
+        if type(event) is LostEvent:
+            return self._ring.flow_response(number, self._node_name)
+        if type(event) is not Flow or (self._passes is not None and not self._passes(event)):
+            return b""
+        if not self._mask:
+            return self._ring.flow_response(number, self._node_name)
+        return encode_flow_response(self._mask.apply(event))
 
 
 def _check(first: bool, follow: bool) -> None:

@@ -468,3 +468,40 @@ def test_a_record_that_becomes_no_flow_is_given_as_it_came() -> None:
     assert len(_flows(observer, GetFlowsRequest())) == 1
     found = anyio.run(_records_of, observer, 0, lambda: None)
     assert found == [*(sample for sample, _ in records), "live"]
+
+
+async def _followed(observer: FlowObserver, requests: list[GetFlowsRequest], letters: str) -> list[list[str]]:
+    """What so many followers get of events that are written."""
+    found: list[list[str]] = [[] for _ in requests]
+
+    async def collect(request: GetFlowsRequest, into: list[str]) -> None:
+        async for batch in observer.get_flows(request):
+            into.extend(_shown("GetFlows", each) for each in batch)
+
+    async with anyio.create_task_group() as tasks:
+        for request, into in zip(requests, found, strict=True):
+            tasks.start_soon(collect, request, into)
+        await settled()
+        write(observer, letters)
+        await settled()
+        tasks.cancel_scope.cancel()
+    return found
+
+
+def test_filters_of_many_clients_are_asked_once_for_each_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[HubbleEvent] = []
+
+    def compiled(*_: object) -> Callable[[HubbleEvent], bool]:
+        return lambda event: not asked.append(event)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr("cells.hubble.ring.compile_filters", compiled)
+    requests = [GetFlowsRequest(follow=True, whitelist=(FlowFilter(source_pod=("ns1/",)),))] * 20
+    assert anyio.run(_followed, observer_of(63), requests, "fff") == [["flow-0", "flow-1", "flow-2"]] * 20
+    assert len(asked) == 3
+
+
+def test_clients_with_other_filters_get_other_flows() -> None:
+    filters = [FILTERS[name][0] for name in ("forwarded", "dropped", "nowhere", "forwarded")]
+    requests = [GetFlowsRequest(follow=True, whitelist=(one,)) for one in filters]
+    found = anyio.run(_followed, observer_of(63), requests, "fdfd")
+    assert found == [["flow-0", "flow-2"], ["flow-1", "flow-3"], [], ["flow-0", "flow-2"]]

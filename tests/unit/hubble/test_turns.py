@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,7 @@ from cells.observe.events import Sample
 from tests.support.waiting import settled
 from tests.unit.cni_server.fakes import FakeNode
 from tests.unit.cni_server.harness import Harness, harness
-from tests.unit.hubble.test_sources import TRACE, Agent
+from tests.unit.hubble.agent import TRACE, Agent
 
 pytestmark = pytest.mark.anyio
 EVENTS = 2000
@@ -87,7 +88,7 @@ async def test_readers_take_turns_in_their_order() -> None:
     assert order == [*"abc"] * 3
 
 
-async def test_one_client_is_served_in_a_round_of_the_loop() -> None:
+async def test_few_clients_are_served_in_a_round_of_the_loop() -> None:
     turns, events, rounds, seen = ReaderTurns(), list[int](), 0, list[int]()
 
     async def follow() -> None:
@@ -95,15 +96,15 @@ async def test_one_client_is_served_in_a_round_of_the_loop() -> None:
         seen.append(rounds)
 
     async with anyio.create_task_group() as tasks:
-        for _ in range(10):
+        for _ in range(40):
             tasks.start_soon(follow)
         await settled()
         events.append(1)
         turns.wake()
-        while len(seen) < 10:
+        while len(seen) < 40:
             rounds += 1
             await asyncio.sleep(0)
-    assert len(set(seen)) == 10
+    assert max(Counter(seen).values()) < 10
 
 
 async def test_a_reader_is_woken_by_what_it_looks_for_alone() -> None:
