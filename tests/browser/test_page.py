@@ -305,6 +305,31 @@ def test_users_of_a_table_are_listed_with_its_provider(page: Page, graph: Graph)
     assert "Is made by\nTable[int, Device] from device_table" in page.panel
 
 
+def test_the_first_picture_is_legible_and_as_wide_as_a_window_of_1280_pixels(page: Page) -> None:
+    """Names of one size, of 11 pixels or more; from the sources at the top, without circles."""
+    before = page.browser.get_window_size()
+    page.browser.set_window_size(1280, 900)
+    try:
+        page.browser.refresh()
+        names = page.browser.execute_script(
+            "return [...document.querySelectorAll('.cell .head b')].map("
+            "(one) => parseFloat(getComputedStyle(one).fontSize) * view.scale)"
+        )
+        assert max(names) - min(names) < 0.01
+        assert min(names) >= 11
+        assert page.cut_off() == []
+        boxes = page.boxes()
+        assert overlaps(boxes) == []
+        left, right = min(box[0] for box in boxes.values()), max(box[0] + box[2] for box in boxes.values())
+        assert left >= 0
+        assert right <= 1280
+        assert right - left > 1100
+        assert 50 < min(box[1] for box in boxes.values()) < 100
+        assert page.named("circle") == set()
+    finally:
+        page.browser.set_window_size(before["width"], before["height"])
+
+
 class A: ...
 
 

@@ -4,7 +4,9 @@
 const canvas = document.getElementById("canvas");
 const world = document.getElementById("world");
 const arrowLayer = document.getElementById("arrows");
-const view = { x: 0, y: 0, scale: 1, whole: true }; // whole: all is shown, and stays so when the window changes
+const LETTERS = 36; // of names from afar, at the scale 1: the most
+const LEGIBLE = 11; // pixels of their letters in the window at first, unless there are too many cells
+const view = { x: 0, y: 0, scale: 1, letters: LETTERS, whole: true }; // whole: all is shown, and stays so when the window changes
 const LIMITS = { least: 0.04, most: 12 };
 const LEVELS = { near: 0.5, inside: 2.4, close: 5 }; // the scale from which on more is shown
 const INSIDE = 0.22; // how much smaller what is inside a cell is drawn
@@ -24,12 +26,11 @@ function draw() {
     const [head, inside] = [card.querySelector(".head"), card.querySelector(".inside")];
     CELLS.get(id).height = Math.ceil(Math.max(head.offsetHeight, 6 + inside.offsetHeight * INSIDE)) + 2;
   }
+  view.letters = makeRoomForNames();
+  layer.style.setProperty("--fit", `${view.letters}px`);
   const arrows = layOut(CELLS);
-  const measure = document.createElement("canvas").getContext("2d");
-  measure.font = `640 100px ${getComputedStyle(document.body).fontFamily}`;
   for (const [id, card] of cards) {
     const cell = CELLS.get(id);
-    card.style.setProperty("--fit", `${largestLetters(cell, (text) => measure.measureText(text).width / 100)}px`);
     card.style.left = `${cell.x - CELL.width / 2}px`;
     card.style.top = `${cell.y - cell.height / 2}px`;
     card.style.height = `${cell.height}px`;
@@ -46,14 +47,24 @@ function draw() {
   fit();
 }
 
-// The largest letters in which the name fits a card: in one line, or with a line for each of its words.
-function largestLetters(cell, widthOf) {
-  const room = CELL.width - 30;
-  const name = cell.circle ? `${cell.name} ↻` : cell.name;
-  const words = name.split(/(?<=[-._])/);
-  const inOne = Math.min(room / widthOf(name), cell.height / 1.2);
-  const inMore = Math.min(room / Math.max(...words.map(widthOf)), cell.height / (1.1 * words.length));
-  return Math.floor(Math.max(inOne, inMore));
+// The size of all names from afar, in which the longest word fits a card; each card is as high as its name needs.
+function makeRoomForNames() {
+  const room = CELL.width - 18;
+  const measure = document.createElement("canvas").getContext("2d");
+  measure.font = `640 100px ${getComputedStyle(document.body).fontFamily}`;
+  const widthOf = (text) => measure.measureText(text).width / 100;
+  const wordsOf = (cell) => (cell.circle ? `${cell.name} ↻` : cell.name).split(/(?<=[-._])/);
+  const longest = Math.max(...[...CELLS.values()].flatMap(wordsOf).map(widthOf));
+  const letters = Math.min(LETTERS, Math.floor(room / longest));
+  for (const cell of CELLS.values()) {
+    let [lines, used] = [1, 0];
+    for (const width of wordsOf(cell).map(widthOf)) {
+      if (used && (used + width) * letters > room) [lines, used] = [lines + 1, 0];
+      used += width;
+    }
+    cell.height = Math.max(cell.height, Math.ceil(lines * letters * 1.1) + 6);
+  }
+  return letters;
 }
 
 function makeCard(cell) {
@@ -232,9 +243,11 @@ function fit() {
   const [width, height] = [canvas.clientWidth - 2 * margin, canvas.clientHeight - 2 * margin];
   const scale = Math.min(width / (box.right - box.left), height / (box.bottom - box.top), 1.15);
   view.whole = true;
-  view.scale = Math.max(LIMITS.least, scale);
+  const legible = CELLS.size < MANY ? Math.min(1.15, LEGIBLE / view.letters) : 0;
+  view.scale = Math.max(LIMITS.least, legible, scale);
   view.x = canvas.clientWidth / 2 - ((box.left + box.right) / 2) * view.scale;
-  view.y = canvas.clientHeight / 2 - ((box.top + box.bottom) / 2) * view.scale;
+  const below = (box.bottom - box.top) * view.scale - height;
+  view.y = margin - Math.min(0, below) / 2 - box.top * view.scale; // the sources are in sight in any case
   place();
 }
 

@@ -3,7 +3,8 @@
 
 const CELL = { width: 300, gap: 18 };
 const BEND = { width: 4, gap: 4 }; // the room a passing arrow takes in a row
-const ROW = { near: 24, far: 80 }; // between rows; more where many arrows pass
+const ROW = { near: 26, far: 80 }; // between rows; more where many arrows pass
+const MANY = 200; // cells that no window shows with legible names
 
 // Needs of each cell with the cycles between modules cut (constructors have none, modules may).
 function acyclicNeeds(cells) {
@@ -74,7 +75,7 @@ function withoutShortcuts(needs, order) {
 
 // Row of each cell: after its needs, no row longer than fits the shape of a screen.
 function rowsOf(needs, users, order) {
-  const longest = Math.max(4, Math.ceil(Math.sqrt(order.length * 0.75)));
+  const longest = Math.max(4, Math.ceil(Math.sqrt(order.length * 1.1)));
   const rest = new Map(); // how long the chain above a cell is: the longest goes first
   for (const id of [...order].reverse()) {
     rest.set(id, 1 + Math.max(0, ...users.get(id).map((user) => rest.get(user))));
@@ -191,13 +192,18 @@ function spread(rows) {
 
 // How far down the middle of each row is: a row is as high as its highest cell.
 function middlesOf(rows, cells) {
-  const gap = cells.size < 60 ? ROW.near : ROW.far;
+  const gap = cells.size < MANY ? ROW.near : ROW.far;
   let top = 0;
   return rows.map((row) => {
     const height = Math.max(0, ...row.filter((point) => point.id).map((point) => cells.get(point.id).height));
     top += height + gap;
     return top - gap - height / 2;
   });
+}
+
+// The cells at the other ends of arrows, but not a module that this one is in, or that is in it: they belong together.
+function others(cell, side) {
+  return [...cell[side].keys()].filter((id) => !id.startsWith(`${cell.id}.`) && !cell.id.startsWith(`${id}.`));
 }
 
 // Modules that all need each other get the same number (strongly connected components, after Kosaraju).
@@ -207,7 +213,7 @@ function numberCircles(cells) {
   for (const root of cells.keys()) {
     if (seen.has(root)) continue;
     seen.add(root);
-    const path = [[root, cells.get(root).needs.keys()]];
+    const path = [[root, others(cells.get(root), "needs").values()]];
     while (path.length) {
       const [id, left] = path[path.length - 1];
       const next = left.next();
@@ -216,7 +222,7 @@ function numberCircles(cells) {
         path.pop();
       } else if (!seen.has(next.value)) {
         seen.add(next.value);
-        path.push([next.value, cells.get(next.value).needs.keys()]);
+        path.push([next.value, others(cells.get(next.value), "needs").values()]);
       }
     }
   }
@@ -225,7 +231,7 @@ function numberCircles(cells) {
   for (const first of order.reverse()) {
     if (!left.delete(first)) continue;
     const circle = [first];
-    for (const id of circle) for (const user of cells.get(id).users.keys()) if (left.delete(user)) circle.push(user);
+    for (const id of circle) for (const user of others(cells.get(id), "users")) if (left.delete(user)) circle.push(user);
     if (circle.length > 1) {
       circles += 1;
       for (const id of circle) cells.get(id).circle = circles;
