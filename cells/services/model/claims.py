@@ -9,7 +9,7 @@ and take no cluster address of another one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from types import TracebackType
@@ -379,9 +379,8 @@ class Claims:
         """The frontends that one owner claims are these from now on."""
         wanted = {frontend.key: frontend for frontend in frontends}
         with self:
-            for key in self._claimed_by(owner):
-                if key not in wanted:
-                    self._withdraw(key, owner)
+            for key in self._claimed_by(owner, besides=wanted):
+                self._withdraw(key, owner)
             for key, frontend in wanted.items():
                 self._claim(key, owner, frontend)
             self._forget_states()
@@ -411,12 +410,15 @@ class Claims:
             for key in having:
                 self._settle(key, self._claims_on(key))
 
-    def _claimed_by(self, owner: ServiceName) -> Iterable[FrontendKey]:
-        """All of them; the index has rows that the transaction has replaced, and lacks those it put."""
-        found = [*self._index.keys(owner), *self._written.get(owner, ())]
-        if found:
-            found = [key for key in dict.fromkeys(found) if self._is_only_of(key, owner)]
-        return [*found, *self._beside_of.get(owner, ())]
+    def _claimed_by(self, owner: ServiceName, *, besides: Container[FrontendKey]) -> Iterable[FrontendKey]:
+        """Others than these. The index has rows that the transaction replaced, and lacks those it put."""
+        found = [*self._index.keys(owner), *self._written.get(owner, ()), *self._beside_of.get(owner, ())]
+        more = [key for key in found if key not in besides]
+        return [
+            key
+            for key in dict.fromkeys(more)
+            if self._is_only_of(key, owner) or owner in self._beside.get(key, ())
+        ]
 
     def _is_only_of(self, key: FrontendKey, owner: ServiceName) -> bool:
         row = self._rows.get(key)

@@ -372,6 +372,7 @@ class _Conversion:
         self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
     ) -> Frontend:
         is_cluster_ip = type_ is ServiceType.CLUSTER_IP
+        outside = not is_cluster_ip or self._options.bpf_lb_external_clusterip
         checked = type_ is ServiceType.LOAD_BALANCER or self._options.bpf_lb_source_range_all_types
         ranges = self._source_ranges() if checked else ()
         return Frontend(
@@ -385,12 +386,10 @@ class _Conversion:
             affinity_timeout=self._affinity_timeout(),
             source_ranges=ranges,
             algorithm=self._annotations.algorithm if not is_cluster_ip else "",
-            direct=self._direct(key.address.protocol)
-            and not (is_cluster_ip and not self._options.bpf_lb_external_clusterip),
+            direct=outside and self._direct(key.address.protocol),
             source_ranges_deny=bool(ranges) and self._annotations.deny,
             health_check_node_port=self._health_check_port(type_),
-            routable=not key.address.is_wildcard
-            and (not is_cluster_ip or self._options.bpf_lb_external_clusterip),
+            routable=outside and not key.address.is_wildcard,
             port_name=port.name,
         )
 
