@@ -55,11 +55,16 @@ class Graph(Parts, frozen=True, kw_only=True):
 
         return mermaid(self)
 
-    def html(self, timeline: "Timeline | None" = None) -> str:
-        """One page that needs no network: pan, zoom, search, click; with `timeline`, the start as a chart."""
+    def html(
+        self, timeline: "Timeline | None" = None, health: "Mapping[str, tuple[str, str]] | None" = None
+    ) -> str:
+        """One page that needs no network: pan, zoom, search, click; with `timeline`, the start as a chart.
+
+        `health` has level (ok, degraded, ...) and message by module, or by a part of one: its colour.
+        """
         from lifecycle.graph.page import page
 
-        return page(self, timeline)
+        return page(self, timeline, health)
 
     def only(self, module: str) -> "Graph":
         """The module of this full id and those below it, with the constructors directly around them.

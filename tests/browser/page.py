@@ -10,10 +10,16 @@ from selenium.webdriver.support.wait import WebDriverWait
 from lifecycle.graph import Graph, Timeline
 
 
-def shown(browser: Chrome, directory: Path, graph: Graph, timeline: Timeline | None = None) -> "Page":
+def shown(
+    browser: Chrome,
+    directory: Path,
+    graph: Graph,
+    timeline: Timeline | None = None,
+    health: dict[str, tuple[str, str]] | None = None,
+) -> "Page":
     """The page of the graph, opened from a file."""
     file = directory / "hive.html"
-    file.write_text(graph.html(timeline))
+    file.write_text(graph.html(timeline, health))
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # of the page before
     browser.get(file.as_uri())
     if graph.nodes:

@@ -330,6 +330,28 @@ def test_the_first_picture_is_legible_and_as_wide_as_a_window_of_1280_pixels(pag
         page.browser.set_window_size(before["width"], before["height"])
 
 
+def test_the_health_of_a_running_hive_is_the_colour_of_its_modules(
+    browser: Chrome, tmp_path: Path, graph: Graph
+) -> None:
+    health = {
+        "agent.maps": ("ok", ""),
+        "agent.router.repair": ("degraded", "no route to the pods"),
+        "agent.router.watch": ("ok", ""),
+        "agent.shell": ("stopped", "done"),
+    }
+    page = shown(browser, tmp_path, graph, health=health)
+    assert page.named("ok") == {"agent.maps"}
+    assert page.named("degraded") == {"agent.router"}
+    assert "degraded: no route to the pods" in page.click("agent.router")
+    colours = {
+        page.cell(one).value_of_css_property("background-color") for one in ("agent.maps", "agent.router")
+    }
+    assert len({*colours, page.cell("agent.api").value_of_css_property("background-color")}) == 3
+    legend = page.browser.find_elements(By.CSS_SELECTOR, "#legend .health")
+    assert [one.text for one in legend if one.is_displayed()] == ["healthy", "degraded"]
+    assert page.complaints == []
+
+
 class A: ...
 
 

@@ -91,12 +91,13 @@ def command(
         raise click.ClickException(str(error)) from error
     wanted_timeline = live and (chosen == "timeline" or form == "html")
     timeline = _timeline(socket) if wanted_timeline else None
+    health = _health(socket) if live and form == "html" else None
     if module is not None:
         from lifecycle.graph import find_module
 
         module = _usage(find_module, graph, module)
     if chosen is None or form == "html":
-        _show_graph(graph, form or "tree", module, timeline)
+        _show_graph(graph, form or "tree", module, timeline, health)
     else:
         _show_view(chosen, graph, module, why or "", timeline, as_json=form == "json")
     return _report_faults(graph) or FAULTY * (chosen == "circles" and _has_circles(graph))
@@ -166,6 +167,12 @@ def _timeline(socket: Callable[[str], Any]) -> "Timeline":
     return _answer(read_timeline, socket, "/hive/timeline")
 
 
+def _health(socket: Callable[[str], Any]) -> dict[str, tuple[str, str]]:
+    """Level and message of each part of the agent that reports its health."""
+    modules = socket("/v1/healthz").get("modules") or ()
+    return {one["module-id"]: (one["level"].lower(), one.get("message", "")) for one in modules}
+
+
 def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -> T:
     try:
         return read(json.dumps(socket(path)))
@@ -173,11 +180,17 @@ def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -
         raise click.ClickException(f"the agent's answer to GET {path}: {error}") from error
 
 
-def _show_graph(graph: "Graph", form: str, module: str | None, timeline: "Timeline | None") -> None:
+def _show_graph(
+    graph: "Graph",
+    form: str,
+    module: str | None,
+    timeline: "Timeline | None",
+    health: dict[str, tuple[str, str]] | None,
+) -> None:
     from lifecycle.graph import show
 
     if form == "html":
-        text = (graph if module is None else graph.only(module)).html(timeline)
+        text = (graph if module is None else graph.only(module)).html(timeline, health)
     else:
         text = show(graph, form, module or "")
     if form == "tree":

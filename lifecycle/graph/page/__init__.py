@@ -4,6 +4,7 @@ import hashlib
 import html
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from importlib.resources import files
 from string import Template
 
@@ -25,7 +26,9 @@ SCRIPTS = (
 """In this order: each uses those before it."""
 
 
-def page(graph: Parts, timeline: Timeline | None = None) -> str:
+def page(
+    graph: Parts, timeline: Timeline | None = None, health: Mapping[str, tuple[str, str]] | None = None
+) -> str:
     """The page, with the data, the style and the scripts inside it."""
     script = "\n".join(['\n"use strict";', *map(part, SCRIPTS), ""])
     data = {
@@ -33,6 +36,7 @@ def page(graph: Parts, timeline: Timeline | None = None) -> str:
         "timeline": json.loads(timeline.json()) if timeline else None,
         "held": held_by(graph, timeline) if timeline else {},
         "critical": critical_path(graph, timeline) if timeline else [],
+        "health": health or {},
     }
     return Template(part("page.html")).substitute(
         title=html.escape(graph.name),

@@ -71,6 +71,8 @@ function makeIndex() {
   return entries;
 }
 
+for (const mark of document.querySelectorAll("#legend .health")) mark.hidden = !Object.keys(DATA.health).length;
+
 const INDEX = makeIndex();
 
 function find(words) {

@@ -47,6 +47,8 @@ function makeCells(graph) {
       hooks: parts[3],
       needs: new Map(),
       users: new Map(),
+      health: "", // the worst that it reports, of a running hive: ok or degraded
+      reports: [], // why it is degraded
       circle: 0, // the same number for modules that all need each other
       height: 0,
       x: 0,
@@ -58,6 +60,14 @@ function makeCells(graph) {
 
 addMissing();
 const CELLS = makeCells(GRAPH);
+for (const [place, [level, message]] of Object.entries(DATA.health)) {
+  let id = place; // of a job, for one: its module is around it
+  while (id && !CELLS.has(id)) id = id.slice(0, Math.max(0, id.lastIndexOf(".")));
+  const cell = CELLS.get(id);
+  if (!cell || (level !== "ok" && level !== "degraded")) continue;
+  if (cell.health !== "degraded") cell.health = level;
+  if (level === "degraded") cell.reports.push(message);
+}
 const NODES = new Map([...GRAPH.constructors, ...GRAPH.invokes].map((node) => [node.id, node]));
 const HOOKS = new Map(GRAPH.hooks.map((hook) => [hook.id, hook]));
 const HOOKS_OF = grouped(GRAPH.hooks, (hook) => hook.constructor);

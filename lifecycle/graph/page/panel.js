@@ -152,6 +152,7 @@ function showPanel(cell, item) {
     make("div", { class: "path" }, cell.missing ? "" : cell.id),
     make("h2", null, cell.name),
     cell.title ? make("p", { class: cell.missing ? "wrong" : "title" }, cell.title) : "",
+    ...cell.reports.map((message) => make("p", { class: "wrong" }, `degraded: ${message}`)),
     cell.circle ? make("p", { class: "in-circle" }, "↻ ", ...circleOf(cell)) : "",
     ...section("Provides", provided.map(nodeItem)),
     ...section("Invokes", cell.invokes.map(nodeItem)),

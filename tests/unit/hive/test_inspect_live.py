@@ -33,10 +33,15 @@ def timeline(*, started: int = 3) -> Timeline:
     return Timeline(name="hive", spans=(*built, *starts[:started]))
 
 
+HEALTHY = {"module-id": "honey.cellar", "level": "OK", "message": "cool"}
+DEGRADED = {"module-id": "honey.press.turn", "level": "Degraded", "message": "the screw is stuck"}
+
+
 def answers(**more: object) -> dict[str, tuple[int, object]]:
     both = {
         "/hive/graph": (200, json.loads(graph().json())),
         "/hive/timeline": (200, json.loads(timeline().json())),
+        "/v1/healthz": (200, {"modules": [HEALTHY, DEGRADED]}),
     }
     return {**both, **more}  # type: ignore[dict-item]
 
@@ -94,6 +99,7 @@ def test_every_view_of_a_running_agent(tmp_path: Path, capsys: pytest.CaptureFix
     assert tree.out == graph().tree()
     assert settings.out == "honey.cellar\n  jars = 12  (default)\n"
     assert '"critical":["honey.cellar/Cellar:0","honey.press/Press:0","honey.market/stall:0"]' in page.out
+    assert '"honey.press.turn":["degraded","the screw is stuck"]' in page.out
 
 
 def test_faults_of_the_agent_are_one_line_and_exit_1(
