@@ -26,6 +26,7 @@ import msgspec
 from anyio.abc import ByteStream, TaskGroup
 
 from cells.hubble.rpc.messages import (
+    ClientStream,
     MessageReader,
     RpcCode,
     RpcError,
@@ -33,7 +34,6 @@ from cells.hubble.rpc.messages import (
     encode_message,
     framed,
 )
-from cells.hubble.rpc.stream import ClientStream
 from lifecycle import Logger
 from lifecycle.http import turns_of
 

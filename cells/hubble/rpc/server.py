@@ -256,7 +256,7 @@ class HubbleServer:
 
     async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
         """Serve one client until it leaves. What it does wrong ends its connection alone."""
-        from cells.hubble.rpc.stream import ClientStream
+        from cells.hubble.rpc.messages import ClientStream
 
         try:
             if connected.family != socket.AF_UNIX:

@@ -8,9 +8,9 @@ from pathlib import Path
 import structlog
 
 from cells import config, maps
+from cells.maps import MapWatchdog
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
-from cells.maps.watchdog import MapWatchdog
 from lifecycle import Hive, invoke
 from tests.support.all_maps import every_map
 

@@ -23,10 +23,10 @@ from cells.endpoint import EndpointMaps, EndpointPrograms
 from cells.endpoint.host import HostPrograms
 from cells.endpoint.restore import PreviousAgent, StaleMaps
 from cells.endpoint.watchdog import EndpointWatchdog
+from cells.maps import MapWatchdog
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import TunnelConfig
-from cells.maps.watchdog import MapWatchdog
 from cells.masquerade import Masquerade
 from cells.netlink.links import HostLinks
 from cells.node.devices import Device, Kernel

@@ -17,8 +17,15 @@ import pytest
 from anyio.abc import ByteStream, SocketStream
 
 from cells.hubble.rpc.grpc import Answers, GrpcLimits, GrpcServer, Method, Requests, server_streaming, unary
-from cells.hubble.rpc.messages import MessageReader, RpcCode, RpcError, decode_message, encode_message, framed
-from cells.hubble.rpc.stream import ClientStream
+from cells.hubble.rpc.messages import (
+    ClientStream,
+    MessageReader,
+    RpcCode,
+    RpcError,
+    decode_message,
+    encode_message,
+    framed,
+)
 from lifecycle.process.logs import logger_for
 from tests.support.waiting import eventually
 
