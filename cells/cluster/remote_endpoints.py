@@ -157,8 +157,10 @@ class ChangedPlaces:
 
     def __init__(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
         self._addresses: set[str] = set()
+        self._heads: set[str] = set()
+        """Of IPv4 networks of 256 addresses, the most frequent ones: the first three bytes as text."""
         self._numbers: dict[tuple[int, int], set[int]] = {}
-        """(family, bits that are shifted out) -> networks."""
+        """(family, bits that are shifted out) -> all other networks, and IPv6 addresses."""
         for change in changes:
             for node in (change.old, change.row):
                 if node is not None and _place(change.old) != _place(change.row):
@@ -167,8 +169,12 @@ class ChangedPlaces:
     def _add(self, node: ClusterNode) -> None:
         for each in node.addresses:
             self._addresses.add(str(each.ip))
-            self._numbers.setdefault((each.ip.version, 0), set()).add(int(each.ip))
+            if each.ip.version == 6:  # an address may be written in several ways
+                self._numbers.setdefault((6, 0), set()).add(int(each.ip))
         for cidr in node.all_cidrs():
+            if cidr.version == 4 and cidr.prefixlen == 24:
+                self._heads.add(str(cidr.network_address).rpartition(".")[0])
+                continue
             shift = cidr.max_prefixlen - cidr.prefixlen
             numbers = self._numbers.setdefault((cidr.version, shift), set())
             numbers.add(int(cidr.network_address) >> shift)
@@ -176,10 +182,18 @@ class ChangedPlaces:
     def concern(self, endpoint: KnownEndpoint) -> bool:
         """Whether its node is one of them, or an address of it is among theirs."""
         node = str(_address(endpoint.node)) if ":" in endpoint.node else endpoint.node
-        return node in self._addresses or any(map(self._hold, endpoint.prefixes))
+        if node in self._addresses:
+            return True
+        if " " not in endpoint.addresses:
+            return self._hold(endpoint.addresses)
+        return any(map(self._hold, endpoint.prefixes))
 
     def _hold(self, prefix: str) -> bool:
         text = prefix.partition("/")[0]
+        if text in self._addresses or text.rpartition(".")[0] in self._heads:
+            return True
+        if not self._numbers:
+            return False
         version = 6 if ":" in text else 4
         try:
             number = int.from_bytes(inet_pton(AF_INET6 if version == 6 else AF_INET, text))
