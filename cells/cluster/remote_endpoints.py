@@ -198,7 +198,7 @@ class ChangedPlaces:
         try:
             number = int.from_bytes(inet_pton(AF_INET6 if version == 6 else AF_INET, text))
         except OSError:
-            return False  # what is no address is in no range
+            return False  # only addresses are in ranges
         for (of, shift), numbers in self._numbers.items():  # a generator takes twice as long
             if of == version and number >> shift in numbers:
                 return True

@@ -23,7 +23,7 @@ class Turns:
         self.taken_at = -math.inf
         """When a turn was last asked for, by the loop's clock."""
         self.preceded_at = -math.inf
-        """When the loop last served what goes before requests, by its clock: set by whoever serves that."""
+        """When the loop last served what goes before requests, by its clock: set by the server of that."""
 
     async def take(self, peer: Hashable) -> None:
         """Return when neither this round of the loop nor the one before had a request."""

@@ -63,7 +63,7 @@ class RawClient:
         self.answers = 0
         """How many have ended."""
         self.data = bytearray()
-        """Messages of the answers, when they are kept."""
+        """Messages of the answers, if they are collected."""
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(str(path))
         self.socket.sendall(opening)
@@ -95,7 +95,7 @@ class RawClient:
         del self._unread[:begin]
 
     def messages(self) -> Iterator[bytes]:
-        """Those of the data that was kept."""
+        """The messages in the collected data."""
         reader = MessageReader(1 << 22)
         reader.feed(bytes(self.data))
         return iter(reader.take, None)

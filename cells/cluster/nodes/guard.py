@@ -24,7 +24,7 @@ _OURS: Final = "cilium_"
 _LOOPBACK: Final = "lo"
 _SHOWN: Final = 3
 _MOST_RANGES: Final = 65_536
-"""Ranges that are remembered: those of nodes that have gone go at some time, too."""
+"""Ranges that are remembered: those of removed nodes are forgotten at some time, too."""
 _SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
     map(ip_network, ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::1/128", "fe80::/10", "ff00::/8"))
 )
