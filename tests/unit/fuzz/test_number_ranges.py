@@ -377,7 +377,7 @@ def test_a_device_of_wireguard_is_read_as_it_was_written(
     wireguard = SimpleNamespace(set=change, info=info)
     Overheard.sent.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cells.encryption.wireguard.device._generic", lambda: nullcontext(wireguard))
+        patch.setattr("cells.encryption.wireguard.device._generic", lambda _: nullcontext(wireguard))
         control.configure_self(private, port, mark)
         control.configure(PeerCall(key, endpoint, allowed, keepalive))
         state = control.read()
