@@ -66,7 +66,8 @@ static __always_inline bool is_encrypting(const struct encryption_config *encryp
 	       ifindex == encryption->rotating[1];
 }
 
-static __always_inline __u32 path_to(const struct encryption_config *encryption, const struct address *ip, __u8 family)
+static __always_inline __u32 path_to(const struct encryption_config *encryption, const struct address *ip,
+				     __u8 family)
 {
 	const struct ipcache_key key = {
 		.prefixlen = family == FAMILY_IPV4 ? IPCACHE_PREFIX_IPV4 : IPCACHE_PREFIX_IPV6,
