@@ -191,6 +191,13 @@ class Shop:
         (found,) = (Revisions(one["revision"], one["written"]) for one in rows if one["ingress_enforced"])
         return found
 
+    @property
+    def enforced(self) -> set[str]:
+        """Of both pods: the directions with rules in force."""
+        table = "endpoint-policies-realized"
+        rows = [one["obj"] for one in ask(f"/statedb/dump/{table}", api_socket(self.pid))[table]]
+        return {way for way in ("ingress", "egress") if any(one[f"{way}_enforced"] for one in rows)}
+
     def call(self, *methods: str) -> list[str]:
         """The client calls the server by gRPC; the status of each call."""
         command = [sys.executable, "-c", GRPC_CLIENT, self.server.ipv4, *methods]

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hive.lab import pods
@@ -116,17 +116,15 @@ def answered(
         client.settimeout(3)  # one that is lost is sent again after a second
 
         def serve() -> None:
-            try:
+            with suppress(OSError):  # also where the client gave up when it was just connected
                 connection, peer = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.settimeout(WITHIN)
-                seen.append(str(peer[0]))
-                left = size
-                while left:
-                    left -= len(connection.recv(left))
-                connection.sendall(bytes(size))
+                with connection:
+                    connection.settimeout(WITHIN)
+                    seen.append(str(peer[0]))
+                    left = size
+                    while left and (data := connection.recv(left)):
+                        left -= len(data)
+                    connection.sendall(bytes(size))
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -135,8 +133,10 @@ def answered(
             client.settimeout(WITHIN)
             client.sendall(bytes(size))
             left = size
-            while left:
-                left -= len(client.recv(left))
+            while left and (data := client.recv(left)):
+                left -= len(data)
+            if left:
+                return None
             return seen[0], str(client.getpeername()[0])
         except OSError:
             return None

@@ -75,10 +75,12 @@ def test_a_pod_asks_others_what_its_own_policy_allows(
 ) -> None:
     with shop(node, tmp_path, *settings) as place:
         place.rule(policy(PUBLIC, direction="egress"))
-        eventually(lambda: place.get("/secret").status == 403)
+        eventually(lambda: place.enforced == {"egress"})  # 403 is what the server's policy said before, too
+        assert place.get("/secret").status == 403
         assert place.get("/public/1") == (200, place.client.ipv4), "the server sees who asks"
         assert place.here.run(ask_http, place.server.ipv6, "/public/1") == (200, place.client.ipv6)
         place.rule(policy(PUBLIC), policy({"headers": ["X-Shop: 1"]}, direction="egress", name="out"))
+        eventually(lambda: place.enforced == {"ingress", "egress"})
         eventually(lambda: place.get("/public/1").status == 403)
         both = place.get("/public/1", **{"X-Shop": "1"})
         assert both == (200, place.client.ipv4), "both policies allow it, and the server sees who asks"
