@@ -14,7 +14,7 @@ OTHERS: Final = {
 }
 """Packages of others that an agent without an API server needs."""
 NOT_OURS: Final = {"colorama", "cython_runtime", "sitecustomize", "usercustomize"}
-"""What those import where it is there, names that only the compiler gives, and what the interpreter imports."""
+"""Imported by those where it is there, named by the compiler, or imported by the interpreter."""
 DEAR: Final = {
     *("argparse", "email", "http.client", "multiprocessing", "pydoc", "sqlite3", "unittest", "xml"),
     *("hive.main", "hive.output", "lifecycle.graph", "lifecycle.testing"),
