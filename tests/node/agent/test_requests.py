@@ -75,7 +75,7 @@ def test_a_pod_asks_others_what_its_own_policy_allows(
 ) -> None:
     with shop(node, tmp_path, *settings) as place:
         place.rule(policy(PUBLIC, direction="egress"))
-        eventually(lambda: place.enforced == {"egress"})  # 403 is what the server's policy said before, too
+        eventually(lambda: place.enforced == {"egress"})  # the policy before answers 403, too
         assert place.get("/secret").status == 403
         assert place.get("/public/1") == (200, place.client.ipv4), "the server sees who asks"
         assert place.here.run(ask_http, place.server.ipv6, "/public/1") == (200, place.client.ipv6)
