@@ -421,7 +421,7 @@ class Speakers:
 
     @property
     def most_own(self) -> int:
-        """How many peers may have one of their own: none, where it would have to run in a pod of before."""
+        """How many peers may have one of their own; 0 where an earlier chart's speakers cannot start one."""
         return MOST_OWN if not self._external or self._launcher.is_fifo() else 0
 
     def socket(self, name: SpeakerName) -> Path:

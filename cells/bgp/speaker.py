@@ -84,7 +84,7 @@ class SpeakerTarget:
     def __init__(
         self, speakers: Speakers, peers: ReadTable[tuple[str, IPAddress], BGPPeer] | None = None
     ) -> None:
-        """``peers``: those that there are to be; without, there are to be none."""
+        """``peers``: the wanted ones; None: every peer is to be removed."""
         self._speakers = speakers
         self._peers = peers
         self._held: dict[SpeakerName, SpeakerFacts] = {}

@@ -26,7 +26,7 @@ class Watcher(Generic[R]):
         assert [change.revision for change in batch] == sorted(change.revision for change in batch)
         for change in batch:
             assert change.old == self.known.get(change.key), "what it saw last"
-            assert change.row != change.old, "nothing told twice"
+            assert change.row != change.old, "no change is sent twice"
             if change.row is None:
                 del self.known[change.key]
             else:

@@ -15,6 +15,7 @@ from hive.lab import agent_process
 from hive.lab.children import Stop
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.node import ROOT, Lab, exclusive
+from hive.lab.traffic.probe import ping
 from hive.main import cli
 from tests.support.etcd import installed
 from tests.support.namespaces import need_root
@@ -61,3 +62,16 @@ def captured(stop: Stop) -> list[bytes]:
             with suppress(TimeoutError):
                 found.append(link.recv(1 << 16))
     return found
+
+
+def address(lab: Lab) -> str:
+    """Of its pod."""
+    endpoints = [one["status"] for one in asked(lab, "/v1/endpoint")]
+    (pod,) = (one for one in endpoints if one["external-identifiers"].get("pod-name"))
+    return str(pod["networking"]["addressing"][0]["ipv4"])
+
+
+def reaches(lab: Lab, pod: str, target: str) -> bool:
+    """Whether an answer to a ping from a pod comes."""
+    with lab.open_pod(pod) as namespaces:
+        return bool(namespaces.run(ping, target, 1))

@@ -1,4 +1,4 @@
-"""A rotation of a node's key, without loss: nodes reach it with both keys until all use the next one.
+"""A rotation of a node's key while traffic goes on: nodes reach it with both keys until all use the next one.
 
 Why: a device has one key, and an address one peer of a device: so both nodes use a second device meanwhile.
      The node that rotates its key has the next one there (cilium_wg1), the others have theirs (cilium_wg2).

@@ -18,7 +18,7 @@ _PACE = 1.0
 
 @click.group()
 def command() -> None:
-    """Give this node another WireGuard key without loss of packets, and show how far that is."""
+    """Give this node another WireGuard key while traffic goes on, and show how far that is."""
 
 
 @command.command()

@@ -98,7 +98,7 @@ async def test_the_pod_of_speakers_runs_a_gobgpd_for_a_peer_when_the_agent_asks(
         folder = Path(short) / "bgp"
         folder.mkdir()
         speakers = Speakers(SpeakerSettings(external_bgp_speaker=True), Path(short), structlog.get_logger())
-        assert speakers.most_own == 0, "a pod of before has none"
+        assert speakers.most_own == 0, "a pod of the earlier chart cannot start one"
         target = SpeakerTarget(speakers)
         with pytest.raises(BatchError) as caught:
             await target.put({name: row})

@@ -17,8 +17,7 @@ from hive.lab.cluster import Cluster
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
-from hive.lab.traffic.probe import ping
-from tests.support.two_nodes import SETTINGS, asked, captured, joined_by_etcd
+from tests.support.two_nodes import SETTINGS, address, asked, captured, joined_by_etcd, reaches
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -45,18 +44,6 @@ def encryption(lab: Lab) -> dict[str, object]:
 
 def has_peer(lab: Lab) -> bool:
     return encryption(lab)["peer-count"] == 1
-
-
-def address(lab: Lab) -> str:
-    """Of its pod."""
-    endpoints = [one["status"] for one in asked(lab, "/v1/endpoint")]
-    (pod,) = (one for one in endpoints if one["external-identifiers"].get("pod-name"))
-    return str(pod["networking"]["addressing"][0]["ipv4"])
-
-
-def reaches(lab: Lab, pod: str, target: str) -> bool:
-    with lab.open_pod(pod) as namespaces:
-        return bool(namespaces.run(ping, target, 1))
 
 
 def test_packets_of_pods_are_encrypted_between_the_nodes(cluster: Cluster) -> None:

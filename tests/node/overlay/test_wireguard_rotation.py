@@ -26,9 +26,8 @@ from hive.lab.cluster.commands import up_cluster
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
-from hive.lab.traffic.probe import ping
 from tests.support.agents import serving
-from tests.support.two_nodes import SETTINGS, asked, captured, joined_by_etcd
+from tests.support.two_nodes import SETTINGS, address, asked, captured, joined_by_etcd, reaches
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(180)]
@@ -56,18 +55,6 @@ def cluster() -> Iterator[Cluster]:
 
 def pod_of(cluster: Cluster, lab: Lab) -> str:
     return f"pod-{cluster.number(lab)}-1"
-
-
-def address(lab: Lab) -> str:
-    """Of its pod."""
-    endpoints = [one["status"] for one in asked(lab, "/v1/endpoint")]
-    (pod,) = (one for one in endpoints if one["external-identifiers"].get("pod-name"))
-    return str(pod["networking"]["addressing"][0]["ipv4"])
-
-
-def reaches(lab: Lab, pod: str, target: str) -> bool:
-    with lab.open_pod(pod) as namespaces:
-        return bool(namespaces.run(ping, target, 1))
 
 
 def rotate(lab: Lab) -> None:
