@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -140,14 +140,14 @@ class Forgotten:
         self._log = log
         self.node = ""
         """The name of this node."""
-        self._drop: dict[str, Callable[[Collection[Key]], None]] = {}
+        self._sinks: dict[str, Sink[Any]] = {}
+        """Of kinds with lost objects."""
         self._news = anyio.Event()
 
-    def lost(
-        self, kind: str, keys: Collection[Key], left: int, drop: Callable[[Collection[Key]], None]
-    ) -> None:
-        """A list has ``left`` objects of a kind and lacks these; ``drop`` takes rows out of force."""
-        self._drop[kind] = drop
+    def lost(self, sink: Sink[Any], keys: Collection[Key], left: int) -> None:
+        """A list has ``left`` objects of the sink's kind and lacks these."""
+        kind = sink.kind.qualified
+        self._sinks[kind] = sink
         with self.table.txn() as txn:
             for one in self.table.by("kind").get(kind):
                 if (one.namespace, one.name) not in keys:
@@ -161,7 +161,7 @@ class Forgotten:
 
     def reported(self, kind: str, keys: Collection[Key]) -> None:
         """The server has reported these objects, existing or deleted."""
-        if kind not in self._drop:
+        if kind not in self._sinks:
             return
         with self.table.txn() as txn:
             for namespace, name in keys:
@@ -170,7 +170,7 @@ class Forgotten:
 
     def listed(self, kind: str) -> None:
         """A list held all objects, as it should."""
-        if self._drop.pop(kind, None) is not None:
+        if self._sinks.pop(kind, None) is not None:
             with self.table.txn() as txn:
                 for one in self.table.by("kind").get(kind):
                     txn.delete(one.row_key)
@@ -201,8 +201,8 @@ class Forgotten:
         for kind in sorted(kinds):
             keys = [(one.namespace, one.name) for one in self.table.by("kind").get(kind)]
             self._log.warning("lost objects are no longer in force", kind=kind, objects=len(keys))
-            self._drop[kind](keys)
-        self._drop.clear()
+            self._sinks[kind].drop(keys)
+        self._sinks.clear()
         with self.table.txn() as txn:
             txn.replace_all([])
 
@@ -327,9 +327,9 @@ class Sink(Generic[T]):
             return
         self._broken.clear()
         self.change(rows, broken)
-        self._forgotten.lost(self._kind.qualified, removed, len(rows), self._drop)
+        self._forgotten.lost(self, removed, len(rows))
 
-    def _drop(self, keys: Collection[Key]) -> None:
+    def drop(self, keys: Collection[Key]) -> None:
         """These do not exist after all."""
         self._count(dict.fromkeys(keys), ())
         with self._table.txn() as txn:

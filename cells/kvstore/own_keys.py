@@ -100,6 +100,9 @@ def keep_keys(
         for table in after:
             await table.wait_initialized()
 
+    async def compare(_: None) -> None:
+        reconciler.trigger()
+
     reconciler: Reconciler[str, OwnKey] = Reconciler(
         wanted,
         OwnKeys(store, wanted, left),
@@ -110,5 +113,5 @@ def keep_keys(
     )
     tables.add(wanted, reconciler.statuses)
     jobs.observe(f"write {wanted.name}", reconciler)
-    store.on_return(reconciler.trigger)
+    jobs.observe(f"compare {wanted.name} when the store returns", store.returns, compare)
     return reconciler

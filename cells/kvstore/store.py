@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 
@@ -47,14 +47,15 @@ RETRY: Final = 2.0
 
 
 class Leases:
-    """As many leases as the keys need, renewed; writers are notified when theirs is lost."""
+    """As many leases as the keys need, renewed; who iterates over ``losses()`` learns that one has ended."""
 
     def __init__(self, client: EtcdClient, ttl: float) -> None:
         self._client = client
         self._ttl = ttl
         self._keys: dict[int, set[str]] = {}
         self._renewed: dict[int, float] = {}
-        self._lost: list[Callable[[], object]] = []
+        self._lost = False
+        """Whether one has ended since the last item of losses()."""
         self._granting = anyio.Lock()
         self._asked = anyio.Event()
 
@@ -63,10 +64,6 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._keys)
-
-    def on_lost(self, notified: Callable[[], object]) -> None:
-        """Call this when a lease was lost: keys are to be compared with what the store holds."""
-        self._lost.append(notified)
 
     async def lease_for(self, key: str) -> int:
         """The lease to write the key under. Raises StoreError."""
@@ -92,18 +89,21 @@ class Leases:
         """The lease has ended, and with it its keys."""
         self._renewed.pop(lease, None)
         if self._keys.pop(lease, None) is not None:
-            for notified in self._lost:
-                notified()
+            self._lost = True
+            self._asked.set()
 
     def look(self) -> None:
         """The store was away: see now which leases it still knows."""
         self._renewed = dict.fromkeys(self._renewed, -math.inf)
         self._asked.set()
 
-    async def run(self) -> None:
-        """Keep them all, for ever."""
+    async def losses(self) -> AsyncIterator[None]:
+        """Keep them all, for ever; an item means that some have ended, and their keys with them."""
         while True:
             pause = await self._keep_all()
+            if self._lost:
+                self._lost = False
+                yield
             with anyio.move_on_after(pause):
                 await self._asked.wait()
             self._asked = anyio.Event()
@@ -215,8 +215,10 @@ class KVStore:
         """Locks that are held or waited for."""
         self.generation = 0
         """Goes up when the store is found to be another one than before."""
-        self._replaced = anyio.Event()
-        self._returned: list[Callable[[], object]] = []
+        self._returns = 0
+        """How often it was reached again, or replaced."""
+        self._news = anyio.Event()
+        """Set when either count goes up."""
         self._expected: set[object] = set()
         self._health = health.child("connection")
         self._log = log
@@ -232,8 +234,7 @@ class KVStore:
             lifecycle.enter("connect to the store", self.client.open)
             self._timer = jobs.timer("monitor the store", self._look, INTERVAL)
             self._timer.trigger()
-            jobs.one_shot("keep leases", self.leases.run)
-            self.leases.on_lost(self._lease_lost)
+            jobs.observe("keep leases", self.leases.losses, self._lease_lost)
 
     @property
     def enabled(self) -> bool:
@@ -258,9 +259,22 @@ class KVStore:
 
     # The keys of its users
 
-    def on_return(self, notified: Callable[[], object]) -> None:
-        """Call this when the store is reached again, or is another one, or a lease was lost."""
-        self._returned.append(notified)
+    async def returns(self) -> AsyncIterator[None]:
+        """An item when the store was reached again, is another one, or a lease was lost.
+
+        What happened before the iteration, or together, is one item.
+        """
+        seen = 0
+        while True:
+            while self._returns == seen:
+                await self._news.wait()
+            seen = self._returns
+            yield
+
+    def _returned(self) -> None:
+        self._returns += 1
+        self._news.set()
+        self._news = anyio.Event()
 
     def reached(self) -> None:
         """It answered."""
@@ -271,8 +285,7 @@ class KVStore:
         self._health.ok(f"connected to {self.client.endpoint}")
         self._timer.trigger()
         self.leases.look()
-        for notified in self._returned:
-            notified()
+        self._returned()
 
     def failed(self, error: StoreError) -> None:
         """It did not; everything stays as it was."""
@@ -286,15 +299,12 @@ class KVStore:
         """It is another one, or an old copy: what it misses is written again, and read again."""
         self._log.warning("etcd has lost keys: writing this node's keys again")
         self.generation += 1
-        self._replaced.set()
-        self._replaced = anyio.Event()
-        for notified in self._returned:
-            notified()
+        self._returned()
 
     async def wait_replaced(self, generation: int) -> None:
         """Wait until it is another one than that of the generation."""
         while self.generation == generation:
-            await self._replaced.wait()
+            await self._news.wait()
 
     def expect(self, watch: object) -> None:
         """The watch will read keys; until all have, requests are not held back."""
@@ -306,7 +316,7 @@ class KVStore:
         if not self._expected:
             self.client.settle()
 
-    def _lease_lost(self) -> None:
+    async def _lease_lost(self, _: None) -> None:
         self.replaced()
 
     async def _look(self) -> None:

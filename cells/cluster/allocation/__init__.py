@@ -23,7 +23,6 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore
 from cells.node.addresses import NodeAddress
 from lifecycle import (
-    Change,
     Derived,
     Health,
     Hook,
@@ -87,12 +86,12 @@ class IdentityMirror:
             keep_keys(store, used, jobs=jobs, tables=tables)
         self._timer = jobs.timer("compare both", self._compare, store.settings.kvstore_periodic_sync)
         self._timer.trigger()
-        store.on_return(self._timer.trigger)
+        jobs.observe("compare both when the store returns", store.returns, self._look)
         jobs.observe("watch identities in use", identities.used.changes, self._look)
         jobs.observe("watch the labels of identities", identities.table.changes, self._look)
         jobs.observe("watch the second identity store", self._there.changes, self._look)
 
-    async def _look(self, _: list[Change[Any, Any]]) -> None:
+    async def _look(self, _: object) -> None:
         self._timer.trigger()
 
     async def _compare(self) -> None:

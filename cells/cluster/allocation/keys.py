@@ -268,7 +268,7 @@ class KVStoreIdentityWatch:
         jobs.observe("follow", self._rounds, self._follow)
         jobs.observe("keep", identities.used.changes, self._keep_used)
         self._compare = jobs.timer("compare", self._restore_all, store.settings.kvstore_periodic_sync)
-        store.on_return(self._compare.trigger)
+        jobs.observe("compare when the store returns", store.returns, self._store_returned)
         keys: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
         keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
 
@@ -294,6 +294,9 @@ class KVStoreIdentityWatch:
     async def _keep_used(self, _: object) -> None:
         if self._shared.initialized:
             await self._keep()
+
+    async def _store_returned(self, _: None) -> None:
+        self._compare.trigger()
 
     async def _restore_all(self) -> None:
         """As _keep(), whatever was read last: the store may be another one. Raises StoreError."""
