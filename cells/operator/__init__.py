@@ -26,7 +26,7 @@ from cells.operator import (
 )
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import LeaderHive
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import module, nest
 
 # The operator: all its cells, as one.
@@ -53,7 +53,7 @@ work = nest(
     "leader",
     "Tasks of the leader",
     *LEADER,
-    share=(ClusterAPI, OperatorOptions, Metrics),
+    share=(ClusterAPI, ServedCluster, Metrics),
 )
 
 operator = module(

@@ -37,7 +37,6 @@ from cells.kubernetes.objects.kind import Condition, Kind, OwnerReference
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter, either
 from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects
-from cells.operator.options import OperatorOptions
 from lifecycle import (
     BatchError,
     Health,
@@ -297,10 +296,8 @@ AGAIN: Final = minutes(1)
 class BGPObjects:
     """The tables that are read and written here; none of them is filled where BGP is off."""
 
-    def __init__(
-        self, options: OperatorOptions, settings: BGPOperatorSettings, objects: ClusterObjects, tables: Tables
-    ) -> None:
-        self.active = options.enable_bgp_control_plane
+    def __init__(self, settings: BGPOperatorSettings, objects: ClusterObjects, tables: Tables) -> None:
+        self.active = objects.resources.bgp
         """Whether there are custom resources of BGP."""
         self.reports = settings.enable_bgp_control_plane_status_report
         """Whether conditions are reported."""

@@ -91,7 +91,7 @@ class GCSettings(Settings, frozen=True):
                 yield f"{name.replace('_', '-')}={getattr(self, name)}: expected more than 0"
 
 
-# How passes over identities ended, wherever those are stored.
+# How often passes over identities are, how fast they delete and how they ended, wherever those are stored.
 #
 # Source: Cilium 1.17, the operator's metrics identity_gc_*.
 
@@ -99,7 +99,11 @@ class GCSettings(Settings, frozen=True):
 class IdentityPasses:
     """Counts of the last pass, and of passes, by where identities are stored: ``crd`` or ``kvstore``."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: GCSettings) -> None:
+        self.interval = settings.identity_gc_interval
+        """Seconds from one pass to the next; 0 for none."""
+        self.most, self.within = settings.identity_gc_rate_limit, settings.identity_gc_rate_interval
+        """How many identities are deleted within so many seconds at most."""
         self.entries: dict[tuple[str, str], int] = {}
         """Status, ``alive`` or ``deleted``, and where -> how many."""
         self.runs: dict[tuple[str, str], int] = {}
@@ -211,7 +215,7 @@ class CiliumEndpointGC:
         """How many were deleted."""
         self.failed = 0
         """How many could not be."""
-        if not objects.endpoints:
+        if not objects.resources.endpoints:
             jobs.one_shot("clear", self.clear)
             return
         self._endpoints = objects.table(CILIUM_ENDPOINTS)
@@ -320,7 +324,7 @@ class IdentityGC:
         """In this pass."""
         self._passes = passes
         passes.expect(CRD)
-        if settings.identity_gc_interval and objects.endpoints:
+        if settings.identity_gc_interval and objects.resources.endpoints:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
             interval = min(settings.identity_gc_interval, SHORT_INTERVAL)
             self._due = time.monotonic() + settings.identity_gc_interval

@@ -32,9 +32,9 @@ from cells.kvstore.model import (
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, lock
 from cells.observe.metrics import Metrics
-from cells.operator.gc import GCSettings, IdentityPasses
+from cells.operator.gc import IdentityPasses
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, module, provide
 
 __all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
@@ -53,7 +53,7 @@ class IdentityComparison:
 
     def __init__(
         self,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         store: KVStore,
         objects: ClusterObjects | None,
         metrics: Metrics | None,
@@ -61,7 +61,7 @@ class IdentityComparison:
         jobs: Jobs,
         lifecycle: Lifecycle,
     ) -> None:
-        if objects is None or metrics is None or not (store.enabled and options.compares_identities):
+        if objects is None or metrics is None or not (store.enabled and cluster.compares_identities):
             return
         self._store = store
         self._objects = objects.table(CLUSTER_IDENTITIES)
@@ -122,13 +122,13 @@ class Configuration(msgspec.Struct, frozen=True):
 class ClusterConfig:
     """Keeps the key under a lease, and puts right what others make of it."""
 
-    def __init__(self, store: KVStore, options: OperatorOptions, *, jobs: Jobs, tables: Tables) -> None:
+    def __init__(self, store: KVStore, cluster: ServedCluster, *, jobs: Jobs, tables: Tables) -> None:
         if not store.enabled:
             return
         keys: Table[str, OwnKey] = Table("cluster-config-keys", key=lambda row: row.key)
-        value = msgspec.json.encode(Configuration(options.cluster_id or msgspec.UNSET, Capabilities()))
+        value = msgspec.json.encode(Configuration(cluster.number or msgspec.UNSET, Capabilities()))
         with keys.txn() as rows:
-            rows.put(OwnKey(f"{CLUSTER_CONFIG}{options.cluster_name}", value.decode()))
+            rows.put(OwnKey(f"{CLUSTER_CONFIG}{cluster.name}", value.decode()))
         keep_keys(store, keys, jobs=jobs, tables=tables)
 
 
@@ -145,11 +145,8 @@ PATIENCE: Final = 60.0
 class KVStoreGC:
     """Looks every identity-gc-interval; does nothing without a store."""
 
-    def __init__(
-        self, store: KVStore, settings: GCSettings, passes: IdentityPasses, *, jobs: Jobs, log: Logger
-    ) -> None:
+    def __init__(self, store: KVStore, passes: IdentityPasses, *, jobs: Jobs, log: Logger) -> None:
         self._store = store
-        self._settings = settings
         self._log = log
         self._unused: dict[str, int] = {}
         """Numbers that no node used in the last pass, and when they had been written."""
@@ -158,8 +155,8 @@ class KVStoreGC:
             return
         passes.expect(KVSTORE)
         jobs.timer("heartbeat", self.beat, HEARTBEAT_INTERVAL).trigger()
-        if settings.identity_gc_interval:
-            jobs.timer("identities", self.collect, settings.identity_gc_interval)
+        if passes.interval:
+            jobs.timer("identities", self.collect, passes.interval)
 
     async def beat(self) -> None:
         """Write the time. Raises StoreError."""
@@ -185,8 +182,8 @@ class KVStoreGC:
                 self._unused[kv.key] = kv.mod_revision
             elif await self._delete(kv):
                 deleted += 1
-                if deleted % self._settings.identity_gc_rate_limit == 0:
-                    await anyio.sleep(self._settings.identity_gc_rate_interval)
+                if deleted % self._passes.most == 0:
+                    await anyio.sleep(self._passes.within)
         self._passes.found(KVSTORE, alive=len(numbers) - deleted - len(self._unused), deleted=deleted)
         if deleted:
             self._log.info("deleted identities that no node uses", count=deleted)

@@ -14,7 +14,7 @@ from typing import Final
 
 from cells.kubernetes.leases import Election
 from cells.operator.api_server import ClusterAPI
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import (
     Duration,
     Health,
@@ -100,7 +100,7 @@ class Leadership:
         self,
         hive: LeaderHive,
         server: ClusterAPI,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         settings: LeaderSettings,
         *,
         jobs: Jobs,
@@ -109,7 +109,7 @@ class Leadership:
     ) -> None:
         self._hive = hive
         self._server = server
-        self._options = options
+        self._namespace = cluster.namespace
         self._settings = settings
         self._health = health
         self._log = log
@@ -130,7 +130,7 @@ class Leadership:
         self._election = Election(
             self._server.client,
             LEASE,
-            self._options.namespace,
+            self._namespace,
             self.identity,
             self._log,
             duration=settings.leader_election_lease_duration,

@@ -20,7 +20,7 @@ from cells.kubernetes.objects.core import NODES, Node
 from cells.kubernetes.objects.kind import LabelSelector
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import (
     BatchError,
     Jobs,
@@ -103,10 +103,10 @@ class Agents(msgspec.Struct, frozen=True, gc=False):
 
 
 def node_marks(
-    settings: OperatorNodeSettings, options: OperatorOptions, objects: ClusterObjects
+    settings: OperatorNodeSettings, cluster: ServedCluster, objects: ClusterObjects
 ) -> ReadTable[str, NodeMark]:
     """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
-    namespace = settings.cilium_pod_namespace or options.namespace
+    namespace = settings.cilium_pod_namespace or cluster.namespace
     selector = settings.agents
 
     def is_agent(pod: ClusterPod) -> bool:

@@ -230,6 +230,9 @@ def source_statuses() -> Table[str, SourceStatus]:
 class ClusterObjects:
     """The tables of the leader. A kind is followed from the start on when a constructor has asked for it."""
 
+    resources: CustomResources
+    """Of which there are objects."""
+
     def __init__(
         self,
         server: ClusterAPI,
@@ -243,7 +246,7 @@ class ClusterObjects:
         log: Logger,
     ) -> None:
         self._server = server
-        self._resources = resources
+        self.resources = resources
         self._statuses = statuses
         self._registry = tables
         self._jobs = jobs
@@ -252,11 +255,6 @@ class ClusterObjects:
         self._tables: dict[str, Table[Any, Any]] = {}
         self._sinks: list[tuple[Sink[Any], str]] = []
         lifecycle.append(Hook("follow objects", self._start))
-
-    @property
-    def endpoints(self) -> bool:
-        """Whether there are CiliumEndpoints, and slices of them."""
-        return self._resources.endpoints
 
     def table(self, kind: Kind[T], namespace: str = "") -> Table[tuple[str, str], T]:
         """The objects of a kind, by namespace and name. Only constructors ask, all of them for one namespace

@@ -1,4 +1,4 @@
-"""Settings of every part of the operator: families, modes, names of the cluster.
+"""The cluster as the operator serves it: its name, families and modes; and options without effect.
 
 Source: reads the settings.
 """
@@ -12,9 +12,20 @@ from typing import Final
 import msgspec
 
 from cells.unsupported import UnservedSettings
-from lifecycle import Duration, Logger, Settings, config, invoke, milliseconds, module, refuse, seconds
+from lifecycle import (
+    Duration,
+    Logger,
+    Settings,
+    config,
+    invoke,
+    milliseconds,
+    module,
+    provide,
+    refuse,
+    seconds,
+)
 
-__all__ = ["OperatorOptions", "OperatorWithoutEffect", "UnservedOperator", "cell"]
+__all__ = ["OperatorOptions", "OperatorWithoutEffect", "ServedCluster", "UnservedOperator", "cell"]
 
 
 # Options of Cilium's operator for what is not built: accepted where they ask for what this one does anyway.
@@ -295,27 +306,6 @@ class OperatorOptions(Settings, frozen=True):
     k8s_namespace: str = ""
     """Namespace the operator runs in, and where its lease is; default when empty."""
 
-    disable_endpoint_crd: bool = False
-    """Nodes publish their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
-    go. Only with a kvstore; without one it is put back to false, with a warning."""
-
-    enable_cilium_endpoint_slice: bool = False
-    """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
-
-    enable_bgp_control_plane: bool = False
-    """Register the custom resources of BGP, and make a CiliumBGPNodeConfig of each CiliumBGPClusterConfig for
-    each node that it selects."""
-
-    @property
-    def namespace(self) -> str:
-        """Where the operator is."""
-        return self.k8s_namespace or "default"
-
-    @property
-    def compares_identities(self) -> bool:
-        """Whether identities stand in both stores."""
-        return self.identity_allocation_mode.startswith("doublewrite")
-
     def validate(self) -> None:
         """Refuse what cannot be, all at once; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -337,9 +327,44 @@ class OperatorOptions(Settings, frozen=True):
             yield f"cluster-id={self.cluster_id}: expected a cluster-name of its own, not default"
 
 
+class ServedCluster(msgspec.Struct, frozen=True):
+    """The one cluster of this operator, for every part of it."""
+
+    name: str = "default"
+    number: int = 0
+    """In a mesh; 0 for none."""
+    namespace: str = "default"
+    """Where the operator is."""
+    ipv4: bool = True
+    ipv6: bool = False
+    ipam: str = "cluster-pool"
+    """Who gives nodes their ranges."""
+    identity_mode: str = "crd"
+    """Where identities are stored, one of MODES."""
+
+    @property
+    def compares_identities(self) -> bool:
+        """Whether identities stand in both stores."""
+        return self.identity_mode.startswith("doublewrite")
+
+
+def served_cluster(options: OperatorOptions) -> ServedCluster:
+    """The cluster by the options."""
+    return ServedCluster(
+        options.cluster_name,
+        options.cluster_id,
+        options.k8s_namespace or "default",
+        options.enable_ipv4,
+        options.enable_ipv6,
+        options.ipam,
+        options.identity_allocation_mode,
+    )
+
+
 cell = module(
     "options",
     "Options of the whole operator",
     config(OperatorOptions, UnservedOperator, OperatorWithoutEffect),
+    provide(served_cluster),
     invoke(warn),
 )

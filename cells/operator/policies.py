@@ -25,7 +25,7 @@ from cells.kubernetes.objects.cilium_policy import (
 from cells.kubernetes.objects.kind import Kind
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import ClusterObjects
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from cells.policy import rules
 from cells.policy.rules.peers import World
 from cells.policy.rules.translate import translate
@@ -93,7 +93,7 @@ class PolicyVerdicts:
     def __init__(
         self,
         settings: OperatorPolicySettings,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         objects: ClusterObjects,
         rows: Table[tuple[str, str, str], PolicyVerdict],
         *,
@@ -102,7 +102,7 @@ class PolicyVerdicts:
     ) -> None:
         self.active = settings.validate_network_policy
         """Whether policies are evaluated."""
-        self._world = World(policy_options(settings, options))
+        self._world = World(policy_options(settings, cluster))
         self._rows = rows
         self._log = log
         if self.active:
@@ -148,13 +148,13 @@ def has_condition(policy: CiliumNetworkPolicy, valid: bool, message: str) -> boo
     return any((one.type, one.status, one.message) == (VALID, str(valid), message) for one in conditions)
 
 
-def policy_options(settings: OperatorPolicySettings, options: OperatorOptions) -> rules.PolicyOptions:
+def policy_options(settings: OperatorPolicySettings, cluster: ServedCluster) -> rules.PolicyOptions:
     """What the operator's settings say of the agents."""
     return msgspec.structs.replace(
         rules.SERVED,
-        cluster_name=options.cluster_name,
-        enable_ipv4=options.enable_ipv4,
-        enable_ipv6=options.enable_ipv6,
+        cluster_name=cluster.name,
+        enable_ipv4=cluster.ipv4,
+        enable_ipv6=cluster.ipv6,
         enable_l7_proxy=settings.enable_l7_proxy,
         enable_icmp_rules=settings.enable_icmp_rules,
         enable_node_selector_labels=settings.enable_node_selector_labels,

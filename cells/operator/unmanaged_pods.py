@@ -77,7 +77,7 @@ class UnmanagedPods:
         self._deleted: dict[Key, float] = {}
         self.found = 0
         """How many there were at the last look."""
-        self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.endpoints
+        self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.resources.endpoints
         if self.active:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
             selector = settings.pods()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 import structlog
 
 from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.transport import WriteRequest
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
 from cells.operator import gc
 from cells.operator.api_server import ClusterAPI
+from cells.operator.crds import CustomResources
 from cells.operator.gc import MOST, SHORT_INTERVAL, GCSettings, IdentityGC, IdentityPasses
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterIdentity, ClusterObjects
 from lifecycle import Jobs, Table
@@ -61,21 +64,26 @@ class Cluster:
         self.endpoints: Table[tuple[str, str], CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
         self.born: deque[int] = deque()
 
-    async def patch(self, kind: object, name: str, body: dict[str, Any], *_: object, **__: object) -> None:
-        row = self.identities.get(("", name))
-        assert row is not None
-        meta = msgspec.structs.replace(row.metadata, annotations=body["metadata"]["annotations"])
-        self._put(msgspec.structs.replace(row, metadata=meta))
+    def merge(self, kind: object, name: str, body: dict[str, Any], namespace: str = "") -> WriteRequest:
+        return WriteRequest("PATCH", name, json.dumps(body["metadata"]["annotations"]).encode(), b"")
 
-    async def delete(self, kind: object, name: str, *_: object, uid: str, version: str) -> bool:
+    def deletion(
+        self, kind: object, name: str, namespace: str = "", *, uid: str = "", version: str = ""
+    ) -> WriteRequest:
         assert (uid, version) == ("u", "1")
-        with self.identities.txn() as rows:
-            rows.delete(("", name))
-        return True
+        return WriteRequest("DELETE", name, b"", b"")
 
-    def _put(self, row: ClusterIdentity) -> None:
+    def send_all(self, requests: Sequence[WriteRequest]) -> list[None]:
         with self.identities.txn() as rows:
-            rows.put(row)
+            for request in requests:
+                if request.method == "DELETE":
+                    rows.delete(("", request.target))
+                    continue
+                row = self.identities.get(("", request.target))
+                assert row is not None
+                meta = msgspec.structs.replace(row.metadata, annotations=json.loads(request.body))
+                rows.put(msgspec.structs.replace(row, metadata=meta))
+        return [None] * len(requests)
 
     def pods(self, first: int, count: int) -> None:
         """These come; those that have lived go."""
@@ -103,12 +111,17 @@ async def test_forty_pods_a_second_for_half_an_hour_keep_the_number_of_identitie
     monkeypatch.setattr(gc, "time", clock)
     monkeypatch.setattr(gc, "datetime", clock.datetime())
     tables = {"CiliumIdentity": cluster.identities, "CiliumEndpoint": cluster.endpoints}
-    client = fake(Client, patch=cluster.patch, delete=cluster.delete)
+    client = fake(Client, merge=cluster.merge, deletion=cluster.deletion, send_all=cluster.send_all)
+    settings = GCSettings()
     collector = IdentityGC(
-        GCSettings(),
+        settings,
         fake(ClusterAPI, client=client),
-        fake(ClusterObjects, endpoints=True, table=lambda kind, _="": tables[kind.kind]),
-        IdentityPasses(),
+        fake(
+            ClusterObjects,
+            resources=fake(CustomResources, endpoints=True),
+            table=lambda kind, _="": tables[kind.kind],
+        ),
+        IdentityPasses(settings),
         jobs=fake(Jobs, timer=lambda *_, **__: None),
         log=structlog.get_logger(),
     )

@@ -252,7 +252,7 @@ MOST_LEVELS = 2
 FULL_CONSTRUCTORS, FULL = 0, 7
 """Constructors of the agent with more than seven dependencies."""
 FOREIGN_SETTINGS = 0
-"""Places of the agent where settings of another module are injected."""
+"""Places of the agent, and of the operator, where settings of another module are injected."""
 
 
 def lines_of(path: Path) -> int:
@@ -304,9 +304,10 @@ def test_constructors_of_the_agent_have_at_most_seven_dependencies() -> None:
     assert len(full) <= FULL_CONSTRUCTORS, full
 
 
-def test_settings_are_injected_only_where_they_are_declared() -> None:
+@pytest.mark.parametrize("hive", [None, "operator"], ids=["agent", "operator"])
+def test_settings_are_injected_only_where_they_are_declared(hive: str | None) -> None:
     """A fact of the public type of the module that has the settings serves better."""
-    graph = hive_of(None, ()).graph()
+    graph = hive_of(hive, ()).graph()
     owners = {node.id: node.module for node in graph.constructors if node.kind == "config"}
     uses = {(one.source, one.target) for one in graph.edges if one.target in owners and not one.order}
     foreign = sorted(

@@ -15,10 +15,10 @@ from msgspec import field
 
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.kind import Condition, Kind, Object
-from cells.kvstore.settings import KVStoreSettings
+from cells.kvstore.store import KVStore
 from cells.operator.api_server import ClusterAPI
 from cells.operator.crds.definitions import SCHEMA_VERSION, VERSION_LABEL, Definition, definitions
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, after, config, invoke, module, provide
 
 __all__ = [
@@ -54,6 +54,17 @@ class CRDSettings(Settings, frozen=True):
 
     enable_ipv4_egress_gateway: bool = False
     """Register CiliumEgressGatewayPolicy."""
+
+    disable_endpoint_crd: bool = False
+    """Nodes publish their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
+    go. Only with a kvstore; without one it is put back to false, with a warning."""
+
+    enable_cilium_endpoint_slice: bool = False
+    """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
+
+    enable_bgp_control_plane: bool = False
+    """Register the custom resources of BGP, and make a CiliumBGPNodeConfig of each CiliumBGPClusterConfig for
+    each node that it selects."""
 
 
 class DefinitionStatus(Object, frozen=True, gc=False):
@@ -101,29 +112,35 @@ def outdated(spec: dict[str, Any], labels: dict[str, str]) -> bool:
 class CustomResources:
     """Its users start after every definition is established."""
 
+    endpoints: bool
+    """Whether there are CiliumEndpoints; without them nodes publish their pods in the kvstore alone."""
+    endpoint_slices: bool
+    """Whether there are CiliumEndpointSlices."""
+    bgp: bool
+    """Whether there are custom resources of BGP."""
+
     def __init__(
         self,
         settings: CRDSettings,
-        options: OperatorOptions,
-        store: KVStoreSettings,
+        cluster: ServedCluster,
+        store: KVStore,
         server: ClusterAPI,
         *,
         lifecycle: Lifecycle,
         log: Logger,
     ) -> None:
         self._settings = settings
-        self._endpoint_slices = options.enable_cilium_endpoint_slice
-        self._bgp = options.enable_bgp_control_plane
         self._server = server
         self._log = log
-        self.endpoints = not (options.disable_endpoint_crd and store.enabled)
-        """Whether there are CiliumEndpoints; without them nodes publish their pods in the kvstore alone."""
-        if options.disable_endpoint_crd and self.endpoints:
+        self.endpoints = not (settings.disable_endpoint_crd and store.enabled)
+        self.endpoint_slices = settings.enable_cilium_endpoint_slice
+        self.bgp = settings.enable_bgp_control_plane
+        if settings.disable_endpoint_crd and self.endpoints:
             log.warning("disable-endpoint-crd needs a kvstore: using false instead")
-        if not self.endpoints and options.identity_allocation_mode != "kvstore":
+        if not self.endpoints and cluster.identity_mode != "kvstore":
             raise HiveError(
                 "disable-endpoint-crd=true: expected identity-allocation-mode=kvstore, not"
-                f" {options.identity_allocation_mode}: CiliumEndpoints say which CiliumIdentities are used"
+                f" {cluster.identity_mode}: CiliumEndpoints say which CiliumIdentities are used"
             )
         lifecycle.append(Hook("register custom resources", self._register, start_timeout=3 * PATIENCE))
 
@@ -132,10 +149,10 @@ class CustomResources:
         """Every definition that shall be there."""
         return definitions(
             endpoints=self.endpoints,
-            endpoint_slices=self._endpoint_slices,
+            endpoint_slices=self.endpoint_slices,
             local_redirects=self._settings.enable_local_redirect_policy,
             egress_gateways=self._settings.enable_ipv4_egress_gateway,
-            bgp=self._bgp,
+            bgp=self.bgp,
         )
 
     async def _register(self) -> None:

@@ -26,7 +26,6 @@ from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NAMESPACES, Namespace
 from cells.kubernetes.objects.kind import Key
 from cells.operator.objects import ClusterObjects
-from cells.operator.options import OperatorOptions
 from lifecycle import Change, Jobs, Settings, Table, refuse
 
 # How endpoints are batched, and how fast slices are written.
@@ -243,14 +242,13 @@ class EndpointSlices:
 
     def __init__(
         self,
-        options: OperatorOptions,
         settings: SliceSettings,
         objects: ClusterObjects,
         rows: Table[str, SliceRow],
         *,
         jobs: Jobs,
     ) -> None:
-        self.active = options.enable_cilium_endpoint_slice and objects.endpoints
+        self.active = objects.resources.endpoint_slices and objects.resources.endpoints
         """Whether there are to be slices."""
         self._settings = settings
         self._rows = rows

@@ -45,7 +45,7 @@ from cells.operator.lb_ipam.patches import (
     service_patch,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService, selector_of
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from lifecycle import (
     Health,
     Hook,
@@ -157,7 +157,7 @@ class LBIPAM:
     def __init__(
         self,
         settings: LBIPAMSettings,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         objects: ClusterObjects,
         service_patches: Table[tuple[str, str], ServicePatch],
         pool_patches: Table[str, ConditionsPatch],
@@ -167,10 +167,10 @@ class LBIPAM:
     ) -> None:
         self.active = settings.enable_lb_ipam
         """Whether addresses are ours to give."""
-        self._classes = settings.classes | ({BGP_CLASS} if options.enable_bgp_control_plane else set())
+        self._classes = settings.classes | ({BGP_CLASS} if objects.resources.bgp else set())
         self._proxy = settings.k8s_service_proxy_name
         self._proto_diff = settings.bpf_lb_proto_diff
-        self._versions = [4] * options.enable_ipv4 + [6] * options.enable_ipv6
+        self._versions = [4] * cluster.ipv4 + [6] * cluster.ipv6
         self._service_patches = service_patches
         self._pool_patches = pool_patches
         self._log = log

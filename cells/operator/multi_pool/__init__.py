@@ -24,7 +24,7 @@ from cells.kubernetes.objects.cilium_pools import CILIUM_POD_IP_POOLS
 from cells.operator.api_server import ClusterAPI
 from cells.operator.multi_pool.ledger import NodePatches, PoolLedger
 from cells.operator.objects import ClusterObjects
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from cells.operator.pod_cidrs import AGAIN, NodePatch, NodeWriter
 from lifecycle import (
     Health,
@@ -113,7 +113,7 @@ class MultiPool:
 
     def __init__(
         self,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         settings: MultiPoolSettings,
         server: ClusterAPI,
         objects: ClusterObjects,
@@ -123,7 +123,7 @@ class MultiPool:
         health: Health,
         log: Logger,
     ) -> None:
-        self.active = options.ipam == "multi-pool"
+        self.active = cluster.ipam == "multi-pool"
         """Whether there are pools to give from."""
         self.ledger = PoolLedger()
         """Who has what."""

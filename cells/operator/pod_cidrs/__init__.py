@@ -19,7 +19,7 @@ from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFo
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, AllocatedPool
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import ClusterObjects
-from cells.operator.options import OperatorOptions
+from cells.operator.options import ServedCluster
 from cells.operator.pod_cidrs.ledger import (
     CidrPools,
     Ledger,
@@ -106,7 +106,7 @@ class PodCIDRs:
 
     def __init__(
         self,
-        options: OperatorOptions,
+        cluster: ServedCluster,
         settings: PodCIDRSettings,
         objects: ClusterObjects,
         patches: Table[str, NodePatch],
@@ -115,12 +115,12 @@ class PodCIDRs:
         jobs: Jobs,
         log: Logger,
     ) -> None:
-        self._options = options
+        self._cluster = cluster
         self._settings = settings
         self._nodes = objects.table(CILIUM_NODES)
         self._patches = patches
         self._log = log
-        self.active = options.ipam == "cluster-pool"
+        self.active = cluster.ipam == "cluster-pool"
         """Whether ranges are ours to give."""
         self.ledger: Ledger | None = None
         """Who has what, once the hook has run."""
@@ -129,14 +129,10 @@ class PodCIDRs:
             jobs.one_shot("allocate", self._run)
 
     async def _start(self) -> None:
-        options, settings = self._options, self._settings
+        cluster, settings = self._cluster, self._settings
         self.ledger = Ledger(
-            pools(
-                4, options.enable_ipv4, settings.cluster_pool_ipv4_cidr, settings.cluster_pool_ipv4_mask_size
-            ),
-            pools(
-                6, options.enable_ipv6, settings.cluster_pool_ipv6_cidr, settings.cluster_pool_ipv6_mask_size
-            ),
+            pools(4, cluster.ipv4, settings.cluster_pool_ipv4_cidr, settings.cluster_pool_ipv4_mask_size),
+            pools(6, cluster.ipv6, settings.cluster_pool_ipv6_cidr, settings.cluster_pool_ipv6_mask_size),
         )
 
     async def _run(self) -> None:

@@ -14,7 +14,7 @@ from cells.kvstore.model import StoreError
 from cells.operator import kvstore
 from cells.operator.gc import GCSettings, IdentityPasses
 from cells.operator.kvstore import KVStoreGC
-from cells.operator.options import OperatorOptions
+from cells.operator.options import cell as options
 from lifecycle import Hive, config, group, provide
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
@@ -33,7 +33,7 @@ async def operator(etcd: Etcd, more: Mapping[str, str] = MappingProxyType({})) -
 @asynccontextmanager
 async def started(etcd: Etcd, more: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[Hive]:
     settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}", **more}
-    found = group(config(GCSettings), config(OperatorOptions), provide(IdentityPasses))
+    found = group(config(GCSettings), options, provide(IdentityPasses))
     hive = Hive(found, store.cell, kvstore.cell, settings=settings)
     async with hive.started():
         yield hive

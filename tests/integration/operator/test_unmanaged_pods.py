@@ -11,6 +11,7 @@ import structlog
 from cells.kubernetes.objects.cilium_endpoint import CiliumEndpoint
 from cells.kubernetes.objects.kind import Key, LabelSelector, Meta
 from cells.operator.api_server import ClusterAPI
+from cells.operator.crds import CustomResources
 from cells.operator.objects import ClusterObjects, ClusterPod, PodState
 from cells.operator.unmanaged_pods import UnmanagedPods, UnmanagedPodSettings
 from lifecycle import Jobs, Table
@@ -75,10 +76,11 @@ async def test_a_pass_looks_at_selected_pods_only(monkeypatch: pytest.MonkeyPatc
     pods: Table[Key, ClusterPod] = Table("pods", key=lambda row: row.key)
     endpoints: Table[Key, CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
     tables = {"Pod": pods, "CiliumEndpoint": endpoints}
+    resources = fake(CustomResources, endpoints=True)
     looking = UnmanagedPods(
         UnmanagedPodSettings(),
         fake(ClusterAPI),
-        fake(ClusterObjects, endpoints=True, table=lambda kind, _="": tables[kind.kind]),
+        fake(ClusterObjects, resources=resources, table=lambda kind, _="": tables[kind.kind]),
         jobs=fake(Jobs, timer=lambda *_, **__: None),
         log=structlog.get_logger(),
     )
