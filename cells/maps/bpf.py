@@ -4,9 +4,9 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, overload
 
 import msgspec
 
@@ -15,10 +15,12 @@ from lifecycle import HiveError
 __all__ = [
     "BpfError",
     "CgroupLinkInfo",
+    "PackedColumn",
     "ProgramInfo",
     "TestRun",
     "attach_cgroup",
     "detach",
+    "joined",
     "link_info",
     "linked_device",
     "open_link",
@@ -105,6 +107,35 @@ def command(
 def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
     """A writable copy of ``data`` the kernel can be pointed to."""
     return (ctypes.c_char * len(data)).from_buffer_copy(data)
+
+
+class PackedColumn(Sequence[bytes]):
+    """Keys, or values, of one size after one another: one object for many entries."""
+
+    __slots__ = ("joined", "size")
+
+    def __init__(self, joined: bytes, size: int) -> None:
+        self.joined = joined
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.joined) // self.size
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | Sequence[bytes]:
+        return list(self)[at]
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = self.size
+        return (self.joined[first : first + size] for first in range(0, len(self.joined), size))
+
+
+def joined(entries: Sequence[bytes]) -> bytes:
+    """Keys or values one after another."""
+    return entries.joined if isinstance(entries, PackedColumn) else b"".join(entries)
 
 
 def pin(fd: int, path: Path | str) -> None:

@@ -22,7 +22,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from cells.maps.bpf import NR_BPF, BpfError, buffer, command, object_info, open_pin, quick, sleeping
+from cells.maps.bpf import NR_BPF, BpfError, buffer, command, joined, object_info, open_pin, quick, sleeping
 
 __all__ = [
     "ANY",
@@ -396,13 +396,13 @@ class Map:
 
     def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
         """The same of keys and as many values."""
-        joined, joined_values = b"".join(keys), b"".join(values)
+        all_keys, all_values = joined(keys), joined(values)
         size, value_size = len(keys) * self.spec.key_size, len(values) * self.value_bytes
-        if len(keys) != len(values) or len(joined) != size or len(joined_values) != value_size:
-            raise self._wrong_size("keys or values", joined, joined_values)
+        if len(keys) != len(values) or len(all_keys) != size or len(all_values) != value_size:
+            raise self._wrong_size("keys or values", all_keys, all_values)
         voided = self._voided(keys) if keys else ()
         try:
-            self._batch(MAP_UPDATE_BATCH, len(keys), joined, joined_values, flags)
+            self._batch(MAP_UPDATE_BATCH, len(keys), all_keys, all_values, flags)
         finally:
             if voided and self.epochs is not None:
                 self.epochs.advance(*voided)

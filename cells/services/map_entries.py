@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -10,6 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
 from typing import Generic, NamedTuple, TypeVar
 
+from cells.maps.bpf import PackedColumn
 from cells.services import (
     Backend,
     BackendState,
@@ -160,7 +162,9 @@ def _slot_ends(protocol: int, scope: int) -> list[bytes]:
 BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
 """What a backend's value ends with behind its address, by state, without a zone."""
 
-_QUARANTINED = struct.pack("<HH", ServiceFlag.QUARANTINED.value, 0)
+_QUARANTINED = ServiceFlag.QUARANTINED.value
+SLOT_SIZE = 12
+"""Bytes of a slot: three words of 32 bits."""
 
 
 class MapKey(NamedTuple):
@@ -234,21 +238,37 @@ class WritePlan:
 
     def __init__(self) -> None:
         self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * _STEPS
+        self._new_slots: dict[str, tuple[list[bytes], list[bytes]]] = {}
 
     def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
         """What is written to a map in one step; of a step that removes, the keys."""
         by_map = self._steps[step]
         if by_map is None:
             by_map = self._steps[step] = {}
-        return by_map.setdefault(name, {})
+        if (entries := by_map.get(name)) is None:
+            entries = by_map[name] = {}
+        return entries
 
     def remove(self, step: WriteStep, name: str, keys: Iterable[bytes]) -> None:
         """Remove entries in a step."""
         self.at(step, name).update(dict.fromkeys(keys, b""))
 
+    def add_slots(self, name: str, keys: bytes, values: bytes) -> None:
+        """Write the slots of a frontend that the map does not have: all keys, and as many values."""
+        if (columns := self._new_slots.get(name)) is None:
+            columns = self._new_slots[name] = ([], [])
+        columns[0].append(keys)
+        columns[1].append(values)
+
     def batches(self) -> Iterator[Batch]:
         """What is to be written, in order."""
         for step, by_map in enumerate(self._steps):
+            if step == WriteStep.SLOTS:
+                for name, (keys, values) in self._new_slots.items():
+                    slots = PackedColumn(b"".join(values), SLOT_SIZE)
+                    if slots:
+                        joined = b"".join(keys)
+                        yield Batch(name, PackedColumn(joined, len(joined) // len(slots)), slots)
             for name, entries in by_map.items() if by_map else ():
                 if entries:
                     yield Batch(name, list(entries), list(entries.values()) if step in _SETTING else None)
@@ -277,6 +297,15 @@ def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
         return [head + each for each in _slot_ends(protocol, scope)[first:end]]
     tail = _AFTER_SLOT(protocol, scope)
     return [head + _U16(slot) + tail for slot in range(first, end)]
+
+
+def slot_key_column(frontend: FrontendKey, count: int) -> bytes:
+    """The keys of slots 1 to ``count``, joined."""
+    address, scope = frontend
+    if not 0 < count < len(_SLOTS):
+        return b"".join(slot_keys(frontend, 1, count + 1))
+    head = address[1:-1]
+    return head + head.join(_slot_ends(address[-1], scope)[1 : count + 1])
 
 
 def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> list[bytes]:
@@ -309,19 +338,23 @@ def master_value(
     return _MASTER(union, count, _BE16(number), flags, quarantined)
 
 
-def slot_values(backends: Sequence[bytes], number: int, active: int) -> list[bytes]:
-    """Slots of a frontend by its number: which backends, by their keys, first those in use."""
-    tail = b"\0\0" + _BE16(number)
-    end = tail + b"\0\0\0\0"
-    if active == len(backends):
-        return [backend + end for backend in backends]
-    quarantined = tail + _QUARANTINED
-    return [backend + (end if at < active else quarantined) for at, backend in enumerate(backends)]
+def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
+    """Slots of a frontend by its number, joined: which backends, first those in use."""
+    words = array("I", (0, int.from_bytes(_BE16(number), "little") << 16, 0)) * len(backends)
+    words[::3] = array("I", backends)
+    if active < len(backends):
+        words[3 * active + 2 :: 3] = array("I", (_QUARANTINED,)) * (len(backends) - active)
+    return words.tobytes()
 
 
 def backend_number(number: int) -> bytes:
     """The key of a backend, whatever its family."""
     return _U32(number)
+
+
+def backend_numbers(numbers: Sequence[int]) -> list[bytes]:
+    """The keys of several."""
+    return list(map(_U32, numbers))
 
 
 def backend_key(number: int, version: int) -> MapKey:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from cells.maps.bpf import PackedColumn
 from cells.services import (
     Backend,
     BackendState,
@@ -33,6 +34,7 @@ from cells.services.map_entries import (
     MAGLEV,
     REVERSE_NAT,
     SERVICES,
+    SLOT_SIZE,
     SOURCE_RANGES,
     Batch,
     IdAllocator,
@@ -220,7 +222,7 @@ class LoadBalancer:
         row = ServedFrontend(number, wanted, None if frontend is wanted or frontend == wanted else frontend)
         self._unsettle(old)
         self.unsettled[key] = row if old is None else old.merged(row)
-        masters = self.held.setdefault(SERVICES[key.address.version], {})
+        masters = self.held.setdefault(SERVICES[key.address[0]], {})
         was_served = old is not None and map_entries.slot_keys(key, 0, 1)[0] in masters
         self._put_entries(row, old, plan)
         return PlannedFrontend(row, before - now, was_served)
@@ -250,7 +252,8 @@ class LoadBalancer:
 
     def slots_of(self, row: ServedFrontend) -> Iterable[tuple[bytes, bytes]]:
         """The slots of a frontend, as its row shows them: keys and values."""
-        master, slots, _ = self._slots(row)
+        master, values, _ = self._slots(row)
+        slots = PackedColumn(values, SLOT_SIZE)
         return zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True)
 
     def _number(self, frontend: Frontend) -> int:
@@ -266,11 +269,11 @@ class LoadBalancer:
         ``more`` are those that the frontend did not have.
         """
         backends = self._backends
+        name = BACKENDS[frontend.key.address[0]]  # they are of its family
         if len(more) == len(frontend.backends) and backends.keys().isdisjoint(more):
-            self._number_backends({one.address: one.state for one in frontend.backends}, plan)
+            self._number_backends({one.address: one.state for one in frontend.backends}, name, plan)
             return
         fresh: dict[ServiceAddress, BackendState] = {}
-        name = BACKENDS[frontend.key.address.version]  # they are of its family
         held, terminating = self.held.get(name, _NOTHING), BackendState.TERMINATING
         for backend in frontend.backends:
             record = backends.get(backend.address)
@@ -282,26 +285,22 @@ class LoadBalancer:
             value = map_entries.backend_value(record.address, record.state, record.zone)
             if held.get(record.key) != value:
                 plan.at(WriteStep.BACKENDS, name)[record.key] = value
-        self._number_backends(fresh, plan)
+        self._number_backends(fresh, name, plan)
         self._use(more - fresh.keys())
 
-    def _number_backends(self, fresh: Mapping[ServiceAddress, BackendState], plan: WritePlan) -> None:
-        """Their entries; each is in use by one frontend."""
+    def _number_backends(
+        self, fresh: Mapping[ServiceAddress, BackendState], name: str, plan: WritePlan
+    ) -> None:
+        """Their entries in the map of this name; each is in use by one frontend."""
         if not fresh:
             return
         numbers = self._backend_ids.allocate_all(list(fresh))
-        keys = list(map(map_entries.backend_number, numbers))
-        states = fresh.values()
-        records = map(BackendRecord, numbers, keys, fresh, states, repeat(0), repeat(1))
+        keys = map_entries.backend_numbers(numbers)
+        records = map(BackendRecord, numbers, keys, fresh, fresh.values(), repeat(0), repeat(1))
         self._backends.update(zip(fresh, records, strict=True))
         ends = map_entries.BACKEND_ENDS
         values = [address[1:] + ends[state] for address, state in fresh.items()]
-        versions = set(map(itemgetter(0), fresh))
-        if len(versions) == 1:
-            plan.at(WriteStep.BACKENDS, BACKENDS[versions.pop()]).update(zip(keys, values, strict=True))
-            return
-        for address, key, value in zip(fresh, keys, values, strict=True):
-            plan.at(WriteStep.BACKENDS, BACKENDS[address[0]])[key] = value
+        plan.at(WriteStep.BACKENDS, name).update(zip(keys, values, strict=True))
 
     def _use(self, addresses: Iterable[ServiceAddress]) -> None:
         for address in addresses:
@@ -315,21 +314,20 @@ class LoadBalancer:
             if not record.users:
                 self._unused[address] = None
 
-    def _slots(self, row: ServedFrontend) -> tuple[bytes, list[bytes], Sequence[Backend]]:
-        """Slot 0, the others, and the backends that one is chosen from; all have their numbers."""
+    def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
+        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers."""
         frontend, number, records = row.shown, row.id, self._backends
         active = BackendState.ACTIVE
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
         preferred: Sequence[Backend] = ()
-        own = [records[one.address] for one in chosen if one.state is active and not one.preferred]
-        numbers = [one.id for one in own]
-        if len(own) != len(chosen) or numbers != sorted(numbers):  # rarely
+        numbers = [records[one.address].id for one in chosen if one.state is active and not one.preferred]
+        if len(numbers) != len(chosen) or numbers != sorted(numbers):  # rarely
             chosen, others = selectable(self._in_order(frontend))
             if preferred := [one for one in chosen if one.preferred]:
                 chosen = [*preferred, *(one for one in chosen if not one.preferred)]
-            own = [records[one.address] for one in (*chosen, *others)]
-        slots = map_entries.slot_values([one.key for one in own], number, len(chosen))
+            numbers = [records[one.address].id for one in (*chosen, *others)]
+        slots = map_entries.slot_values(numbers, number, len(chosen))
         affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
         master = map_entries.master_value(
             count=len(preferred or chosen),
@@ -345,7 +343,7 @@ class LoadBalancer:
     def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
         """What a frontend needs in the maps, its backends being numbered."""
         frontend, number = row.shown, row.id
-        version = frontend.key.address.version
+        version = frontend.key.address[0]
         affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
         master, slots, backends = self._slots(row)
         self._put_slots(frontend.key, master, slots, plan)
@@ -369,19 +367,21 @@ class LoadBalancer:
             return frontend.backends
         return [one for _, one in sorted(zip(ids, frontend.backends, strict=True), key=itemgetter(0))]
 
-    def _put_slots(self, key: FrontendKey, master: bytes, slots: Sequence[bytes], plan: WritePlan) -> None:
-        name = SERVICES[key.address.version]
+    def _put_slots(self, key: FrontendKey, master: bytes, slots: bytes, plan: WritePlan) -> None:
+        name = SERVICES[key.address[0]]
         held = self.held.get(name, _NOTHING)
-        keys = map_entries.slot_keys(key, 0, len(slots) + 1)
-        first = keys[0]
+        count = len(slots) // SLOT_SIZE
+        (first,) = map_entries.slot_keys(key, 0, 1)
         was = held.get(first)
-        own = dict(zip(keys[1:], slots, strict=True))
-        if was is not None:
-            own = {each: value for each, value in own.items() if held.get(each) != value}
-        plan.at(WriteStep.SLOTS, name).update(own)
+        if was is None:
+            plan.add_slots(name, map_entries.slot_key_column(key, count), slots)
+        else:
+            own = zip(map_entries.slot_keys(key, 1, count + 1), PackedColumn(slots, SLOT_SIZE), strict=True)
+            plan.at(WriteStep.SLOTS, name).update([each for each in own if held.get(each[0]) != each[1]])
         if was != master:
             plan.at(WriteStep.FRONTENDS, name)[first] = master
-        plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, len(slots)))
+        if held:
+            plan.remove(WriteStep.SLOTS_DROPPED, name, map_entries.slots_behind(held, key, count))
 
     def _put_matches(
         self, row: ServedFrontend | None, old: ServedFrontend | None, number: int, plan: WritePlan

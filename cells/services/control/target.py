@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import anyio.lowlevel
 from anyio import to_thread
 
+from cells.maps.bpf import PackedColumn
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions
@@ -300,17 +301,26 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return dict.fromkeys(tried, error) if error is not None else {}
 
     async def _write(self, plan: WritePlan, *, singly: bool = False) -> Exception | None:
-        """Write a plan up to what fails: the error."""
-        for step in plan.batches():
-            for batch in _entries(step) if singly else (step,):
-                try:
-                    if batch.map in LOOK_UP_TABLES:
-                        await self._maps.write_tables(batch)
+        """Write a plan up to what fails: the error. Slots of new frontends count only where others fail."""
+        slots: list[Batch] = []
+        try:
+            for step in plan.batches():
+                for batch in _entries(step) if singly else (step,):
+                    try:
+                        if batch.map in LOOK_UP_TABLES:
+                            await self._maps.write_tables(batch)
+                        else:
+                            self._maps.write(batch)
+                    except FAILURES as error:
+                        self._balancer.maybe_written(batch)
+                        return error
+                    if isinstance(batch.keys, PackedColumn):
+                        slots.append(batch)
                     else:
-                        self._maps.write(batch)
-                except FAILURES as error:
-                    self._balancer.maybe_written(batch)
-                    return error
+                        self._balancer.written(batch)
+            slots.clear()  # of frontends that are settled
+        finally:
+            for batch in slots:
                 self._balancer.written(batch)
         return None
 

@@ -146,7 +146,7 @@ class ServiceCatalog:
     def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
         """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
         changed = self._reserved.replace(name, reservations)
-        if not changed:
+        if not changed or not (self._askers or self.redirects):  # no one asks for an address outside
             return
         affected: dict[ServiceName, None] = {}
         for what in changed:
@@ -163,7 +163,7 @@ class ServiceCatalog:
                 self._redirect(redirect)
 
     def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
-        found = cluster_reservations(service) if service is not None else frozenset()
+        found = cluster_reservations(service) if service is not None else ()
         self.reserve(f"cluster addresses of {name.namespace}/{name.name}", found)
 
     def move(self, node: ServingNode) -> None:

@@ -9,11 +9,11 @@ and take no cluster address of another one.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from enum import Enum
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import msgspec
 
@@ -77,8 +77,11 @@ class Holder(Enum):
     POD = 5
 
 
-class Reservation(NamedTuple):
-    """An address or a range, and its use in words."""
+class Reservation(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """An address or a range, and its use in words.
+
+    Every service has some: hashing an address, and a member of an enumeration, calls Python.
+    """
 
     what: IPAddress | IPNetwork
     holder: Holder
@@ -111,7 +114,6 @@ class RefusedAddress(msgspec.Struct, frozen=True):
 
 
 _NONE: Final[frozenset[Reservation]] = frozenset()
-_NO_ADDRESSES: Final[frozenset[IPAddress | IPNetwork]] = frozenset()
 
 
 class ReservedAddresses:
@@ -123,17 +125,19 @@ class ReservedAddresses:
         self._lengths: dict[int, dict[int, int]] = {4: {}, 6: {}}
         """How many ranges have each length, by family: an address is looked up once for each."""
 
-    def replace(self, name: str, reservations: Iterable[Reservation]) -> frozenset[IPAddress | IPNetwork]:
+    def replace(self, name: str, reservations: Iterable[Reservation]) -> Collection[IPAddress | IPNetwork]:
         """An object has these and no others; returns the addresses and ranges that changed."""
         reservations = frozenset(
             [
-                each._replace(what=plain(each.what)) if isinstance(each.what, IPv6Address) else each
+                msgspec.structs.replace(each, what=plain(each.what))
+                if isinstance(each.what, IPv6Address)
+                else each
                 for each in reservations
             ]
         )
         before = self._by_object.get(name, _NONE)
         if reservations == before:
-            return _NO_ADDRESSES
+            return ()
         if reservations:
             self._by_object[name] = reservations
         else:
@@ -142,7 +146,7 @@ class ReservedAddresses:
             self._count(each, -1)
         for each in reservations - before:
             self._count(each, 1)
-        return frozenset([each.what for each in before ^ reservations])
+        return [each.what for each in before ^ reservations]
 
     def _count(self, one: Reservation, step: int) -> None:
         held = self._held.get(one.what)
@@ -243,7 +247,7 @@ def outside_addresses(
             yield ServiceType.EXTERNAL_IPS, EXTERNAL_IPS, ip, served and options.enable_external_ips
 
 
-def cluster_reservations(service: Service) -> frozenset[Reservation]:
+def cluster_reservations(service: Service) -> list[Reservation]:
     """The cluster addresses of a service, served here or not."""
     spec = service.spec
     use = f"the cluster address of {service.metadata.namespace}/{service.metadata.name}"
@@ -251,9 +255,7 @@ def cluster_reservations(service: Service) -> frozenset[Reservation]:
     if spec.cluster_ip and spec.cluster_ip not in texts:
         texts = (*texts, spec.cluster_ip)
     of = service.metadata.namespace
-    return frozenset(
-        [Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in map(parse_address, texts) if ip is not None]
-    )
+    return [Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in map(parse_address, texts) if ip is not None]
 
 
 def same_cluster_addresses(one: Service, other: Service) -> bool:

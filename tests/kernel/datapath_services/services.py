@@ -13,7 +13,6 @@ from cells.services.map_entries import (
     MapKey,
     affinity_key,
     backend_key,
-    backend_number,
     backend_value,
     master_value,
     reverse_nat_key,
@@ -61,10 +60,7 @@ class Services:
             self._write(affinity_key(number, each.number), b"\0")
         active = [each for each in backends if each.state is BackendState.ACTIVE]
         for slot, each in enumerate(active, 1):
-            self._write(
-                service_key(key, slot),
-                slot_values([backend_number(each.number)], number, 1)[0],
-            )
+            self._write(service_key(key, slot), slot_values([each.number], number, 1))
         self._write(reverse_nat_key(number, frontend.ip.version), reverse_nat_value(frontend))
         master = master_value(count=len(active), quarantined=0, number=number, flags=flags, timeout=timeout)
         self._write(service_key(key, 0), master)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.maps.bpf import BpfError, pin, replace_pin, unpin
+from cells.maps.bpf import BpfError, PackedColumn, pin, replace_pin, unpin
 from cells.maps.map import (
     NO_PREALLOC,
     NOEXIST,
@@ -101,6 +101,14 @@ def test_use_of_a_closed_map_raises_an_error() -> None:
         list(table.items())
     with pytest.raises(BpfError, match="EBADF"):
         table.first_key()
+
+
+def test_entries_are_set_from_packed_columns_of_keys_and_values() -> None:
+    with create_map(MapSpec("packed", MapType.HASH, 4, 8, 16)) as table:
+        table.update_all(PackedColumn(u32(1) + u32(2), 4), PackedColumn(b"firstrowtheother", 8))
+        assert dict(table.items()) == {u32(1): b"firstrow", u32(2): b"theother"}
+        with pytest.raises(ValueError, match="wrong size"):
+            table.update_all(PackedColumn(u32(1) + u32(2), 4), PackedColumn(bytes(12), 6))
 
 
 def test_batches_carry_more_than_one_chunk() -> None:
