@@ -70,6 +70,18 @@ class TableCore(Rows[Key, Row]):
         self._snapshot = None  # it has the indexes that were there
         return Lookup(index)
 
+    def get(self, key: Key) -> Row | None:
+        """The row with this key."""
+        if self._stale:
+            self._refresh()
+        rows = self._rows
+        return rows[key][0] if key in rows else None
+
+    def __contains__(self, key: Key) -> bool:
+        if self._stale:
+            self._refresh()
+        return key in self._rows
+
     def snapshot(self) -> Snapshot[Key, Row]:
         """The rows as they are now, to keep across awaits.
 

@@ -12,9 +12,11 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import anyio
+import msgspec
 
 from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
@@ -38,24 +40,25 @@ __all__ = ["Reconciler"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
+Item = TypeVar("Item")
 Action = Literal["put", "drop"]
+State = Literal["pending", "done", "failed"]
 
 BATCH = 256
 NOTED = 256
 """How many objects are noted in one transaction after a comparison."""
+STEP = 16
+"""How many objects are compared between two looks at the clock."""
 SHRINK = 16
 """By how much batches get smaller with every failure, so that one bad object does not hold up others."""
 
 
-class _Work:
+class _Work(msgspec.Struct):
     """An object that may differ from its row."""
 
-    __slots__ = ("due", "error", "failures")
-
-    def __init__(self) -> None:
-        self.due = 0.0
-        self.failures = 0
-        self.error: Exception | None = None
+    due: float = 0.0
+    failures: int = 0
+    error: Exception | None = None
 
 
 class Reconciler(Generic[Key, Row]):
@@ -312,15 +315,17 @@ class Reconciler(Generic[Key, Row]):
         written through: what is refused then stays work.
         """
         work: dict[Key, _Work] = {}
-        before, matches = set(self._work), self._target.matches
+        known, matches = self._work, self._target.matches
+        before = set(known)
         stretch = Stretch()
-        for each, row, _ in rows:
-            if each not in held or not matches(row, held[each]):
-                work[each] = self._work.get(each) or _Work()
+        for some in _parts(rows, STEP):
+            for each, row, _ in some:
+                if each not in held or not matches(row, held[each]):
+                    work[each] = known.get(each) or _Work()
             await stretch.pause()
-        for each in list(held) if may_drop else ():
-            if each not in rows:
-                work[each] = self._work.get(each) or _Work()
+        present = rows.keys()
+        for over in _parts(list(held) if may_drop else [], STEP):
+            work |= {each: known.get(each) or _Work() for each in over if each not in present}
             await stretch.pause()
         if self._pruned:
             self.statistics.drift += sum(key not in self._work for key in work)
@@ -334,23 +339,27 @@ class Reconciler(Generic[Key, Row]):
         self._wake_waiters()
 
     async def _note_compared(self, rows: Snapshot[Key, Row]) -> None:
-        now, known = time.time(), self._statuses
+        now, known, present = time.time(), self._statuses, rows.keys()
         stretch = Stretch()
-        noted = [] if self._write_through else [*rows.keys()]
-        for keys in _parts([*noted, *(key for key in self._work if key not in rows)]):
+        noted = [] if self._write_through else [*present]
+        for keys in _parts([*noted, *(key for key in self._work if key not in present)], NOTED):
             with known.txn() as statuses:
                 for key in keys:
                     work, status = self._work.get(key), known.get(key)
-                    if work is None and (status is None or status.state != "done"):
-                        statuses.put(ObjectStatus(key, "put", "done", now))
-                    elif work is not None and work.failures == 0:
-                        action: Action = "put" if key in rows else "drop"
-                        statuses.put(ObjectStatus(key, action, "pending", now))
+                    if work is None:
+                        action: Action = "put"
+                        state: State = "done"
+                    elif work.failures == 0:
+                        action, state = "put" if key in present else "drop", "pending"
+                    else:
+                        continue
+                    if status is None or status.state != state or status.action != action:
+                        statuses.put(ObjectStatus(key, action, state, now))
             await stretch.pause()
-        for keys in _parts(list(known.keys())):
+        for keys in _parts(list(known.keys()), NOTED):
             with known.txn() as statuses:
                 for key in keys:
-                    if key not in self._work and (self._write_through or key not in rows):
+                    if key not in self._work and (self._write_through or key not in present):
                         statuses.delete(key)
             await stretch.pause()
 
@@ -400,32 +409,30 @@ class Reconciler(Generic[Key, Row]):
     def _written(
         self, action: Action, batch: Iterable[Key], failures: Mapping[Key, Exception], *, pause: bool = True
     ) -> None:
-        statistics, notes = self.statistics, dict[Key, ObjectStatus | None]()
+        statistics, written = self.statistics, 0
         now = time.time()
-        for key in batch:
-            if (error := failures.get(key)) is not None:
-                work = self._work.setdefault(key, _Work())
-                work.failures += 1
-                work.error = error
-                work.due = anyio.current_time() + self._backoff.pause(work.failures) if pause else -math.inf
-                statistics.failures += 1
-                text = f"{type(error).__name__}: {error}"
-                notes[key] = ObjectStatus(key, action, "failed", now, work.failures, text)
-                continue
-            self._work.pop(key, None)
-            statistics.puts += action == "put"
-            statistics.drops += action == "drop"
-            if action == "put" and not self._write_through:
-                notes[key] = ObjectStatus(key, action, "done", now)
-            elif key in self._statuses:
-                notes[key] = None
-        if notes:
-            with self._statuses.txn() as statuses:
-                for noted, status in notes.items():
-                    if status is None:
-                        statuses.delete(noted)
-                    else:
-                        statuses.put(status)
+        with self._statuses.txn() as statuses:
+            for key in batch:
+                if (error := failures.get(key)) is not None:
+                    work = self._work.setdefault(key, _Work())
+                    work.failures += 1
+                    work.error = error
+                    again = anyio.current_time() + self._backoff.pause(work.failures)
+                    work.due = again if pause else -math.inf
+                    statistics.failures += 1
+                    text = f"{type(error).__name__}: {error}"
+                    statuses.put(ObjectStatus(key, action, "failed", now, work.failures, text))
+                    continue
+                written += 1
+                self._work.pop(key, None)
+                if action == "put" and not self._write_through:
+                    statuses.put(ObjectStatus(key, action, "done", now))
+                elif key in self._statuses:
+                    statuses.delete(key)
+        if action == "put":
+            statistics.puts += written
+        else:
+            statistics.drops += written
         self._wake_waiters()
 
     def _is_realised(self, key: Key, revision: int) -> bool:
@@ -462,7 +469,7 @@ def _key_of(status: ObjectStatus) -> Any:
     return status.key
 
 
-def _parts(keys: list[Key]) -> Iterator[list[Key]]:
-    """As many as are noted in one transaction."""
-    for begin in range(0, len(keys), NOTED):
-        yield keys[begin : begin + NOTED]
+def _parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while part := list(islice(rest, size)):
+        yield part

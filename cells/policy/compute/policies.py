@@ -146,6 +146,8 @@ class ComputedPolicies:
         """Directions of policies by all that decides them: pods that the same rules select share theirs."""
         self._refills: dict[tuple[DirectionPolicy, DirectionPolicy | None], _Refill] = {}
         """What the step from one of these to another changes, as long as no identity comes or goes."""
+        self._filled: dict[DirectionPolicy, Mapping[int, Entries]] = {}
+        """All entries of these by identity, for as long."""
         self._alike_at = -1
         """The revision of the rules that these follow."""
         self._recomputed = 0
@@ -255,7 +257,7 @@ class ComputedPolicies:
 
         Endpoints of such an identity may be selected by other rules now.
         """
-        self._refills.clear()
+        self._forget_steps()
         relabelled = identity in self._cache.identities
         before = self.remove_identity(identity) if relabelled else []
         found = before + list(self._follow(self._cache.add_identity(identity, labels)))
@@ -266,7 +268,7 @@ class ComputedPolicies:
 
     def remove_identity(self, identity: int) -> list[Difference]:
         """Forget an identity: the entries that go."""
-        self._refills.clear()
+        self._forget_steps()
         return list(self._follow(self._cache.remove_identity(identity)))
 
     def follow_rules(self, changed: RulesChanged) -> list[Difference]:
@@ -282,7 +284,7 @@ class ComputedPolicies:
             yield None
             if shared.endpoints and self._concerned(shared, changed):
                 yield (yield from self._recomputing(shared))
-        self._refills.clear()  # else the next new identity pays for releasing them
+        self._forget_steps()
 
     def follow_ports(self, cluster_ports: Iterable[NamedPodPort]) -> list[Difference]:
         """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
@@ -292,14 +294,14 @@ class ComputedPolicies:
         self._cluster_ports = ports
         self._recomputed += 1
         self._alike.clear()
-        self._refills.clear()
+        self._forget_steps()
         return [self._recompute(shared) for shared in list(self._shared.values()) if _names_ports(shared)]
 
     def recompute_all(self) -> list[Difference]:
         """Compute every policy anew: proxies came or went, or to be sure."""
         self._recomputed += 1
         self._alike.clear()
-        self._refills.clear()
+        self._forget_steps()
         return [self._recompute(shared) for shared in list(self._shared.values())]
 
     def _concerned(self, shared: _Shared, changed: RulesChanged) -> bool:
@@ -397,7 +399,7 @@ class ComputedPolicies:
             revision = self._repository.revision
             if revision != self._alike_at:
                 self._alike.clear()
-                self._refills.clear()
+                self._forget_steps()
                 self._alike_at = revision
             enforced, rules = self._repository.speaking(labels, direction, selecting)
             here = localhost and direction == "ingress"
@@ -426,13 +428,15 @@ class ComputedPolicies:
     ) -> ChangedEntries:
         """Make the entries those of the direction's policy; what changed, the same object for all alike."""
         policy = shared.directions[direction]
+        if previous is None:
+            return self._fill(shared, direction)
         step = self._refills.get((policy, previous))
         if step is not None:
             shared.set(direction, step.entries)
             return step.changed
         changed: ChangedEntries = {}
         shared.replace(direction, ANYBODY, policy.anybody(), changed)
-        identities = policy.identities_since(previous) if previous is not None else None
+        identities = policy.identities_since(previous)
         if identities is None:
             identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
         for identity in identities:
@@ -441,6 +445,31 @@ class ComputedPolicies:
         touched = {key.identity: entries.get(key.identity, _NOTHING) for key in changed}
         self._refills[policy, previous] = _Refill(changed, touched)
         return changed
+
+    def _fill(self, shared: _Shared, direction: Direction) -> ChangedEntries:
+        """Give a policy without entries all of its direction; these are what changed.
+
+        What changed is not stored: nearly every policy differs, and would be a thousand objects for the
+        garbage collector to visit.
+        """
+        policy = shared.directions[direction]
+        filled = self._filled.get(policy)
+        if filled is None:
+            found = {ANYBODY: policy.anybody()}
+            found |= {identity: policy.of(identity) for identity in policy.identities()}
+            filled = {identity: entries for identity, entries in found.items() if entries}
+            self._filled[policy] = filled
+        shared.entries[direction] = dict(filled)
+        return {
+            Key(identity, ports): entry
+            for identity, entries in filled.items()
+            for ports, entry in entries.items()
+        }
+
+    def _forget_steps(self) -> None:
+        """What policies share. Held for longer, it is released at the cost of the next new identity."""
+        self._refills.clear()
+        self._filled.clear()
 
     def _release(self, shared: _Shared, peers: Iterable[tuple[Direction, PeerSelector]]) -> None:
         known_peers = set(shared.peers) if shared.key in self._shared else set()

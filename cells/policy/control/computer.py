@@ -88,8 +88,10 @@ class RulePolicy:
 
     def acknowledged(self, endpoint_id: int) -> bool:
         """Whether the proxy has acknowledged all redirects of the endpoint's policy."""
+        if self._requests is None:
+            return True
         key = self._computed.key(endpoint_id)
-        return self._requests is None or key is None or self._requests.acknowledged(key.identity)
+        return key is None or self._requests.acknowledged(key.identity)
 
     @property
     def prefixes(self) -> set[Prefix]:

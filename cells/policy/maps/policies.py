@@ -213,8 +213,9 @@ class EndpointPolicies:
         rows = self._computer.know([Identity(identity, tuple(labels))])
         if not rows:  # as nearly always: other endpoints have it
             return
+        present = self.table.keys()
+        there = [row for row in rows if row.endpoint_id in present]
         with self.table.txn() as txn:
-            there = [row for row in rows if txn.get(row.endpoint_id) is not None]
             for row in there:
                 txn.put(row)
         for row, error in self._write_all(there):
@@ -376,24 +377,26 @@ class EndpointPolicies:
 
     def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
-        if done := [one.endpoint_id for one in policies if one.endpoint_id in self.outdated]:
+        waiting = self.outdated.keys()
+        if done := [one.endpoint_id for one in policies if one.endpoint_id in waiting]:
             with self.outdated.txn() as outdated:
                 for endpoint_id in done:
                     outdated.delete(endpoint_id)
+        acknowledged, deferred = self._computer.acknowledged, self._deferred
         with self.realized.txn() as rows:
             for policy in policies:
-                self._changed.discard(policy.endpoint_id)
-                self._written[policy.endpoint_id] = policy
-                self._previous.pop(policy.endpoint_id, None)
-                revision = policy.revision
-                waits = not self._computer.acknowledged(policy.endpoint_id)
+                endpoint_id, revision = policy.endpoint_id, policy.revision
+                self._changed.discard(endpoint_id)
+                self._written[endpoint_id] = policy
+                self._previous.pop(endpoint_id, None)
+                waits = not acknowledged(endpoint_id)
                 if waits:
-                    self._awaiting.add(policy.endpoint_id)
-                if waits or policy.endpoint_id in self._deferred:
-                    revision = self.status(policy.endpoint_id).revision
+                    self._awaiting.add(endpoint_id)
+                if waits or endpoint_id in deferred:
+                    revision = self.status(endpoint_id).revision
                 rows.put(
                     RealizedPolicy(
-                        endpoint_id=policy.endpoint_id,
+                        endpoint_id=endpoint_id,
                         revision=revision,
                         written=policy.revision,
                         ingress_enforced=policy.ingress_enforced,
