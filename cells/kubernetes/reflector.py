@@ -37,6 +37,7 @@ __all__ = ["Reflector"]
 
 
 T = TypeVar("T", bound=Object)
+Part = TypeVar("Part")
 
 PAGE: Final = 500
 """Objects of one page: a few milliseconds of decoding."""
@@ -285,7 +286,7 @@ class Reflector(Generic[T]):
                     if event.type != "BOOKMARK":
                         self._gather(event, found, broken)
                         continue
-                    metadata = _bookmark(event).metadata
+                    metadata = _object_of(event, _BOOKMARK).metadata
                     if (metadata.annotations or {}).get(INITIAL_END) == "true":
                         await self._sink.listed(found, broken)
                         self._version = metadata.resource_version
@@ -310,7 +311,7 @@ class Reflector(Generic[T]):
 
     def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
         if event.type == "DELETED":
-            metadata = _head(event).metadata
+            metadata = _object_of(event, _HEAD).metadata
             key = (metadata.namespace, metadata.name)
             found.pop(key, None)
             self._mended(key, broken)
@@ -352,7 +353,7 @@ class Reflector(Generic[T]):
             stretch, ends = Stretch(), time.monotonic() + seconds
             async for block in blocks:
                 if (rows := self._present(block)) is not None:
-                    version = _head(_last(block)).metadata.resource_version
+                    version = _object_of(_last(block), _HEAD).metadata.resource_version
                     self._sink.change(rows)
                     self._version = version or self._version
                 else:
@@ -372,7 +373,7 @@ class Reflector(Generic[T]):
                 refusal = _refusal(event)
                 break
             if event.type == "DELETED":
-                metadata = _head(event).metadata
+                metadata = _object_of(event, _HEAD).metadata
                 key = (metadata.namespace, metadata.name)
                 rows[key] = None
                 self._mended(key, broken)
@@ -382,7 +383,7 @@ class Reflector(Generic[T]):
                 refusal = MalformedError(f"watch of {self._kind.qualified}: an event {event.type!r}")
                 break
             last = event
-        version = _head(last).metadata.resource_version if last is not None else ""
+        version = _object_of(last, _HEAD).metadata.resource_version if last is not None else ""
         self._sink.change(rows, broken)
         self._version = version or self._version
         if refusal is not None:
@@ -402,15 +403,8 @@ def _refusal(event: WatchEvent) -> KubernetesError:
         return MalformedError(f"watch: an error that is not a Status: {error}")
 
 
-def _head(event: WatchEvent) -> Head:
+def _object_of(event: WatchEvent, decoder: msgspec.json.Decoder[Part]) -> Part:
     try:
-        return decode(event.object, _HEAD)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedError(f"watch: {error}") from error
-
-
-def _bookmark(event: WatchEvent) -> Bookmark:
-    try:
-        return decode(event.object, _BOOKMARK)
+        return decode(event.object, decoder)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedError(f"watch: {error}") from error

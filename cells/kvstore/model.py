@@ -18,7 +18,6 @@ __all__ = [
     "IPS",
     "LOCKS",
     "NODES",
-    "SYNCED",
     "VALUES",
     "CompactedError",
     "Compare",
@@ -56,8 +55,6 @@ NODES: Final = "cilium/state/nodes/v1/"
 """Cluster and name to the node."""
 CLUSTER_CONFIG: Final = "cilium/cluster-config/"
 """By name of a cluster: what its stores hold."""
-SYNCED: Final = "cilium/synced/"
-"""Canaries: cluster and prefix to the time at which all of it had been written."""
 
 
 MOST_OPERATIONS: Final = 100

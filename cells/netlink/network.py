@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 import msgspec
@@ -43,8 +43,6 @@ __all__ = [
     "take_marked",
 ]
 
-
-T = TypeVar("T")
 
 TX_QUEUE_LENGTH = 1000
 _IFF_NOARP, _IFA_F_NODAD = 0x80, 0x02

@@ -16,6 +16,7 @@ import anyio
 
 from cells.config import AgentConfig
 from cells.observe.events import Events, Lost, Sample, Subscription
+from cells.observe.events.gob import BYTES, INT, UINT, int_bytes, message, uint_bytes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, invoke, module, provide
 from lifecycle.http import listen
 
@@ -39,29 +40,11 @@ class MonitorProtocolError(ValueError):
     """What came is not what a monitor sends."""
 
 
-def _uint(value: int) -> bytes:
-    """An unsigned integer: as one byte below 128, else its bytes after the negated number of them."""
-    if value < 128:
-        return bytes((value,))
-    size = (value.bit_length() + 7) // 8
-    return bytes((256 - size,)) + value.to_bytes(size, "big")
-
-
-def _int(value: int) -> bytes:
-    """A signed integer: shifted left, its sign in the lowest bit."""
-    return _uint(~value << 1 | 1 if value < 0 else value << 1)
-
-
-def _message(content: bytes) -> bytes:
-    return _uint(len(content)) + content
-
-
 def _string(text: str) -> bytes:
-    return _uint(len(text)) + text.encode()
+    return uint_bytes(len(text)) + text.encode()
 
 
-_BYTES, _INT, _UINT = 5, 2, 3  # gob's ids of these types
-_FIELDS: Final = (("Data", _BYTES), ("CPU", _INT), ("Lost", _UINT), ("Type", _INT))
+_FIELDS: Final = (("Data", BYTES), ("CPU", INT), ("Lost", UINT), ("Type", INT))
 
 
 def _definition() -> bytes:
@@ -69,28 +52,28 @@ def _definition() -> bytes:
 
     Every number before a value is how many fields further it is; 0 ends a struct.
     """
-    fields = b"".join(b"\1" + _string(name) + b"\1" + _int(kind) + b"\0" for name, kind in _FIELDS)
-    common = b"\1" + _string("Payload") + b"\1" + _int(_TYPE_ID) + b"\0"
-    return _int(-_TYPE_ID) + b"\3\1" + common + b"\1" + _uint(len(_FIELDS)) + fields + b"\0\0"
+    fields = b"".join(b"\1" + _string(name) + b"\1" + int_bytes(kind) + b"\0" for name, kind in _FIELDS)
+    common = b"\1" + _string("Payload") + b"\1" + int_bytes(_TYPE_ID) + b"\0"
+    return int_bytes(-_TYPE_ID) + b"\3\1" + common + b"\1" + uint_bytes(len(_FIELDS)) + fields + b"\0\0"
 
 
-PREFACE: Final = _message(_definition())
+PREFACE: Final = message(_definition())
 """What a connection begins with."""
 
-_VALUE: Final = _int(_TYPE_ID)
-_SAMPLE_END: Final = _int(SAMPLE) + b"\0"
-_LOST_END: Final = b"\1" + _int(LOST) + b"\0"
+_VALUE: Final = int_bytes(_TYPE_ID)
+_SAMPLE_END: Final = int_bytes(SAMPLE) + b"\0"
+_LOST_END: Final = b"\1" + int_bytes(LOST) + b"\0"
 
 
 def encode(event: Sample | Lost) -> bytes:
     """One event as a message; fields that are zero are left out, as gob has it."""
     if isinstance(event, Sample):
-        cpu = b"\1" + _int(event.cpu) + b"\2" if event.cpu else b"\3"
-        content = _VALUE + b"\1" + _uint(len(event.data)) + event.data + cpu + _SAMPLE_END
+        cpu = b"\1" + int_bytes(event.cpu) + b"\2" if event.cpu else b"\3"
+        content = _VALUE + b"\1" + uint_bytes(len(event.data)) + event.data + cpu + _SAMPLE_END
     else:
-        cpu = b"\2" + _int(event.cpu) + b"\1" if event.cpu else b"\3"
-        content = _VALUE + cpu + _uint(event.count) + _LOST_END
-    return _uint(len(content)) + content
+        cpu = b"\2" + int_bytes(event.cpu) + b"\1" if event.cpu else b"\3"
+        content = _VALUE + cpu + uint_bytes(event.count) + _LOST_END
+    return uint_bytes(len(content)) + content
 
 
 class Payloads:

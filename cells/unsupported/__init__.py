@@ -8,7 +8,7 @@ from cells.unsupported.refused import OTHERS, REFUSED, UnservedSettings, Without
 from cells.unsupported.without_effect import UNUSED, log_unused
 from lifecycle import config, invoke, module
 
-__all__ = ["OTHERS", "REFUSED", "UNUSED", "UnservedSettings", "WithoutEffect", "cell"]
+__all__ = ["OTHERS", "REFUSED", "UNUSED", "UnservedSettings", "WithoutEffect", "cell", "log_unused"]
 
 
 cell = module(

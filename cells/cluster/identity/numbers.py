@@ -60,7 +60,6 @@ RESERVED_IDENTITIES: Final[dict[int, tuple[str, ...]]] = {
 INIT_LABELS: Final = RESERVED_IDENTITIES[INIT]
 
 WELL_KNOWN: Final = range(100, 128)
-USER_RESERVED: Final = range(128, 256)
 CLUSTER: Final = range(256, 65536)
 """Identities of pods, in a cluster without a number of its own."""
 LOCAL: Final = range((1 << 24) + 1, 2 << 24)

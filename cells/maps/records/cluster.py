@@ -33,6 +33,7 @@ __all__ = [
     "TunnelValue",
     "ipcache_key",
     "ipcache_prefix",
+    "ipcache_text",
     "row_text",
 ]
 
@@ -314,7 +315,7 @@ def row_text(name: str, key: bytes, value: bytes | None) -> tuple[str, str]:
     if name == "cilium_lxc":
         return f"{LxcKey.unpack(key).ip}:0", "" if value is None else _lxc(LxcValue.unpack(value))
     if name == "cilium_ipcache":
-        return str(IpcacheKey.unpack(key).network), "" if value is None else _ipcache(
+        return str(IpcacheKey.unpack(key).network), "" if value is None else ipcache_text(
             IpcacheValue.unpack(value)
         )
     return key.hex(), "" if value is None else value.hex()
@@ -330,7 +331,8 @@ def _lxc(row: LxcValue) -> str:
     )
 
 
-def _ipcache(row: IpcacheValue) -> str:
+def ipcache_text(row: IpcacheValue) -> str:
+    """The owner of a prefix, and where it is."""
     flags = "skiptunnel" if row.flags & 1 else "<none>"
     return (
         f"identity={row.identity} encryptkey={row.encrypt_key} "

@@ -8,6 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+__all__ = [
+    "BYTES",
+    "INT",
+    "STRING",
+    "UINT",
+    "GobError",
+    "Type",
+    "decode",
+    "encode",
+    "int_bytes",
+    "message",
+    "uint_bytes",
+]
+
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 """gob's own types, by number."""
 OPAQUE = 6
@@ -60,8 +74,8 @@ _OWN: Final[dict[int, Type]] = {  # of wireType, by which definitions are read
 def encode(types: Mapping[int, Type], value: Mapping[str, Any]) -> bytes:
     """The value, of the first of ``types`` (by their numbers, from 65 on), after the types' definitions."""
     first = next(iter(types))
-    definitions = (_message(_int(-number) + _define(number, kind)) for number, kind in types.items())
-    return b"".join(definitions) + _message(_int(first) + _write(types, first, value))
+    definitions = (message(int_bytes(-number) + _define(number, kind)) for number, kind in types.items())
+    return b"".join(definitions) + message(int_bytes(first) + _write(types, first, value))
 
 
 def _define(number: int, kind: Type) -> bytes:
@@ -80,22 +94,22 @@ def _define(number: int, kind: Type) -> bytes:
 
 def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
     if kind in (INT, UINT):
-        return _int(value) if kind == INT else _uint(value)
+        return int_bytes(value) if kind == INT else uint_bytes(value)
     of = types.get(kind)
     if of is None or of.form == OPAQUE:
         data = value.encode() if isinstance(value, str) else value
-        return _uint(len(data)) + data
+        return uint_bytes(len(data)) + data
     if of.fields is not None:  # those that are zero are left out; before each, how many fields further it is
         found, last = b"", -1
         for position, (name, inner) in enumerate(of.fields.items()):
             if one := value.get(name):
-                found += _uint(position - last) + _write(types, inner, one)
+                found += uint_bytes(position - last) + _write(types, inner, one)
                 last = position
         return found + b"\0"
     if of.by_text:
         pairs = (_write(types, STRING, key) + _write(types, of.of, one) for key, one in value.items())
-        return _uint(len(value)) + b"".join(pairs)
-    return _uint(len(value)) + b"".join(_write(types, of.of, one) for one in value)
+        return uint_bytes(len(value)) + b"".join(pairs)
+    return uint_bytes(len(value)) + b"".join(_write(types, of.of, one) for one in value)
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -164,11 +178,12 @@ def _read_struct(
         found[names[position]], at = _read(types, fields[names[position]], data, at)
 
 
-def _message(content: bytes) -> bytes:
-    return _uint(len(content)) + content
+def message(content: bytes) -> bytes:
+    """After the number of its bytes."""
+    return uint_bytes(len(content)) + content
 
 
-def _uint(value: int) -> bytes:
+def uint_bytes(value: int) -> bytes:
     """As one byte below 128, else its bytes after the negated number of them."""
     if value < 128:
         return bytes((value,))
@@ -176,9 +191,9 @@ def _uint(value: int) -> bytes:
     return bytes((256 - size,)) + value.to_bytes(size, "big")
 
 
-def _int(value: int) -> bytes:
+def int_bytes(value: int) -> bytes:
     """Shifted left, the sign in the lowest bit."""
-    return _uint(~value << 1 | 1 if value < 0 else value << 1)
+    return uint_bytes(~value << 1 | 1 if value < 0 else value << 1)
 
 
 def _read_uint(data: bytes, at: int) -> tuple[int, int]:

@@ -2,14 +2,11 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hive.client import ask, socket_option, timeout_option
 from hive.output import document, output_option
-
-Json = dict[str, Any]
 
 _PATH = "/encryption/rotation"
 _PACE = 1.0

@@ -13,7 +13,7 @@ import click
 
 from cells.maps.bpf import BpfError
 from cells.maps.map import open_map
-from cells.maps.records.cluster import IpcacheKey, IpcacheValue
+from cells.maps.records.cluster import IpcacheKey, IpcacheValue, ipcache_text
 from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, NatEntry
 from hive.dbg.bpf.features import GROUPS
@@ -93,15 +93,6 @@ def _ipcache() -> Table:
         str(IpcacheKey.unpack(key).network): [ipcache_text(IpcacheValue.unpack(value))]
         for key, value in entries
     }
-
-
-def ipcache_text(value: IpcacheValue) -> str:
-    """The owner of a prefix, and where it is."""
-    flags = "skiptunnel" if value.flags & 1 else "<none>"
-    return (
-        f"identity={value.identity} encryptkey={value.encrypt_key} "
-        f"tunnelendpoint={value.tunnel_endpoint}, flags={flags}"
-    )
 
 
 @ipcache.command("get")
