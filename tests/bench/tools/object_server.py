@@ -1,7 +1,7 @@
 """The fake API server with a big cluster in it; on SIGUSR1 every CiliumEndpoint changes.
 
-``python -m tests.bench.tools.object_server PODS NODES ENDPOINTS [CILIUM_NODES IDENTITIES]`` prints its
-address, and what rounds took. Identities are marked as unused since long.
+``python -m tests.bench.tools.object_server PODS NODES ENDPOINTS [CILIUM_NODES IDENTITIES
+SERVICES]`` prints its address, and what rounds took. Identities are marked as unused since long.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from typing import Any
 
 from lifecycle.testing import eventually
+from tests.bench.service_events import service, slice_of
+from tests.bench.service_rules import Town
 from tests.support.apiserver import ApiServer
 from tests.unit.apiserver.replay import RECORDINGS
 
@@ -116,7 +118,25 @@ def identity(number: int) -> dict[str, Any]:
     }
 
 
-async def serve(pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, identities: int = 0) -> None:
+def put_services(server: ApiServer, count: int) -> None:
+    """So many services of BACKENDS backends, each with one slice."""
+    town = Town(count)
+    for number in range(count):
+        backends = town.backends(number)
+        slice_ = slice_of(number, [ip for ip, _ in backends], backends[0][1])
+        for group, version, plural, body in (
+            ("", "v1", "services", service(number)),
+            ("discovery.k8s.io", "v1", "endpointslices", slice_),
+        ):
+            found = server.kinds.get(group, version, plural)
+            assert found is not None
+            body["metadata"] |= {"uid": f"{plural}-{number}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+            server.store.put(found.storage, (body["metadata"]["namespace"], body["metadata"]["name"]), body)
+
+
+async def serve(
+    pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, identities: int = 0, services: int = 0
+) -> None:
     """Until it is ended."""
     server = ApiServer()
     for one in DEFINITIONS:
@@ -140,6 +160,7 @@ async def serve(pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, id
             assert found is not None
             for body in made:
                 server.store.put(found.storage, ("", body["metadata"]["name"]), body)
+        put_services(server, services)
         kind = server.kinds.get("cilium.io", "v2", "ciliumendpoints")
         assert kind is not None
         turns = 0

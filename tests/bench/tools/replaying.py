@@ -3,7 +3,7 @@
 ``python -m tests.bench.tools.replaying URL`` prints its address. The first request for a target is answered
 by the server at URL, and stored; every other one from memory. A streamed list is stored up to its end;
 another watch is silent. A write counts as done: GET /written returns of how many objects,
-GET /forget begins anew.
+GET /forget begins anew. GET /answered returns the size of each answer, by target.
 Why:   beside clients that take a tenth of a second, a server that renders objects would be what is measured.
 """
 
@@ -51,6 +51,10 @@ class Replay:
                     continue
                 if target == b"/forget":
                     self._written.clear()
+                if target == b"/answered":
+                    sizes = {name.decode(): len(answer) for name, answer in self._known.items()}
+                    writer.write(_answer(json.dumps(sizes).encode()))
+                    continue
                 if target in {b"/written", b"/forget"}:
                     written = {name: len(targets) for name, targets in self._written.items()}
                     writer.write(_answer(json.dumps(written).encode()))
