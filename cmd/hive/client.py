@@ -4,7 +4,7 @@ import errno
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,12 @@ def ask(
         return json.loads(content) if content else None
     except ValueError as error:
         raise click.ClickException(f"the agent's answer to {method} {path} is not JSON: {error}") from error
+
+
+def module_health(socket: Callable[[str], Any]) -> dict[str, tuple[str, str]]:
+    """Level and message of each part of the agent that reports its health, by an ask() with a path."""
+    modules = socket("/v1/healthz").get("modules") or ()
+    return {one["module-id"]: (one["level"].lower(), one.get("message", "")) for one in modules}
 
 
 def follow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.wait import WebDriverWait
 
+from hive.inspect.source import hive_of
+from lifecycle.graph import Timeline
 from tests.support.ui import ANSWERS, FakeHubble, flow, serving
 
 EXPLAINED = {
@@ -144,6 +147,42 @@ def test_nodes_are_shown_this_one_first(page: Chrome) -> None:
     assert card.count("Ok fine") == 1
     assert "192.0.2.8 65000 established ipv4 0, 0" in card
     assert "192.0.2.9 65000 active hold timer expired" in card, "why a session of BGP is down"
+
+
+def test_inside_a_degraded_module_is_red_and_shows_its_message_while_it_lasts(
+    browser: Chrome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def healthz(level: str, message: str) -> tuple[int, object]:
+        router = {"module-id": "agent.router.repair", "level": level, "message": message}
+        maps = {"module-id": "agent.maps", "level": "OK", "message": ""}
+        return 200, {"modules": [maps, router]}
+
+    def named(level: str) -> set[str | None]:
+        return {one.get_attribute("data-cell") for one in browser.find_elements(By.CSS_SELECTOR, f".{level}")}
+
+    answers: dict[str, tuple[int, object]] = {
+        "/hive/graph": (200, json.loads(hive_of(None, ()).graph().json())),
+        "/hive/timeline": (200, json.loads(Timeline(name="agent", spans=()).json())),
+        "/v1/healthz": healthz("Degraded", "no route to the pods"),
+    }
+    with serving(tmp_path, monkeypatch, answers) as address:
+        browser.get(address)
+        until(browser, "#show-inside")[0].click()
+        browser.switch_to.frame(until(browser, "#inside iframe")[0])
+        until(browser, "[data-cell='agent.router'].degraded")[0].click()
+        text(browser, "#panel", "degraded: no route to the pods")
+        assert named("cell.ok") == {"agent.maps"}
+        legend = browser.find_elements(By.CSS_SELECTOR, "#legend .health")
+        assert [one.text for one in legend if one.is_displayed()] == ["healthy", "degraded"]
+        browser.execute_script("document.activeElement.blur()")
+        answers["/v1/healthz"] = healthz("OK", "")
+        until(browser, "[data-cell='agent.router'].ok")
+        assert named("cell.degraded") == set()
+        WebDriverWait(browser, 20).until(
+            lambda _: "degraded" not in browser.find_element(By.ID, "panel").text
+        )
+        browser.switch_to.default_content()
+        browser.get("about:blank")
 
 
 TEAMS = 25

@@ -10,7 +10,7 @@ import click
 
 from hive.agent.command import pass_settings, settings_argument
 from hive.agent.process import refuse
-from hive.client import ask, socket_option, timeout_option
+from hive.client import ask, module_health, socket_option, timeout_option
 
 if TYPE_CHECKING:
     from lifecycle.graph import Graph, Timeline
@@ -91,7 +91,7 @@ def command(
         raise click.ClickException(str(error)) from error
     wanted_timeline = live and (chosen == "timeline" or form == "html")
     timeline = _timeline(socket) if wanted_timeline else None
-    health = _health(socket) if live and form == "html" else None
+    health = module_health(socket) if live and form == "html" else None
     if module is not None:
         from lifecycle.graph import find_module
 
@@ -165,12 +165,6 @@ def _timeline(socket: Callable[[str], Any]) -> "Timeline":
     from lifecycle.graph import read_timeline
 
     return _answer(read_timeline, socket, "/hive/timeline")
-
-
-def _health(socket: Callable[[str], Any]) -> dict[str, tuple[str, str]]:
-    """Level and message of each part of the agent that reports its health."""
-    modules = socket("/v1/healthz").get("modules") or ()
-    return {one["module-id"]: (one["level"].lower(), one.get("message", "")) for one in modules}
 
 
 def _answer(read: Callable[[str], T], socket: Callable[[str], Any], path: str) -> T:

@@ -15,7 +15,7 @@ import click
 
 from cells.hubble.rpc.messages import RpcError
 from hive.agents import Answer
-from hive.client import RefusedError, ask
+from hive.client import RefusedError, ask, module_health
 from hive.observe.hubble_client import ConnectError
 from hive.ui.flows import FlowMap
 
@@ -42,6 +42,7 @@ class NodeAnswers:
             "explain": self._explain,
             "nodes": self._nodes,
             "inside": self._inside,
+            "health": lambda _: module_health(self._ask),
         }
 
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:
@@ -102,7 +103,11 @@ class NodeAnswers:
             raise
 
     def _inside(self, _query: Mapping[str, str]) -> Any:
-        return {"graph": self._ask("/hive/graph"), "timeline": self._ask("/hive/timeline")}
+        return {
+            "graph": self._ask("/hive/graph"),
+            "timeline": self._ask("/hive/timeline"),
+            "health": module_health(self._ask),
+        }
 
 
 def _reason(error: click.ClickException | ConnectError | RpcError) -> str:

@@ -80,7 +80,9 @@ def _inside(found: Any) -> Response:
     graph = read_graph(json.dumps(found["graph"]))
     timeline = read_timeline(json.dumps(found["timeline"]))
     framed = HEADERS | {"Content-Security-Policy": "frame-ancestors 'self'"}
-    return Response(200, graph.html(timeline).encode(), "text/html; charset=utf-8", framed)
+    return Response(
+        200, graph.html(timeline, found.get("health")).encode(), "text/html; charset=utf-8", framed
+    )
 
 
 def _page(*, cluster: bool) -> Response:

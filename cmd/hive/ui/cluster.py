@@ -34,6 +34,7 @@ class ClusterAnswers:
             "explain": self._explain,
             "nodes": self._nodes,
             "inside": lambda query: agents.ask(query.get("node", ""), "inside", {}),
+            "health": lambda query: agents.ask(query.get("node", ""), "health", {}),
         }
 
     async def answer(self, name: str, query: Mapping[str, str]) -> Answer:

@@ -1,6 +1,6 @@
 // Views, and the fetch of the one that is seen: the next begins after the last has ended, none while hidden.
 
-const PAUSES = { map: 2000, policy: 10000, nodes: 5000 };
+const PAUSES = { map: 2000, policy: 10000, nodes: 5000, inside: 5000 };
 const VIEWS = ["map", "policy", "nodes", "inside"];
 const cluster = document.documentElement.dataset.scope === "cluster";
 let view = "map";
@@ -51,12 +51,18 @@ function showInsideOf(node) {
 
 async function showInside() {
   const section = document.getElementById("inside");
-  if (section.firstChild) return;
+  const of = () => (cluster ? `?node=${encodeURIComponent(insideOf)}` : "");
+  if (section.firstChild) {
+    const node = insideOf;
+    const health = await get(`health${of()}`);
+    if (node === insideOf) section.firstChild?.contentWindow.showHealth?.(health);
+    return;
+  }
   if (cluster && !insideOf) {
     insideOf = Object.keys((await get("nodes")).views)[0] || "";
     if (!insideOf) throw new Error("no agent answers");
   }
-  const frame = make("iframe", { src: cluster ? `inside?node=${encodeURIComponent(insideOf)}` : "inside", title: "Modules of the agent, and its start" });
+  const frame = make("iframe", { src: `inside${of()}`, title: "Modules of the agent, and its start" });
   frame.addEventListener("load", () => {
     const theme = document.documentElement.dataset.theme;
     if (theme) frame.contentDocument.documentElement.dataset.theme = theme;

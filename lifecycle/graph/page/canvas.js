@@ -71,7 +71,6 @@ function makeCard(cell) {
   const faulty = cell.missing || [...cell.constructors, ...cell.invokes].some((node) => FAULTY.has(node.id));
   const kinds = {
     root: cell.invokes.length, unused: isUnused(cell), circle: cell.circle, fault: faulty, missing: cell.missing,
-    ok: cell.health === "ok", degraded: cell.health === "degraded",
   };
   return make("div", {
     class: ["cell", ...Object.keys(kinds).filter((kind) => kinds[kind])].join(" "),

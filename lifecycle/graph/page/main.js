@@ -71,7 +71,21 @@ function makeIndex() {
   return entries;
 }
 
-for (const mark of document.querySelectorAll("#legend .health")) mark.hidden = !Object.keys(DATA.health).length;
+function drawHealth() {
+  for (const [id, card] of cards) {
+    for (const level of ["ok", "degraded"]) card.classList.toggle(level, CELLS.get(id).health === level);
+  }
+  const known = [...CELLS.values()].some((cell) => cell.health);
+  for (const mark of document.querySelectorAll("#legend .health")) mark.hidden = !known;
+}
+
+// The health of now, from a page around this one; what the panel shows of the chosen cell follows.
+function showHealth(health) {
+  const before = chosen?.reports.join();
+  takeHealth(health);
+  drawHealth();
+  if (chosen && before !== chosen.reports.join() && !panel.contains(document.activeElement)) showPanel(chosen);
+}
 
 const INDEX = makeIndex();
 
@@ -178,6 +192,7 @@ listUses();
 document.getElementById("summary").textContent = summary();
 document.getElementById("views").hidden = !DATA.timeline;
 draw();
+drawHealth();
 if (FAULTS.length) {
   const faults = document.getElementById("faults");
   faults.textContent = counted(FAULTS.length, "fault");

@@ -58,16 +58,22 @@ function makeCells(graph) {
   return cells;
 }
 
+// Level and message by place: of each cell the worst.
+function takeHealth(health) {
+  for (const cell of CELLS.values()) [cell.health, cell.reports] = ["", []];
+  for (const [place, [level, message]] of Object.entries(health)) {
+    let id = place; // of a job, for one: its module is around it
+    while (id && !CELLS.has(id)) id = id.slice(0, Math.max(0, id.lastIndexOf(".")));
+    const cell = CELLS.get(id);
+    if (!cell || (level !== "ok" && level !== "degraded")) continue;
+    if (cell.health !== "degraded") cell.health = level;
+    if (level === "degraded") cell.reports.push(message);
+  }
+}
+
 addMissing();
 const CELLS = makeCells(GRAPH);
-for (const [place, [level, message]] of Object.entries(DATA.health)) {
-  let id = place; // of a job, for one: its module is around it
-  while (id && !CELLS.has(id)) id = id.slice(0, Math.max(0, id.lastIndexOf(".")));
-  const cell = CELLS.get(id);
-  if (!cell || (level !== "ok" && level !== "degraded")) continue;
-  if (cell.health !== "degraded") cell.health = level;
-  if (level === "degraded") cell.reports.push(message);
-}
+takeHealth(DATA.health);
 const NODES = new Map([...GRAPH.constructors, ...GRAPH.invokes].map((node) => [node.id, node]));
 const HOOKS = new Map(GRAPH.hooks.map((hook) => [hook.id, hook]));
 const HOOKS_OF = grouped(GRAPH.hooks, (hook) => hook.constructor);
