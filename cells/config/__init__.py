@@ -80,6 +80,16 @@ class AgentSettings(Settings, frozen=True):
     mtu: int = 0
     """MTU of pod links in bytes; 0 takes the smallest of the node's uplinks."""
 
+    @property
+    def globals_dir(self) -> Path:
+        """Where maps are pinned."""
+        return self.bpf_root / "tc" / "globals"
+
+    @property
+    def programs_dir(self) -> Path:
+        """Where programs are pinned, and what goes with them."""
+        return self.bpf_root / "cilium"
+
     def validate(self) -> None:
         """Refuse what cannot work; raises ValueErrors of one line."""
         refuse(self._wrong())
@@ -195,8 +205,8 @@ class AgentConfig:
         self.ipv4 = settings.enable_ipv4
         self.ipv6 = settings.enable_ipv6
         self.state = self.state_dir / "state"
-        self.globals_dir = self.bpf_root / "tc" / "globals"
-        self.programs_dir = self.bpf_root / "cilium"
+        self.globals_dir = settings.globals_dir
+        self.programs_dir = settings.programs_dir
         self.api_socket = settings.socket_path or self.state_dir / "cilium.sock"
         self.cni_socket = self.state_dir / "cni.sock"
         self.delete_queue = self.state_dir / "deleteQueue"

@@ -32,7 +32,7 @@ from cells.datapath.settings import (
     MonitorNotifications,
     ProgramSettings,
 )
-from cells.datapath.trial import WrongObjectError, load_tried
+from cells.datapath.trial import PreloadedPrograms, WrongObjectError, load_tried
 from cells.maps.bpf import BpfError
 from cells.maps.map import Map, map_by_id
 from cells.maps.node_maps import Maps
@@ -92,6 +92,7 @@ class Datapath:
         lifecycle: Lifecycle,
         log: Logger,
         routing: HostRouting | None = None,
+        preloaded: PreloadedPrograms | None = None,
     ) -> None:
         self.routing = routing or HostRouting()
         """How packets get from devices to pods and back."""
@@ -109,6 +110,7 @@ class Datapath:
         self._drivers = Drivers(self._settings, maps, links)
         self._l3 = L3Programs(self._settings, maps)
         self._log = log
+        self._preloaded = preloaded
         self._dispatchers: Dispatchers | None = None
         self._in_force: InForce | None = None
         self._node: NodeConfig | None = None
@@ -181,6 +183,11 @@ class Datapath:
         ``l3``: it has no Ethernet headers; :meth:`prepare_l3` comes first.
         """
         self._attach(ifindex, _native(l3=l3))
+
+    @property
+    def program_settings(self) -> ProgramSettings:
+        """What the programs do by settings."""
+        return self._settings
 
     @property
     def accelerates(self) -> bool:
@@ -391,7 +398,9 @@ class Datapath:
         path = self._object
         try:
             with ExitStack() as parts:
-                programs, constants = load_tried(
+                wanted = data, tables, generation, self._settings, parts
+                found = self._preloaded.take(*wanted) if self._preloaded is not None else None
+                programs, constants = found or load_tried(
                     data, path.name, tables, generation, self._settings, parts, first=previous is None
                 )
                 self._maps.catch_up()

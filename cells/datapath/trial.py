@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from cells.datapath.generation import WITHOUT_IPV6, Constants, load
+from cells.datapath.generation import WITHOUT_IPV6, Constants, build_of, load
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import DatapathSettings
@@ -21,7 +21,7 @@ from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue
 from cells.maps.records.flows import MetricsKey
 from lifecycle import UsageError
 
-__all__ = ["WrongObjectError", "load_tried"]
+__all__ = ["PreloadedPrograms", "WrongObjectError", "load_tried"]
 
 
 # The frames of the self-check: small, and right in every byte that counts.
@@ -334,3 +334,50 @@ def load_tried(
         elif check is not None:
             check.result()
     return programs, loaded[0][1]
+
+
+Preloaded = tuple[ExitStack, frozenset[int], dict[str, int], Constants]
+"""What closes programs, the ids of their maps, and what load_tried() gives."""
+
+
+class PreloadedPrograms:
+    """Programs of a new node that another thread loads while Python imports the agent's cells.
+
+    Nothing is entered or attached by it. Its errors need no report: the start meets them again.
+    """
+
+    def __init__(self, loading: Future[Preloaded]) -> None:
+        self._loading = loading
+        self._taken = False
+
+    @property
+    def done(self) -> bool:
+        """Whether all are loaded, or have failed."""
+        return self._loading.done()
+
+    def take(
+        self,
+        data: bytes,
+        tables: tuple[Map, ...],
+        generation: int,
+        settings: DatapathSettings,
+        parts: ExitStack,
+    ) -> tuple[dict[str, int], Constants] | None:
+        """As load_tried(), without loading; None, and they are closed, if that would load others. Once.
+
+        For a worker thread: it waits until they are loaded.
+        """
+        if self._taken or self._loading.exception() is not None:
+            return None
+        self._taken = True
+        closing, maps, descriptors, constants = self._loading.result()
+        if (
+            maps == {table.id for table in tables}
+            and constants.build == build_of(data)
+            and constants.generation == generation
+            and constants == constants.configured(settings)
+        ):
+            parts.push(closing)
+            return descriptors, constants
+        closing.close()
+        return None

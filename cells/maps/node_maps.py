@@ -7,6 +7,8 @@ has a stand-in: one entry, nothing in it, pinned beside the programs, where no t
 import errno
 import os
 import struct
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,7 +22,7 @@ from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
 
-__all__ = ["Maps"]
+__all__ = ["Maps", "PreparedMaps", "node_specs", "stand_in_spec"]
 
 
 _SIZE_OPTIONS = {
@@ -34,6 +36,36 @@ _SIZE_OPTIONS = {
     "cilium_snat_v4_external": "bpf-nat-global-max",
     "cilium_snat_v6_external": "bpf-nat-global-max",
 }
+
+
+class PreparedMaps:
+    """Maps of a new node that another thread makes while Python imports the agent's cells.
+
+    They are not pinned, so a start that fails leaves nothing. For a worker thread: methods wait until they
+    are made. ``made``: each has the attributes that it was made by; a failure counts as none.
+    """
+
+    def __init__(self, made: Future[tuple[Map, ...]]) -> None:
+        self._made = made
+        self._taken: set[str] = set()
+
+    def create(self, spec: MapSpec) -> Map:
+        """The unpinned map of exactly these attributes, or one that is made now. Raises BpfError."""
+        for table in self._maps():
+            if table.spec == spec and spec.name not in self._taken:
+                self._taken.add(spec.name)
+                return table
+        return create_map(spec)
+
+    def close(self) -> None:
+        """Close those that create() has not given."""
+        for table in self._maps():
+            if table.spec.name not in self._taken:
+                self._taken.add(table.spec.name)
+                table.close()
+
+    def _maps(self) -> Iterable[Map]:
+        return () if self._made.exception() is not None else self._made.result()
 
 
 class Maps:
@@ -162,8 +194,16 @@ class Maps:
     unused: frozenset[str] = frozenset()
     """Names of the maps that no cell uses: their attributes are stand-ins, which stay empty."""
 
-    def __init__(self, settings: MapSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger) -> None:
+    def __init__(
+        self,
+        settings: MapSettings,
+        agent: AgentConfig,
+        lifecycle: Lifecycle,
+        log: Logger,
+        prepared: PreparedMaps | None = None,
+    ) -> None:
         self._settings = settings
+        self._prepared = prepared
         self._families = {0} | ({4} if agent.ipv4 else set()) | ({6} if agent.ipv6 else set())
         self._used = {each for each in ALWAYS if family_of(each) in self._families}
         self._directory = agent.globals_dir
@@ -240,26 +280,24 @@ class Maps:
         await to_thread.run_sync(self._open_all)
 
     def _open_all(self) -> None:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        specs = map_specs(
-            sizes(self._settings, memory),
-            preallocate=self._settings.preallocate_bpf_maps,
-            cpus=possible_cpus(),
-        )
+        specs = node_specs(self._settings)
         self.unused = frozenset(spec.name for each, spec in specs.items() if each not in self._used)
         self._stand_ins.mkdir(mode=0o755, parents=True, exist_ok=True)
         for directory in (self._directory, self._stand_ins):
             unpin_unfinished(directory, (spec.name for spec in specs.values()))
         created = set()
+        create = create_map if self._prepared is None else self._prepared.create
         for attribute, spec in specs.items():
             if attribute in self._used:
-                table, is_new = open_or_create(spec, self._directory, self._log)
+                table, is_new = open_or_create(spec, self._directory, self._log, create)
                 if is_new:
                     created.add(spec.name)
             else:
-                table = stand_in(spec, self._stand_ins)
+                table = stand_in(spec, self._stand_ins, create)
             self._open.append(table)
             setattr(self, attribute, table)
+        if self._prepared is not None:
+            self._prepared.close()
         for written in (self.lxc, self.ipcache):
             written.log = MapLog()
         self.epochs = Epochs(self.epoch)
@@ -304,7 +342,9 @@ class Maps:
         self._open.clear()
 
 
-def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bool]:
+def open_or_create(
+    spec: MapSpec, directory: Path, log: Logger, create: Callable[[MapSpec], Map] = create_map
+) -> tuple[Map, bool]:
     """The map pinned as ``spec.name``, or a new one pinned there; and whether it is new.
 
     Of a pinned one that does not fit the entries are taken over: see migration. Raises HiveError, one line,
@@ -326,7 +366,7 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
                 table = migrate(pinned, spec, path, log)
             table.spec = spec
             return table, True
-        table = create_map(spec)
+        table = create(spec)
         try:
             pin(table.fd, path)
         except BaseException:
@@ -338,12 +378,12 @@ def open_or_create(spec: MapSpec, directory: Path, log: Logger) -> tuple[Map, bo
     return table, True
 
 
-def stand_in(spec: MapSpec, directory: Path) -> Map:
+def stand_in(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = create_map) -> Map:
     """A map of one entry that programs can be loaded onto in place of such a one, pinned in ``directory``.
 
     The same at every start, so that programs in force need not be loaded again. Raises HiveError, one line.
     """
-    small = replace(spec, max_entries=1)
+    small = stand_in_spec(spec)
     path = directory / spec.name
     try:
         table = _open_pinned(path)
@@ -351,12 +391,23 @@ def stand_in(spec: MapSpec, directory: Path) -> Map:
             table.close()
             table = None
         if table is None:
-            table = create_map(small)
+            table = create(small)
             replace_pin(table.fd, path)
     except OSError as error:
         raise HiveError(f"{error}{_advice(error, spec.name)}") from error
     table.spec = small
     return table
+
+
+def stand_in_spec(spec: MapSpec) -> MapSpec:
+    """What stands in for a map."""
+    return replace(spec, max_entries=1)
+
+
+def node_specs(settings: MapSettings) -> dict[str, MapSpec]:
+    """The maps of this node, by their attributes of Maps, as if all were used."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return map_specs(sizes(settings, memory), preallocate=settings.preallocate_bpf_maps, cpus=possible_cpus())
 
 
 def takes_inner(outer: Map, spec: MapSpec) -> bool:

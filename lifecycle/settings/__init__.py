@@ -6,7 +6,7 @@ from lifecycle.settings.options import Option, RenamedFrom, Settings, refuse
 from lifecycle.settings.quantities import Quantity
 from lifecycle.settings.regular import read_regular
 from lifecycle.settings.secrets import Secret
-from lifecycle.settings.sources import Loaded, Setting, Sources
+from lifecycle.settings.sources import Loaded, Setting, Sources, load
 
 __all__ = [
     "MAC",
@@ -19,6 +19,7 @@ __all__ = [
     "Setting",
     "Settings",
     "Sources",
+    "load",
     "milliseconds",
     "minutes",
     "read_regular",

@@ -4,11 +4,11 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lifecycle import GraphError, Hive
+    from lifecycle import Cell, GraphError, Hive, Sources
 
 HELP = {"--help", "-h"}
 USAGE, BROKEN = 2, 2
@@ -32,7 +32,9 @@ def run_agent(settings: Sequence[str]) -> int:
     from lifecycle import configure_logging
 
     configure_logging()
-    hive = build(settings)
+    from hive.agent.preload import preloading
+
+    hive = build(settings, cells=preloading(sources_of(settings, os.environ)))
     gc.freeze()  # what is imported stays: no collection has to look through it again
     gc.enable()
     return run(hive)
@@ -65,21 +67,32 @@ def run(hive: "Hive") -> int:
     return anyio.run(hive.run_to_the_end, backend_options={"loop_factory": measured_loop})
 
 
-def build(settings: Sequence[str], environment: Mapping[str, str] = os.environ) -> "Hive":
+def build(
+    settings: Sequence[str], environment: Mapping[str, str] = os.environ, cells: "Sequence[Cell]" = ()
+) -> "Hive":
     """The hive of the agent with these flags, the environment and the config-dir. Nothing is started.
 
-    Its config-dir is that of the whole of Cilium: keys that other programs read are passed over, and any
-    other that is unknown is a warning.
+    Beside the agent it has ``cells``. Its config-dir is that of the whole of Cilium: keys that other programs
+    read are passed over, and any other that is unknown is a warning.
     """
     from cells.agent import agent
     from cells.unsupported import OTHERS
-    from lifecycle import Hive, Sources
+    from lifecycle import Hive
 
     argv = [word for word in settings if word not in HELP]
-    sources = Sources(
-        argv, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, others=OTHERS
+    sources = sources_of(argv, environment, OTHERS)
+    return Hive(agent, *cells, settings=sources, name="hive", refuse_circles=True)
+
+
+def sources_of(
+    settings: Sequence[str], environment: Mapping[str, str], others: Iterable[str] = ()
+) -> "Sources":
+    """Where the agent has its settings from. ``others``: keys there that other programs read."""
+    from lifecycle import Sources
+
+    return Sources(
+        settings, environment, prefix=ENV_PREFIX, yaml_name=YAML_NAME, file_flag=FILE_FLAG, others=others
     )
-    return Hive(agent, settings=sources, name="hive", refuse_circles=True)
 
 
 def refuse(error: "GraphError", broken: int = BROKEN) -> int:
