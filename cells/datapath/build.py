@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent / "bpf"
 OBJECTS = Path(__file__).resolve().parent / "objects"
+DIGEST = "sources.sha256"
+"""The file beside the objects: the digest of what they were compiled from."""
 PROGRAMS = ("dispatch", "datapath", "l3", "xdp", "gc", "sock")
 
 NEWEST, OLDEST = 17, 14
@@ -36,7 +39,27 @@ def compile_objects(out_dir: Path) -> list[Path]:
     """
     clang = find_clang()
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [compile_one(clang, SOURCES / f"{name}.c", out_dir / f"{name}.o") for name in PROGRAMS]
+    digest = sources_digest()
+    made = [compile_one(clang, SOURCES / f"{name}.c", out_dir / f"{name}.o") for name in PROGRAMS]
+    (out_dir / DIGEST).write_text(digest, encoding="ascii")
+    return made
+
+
+def sources_digest() -> str:
+    """The SHA-256 of all that objects are compiled from, and of the compiler's flags."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for path in sorted(SOURCES.rglob("*.[ch]")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(SOURCES)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def are_current(out_dir: Path) -> bool:
+    """Whether the objects in a folder were compiled from the sources as they are now."""
+    try:
+        return (out_dir / DIGEST).read_text(encoding="ascii") == sources_digest()
+    except FileNotFoundError:
+        return False
 
 
 def tagged(source: Path, target: Path, tag: str) -> Path:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cells.datapath.build import OBJECTS, are_current
 from tests.bench import (
     across,
     across_packets,
@@ -115,6 +116,8 @@ def main() -> int:
     wanted = set(options.only or {*PARTS, LOSSES})
     if os.geteuid() != 0 and not wanted <= UNPRIVILEGED:
         sys.exit("bench: network namespaces and BPF need root; run: sudo make bench")
+    if not are_current(OBJECTS):
+        sys.exit("bench: the eBPF objects were compiled from other sources than these; run: make install")
     rows: list[Row | Figure] = []
     with tempfile.TemporaryDirectory(prefix="hive-bench-") as folder:
         for name, measure in PARTS.items():

@@ -23,6 +23,7 @@ from typing import Any
 import anyio
 import pytest
 
+from cells.datapath.build import OBJECTS, are_current
 from hive.lab.children import Child, ChildDiedError, Stop, run_child
 from hive.lab.namespaces import Namespaces, inside, new_netns, new_node
 
@@ -46,6 +47,14 @@ def need_root() -> None:
     """Fail the test without root: what a kernel or node test promises is never left unchecked."""
     if os.geteuid() != 0:
         pytest.fail("needs root for namespaces and BPF: run it as root, or only make unit", pytrace=False)
+    if not _objects_are_current():
+        pytest.fail("eBPF objects and their sources differ: make install", pytrace=False)
+
+
+@functools.cache
+def _objects_are_current() -> bool:
+    """Else a test would pass, or fail, for programs that are no longer in the sources."""
+    return are_current(OBJECTS)
 
 
 @contextmanager

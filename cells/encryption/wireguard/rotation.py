@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -200,7 +199,7 @@ class RotationState(msgspec.Struct, frozen=True):
     waits_for: list[str] = []
     """Nodes that have not changed yet, or that rotate their own key first."""
     missed: list[str] = []
-    """Of the last rotation: nodes that had not changed in time."""
+    """Nodes that had not changed in time, in this rotation or the last."""
 
 
 class RotationRefusedError(Exception):
@@ -320,7 +319,7 @@ class WireguardRotation:
         if not key.next_public:
             return RotationState(key.public, missed=self._missed)
         step = "in force" if key.next_public == key.public else "announced"
-        return RotationState(key.public, key.next_public, step, self._waits_for())
+        return RotationState(key.public, key.next_public, step, self._waits_for(), self._missed)
 
     def _waits_for(self) -> list[str]:
         own = {name for name, one in self._handovers.items() if one.own} - self._changed_nodes
@@ -329,7 +328,7 @@ class WireguardRotation:
 
     def _start_step(self) -> None:
         self._changed_nodes.clear()
-        self._progress = time.monotonic()
+        self._progress = anyio.current_time()
 
     # Having it so
 
@@ -356,7 +355,7 @@ class WireguardRotation:
         if not (active := self.active) and not self._was_active:
             return
         self._decide()
-        if not self._arranged or time.monotonic() - self._arranged >= INTERVAL:
+        if not self._arranged or anyio.current_time() - self._arranged >= INTERVAL:
             await self._arrange()
         self._ready()
         if self._busy and not self._talking:
@@ -400,7 +399,7 @@ class WireguardRotation:
 
     async def _arrange(self) -> None:
         """Have second devices with their peers, as far as they are needed. Raises OSError, HiveError."""
-        self._arranged = time.monotonic()
+        self._arranged = anyio.current_time()
         needed = {Slot.NEXT: bool(self._key.next_private), Slot.HELP: False}
         wanted: dict[Slot, list[SecondPeer]] = {slot: [] for slot in needed}
         try:
@@ -460,12 +459,12 @@ class WireguardRotation:
             self._paths[name] = NodePath(slot, prefixes)
         self._rows.use(old.prefixes - prefixes, 0)
         if old.slot is not slot:
-            self._log.info("packets to a node leave by another device", node=name, device=slot.link)
+            self._log.debug("packets to a node leave by another device", node=name, device=slot.link)
 
     # A step to the next one
 
     async def _advance(self) -> None:
-        waits, passed = self._waits_for(), time.monotonic() - self._progress
+        waits, passed = self._waits_for(), anyio.current_time() - self._progress
         if passed < (PATIENCE if waits else DRAIN):
             return
         if waits:
@@ -536,7 +535,7 @@ class WireguardRotation:
             self._say(name, MessageKind.IN_USE)
         elif one.own and name not in self._changed_nodes:
             self._changed_nodes.add(name)
-            self._progress = time.monotonic()
+            self._progress = anyio.current_time()
 
     def _can_use(self, name: str, one: Handover) -> bool:
         """Whether the device is ready: cilium_wg0 once it has the new key, for the old one still decrypts."""

@@ -57,5 +57,6 @@ def status(agent_socket: Path, timeout: float, output: str) -> None:
     if state["next_key"]:
         click.echo(f"Next key:  {state['next_key']}, {state['step']}")
         click.echo(f"Waits for: {', '.join(state['waits_for']) or 'nothing'}")
-    elif state["missed"]:
-        click.echo(f"Missed:    {', '.join(state['missed'])}, by the last rotation")
+    if state["missed"]:
+        which = "this rotation" if state["next_key"] else "the last rotation"
+        click.echo(f"Missed:    {', '.join(state['missed'])}, by {which}")

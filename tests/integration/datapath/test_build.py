@@ -10,9 +10,11 @@ import pytest
 
 from cells.datapath import build
 from cells.datapath.build import (
+    DIGEST,
     PROGRAMS,
     SOURCES,
     ObjectBuildError,
+    are_current,
     compile_objects,
     explain,
     find_clang,
@@ -39,6 +41,17 @@ def test_a_build_depends_on_its_source_alone(tmp_path: Path, monkeypatch: pytest
     there = compile_objects(tmp_path / "there")
     assert [path.stem for path in there] == list(PROGRAMS)
     assert [path.name for path in there if digest(path) != digest(PACKAGED_OBJECTS / path.name)] == []
+
+
+def test_objects_are_current_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "bpf")
+    shutil.copytree(SOURCES, tmp_path / "bpf")
+    assert not are_current(tmp_path), "nothing is compiled"
+    (tmp_path / DIGEST).write_text((PACKAGED_OBJECTS / DIGEST).read_text())
+    assert are_current(tmp_path)
+    header = tmp_path / "bpf" / "lib" / "config.h"
+    header.write_text(header.read_text() + "\n")
+    assert not are_current(tmp_path)
 
 
 def test_a_tag_makes_another_build_of_the_same_source(tmp_path: Path) -> None:
