@@ -3,6 +3,7 @@
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from typing import Final, Protocol
 
 import anyio
@@ -51,6 +52,10 @@ class EndpointMaps(Protocol):
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         """Remove the rows, but for those no longer this endpoint's (a host address, another endpoint)."""
+        ...
+
+    def once(self) -> AbstractContextManager[object]:
+        """Of all that is written in the block, to any map, void verdicts at its end. Without await inside."""
         ...
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
@@ -179,8 +184,7 @@ class KernelMaps:
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
         """Write the row unless it is right."""
         key, row = config_row(endpoint, any_source=any_source)
-        if self._maps.endpoints.lookup(key) != row:
-            self._maps.endpoints.update(key, row)
+        self._maps.endpoints.update_changed(key, row)
 
     def drop_config(self, endpoint: Endpoint) -> None:
         """Remove the row."""
@@ -194,6 +198,10 @@ class KernelMaps:
         """Withdraw what is still this endpoint's."""
         for address in endpoint.addresses:
             self._local.drop_endpoint(address, endpoint.id)
+
+    def once(self) -> AbstractContextManager[object]:
+        """Void verdicts at the end of the block: by one call for the node, and one for the endpoint."""
+        return self._maps.epochs.once()
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Have the kernel go through the conntrack maps."""
@@ -295,13 +303,14 @@ class Realization:
 
     def make(self, endpoint: Endpoint, undo: Undo) -> None:
         """Make all of a new endpoint; each step's opposite goes to ``undo`` before it. Raises REFUSALS."""
-        self._realize_policy(endpoint)
-        undo.append(("endpoint config", self._maps.drop_config))
-        self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
-        undo.append(("cilium_lxc", self._maps.drop_lxc))
-        self._maps.put_lxc(endpoint)
-        undo.append(("cilium_ipcache", self.withdraw))
-        self._ipcache.upsert(*claims_of(endpoint))
+        with self._maps.once():
+            self._realize_policy(endpoint)
+            undo.append(("endpoint config", self._maps.drop_config))
+            self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
+            undo.append(("cilium_lxc", self._maps.drop_lxc))
+            self._maps.put_lxc(endpoint)
+            undo.append(("cilium_ipcache", self.withdraw))
+            self._ipcache.upsert(*claims_of(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
         undo.append(("state directory", self._forget_state))
         self._files.write(endpoint)
@@ -311,12 +320,13 @@ class Realization:
 
         What is right already is not written: a running pod notices nothing.
         """
-        self._realize_policy(endpoint)
-        self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
-        if level is Level.POLICY:
-            return
-        self._maps.put_lxc(endpoint)
-        self._ipcache.upsert(*claims_of(endpoint))
+        with self._maps.once():
+            self._realize_policy(endpoint)
+            self._maps.put_config(endpoint, any_source=self._any_source(endpoint))
+            if level is Level.POLICY:
+                return
+            self._maps.put_lxc(endpoint)
+            self._ipcache.upsert(*claims_of(endpoint))
         self._programs.attach_endpoint(endpoint.ifindex, egress_prog=endpoint.datapath.egress_prog)
         self._files.refresh(endpoint)
 
@@ -348,16 +358,22 @@ class Realization:
 
     def remove(self, endpoint: Endpoint) -> list[str]:
         """Remove all of it but identity and addresses, whatever becomes of each step; what went wrong."""
-        return self.take_back(
-            [
-                ("state directory", self._forget_state),
-                ("policy map", self._release_policy),
-                ("endpoint config", self._maps.drop_config),
-                ("cilium_ipcache", self.withdraw),
-                ("cilium_lxc", self._maps.drop_lxc),
-            ],
-            endpoint,
-        )
+        wrong: list[str] = []
+        failed = self.quietly("verdicts", self._remove, endpoint, wrong)
+        return [*wrong, failed] if failed else wrong
+
+    def _remove(self, endpoint: Endpoint, wrong: list[str]) -> None:
+        with self._maps.once():
+            wrong += self.take_back(
+                [
+                    ("state directory", self._forget_state),
+                    ("policy map", self._release_policy),
+                    ("endpoint config", self._maps.drop_config),
+                    ("cilium_ipcache", self.withdraw),
+                    ("cilium_lxc", self._maps.drop_lxc),
+                ],
+                endpoint,
+            )
 
     def take_back(self, steps: Undo, endpoint: Endpoint) -> list[str]:
         """Take these steps, the last one first, whatever becomes of each; what went wrong."""

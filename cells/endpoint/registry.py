@@ -180,8 +180,7 @@ class Registry:
 
     def remove(self, endpoint: Endpoint) -> None:
         """The endpoint can no longer be found."""
-        with self.table.txn() as rows:
-            rows.delete(endpoint.id)
+        self.table.delete(endpoint.id)
         self._status.pop(endpoint.id, None)
 
     def status(self, endpoint_id: int) -> StatusLog:

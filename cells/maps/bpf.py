@@ -5,6 +5,8 @@ import errno
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from typing import Final, Self, overload
 
@@ -15,6 +17,7 @@ from lifecycle import HiveError
 __all__ = [
     "BpfError",
     "CgroupLinkInfo",
+    "MapType",
     "PackedColumn",
     "ProgramInfo",
     "TestRun",
@@ -36,6 +39,54 @@ __all__ = [
     "unpin",
     "unpin_unfinished",
 ]
+
+
+# Kinds of maps, and how many values those have that keep one for each CPU.
+
+
+class MapType(IntEnum):
+    """enum bpf_map_type, as far as a node can meet them."""
+
+    HASH = 1
+    ARRAY = 2
+    PROG_ARRAY = 3
+    PERF_EVENT_ARRAY = 4
+    PERCPU_HASH = 5
+    PERCPU_ARRAY = 6
+    STACK_TRACE = 7
+    CGROUP_ARRAY = 8
+    LRU_HASH = 9
+    LRU_PERCPU_HASH = 10
+    LPM_TRIE = 11
+    ARRAY_OF_MAPS = 12
+    HASH_OF_MAPS = 13
+    DEVMAP = 14
+    SOCKMAP = 15
+    CPUMAP = 16
+    XSKMAP = 17
+    SOCKHASH = 18
+    CGROUP_STORAGE = 19
+    REUSEPORT_SOCKARRAY = 20
+    PERCPU_CGROUP_STORAGE = 21
+    QUEUE = 22
+    STACK = 23
+    SK_STORAGE = 24
+    DEVMAP_HASH = 25
+    STRUCT_OPS = 26
+    RINGBUF = 27
+    INODE_STORAGE = 28
+    TASK_STORAGE = 29
+    BLOOM_FILTER = 30
+    USER_RINGBUF = 31
+    CGRP_STORAGE = 32
+    ARENA = 33
+
+
+@cache
+def possible_cpus() -> int:
+    """How many values a per-CPU map keeps for each key (not how many CPUs are online)."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(text.strip().replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
 # bpf(2) itself: one call, its errors, and pins.

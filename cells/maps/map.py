@@ -11,8 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import IntEnum
-from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +20,19 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from cells.maps.bpf import NR_BPF, BpfError, buffer, command, joined, object_info, open_pin, quick, sleeping
+from cells.maps.bpf import (
+    NR_BPF,
+    BpfError,
+    MapType,
+    buffer,
+    command,
+    joined,
+    object_info,
+    open_pin,
+    possible_cpus,
+    quick,
+    sleeping,
+)
 
 __all__ = [
     "ANY",
@@ -135,58 +145,10 @@ _CHUNK = 4096  # entries of one batch
 _index = struct.Struct("<I").pack
 _flat = chain.from_iterable
 
-
-class MapType(IntEnum):
-    """enum bpf_map_type, as far as a node can meet them."""
-
-    HASH = 1
-    ARRAY = 2
-    PROG_ARRAY = 3
-    PERF_EVENT_ARRAY = 4
-    PERCPU_HASH = 5
-    PERCPU_ARRAY = 6
-    STACK_TRACE = 7
-    CGROUP_ARRAY = 8
-    LRU_HASH = 9
-    LRU_PERCPU_HASH = 10
-    LPM_TRIE = 11
-    ARRAY_OF_MAPS = 12
-    HASH_OF_MAPS = 13
-    DEVMAP = 14
-    SOCKMAP = 15
-    CPUMAP = 16
-    XSKMAP = 17
-    SOCKHASH = 18
-    CGROUP_STORAGE = 19
-    REUSEPORT_SOCKARRAY = 20
-    PERCPU_CGROUP_STORAGE = 21
-    QUEUE = 22
-    STACK = 23
-    SK_STORAGE = 24
-    DEVMAP_HASH = 25
-    STRUCT_OPS = 26
-    RINGBUF = 27
-    INODE_STORAGE = 28
-    TASK_STORAGE = 29
-    BLOOM_FILTER = 30
-    USER_RINGBUF = 31
-    CGRP_STORAGE = 32
-    ARENA = 33
-
-
 _PER_CPU = {MapType.PERCPU_HASH, MapType.PERCPU_ARRAY, MapType.LRU_PERCPU_HASH}
 _OF_MAPS = {MapType.ARRAY_OF_MAPS, MapType.HASH_OF_MAPS}
 _BATCHED = {MapType.HASH, MapType.LRU_HASH, MapType.ARRAY, MapType.LPM_TRIE} | _PER_CPU
 _BY_INDEX = {MapType.ARRAY_OF_MAPS, MapType.PROG_ARRAY}
-
-
-@cache
-def possible_cpus() -> int:
-    """How many values a per-CPU map keeps for each key (not how many CPUs are online)."""
-    text = Path("/sys/devices/system/cpu/possible").read_text()
-    return int(text.strip().replace(",", "-").rsplit("-", 1)[-1]) + 1
-
-
 EVERY_FLOW: Final = 0
 """Of MapSpec.voids: a change of any row voids the cached verdicts of all flows."""
 
@@ -293,7 +255,24 @@ class Map:
 
     def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
         """Set ``key`` to ``value``; ``flags`` ANY, NOEXIST or EXIST."""
-        voided = () if self.spec.voids is None else self._voided((key,))
+        voids = self.spec.voids
+        if voids is not None and self.epochs is None:
+            raise self._read_only()
+        voided = self._voided_by(self.lookup(key)) if callable(voids) else voids
+        self._update(key, value, flags, voided)
+
+    def update_changed(self, key: bytes, value: bytes) -> None:
+        """Set ``key`` to ``value`` unless it has it: what reads the row at this moment is not disturbed.
+
+        One look-up serves for this, and for what the change voids.
+        """
+        voids = self.spec.voids
+        if voids is not None and self.epochs is None:
+            raise self._read_only()
+        if (before := self.lookup(key)) != value:
+            self._update(key, value, ANY, self._voided_by(before) if callable(voids) else voids)
+
+    def _update(self, key: bytes, value: bytes, flags: int, voided: int | None) -> None:
         try:
             self._key[:] = key
             self._value[:] = value
@@ -310,12 +289,15 @@ class Map:
         self.updates += 1
         if self.log is not None:
             self.log.note(key, value)
-        if voided and self.epochs is not None:
-            self.epochs.advance(*voided)
+        if voided is not None and self.epochs is not None:
+            self.epochs.advance(voided)
 
     def delete(self, key: bytes) -> bool:
         """Remove ``key``; False if it was not there."""
-        voided = () if self.spec.voids is None else self._voided((key,))
+        voids = self.spec.voids
+        if voids is not None and self.epochs is None:
+            raise self._read_only()
+        voided = self._voided_by(self.lookup(key)) if callable(voids) else voids
         try:
             self._key[:] = key
         except ValueError:
@@ -327,17 +309,22 @@ class Map:
         self.deletes += 1
         if self.log is not None:
             self.log.note(key, None)
-        if voided and self.epochs is not None:
-            self.epochs.advance(*voided)
+        if voided is not None and self.epochs is not None:
+            self.epochs.advance(voided)
         return True
 
+    def _voided_by(self, before: bytes | None) -> int | None:
+        """The endpoint with verdicts that are void once this row has changed; None: no row was there."""
+        voids = self.spec.voids
+        return voids(before) if callable(voids) and before is not None else None
+
     def _voided(self, keys: Iterable[bytes]) -> Collection[int]:
-        """Endpoints of which verdicts are void once the rows with these keys have changed; 0: of all."""
+        """The same of several rows."""
         voids = self.spec.voids
         if voids is None:
             return ()
         if self.epochs is None:
-            raise RuntimeError(f"map {self.spec.name} is open for reading only: write it through Maps")
+            raise self._read_only()
         if isinstance(voids, int):
             return (voids,)
         return {voids(row) for key in keys if (row := self.lookup(key)) is not None}
@@ -491,6 +478,9 @@ class Map:
     def _what(self) -> str:
         return f"map {self.spec.name}"
 
+    def _read_only(self) -> RuntimeError:
+        return RuntimeError(f"map {self.spec.name} is open for reading only: write it through Maps")
+
     def _wrong_size(self, what: str, *data: bytes) -> ValueError:
         sizes = "/".join(str(len(each)) for each in data)
         expected = f"keys have {self.spec.key_size}, values {self.value_bytes} bytes"
@@ -500,6 +490,7 @@ class Map:
 # Policy epochs: what makes the datapath forget the verdicts it remembers.
 
 _epoch = struct.Struct("<Q")
+_FEW: Final = 2  # up to so many, single writes are quicker than a batch
 
 
 class Epochs:
@@ -521,16 +512,15 @@ class Epochs:
         """
         if self._depth:
             self._due.update(endpoint_ids)
-            return
-        if len(endpoint_ids) == 1:  # as nearly always, and pods wait for it
-            one = endpoint_ids[0]
-            value = self._current(one) + 1
-            self._table.update(_index(one), _epoch.pack(value))
-            self._known[one] = value
-            return
-        following = {one: self._current(one) + 1 for one in endpoint_ids}
-        self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
-        self._known.update(following)
+        elif len(endpoint_ids) <= _FEW:  # as nearly always, and pods wait for it
+            for one in endpoint_ids:
+                value = self._current(one) + 1
+                self._table.update(_index(one), _epoch.pack(value))
+                self._known[one] = value
+        else:
+            following = {one: self._current(one) + 1 for one in endpoint_ids}
+            self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
+            self._known.update(following)
 
     def once(self) -> Self:
         """Of all that changes in the block void verdicts at its end, by one call; raises BpfError.

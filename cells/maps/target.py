@@ -176,11 +176,11 @@ class MapTable(Generic[Key, Row, Value]):
         Raises OSError when the kernel refuses one, once all were tried: the next sweep tries it again. With
         ``undo`` the table is as before then, and the map follows with the sweep.
         """
-        left, table = self.leftovers, self._table
+        left, get = self.leftovers, self._table.get
         before: dict[Key, Row | None] = {}
         differ = []
         for key, row in rows.items():
-            was = before[key] = table.get(key)
+            was = before[key] = get(key)
             if was is not None or left:
                 known = left.get(key) if was is None else self._target.value_of(was)
                 if self._holds(key, row, known):
@@ -207,12 +207,19 @@ class MapTable(Generic[Key, Row, Value]):
             self.leftovers.pop(key, None)
 
     def _put(self, rows: Mapping[Key, Row | None]) -> None:
+        if len(rows) == 1:  # as nearly always, and pods wait for it
+            ((key, row),) = rows.items()
+            if row is None:
+                self._table.delete(key)
+            else:
+                self._table.put(row)
+            return
         with self._table.txn() as table:
             for key, row in rows.items():
-                if row is not None:
-                    table.put(row)
-                else:
+                if row is None:
                     table.delete(key)
+                else:
+                    table.put(row)
 
     def _holds(self, key: Key, row: Row | None, known: Value | None) -> bool:
         """Whether the map has this already: ``known`` is what we wrote or read, and it is found."""

@@ -132,8 +132,10 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
     replies: list[Message] = []
     failure: NetlinkError | None = None
     datagram = receive(final.what)
-    if _is_success(datagram, first + len(requests) - 1):  # had another failed, that would have come first
-        return replies
+    if len(datagram) >= _ANSWER.size:  # the acknowledgement, most often: no request failed before it
+        _, kind, _, answered, _, code = _ANSWER.unpack_from(datagram)
+        if kind == NLMSG_ERROR and answered == first + len(requests) - 1 and not code:
+            return replies
     while True:
         for message in messages(datagram):
             position = message.sequence - first
@@ -148,14 +150,6 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
                     raise failure
                 return replies
         datagram = receive(final.what)
-
-
-def _is_success(datagram: bytes, sequence: int) -> bool:
-    """Whether it is the acknowledgement of the request with this number, as it nearly always is."""
-    if len(datagram) < _ANSWER.size:
-        return False
-    _, kind, _, answered, _, code = _ANSWER.unpack_from(datagram)
-    return kind == NLMSG_ERROR and answered == sequence and not code
 
 
 def _asks(request: Request) -> bool:

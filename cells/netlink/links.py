@@ -18,13 +18,13 @@ from cells.netlink.async_exchange import Ahead
 from cells.netlink.connection import Connection, NetlinkError, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.rows import (
+    IndexReader,
     LinkInfo,
     LinkPrograms,
     RouteInfo,
     XdpPrograms,
     is_link_local6,
     read_address,
-    read_indexes,
     read_link,
     read_name,
     read_program,
@@ -175,6 +175,7 @@ class HostLinks:
         self._opened: Connection | None = None
         self._ahead: Ahead | None = None
         self._reaper = Reaper()
+        self._indexes = IndexReader()
         lifecycle.enter("netlink", self.opened)
 
     @asynccontextmanager
@@ -213,7 +214,7 @@ class HostLinks:
         EEXIST: either name is taken. The indexes are asked for in the same datagram.
         """
         replies = self._connection.run(m.create_veth(pair), m.get_link(pair.host_name))
-        return CreatedLink(*read_indexes(replies[0]))
+        return CreatedLink(*self._indexes.read(replies[0]))
 
     def begin_veth(self, pair: VethPair) -> None:
         """Begin with what create_veth() does, in a thread; one at a time, so fetch created_veth() first.
@@ -224,7 +225,7 @@ class HostLinks:
 
     def created_veth(self) -> CreatedLink:
         """The pair that was started, waited for; raises what create_veth() does."""
-        return CreatedLink(*read_indexes(self._other.finish()[0]))
+        return CreatedLink(*self._indexes.read(self._other.finish()[0]))
 
     def activate(self, ifindex: int, alias: str) -> None:
         """Turn reverse path filtering off, set the alias and bring the link up, in one message."""

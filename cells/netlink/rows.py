@@ -116,17 +116,49 @@ def read_link(message: Message) -> LinkInfo:
 
 def read_indexes(message: Message) -> tuple[int, int]:
     """(index, peer's index) of an RTM_NEWLINK, for the path that needs no more."""
-    body = message.body
-    ifindex: int = m.LINK.unpack_from(body)[2]
-    offset, end = m.LINK.size, len(body) - 8
-    while offset <= end:  # some thirty attributes, none of them copied
-        length, kind, number = _HEAD_AND_U32.unpack_from(body, offset)
-        if kind == m.IFLA_LINK:
-            return ifindex, number
-        if length < 4:
-            break
-        offset += (length + 3) & ~3
-    return ifindex, 0
+    return IndexReader().read(message)
+
+
+class IndexReader:
+    """Reads indexes out of RTM_NEWLINK messages of links that are made alike: a pod waits for it.
+
+    The peer's index comes behind some thirty attributes. Where a message has their headers as the one before
+    had, it is at the same place: one comparison instead of thirty steps.
+    """
+
+    __slots__ = ("_found", "_heads")
+
+    def __init__(self) -> None:
+        self._heads = struct.Struct("")
+        """All headers up to that of the peer's index, and this."""
+        self._found: tuple[int, ...] = ()
+        """What the headers were."""
+
+    def read(self, message: Message) -> tuple[int, int]:
+        """(index, peer's index); 0 for a peer that is not named."""
+        body, heads = message.body, self._heads
+        ifindex: int = m.LINK.unpack_from(body)[2]
+        if self._found and len(body) >= heads.size:
+            *found, number = heads.unpack_from(body)
+            if tuple(found) == self._found:
+                return ifindex, number
+        return ifindex, self._walk(body)
+
+    def _walk(self, body: bytes) -> int:
+        offset, end = m.LINK.size, len(body) - 8
+        form, found = [f"={offset}x"], list[int]()
+        while offset <= end:
+            length, kind, number = _HEAD_AND_U32.unpack_from(body, offset)
+            found += length, kind
+            if kind == m.IFLA_LINK:
+                self._heads, self._found = struct.Struct("".join([*form, "HHI"])), tuple(found)
+                return int(number)
+            if length < 4:
+                break
+            size = (length + 3) & ~3
+            form.append(f"HH{size - 4}x")
+            offset += size
+        return 0
 
 
 def read_name(message: Message) -> str:

@@ -55,14 +55,11 @@ def encode(requests: Sequence[Request], sequence: int, *, acknowledge: bool = Fa
 
     Bodies are always multiples of 4 bytes.
     """
-    parts = []
-    last = len(requests) - 1
-    for position, request in enumerate(requests):
-        body, flags = request.body, request.flags | NLM_F_REQUEST
-        if acknowledge and position == last:
-            flags |= NLM_F_ACK
-        parts.append(HEADER.pack(16 + len(body), request.type, flags, sequence + position, 0))
-        parts.append(body)
+    parts: list[bytes] = []
+    last = len(requests) - 1 if acknowledge else -1
+    for position, (_, kind, flags, body, _) in enumerate(requests):
+        asked = flags | (NLM_F_REQUEST | NLM_F_ACK if position == last else NLM_F_REQUEST)
+        parts += HEADER.pack(16 + len(body), kind, asked, sequence + position, 0), body
     return b"".join(parts)
 
 

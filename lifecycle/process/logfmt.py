@@ -3,6 +3,7 @@
 Source: brandur.org/logfmt, quoted as structlog's LogfmtRenderer does.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,6 +16,7 @@ with absent("rich"):
 __all__ = ["render_logfmt"]
 
 _FIRST: Final = (("level", "level"), ("event", "msg"), ("module", "module"))
+_special: Final = re.compile('[" =\n]').search
 _second: tuple[int, str] = (0, "")
 """The last second that was logged, and its text: most lines have the same as the one before."""
 
@@ -45,10 +47,12 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     text = "false" if value is False else str(value)
+    if not _special(text):
+        return text
     if '"' in text or " " in text or "=" in text:
         text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         return f'"{text}"'
-    return text.replace("\n", "\\n") if "\n" in text else text
+    return text.replace("\n", "\\n")
 
 
 def _now() -> str:

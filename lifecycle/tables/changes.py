@@ -128,32 +128,30 @@ class Changes(Generic[Key, Row]):
 
     def notify(self, changed: Mapping[Key, Row | None], revision: int) -> None:
         """Remember what changed, with the row as it was before unless an older one is remembered."""
-        rows, pending = self._table._rows, self._pending  # noqa: SLF001
+        rows, pending, only = self._table._rows, self._pending, self._only  # noqa: SLF001
         self.revision = revision
-        if self._only is not None and not (changed := self._mattering(changed)):
-            return
+        matters = False
         for key, old in changed.items():
+            if only is not None and key not in pending and not self._matters(only, key, old):
+                continue
+            matters = True
             seen = pending[key][0] if key in pending else old
             if seen is None and key not in rows:  # came and went unseen
                 pending.pop(key, None)
             else:
                 pending[key] = (seen, revision)
-        if self._waiters:
+        if matters and self._waiters:
             self._release()
 
-    def _mattering(self, changed: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
-        """What matters now, and what is pending already; also what `only` cannot decide on."""
-        assert self._only is not None  # noqa: S101  # notify() calls this with a filter only
-        found = {}
-        for key, old in changed.items():
-            now = self._table._rows.get(key)  # noqa: SLF001
-            try:
-                matters = key in self._pending or self._only(key, old, None if now is None else now[0])
-            except Exception as error:  # noqa: BLE001  # it is the watcher's, not the writer's or another watcher's
-                self._error, self._woken, matters = error, True, True
-            if matters:
-                found[key] = old
-        return found
+    def _matters(self, only: Only[Key, Row], key: Key, old: Row | None) -> bool:
+        """Whether `only` is true of the change, or cannot decide on it."""
+        now = self._table._rows.get(key)  # noqa: SLF001
+        try:
+            return only(key, old, None if now is None else now[0])
+        except Exception as error:  # noqa: BLE001  # it is the watcher's, not the writer's or another watcher's
+            self._error = error
+            self._woken = True
+            return True
 
     def _with_returned(self, batch: list[Change[Key, Row]]) -> list[Change[Key, Row]]:
         """What was put back, as it is now, and the rest of the batch."""

@@ -208,7 +208,10 @@ class TableCore(Rows[Key, Row]):
     def _commit(self, writes: Mapping[Key, Row | None]) -> None:
         """Write all that is new, or raise and write nothing."""
         if changed := self._changed(writes):
-            plans = self._plans({key: writes[key] for key in changed}) if self._indexes else ()
+            plans: Iterable[tuple[Index[Key, Row], Plan[Key]]] = ()
+            if self._indexes:
+                new = writes if len(changed) == len(writes) else {key: writes[key] for key in changed}
+                plans = self._plans(new)
             # what may raise has happened
             self._apply(changed, writes)
             for index, plan in plans:

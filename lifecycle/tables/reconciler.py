@@ -150,24 +150,26 @@ class Reconciler(Generic[Key, Row]):
         """
         if not self._write_through:
             raise RuntimeError(f"{self.name} follows its table: make it with write_through=True")
-        rows = {key: self._source.get(key) for key in keys}
+        get = self._source.get
+        rows = {key: get(key) for key in keys}
         target = cast("WriteThrough[Key, Row]", self._target)
         try:
             target.write_now(rows)
         except BatchError as error:
             self._note_now(rows, error.failures)
             raise
-        self._note_now(rows, {})
+        if self._work or len(self._statuses):
+            self._note_now(rows, {})
+        else:  # as nearly always, and pods wait for it
+            removed = list(rows.values()).count(None)
+            self.statistics.puts += len(rows) - removed
+            self.statistics.drops += removed
 
     def _note_now(self, rows: Mapping[Key, Row | None], failures: Mapping[Key, Exception]) -> None:
+        put = [key for key, row in rows.items() if row is not None]
+        self._written("put", put, failures, pause=False)
         removed = [key for key, row in rows.items() if row is None]
-        if failures or self._work or len(self._statuses):
-            put = [key for key, row in rows.items() if row is not None]
-            self._written("put", put, failures, pause=False)
-            self._written("drop", removed, failures, pause=False)
-        else:  # as nearly always, and pods wait for it
-            self.statistics.puts += len(rows) - len(removed)
-            self.statistics.drops += len(removed)
+        self._written("drop", removed, failures, pause=False)
 
     async def sweep(self) -> None:
         """Make everything equal once, before run() goes on from there: for start hooks.

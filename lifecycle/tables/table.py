@@ -195,6 +195,13 @@ class Table(ReadTable[Key, Row]):
             raise TypeError(f"table {self.name}: the key {key!r} of a row: {error}") from None
         self._commit(writes)
 
+    def delete(self, key: Key) -> None:
+        """Remove the row with this key, if there is one, in a transaction of its own; as put()."""
+        if self._open is not None:
+            raise self._open_already()
+        if key in self._rows:
+            self._commit({key: None})
+
     def txn(self) -> Transaction[Key, Row]:
         """Write: synchronous, without an await inside. Raises RuntimeError when one is open already."""
         return Transaction(self)

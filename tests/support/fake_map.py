@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from cells.maps.bpf import BpfError
-from cells.maps.map import ANY, Epochs, Map, MapSpec, MapType
+from cells.maps.bpf import BpfError, MapType
+from cells.maps.map import ANY, Epochs, Map, MapSpec
 from cells.maps.specs import MapSettings, map_specs, sizes
 from cells.maps.target import BYTES, Codec
 
@@ -89,11 +89,10 @@ class FakeMap(Map, Generic[Key, Value]):
         inner = [row for row in self.raw if _covers(row, key)]
         return self.raw[max(inner, key=_length)] if inner else None
 
-    def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
+    def _update(self, key: bytes, value: bytes, flags: int, voided: int | None) -> None:
         del flags
         if len(key) != self.spec.key_size or len(value) != self.spec.value_size:
             raise ValueError(f"map {self.spec.name}: wrong size of key or value")
-        voided = self._voided((key,))
         self._try("update", key)
         if key not in self.raw and len(self.raw) >= self.spec.max_entries:
             raise BpfError(errno.E2BIG, "update", f"map {self.spec.name}")
@@ -101,7 +100,7 @@ class FakeMap(Map, Generic[Key, Value]):
         self._changed(key, value, voided)
 
     def delete(self, key: bytes) -> bool:
-        voided = self._voided((key,))
+        voided = next(iter(self._voided((key,))), None)
         self._try("delete", key)
         if self.raw.pop(key, None) is None:
             return False
@@ -135,11 +134,11 @@ class FakeMap(Map, Generic[Key, Value]):
         self.writes.append((what, str(self.key.unpack(key))))
         self.refuse(what, self.key.unpack(key))
 
-    def _changed(self, key: bytes, value: bytes | None, voided: Collection[int]) -> None:
+    def _changed(self, key: bytes, value: bytes | None, voided: int | None) -> None:
         if self.log is not None:
             self.log.note(key, value)
-        if voided and self.epochs is not None:
-            self.epochs.advance(*voided)
+        if voided is not None and self.epochs is not None:
+            self.epochs.advance(voided)
 
 
 def _length(key: bytes) -> int:

@@ -70,7 +70,16 @@ class Facts(NamedTuple):
 
 
 STORING = {"append", "add", "insert", "setdefault"}
-WRITES = {"update", "delete", "update_batch", "update_all", "delete_batch", "clear", "advance"}
+WRITES = {
+    "update",
+    "update_changed",
+    "delete",
+    "update_batch",
+    "update_all",
+    "delete_batch",
+    "clear",
+    "advance",
+}
 
 
 @functools.cache
@@ -735,11 +744,17 @@ def test_a_caller_that_forgets_to_void_verdicts_does_not_exist() -> None:
     for name, spec in SPECS.items():
         if spec.voids is None:
             continue
-        for how in ("update", "delete", "update_batch", "delete_batch", "clear"):
+        for how in ("update", "update_changed", "delete", "update_batch", "delete_batch", "clear"):
             table: FakeMap[bytes, bytes] = FakeMap(spec)
             key, value = bytes(spec.key_size), bytes(spec.value_size)
             table.raw[key] = value
-            rows = {"update": (key, value), "delete": (key,), "update_batch": ([(key, value)],)}
+            other = b"\xff" * spec.value_size
+            rows = {
+                "update": (key, value),
+                "update_changed": (key, other),
+                "delete": (key,),
+                "update_batch": ([(key, value)],),
+            }
             getattr(table, how)(*rows.get(how, ([key],) if how == "delete_batch" else ()))
             assert table.voided, f"{name}: {how}"
         unwired: FakeMap[bytes, bytes] = FakeMap(spec)

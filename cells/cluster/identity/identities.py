@@ -374,11 +374,10 @@ class Identities:
             known = self.table.get(number) if self._references[number] else None
             if self.used.get(number) is known:
                 return
-            with self.used.txn() as rows:
-                if known is None:
-                    rows.delete(number)
-                else:
-                    rows.put(known)
+            if known is None:
+                self.used.delete(number)
+            else:
+                self.used.put(known)
 
     def _drop(self, number: int) -> None:
         with self.table.txn() as rows:

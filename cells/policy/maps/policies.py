@@ -173,9 +173,9 @@ class EndpointPolicies:
         self._hosts.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
-        for table in (self.table, self.realized, self.outdated):
-            with table.txn() as rows:
-                rows.delete(endpoint_id)
+        self.table.delete(endpoint_id)
+        self.realized.delete(endpoint_id)
+        self.outdated.delete(endpoint_id)
         self._pool.release(endpoint_id)
 
     def follow_host(self, endpoint_id: int) -> None:
@@ -382,28 +382,32 @@ class EndpointPolicies:
             with self.outdated.txn() as outdated:
                 for endpoint_id in done:
                     outdated.delete(endpoint_id)
-        acknowledged, deferred = self._computer.acknowledged, self._deferred
+        if len(policies) == 1:  # as nearly always, and pods wait for it
+            self.realized.put(self._realized(policies[0]))
+            return
         with self.realized.txn() as rows:
             for policy in policies:
-                endpoint_id, revision = policy.endpoint_id, policy.revision
-                self._changed.discard(endpoint_id)
-                self._written[endpoint_id] = policy
-                self._previous.pop(endpoint_id, None)
-                waits = not acknowledged(endpoint_id)
-                if waits:
-                    self._awaiting.add(endpoint_id)
-                if waits or endpoint_id in deferred:
-                    revision = self.status(endpoint_id).revision
-                rows.put(
-                    RealizedPolicy(
-                        endpoint_id=endpoint_id,
-                        revision=revision,
-                        written=policy.revision,
-                        ingress_enforced=policy.ingress_enforced,
-                        egress_enforced=policy.egress_enforced,
-                        entries=len(policy.entries),
-                    )
-                )
+                rows.put(self._realized(policy))
+
+    def _realized(self, policy: EndpointPolicy) -> RealizedPolicy:
+        """Note that the map has the policy: its status."""
+        number, revision = policy.endpoint_id, policy.revision
+        self._changed.discard(number)
+        self._written[number] = policy
+        self._previous.pop(number, None)
+        waits = not self._computer.acknowledged(number)
+        if waits:
+            self._awaiting.add(number)
+        if waits or number in self._deferred:
+            revision = self.status(number).revision
+        return RealizedPolicy(
+            endpoint_id=number,
+            revision=revision,
+            written=policy.revision,
+            ingress_enforced=policy.ingress_enforced,
+            egress_enforced=policy.egress_enforced,
+            entries=len(policy.entries),
+        )
 
     def follow_proxies(self) -> None:
         """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""

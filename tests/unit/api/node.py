@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 from pathlib import Path
@@ -139,6 +139,9 @@ class FakeKernel:
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
         self.rows.pop(("lxc", endpoint.id), None)
+
+    def once(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         if self.may_forget is not None:

@@ -1,6 +1,7 @@
 """A kernel and an address allocator of dicts, that can be made to refuse any step."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -149,6 +150,9 @@ class FakeKernel:
         self._step("drop_lxc")
         for address in endpoint.addresses:
             self.lxc.pop(address, None)
+
+    def once(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         self._step("forget_flows")

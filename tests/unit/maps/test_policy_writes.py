@@ -5,7 +5,7 @@ The agent may be killed after any of the writes, and packets come between them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 
 from hypothesis import example, given, settings
@@ -76,7 +76,7 @@ class Recorded(FakeMap[bytes, bytes]):
         super().__init__(replace(policy_spec(1, 16384), voids=1))
         self.states: list[dict[bytes, bytes]] = []
 
-    def _changed(self, key: bytes, value: bytes | None, voided: Collection[int]) -> None:
+    def _changed(self, key: bytes, value: bytes | None, voided: int | None) -> None:
         super()._changed(key, value, voided)
         self.states.append(dict(self.raw))
 
