@@ -419,8 +419,9 @@ class Reconciler(Generic[Key, Row]):
                     work = self._work.setdefault(key, _Work())
                     work.failures += 1
                     work.error = error
-                    again = anyio.current_time() + self._backoff.pause(work.failures)
-                    work.due = again if pause else -math.inf
+                    work.due = -math.inf
+                    if pause:
+                        work.due = anyio.current_time() + self._backoff.pause(work.failures)
                     statistics.failures += 1
                     text = f"{type(error).__name__}: {error}"
                     statuses.put(ObjectStatus(key, action, "failed", now, work.failures, text))
