@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,9 @@ from enum import IntEnum
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from cells.maps.bpf import PackedColumn
 from cells.services import (
@@ -127,6 +130,18 @@ class IdAllocator(Generic[Name]):
         return self._first if number >= self._last else number + 1
 
 
+class BackendRecord(msgspec.Struct, gc=False):
+    """A backend, in use by so many frontends."""
+
+    id: int
+    key: bytes
+    """The number as maps have it."""
+    address: ServiceAddress
+    state: BackendState
+    zone: int = 0
+    users: int = 0
+
+
 # Keys and values of the load-balancing maps, as bytes.
 #
 # Layouts: ``struct lb4_key``, ``lb4_service``, ``lb4_backend``, ``lb4_reverse_nat``, ``lb4_src_range_key``,
@@ -165,6 +180,23 @@ BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
 _QUARANTINED = ServiceFlag.QUARANTINED.value
 SLOT_SIZE = 12
 """Bytes of a slot: three words of 32 bits."""
+
+
+Entries = dict[str, dict[bytes, bytes]]
+"""Entries by map."""
+
+TABLE: Final = b""
+"""In place of a look-up table that exists but is not read, as these are large."""
+
+UNKNOWN: Final = b"?"
+"""An entry that may or may not have been written."""
+
+LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
+
+
+def digest(table: bytes) -> bytes:
+    """What is remembered of a look-up table, which is large."""
+    return hashlib.sha256(table).digest()
 
 
 class MapKey(NamedTuple):

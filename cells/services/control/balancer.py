@@ -6,14 +6,11 @@ plan that fails nothing stays: the next one begins with what the maps hold then.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from itertools import repeat
 from operator import itemgetter
-from typing import Final, NamedTuple
-
-import msgspec
+from typing import Final
 
 from cells.maps.bpf import PackedColumn
 from cells.services import (
@@ -26,23 +23,28 @@ from cells.services import (
     ServiceType,
     map_entries,
 )
-from cells.services.control.tables import ServedFrontend
+from cells.services.control.tables import PlannedFrontend, ServedFrontend, range_keys
 from cells.services.map_entries import (
     AFFINITY_MATCH,
     ALGORITHMS,
     BACKENDS,
+    LOOK_UP_TABLES,
     MAGLEV,
     REVERSE_NAT,
     SERVICES,
     SLOT_SIZE,
     SOURCE_RANGES,
+    UNKNOWN,
+    BackendRecord,
     Batch,
+    Entries,
     IdAllocator,
     IdsExhaustedError,
     MapKey,
     Restored,
     WritePlan,
     WriteStep,
+    digest,
     read,
     service_flags,
 )
@@ -52,41 +54,9 @@ from lifecycle import ReadTable
 LAST_SERVICE_ID: Final = 65534
 LAST_BACKEND_ID: Final = (1 << 32) - 1
 
-Entries = dict[str, dict[bytes, bytes]]
-"""Entries by map."""
-
-TABLE: Final = b""
-"""In place of a look-up table that exists but is not read, as these are large."""
-
-UNKNOWN: Final = b"?"
-"""An entry that may or may not have been written."""
-
-LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
 
 MaglevTable = Callable[[Sequence[Backend], Mapping[ServiceAddress, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
-
-
-class PlannedFrontend(NamedTuple):
-    """A frontend in a plan."""
-
-    row: ServedFrontend
-    """What the maps have of it once the plan is written."""
-    dropped: frozenset[ServiceAddress]
-    """Backends that it has no more then."""
-    was_served: bool
-
-
-class BackendRecord(msgspec.Struct, gc=False):
-    """A backend, in use by so many frontends."""
-
-    id: int
-    key: bytes
-    """The number as maps have it."""
-    address: ServiceAddress
-    state: BackendState
-    zone: int = 0
-    users: int = 0
 
 
 class LoadBalancer:
@@ -201,6 +171,69 @@ class LoadBalancer:
 
     # Frontends that are to be served.
 
+    def put_all(
+        self, frontends: Collection[Frontend], plan: WritePlan
+    ) -> tuple[list[PlannedFrontend], dict[FrontendKey, Exception]]:
+        """Plan to serve frontends, new or changed: those planned, and the errors of those that are not."""
+        planned: list[PlannedFrontend] = []
+        failures: dict[FrontendKey, Exception] = {}
+        numbered = self._number_new(frontends, plan) if len(frontends) > 1 else {}
+        for frontend in frontends:
+            try:
+                if (numbers := numbered.get(frontend.key)) is not None:
+                    planned.append(self._put_new(frontend, numbers, plan))
+                else:
+                    planned.append(self.put(frontend, plan))
+            except IdsExhaustedError as error:
+                failures[frontend.key] = error
+        return planned, failures
+
+    def _number_new(
+        self, frontends: Collection[Frontend], plan: WritePlan
+    ) -> dict[FrontendKey, Sequence[int]]:
+        """Number, in one pass, the backends of new frontends: as nearly all are at a start.
+
+        Of each frontend of which all backends are active, and in use by no other. Others are left out, and so
+        are all where numbers may not suffice.
+        """
+        if len(self._service_ids) + len(frontends) > self._last_service_id:
+            return {}
+        known, active = self._backends.keys(), BackendState.ACTIVE
+        seen: set[ServiceAddress] = set()
+        fresh: dict[int, list[ServiceAddress]] = {}
+        owners: dict[int, list[Frontend]] = {}
+        for frontend in frontends:
+            own = [one.address for one in frontend.backends]
+            before = len(seen)
+            seen.update(own)
+            if len(seen) - before != len(own) or frontend.number or self.realised(frontend.key) is not None:
+                continue
+            others = [one for one in frontend.backends if one.preferred or one.state is not active]
+            if not others and known.isdisjoint(own):
+                fresh.setdefault(frontend.key.address[0], []).extend(own)
+                owners.setdefault(frontend.key.address[0], []).append(frontend)
+        found: dict[FrontendKey, Sequence[int]] = {}
+        for version, some in owners.items():
+            try:
+                numbers = self._number_backends(
+                    dict.fromkeys(fresh[version], active), BACKENDS[version], plan
+                )
+            except IdsExhaustedError:
+                return found
+            first = 0
+            for frontend in some:
+                end = first + len(frontend.backends)
+                found[frontend.key] = numbers[first:end]
+                first = end
+        return found
+
+    def _put_new(self, frontend: Frontend, numbers: Sequence[int], plan: WritePlan) -> PlannedFrontend:
+        row = ServedFrontend(self._service_ids.allocate(frontend.key), frontend)
+        self.unsettled[frontend.key] = row
+        self.held.setdefault(SERVICES[frontend.key.address[0]], {})
+        self._put_entries(row, None, plan, numbers)
+        return PlannedFrontend(row, frozenset(), was_served=False)
+
     def put(self, frontend: Frontend, plan: WritePlan) -> PlannedFrontend:
         """Plan to serve a frontend, new or changed. Raises IdsExhaustedError; then nothing is planned."""
         key, wanted = frontend.key, frontend
@@ -290,10 +323,10 @@ class LoadBalancer:
 
     def _number_backends(
         self, fresh: Mapping[ServiceAddress, BackendState], name: str, plan: WritePlan
-    ) -> None:
-        """Their entries in the map of this name; each is in use by one frontend."""
+    ) -> Sequence[int]:
+        """Their entries in the map of this name; each is in use by one frontend. Their numbers."""
         if not fresh:
-            return
+            return ()
         numbers = self._backend_ids.allocate_all(list(fresh))
         keys = map_entries.backend_numbers(numbers)
         records = map(BackendRecord, numbers, keys, fresh, fresh.values(), repeat(0), repeat(1))
@@ -301,6 +334,7 @@ class LoadBalancer:
         ends = map_entries.BACKEND_ENDS
         values = [address[1:] + ends[state] for address, state in fresh.items()]
         plan.at(WriteStep.BACKENDS, name).update(zip(keys, values, strict=True))
+        return numbers
 
     def _use(self, addresses: Iterable[ServiceAddress]) -> None:
         for address in addresses:
@@ -314,15 +348,21 @@ class LoadBalancer:
             if not record.users:
                 self._unused[address] = None
 
-    def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
-        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers."""
+    def _slots(
+        self, row: ServedFrontend, numbers: Sequence[int] | None = None
+    ) -> tuple[bytes, bytes, Sequence[Backend]]:
+        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers.
+
+        Without ``numbers``, of active backends in their order, these are looked up.
+        """
         frontend, number, records = row.shown, row.id, self._backends
         active = BackendState.ACTIVE
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
         preferred: Sequence[Backend] = ()
-        numbers = [records[one.address].id for one in chosen if one.state is active and not one.preferred]
-        if len(numbers) != len(chosen) or numbers != sorted(numbers):  # rarely
+        if numbers is None:
+            numbers = [records[one.address].id for one in chosen if one.state is active and not one.preferred]
+        if len(numbers) != len(chosen) or not (isinstance(numbers, range) or numbers == sorted(numbers)):
             chosen, others = selectable(self._in_order(frontend))
             if preferred := [one for one in chosen if one.preferred]:
                 chosen = [*preferred, *(one for one in chosen if not one.preferred)]
@@ -340,12 +380,18 @@ class LoadBalancer:
         )
         return master, slots, preferred or chosen
 
-    def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
+    def _put_entries(
+        self,
+        row: ServedFrontend,
+        old: ServedFrontend | None,
+        plan: WritePlan,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         """What a frontend needs in the maps, its backends being numbered."""
         frontend, number = row.shown, row.id
         version = frontend.key.address[0]
         affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
-        master, slots, backends = self._slots(row)
+        master, slots, backends = self._slots(row, numbers)
         self._put_slots(frontend.key, master, slots, plan)
         translations = self.held.get(REVERSE_NAT[version], _NOTHING)
         where = map_entries.reverse_nat_key(number, version)
@@ -406,7 +452,7 @@ class LoadBalancer:
     def _put_ranges(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
         name = SOURCE_RANGES[row.key.address.version]
         held = self.held.get(name, _NOTHING)
-        before, now = _ranges(old), _ranges(row)
+        before, now = range_keys(old), range_keys(row)
         plan.remove(WriteStep.RANGES_CUT, name, [key for key in before if key in held and key not in now])
         more = dict.fromkeys(
             [key for key in now if held.get(key) != map_entries.PRESENT], map_entries.PRESENT
@@ -424,7 +470,7 @@ class LoadBalancer:
                 plan.remove(WriteStep.TABLES_DROPPED, where.map, [where.key])
         elif backends:
             table = self._table(backends)
-            if _digest(table) != was:
+            if digest(table) != was:
                 plan.at(WriteStep.TABLES, where.map)[where.key] = table
 
     def _has_table(self, frontend: Frontend) -> bool:
@@ -469,7 +515,7 @@ class LoadBalancer:
                 WriteStep.MATCHES_DROPPED,
                 [MapKey(AFFINITY_MATCH, each) for each in self._matches(old, old.id)],
             ),
-            (WriteStep.RANGES_DROPPED, [MapKey(SOURCE_RANGES[version], each) for each in _ranges(old)]),
+            (WriteStep.RANGES_DROPPED, [MapKey(SOURCE_RANGES[version], each) for each in range_keys(old)]),
         ):
             for where in keys:
                 if where.key in self.held.get(where.map, _NOTHING):
@@ -510,7 +556,7 @@ class LoadBalancer:
         held = self.held.setdefault(batch.map, {})
         if batch.map in LOOK_UP_TABLES:
             self._unread -= {MapKey(batch.map, key) for key in batch.keys}
-            values = map(_digest, batch.values or ())
+            values = map(digest, batch.values or ())
             held.update(zip(batch.keys, values, strict=False))
         elif batch.values is not None:
             held.update(zip(batch.keys, batch.values, strict=True))
@@ -546,16 +592,3 @@ class LoadBalancer:
 
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 _TRANSLATING: Final = frozenset(REVERSE_NAT.values())
-
-
-def _ranges(row: ServedFrontend | None) -> dict[bytes, None]:
-    if row is None:
-        return {}
-    prefixes = map(ip_network, row.shown.source_ranges)
-    version = row.key.address.version
-    keys = [map_entries.source_range_key(row.id, one).key for one in prefixes if one.version == version]
-    return dict.fromkeys(keys)
-
-
-def _digest(table: bytes) -> bytes:
-    return hashlib.sha256(table).digest()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from ipaddress import ip_network
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,7 +15,15 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, Endpo
 from cells.kubernetes.objects.kind import Kind
 from cells.kubernetes.resources import Resources
 from cells.observe.health import Dependency, State
-from cells.services import BackendState, Frontend, FrontendKey, LoadBalancerOptions, ServiceName
+from cells.services import (
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceAddress,
+    ServiceName,
+    map_entries,
+)
 from cells.services.model.backends import refused_backends
 from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
 from cells.services.model.frontends import faults_of
@@ -95,6 +104,26 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
                 for one in frontend.backends
             ),
         )
+
+
+class PlannedFrontend(NamedTuple):
+    """A frontend in a plan."""
+
+    row: ServedFrontend
+    """What the maps have of it once the plan is written."""
+    dropped: frozenset[ServiceAddress]
+    """Backends that it has no more then."""
+    was_served: bool
+
+
+def range_keys(row: ServedFrontend | None) -> dict[bytes, None]:
+    """The keys of the networks of its clients, as far as they are of its family."""
+    if row is None:
+        return {}
+    prefixes = map(ip_network, row.shown.source_ranges)
+    version = row.key.address.version
+    keys = [map_entries.source_range_key(row.id, one).key for one in prefixes if one.version == version]
+    return dict.fromkeys(keys)
 
 
 def served_frontends() -> Table[FrontendKey, ServedFrontend]:

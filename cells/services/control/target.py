@@ -17,12 +17,14 @@ from cells.maps.bpf import PackedColumn
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions
-from cells.services.control.balancer import LOOK_UP_TABLES, TABLE, Entries, LoadBalancer, PlannedFrontend
-from cells.services.control.tables import MapFullError, ServedFrontend, Shortage
+from cells.services.control.balancer import LoadBalancer
+from cells.services.control.tables import MapFullError, PlannedFrontend, ServedFrontend, Shortage
 from cells.services.map_entries import (
+    LOOK_UP_TABLES,
     SERVICES,
+    TABLE,
     Batch,
-    IdsExhaustedError,
+    Entries,
     MapKey,
     MapWrite,
     WritePlan,
@@ -248,16 +250,12 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return failures
 
     def _plan(
-        self, frontends: Iterable[Frontend], failures: dict[FrontendKey, Exception]
+        self, frontends: Collection[Frontend], failures: dict[FrontendKey, Exception]
     ) -> tuple[WritePlan, list[PlannedFrontend]]:
         plan = WritePlan()
-        planned = []
         with collector_paused():
-            for frontend in frontends:
-                try:
-                    planned.append(self._balancer.put(frontend, plan))
-                except IdsExhaustedError as error:
-                    failures[frontend.key] = error
+            planned, failed = self._balancer.put_all(frontends, plan)
+        failures.update(failed)
         return plan, planned
 
     def _settle(self, planned: Sequence[PlannedFrontend]) -> None:

@@ -26,11 +26,11 @@ from cells.services import (
     ServiceType,
     ServingNode,
 )
-from cells.services.control.balancer import TABLE, Entries, LoadBalancer
+from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import MapFullError, served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import Batch, MapKey, backend_value, service_key
+from cells.services.map_entries import TABLE, Batch, Entries, MapKey, backend_value, service_key
 from cells.services.model.backends import WEIGHT, backends_of
 from cells.services.model.claims import frontends
 from cells.services.model.frontends import frontends_of

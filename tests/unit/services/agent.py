@@ -20,10 +20,10 @@ from cells.services import (
     control,
 )
 from cells.services.control import ServedFrontend, ServiceMaps
-from cells.services.control.balancer import Entries
 from cells.services.control.tables import MapFullError
 from cells.services.map_entries import (
     Batch,
+    Entries,
     MapKey,
     backend_value,
     service_key,
@@ -56,6 +56,8 @@ class FakeServiceMaps:
     def __init__(self) -> None:
         self.entries: dict[MapKey, bytes] = {}
         self.full = False
+        self.room: int | None = None
+        """How many entries fit in all; None: any number."""
         self.broken = False
 
     async def dump(self) -> Entries:
@@ -70,7 +72,7 @@ class FakeServiceMaps:
                 raise OSError(errno.EIO, "the map cannot be written")
             if value is None:
                 self.entries.pop(where, None)
-            elif self.full and where not in self.entries:
+            elif where not in self.entries and (self.full or len(self.entries) == self.room):
                 raise MapFullError(f"{where.map} is full: raise bpf-lb-map-max")
             else:
                 self.entries[where] = value

@@ -1,0 +1,131 @@
+"""Many frontends at once: each leads to its own backends, as if it had come alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from random import Random
+
+import pytest
+
+from cells.services import (
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    LoadBalancerOptions,
+    ServiceAddress,
+    ServiceName,
+    ServiceType,
+)
+from cells.services.control.balancer import LoadBalancer
+from cells.services.control.tables import served_frontends
+from cells.services.control.target import ServicesTarget
+from cells.services.map_entries import read
+from cells.services.model.claims import frontends
+from lifecycle import BatchError
+from tests.unit.services.agent import FakeServiceMaps
+
+pytestmark = pytest.mark.anyio
+
+Led = Mapping[FrontendKey, Mapping[ServiceAddress, BackendState]]
+
+
+def frontend(number: int, backends: Sequence[Backend], *, version: int = 4) -> Frontend:
+    ip = ip_address(f"10.96.{number >> 8}.{number & 255}" if version == 4 else f"fd00::{number:x}")
+    key = FrontendKey(ServiceAddress(ip, 80, 6))
+    name = ServiceName("shop", f"s{number}")
+    return Frontend(key, ServiceType.CLUSTER_IP, name, tuple(sorted(backends, key=lambda one: one.address)))
+
+
+def backend(number: int, state: BackendState = BackendState.ACTIVE, *, version: int = 4) -> Backend:
+    ip = ip_address(f"10.1.{number >> 8}.{number & 255}" if version == 4 else f"fd01::{number:x}")
+    return Backend(ServiceAddress(ip, 8080, 6), state)
+
+
+def some(seed: int, count: int) -> list[Frontend]:
+    """Most have backends of their own; some share them, have none, or have some that end."""
+    random = Random(seed)  # noqa: S311
+    found = []
+    for number in range(count):
+        version = random.choice((4, 4, 6))
+        first = random.choice((20 * number, 20 * number, 20 * random.randrange(count)))
+        states = (BackendState.ACTIVE,) * 8 + (BackendState.TERMINATING,)
+        own = [
+            backend(first + each, random.choice(states), version=version)
+            for each in range(random.choice((0, 1, 10, 20)))
+        ]
+        found.append(frontend(number, own, version=version))
+    return found
+
+
+class Node:
+    """The maps of a node, and their writer."""
+
+    def __init__(self, last_service_id: int = 65534) -> None:
+        self.maps, self.served, self.table = FakeServiceMaps(), served_frontends(), frontends()
+        balancer = LoadBalancer(LoadBalancerOptions(), self.served, last_service_id=last_service_id)
+        self.target = ServicesTarget(self.table, balancer, self.maps, self.served)
+
+    async def started(self, all_of: Sequence[Frontend]) -> None:
+        with self.table.txn() as rows:
+            rows.replace_all(all_of)
+        await self.target.observe()
+
+    async def leads_to(self) -> Led:
+        restored = read(await self.maps.dump(), (4, 6))
+        return {
+            one.frontend.key: {each.address: each.state for each in one.frontend.backends}
+            for one in restored.frontends
+        }
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_frontends_that_come_together_lead_where_they_do_alone(seed: int) -> None:
+    every = some(seed, 300)
+    together, alone = Node(), Node()
+    await together.started(every)
+    await alone.started([])
+    for one in every:
+        await alone.target.put({one.key: one})
+    found = await together.leads_to()
+    assert found == await alone.leads_to()
+    assert {key: set(addresses) for key, addresses in found.items()} == {
+        one.key: {each.address for each in one.backends} for one in every
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_what_came_together_goes_without_a_trace(seed: int) -> None:
+    every = some(seed, 300)
+    node = Node()
+    await node.started(every)
+    await node.target.drop([one.key for one in every])
+    assert node.maps.entries == {}
+
+
+async def test_without_numbers_for_all_as_many_as_fit_are_served() -> None:
+    node = Node(last_service_id=4)
+    await node.started([])
+    every = [frontend(number, [backend(number)]) for number in range(6)]
+    with pytest.raises(BatchError) as raised:
+        await node.target.put({one.key: one for one in every})
+    assert set(raised.value.failures) == {one.key for one in every[4:]}
+    assert set(await node.leads_to()) == {one.key for one in every[:4]}
+    assert node.maps.backends == {one.backends[0].address[1:] + b"\0\0\0\0\0" for one in every[:4]}
+
+
+@pytest.mark.parametrize("entries", range(0, 120, 7))
+async def test_where_the_maps_get_full_nothing_half_served_is_left(entries: int) -> None:
+    node = Node()
+    await node.started([])
+    every = some(entries, 12)
+    node.maps.room = entries
+    failed: set[FrontendKey] = set()
+    try:
+        await node.target.put({one.key: one for one in every})
+    except BatchError as error:
+        failed = set(error.failures)
+    served = {one.key: {each.address for each in one.backends} for one in every if one.key not in failed}
+    assert {key: set(addresses) for key, addresses in (await node.leads_to()).items()} == served
+    assert set(node.served.keys()) == set(served)
