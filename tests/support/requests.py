@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from cells.observe.events import Lost, RequestRecord, decode
+from cells.observe.events import Lost, decode
 from cells.proxy.envoy import end_envoy
 from hive.client import ask
 from hive.lab import agent_process, pods
@@ -27,6 +27,7 @@ from tests.node.agent.manifests import pod, write
 from tests.support.agents import serving
 from tests.support.waiting import eventually
 
+Record = TypeVar("Record")
 PORT = 8080
 SERVER = f"""
 import http.server, socket
@@ -131,11 +132,11 @@ def ask_http(
         connection.close()
 
 
-def monitored_requests(stream: socket.socket) -> Iterator[RequestRecord]:
-    """The monitor's events about requests, from now on."""
+def monitored(stream: socket.socket, kind: type[Record]) -> Iterator[Record]:
+    """The monitor's events of a kind, from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)
-        if isinstance(record, RequestRecord):
+        if isinstance(record, kind):
             yield record
 
 

@@ -22,8 +22,17 @@ from tests.support.namespaces import need_root
 
 _GRACE: Final = "--identity-change-grace-period=1s"
 _UPLINK, _ETH_P_ALL = "uplink", 3
+OUTSIDE: Final = {4: "192.168.50.1", 6: "fd50:1::1"}
+"""Of the host beside the nodes, by family."""
 SETTINGS: Final = (TUNNEL, _GRACE)
 """What their agents run with."""
+
+
+def hive(*arguments: str) -> str:
+    """What the command prints; it succeeds."""
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @contextmanager
@@ -36,8 +45,7 @@ def joined_by_etcd(name: str, *settings: str, tunnel: bool = True) -> Iterator[C
     up = ["lab", "up", "--name", f"{name}-1", "--nodes", "2", "--pods", "1", "--etcd"]
     up += ["--tunnel"] * tunnel
     try:
-        done = CliRunner().invoke(cli, [*up, _GRACE, *settings], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        hive(*up, _GRACE, *settings)
         yield cluster
     finally:
         with exclusive():

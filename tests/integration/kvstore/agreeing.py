@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 
@@ -15,7 +15,10 @@ from cells.cluster.identity.identities import Identities
 from cells.config import AgentConfig, AgentSettings
 from cells.node.addresses import NodeAddress, Origin, address_table
 from lifecycle import Hive, Lifecycle, Table, invoke, provide, supply
+from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
+
+STATE = "cilium/state/identities/v1/"
 
 
 @asynccontextmanager
@@ -35,3 +38,12 @@ async def agent(etcd: Etcd, number: int = 1, **more: str) -> AsyncIterator[Ident
 
 
 def needed(_: Identities, __: Table[Family, NodeAddress]) -> None: ...
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await eventually(condition, within=30)
+
+
+def keys(etcd: Etcd, kind: str) -> dict[str, str]:
+    prefix = f"{STATE}{kind}/"
+    return {key.removeprefix(prefix): value for key, value in etcd.all(prefix).items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,7 +20,7 @@ from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.node.addresses import NodeAddress, Origin, address_table
 from lifecycle import HealthTree, Hive, Lifecycle, StartError, Table, invoke, provide, supply
-from lifecycle.testing import eventually
+from tests.integration.kvstore.agreeing import STATE, keys, until
 from tests.support.etcd import Etcd
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.anyio
 
 WEB = ("k8s:app=web", "k8s:io.kubernetes.pod.namespace=default")
 DB = ("k8s:app=db", "k8s:io.kubernetes.pod.namespace=default")
-STATE = "cilium/state/identities/v1/"
 READ_KEYS, READ_OBJECTS = "doublewrite-readkvstore", "doublewrite-readcrd"
 
 
@@ -69,15 +68,6 @@ async def agent(etcd: Etcd, folder: Path, server: Cluster | None, mode: str) -> 
 
 
 def needed(_: Identities, __: Table[Family, NodeAddress], ___: HealthTree) -> None: ...
-
-
-async def until(condition: Callable[[], object]) -> None:
-    await eventually(condition, within=30)
-
-
-def keys(etcd: Etcd, kind: str) -> dict[str, str]:
-    prefix = f"{STATE}{kind}/"
-    return {key.removeprefix(prefix): value for key, value in etcd.all(prefix).items()}
 
 
 def objects(server: Cluster) -> set[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import anyio
 import pytest
 
@@ -11,25 +9,14 @@ from cells.cluster.allocation.keys import encode
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import CLUSTER
 from lifecycle import StartError
-from lifecycle.testing import eventually
-from tests.integration.kvstore.agreeing import agent
+from tests.integration.kvstore.agreeing import STATE, agent, keys, until
 from tests.support.etcd import Etcd
 
 pytestmark = pytest.mark.anyio
 
 WEB = ("k8s:app.kubernetes.io/name=web", "k8s:app=web", "k8s:io.kubernetes.pod.namespace=default")
 DB = ("k8s:app=db", "k8s:empty", "k8s:io.kubernetes.pod.namespace=default")
-STATE = "cilium/state/identities/v1/"
 WEB_TEXT = "k8s:app=web;k8s:app.kubernetes.io/name=web;k8s:io.kubernetes.pod.namespace=default;"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    await eventually(condition, within=30)
-
-
-def keys(etcd: Etcd, kind: str) -> dict[str, str]:
-    prefix = f"{STATE}{kind}/"
-    return {key.removeprefix(prefix): value for key, value in etcd.all(prefix).items()}
 
 
 async def test_identity_keys_have_the_layout_of_cilium(etcd: Etcd) -> None:

@@ -1,9 +1,5 @@
 """Events of the programs about packets: which events, when, and what is in them."""
 
-import os
-import struct
-from collections.abc import Callable, Iterator
-
 import pytest
 from scapy.layers.l2 import Ether
 
@@ -15,32 +11,14 @@ from cells.maps.records.endpoints import (
     PolicyEntry,
     PolicyKey,
 )
-from cells.observe.events import Drop, Event, Trace, Verdict
-from cells.observe.events.reader import Ring
-from cells.observe.events.records import decode
+from cells.observe.events import Drop, Trace, Verdict
 from tests.kernel.datapath.packets import from_pod, tcp, udp
-from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, World
-from tests.support.processor import on_one_processor
+from tests.kernel.datapath.world import IFINDEX, OUTSIDE, WORLD, A, B, Listen, World
 
 pytestmark = pytest.mark.kernel
 
 ALL = NODE_NOTIFY_DROP | NODE_NOTIFY_TRACE | NODE_NOTIFY_POLICY_VERDICT
 NONE, MEDIUM = 0, 3
-
-Listen = Callable[[], list[Event]]
-
-
-@pytest.fixture
-def events(world: World) -> Iterator[Listen]:
-    """Takes out the events since the last call."""
-    rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
-    for ring in rings:
-        world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
-    with on_one_processor():
-        yield lambda: [decode(each) for ring in rings for each in ring.read(100) if isinstance(each, bytes)]
-    for ring in rings:
-        world.maps["cilium_events"].delete(struct.pack("<I", ring.cpu))
-        ring.close()
 
 
 @pytest.mark.parametrize(("source", "destination"), [(A.ip, B.ip), (A.ip6, B.ip6)])

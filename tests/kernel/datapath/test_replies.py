@@ -1,9 +1,5 @@
 """Replies pass while policy allows the flow that they belong to, as it began, and no longer."""
 
-import os
-import struct
-from collections.abc import Callable, Iterator
-
 import pytest
 from scapy.layers.inet import ICMP, IP
 from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
@@ -16,17 +12,13 @@ from cells.maps.records.endpoints import (
     PolicyKey,
 )
 from cells.maps.records.flows import CtEntry
-from cells.observe.events import Event, Verdict
-from cells.observe.events.reader import Ring
-from cells.observe.events.records import decode
+from cells.observe.events import Verdict
 from tests.kernel.datapath.packets import echo, from_host, from_pod, tcp, udp
-from tests.kernel.datapath.world import EGRESS, INGRESS, OUTSIDE, OUTSIDE6, REDIRECT, A, B, World
-from tests.support.processor import on_one_processor
+from tests.kernel.datapath.world import EGRESS, INGRESS, OUTSIDE, OUTSIDE6, REDIRECT, A, B, Listen, World
 
 pytestmark = pytest.mark.kernel
 
 Rules = list[tuple[PolicyKey, PolicyEntry]]
-Listen = Callable[[], list[Event]]
 
 IN, OUT = PolicyKey(0, egress=False), PolicyKey(0, egress=True)
 ALLOW, DENY = PolicyEntry(), PolicyEntry(deny=True)
@@ -240,19 +232,6 @@ def test_where_policy_is_only_audited_replies_pass(world: World) -> None:
     world.pod_sends(A, from_pod(A) / asks("tcp", A.ip, B.ip))
     world.allow(B, QUARANTINE)
     assert world.pod_sends(B, from_pod(B) / replies("tcp", B.ip, A.ip)).action == REDIRECT
-
-
-@pytest.fixture
-def events(world: World) -> Iterator[Listen]:
-    """Takes out what the programs have reported since the last call."""
-    rings = [Ring(cpu, 4) for cpu in range(os.cpu_count() or 1)]
-    for ring in rings:
-        world.maps["cilium_events"].update(struct.pack("<I", ring.cpu), struct.pack("<I", ring.fd))
-    with on_one_processor():
-        yield lambda: [decode(each) for ring in rings for each in ring.read(100) if isinstance(each, bytes)]
-    for ring in rings:
-        world.maps["cilium_events"].delete(struct.pack("<I", ring.cpu))
-        ring.close()
 
 
 def test_the_event_names_the_rule_of_the_flow(world: World, events: Listen) -> None:

@@ -6,7 +6,7 @@ BPF_PROG_TEST_RUN stands for the interface: the packet goes in, the verdict and 
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
@@ -24,6 +24,7 @@ from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CtEntry, CtKey, MetricsKey, MetricsValue
 from cells.maps.specs import MapSizes, map_specs, policy_spec
+from cells.observe.events import Event
 
 OK, SHOT, REDIRECT = 0, 2, 7
 INGRESS, EGRESS = 1, 2
@@ -97,6 +98,10 @@ class Outcome:
             return None
         (cause,) = self.counted
         return cause
+
+
+Listen = Callable[[], list[Event]]
+"""Takes out the events since the last call."""
 
 
 class World:

@@ -25,7 +25,7 @@ from tests.kernel.datapath_nodeport.world import (
     segment,
 )
 from tests.kernel.datapath_services.packets import ends, intact
-from tests.kernel.datapath_services.services import TARGET, Backend
+from tests.kernel.datapath_services.services import TARGET, Backend, ServiceModel
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
@@ -37,19 +37,10 @@ SYN, NOT_SYN = "S", "A"
 
 
 @dataclass
-class Model:
-    """Backends and their states; of each connection its backend, and the port it has elsewhere."""
+class Model(ServiceModel):
+    """Also the port that each connection has elsewhere."""
 
-    backends: dict[int, BackendState] = field(default_factory=dict)
-    served: dict[tuple[str, int], int] = field(default_factory=dict)
     ports: dict[tuple[str, int, int], int] = field(default_factory=dict)
-
-    def serves(self, connection: tuple[str, int], *, begins: bool) -> set[int]:
-        """The backends a packet may go to: its own, as long as that is one for it, else any active one."""
-        number = self.served.get(connection)
-        if number in self.backends and (self.backends[number] is BackendState.ACTIVE or not begins):
-            return {number}
-        return {each for each, state in self.backends.items() if state is BackendState.ACTIVE}
 
 
 class Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -89,3 +90,18 @@ class Services:
 
     def _write(self, where: MapKey, value: bytes) -> None:
         self._maps[where.map].update(where.key, value)
+
+
+@dataclass
+class ServiceModel:
+    """Backends and their states; of each connection that goes on, its backend."""
+
+    backends: dict[int, BackendState] = field(default_factory=dict)
+    served: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def serves(self, connection: tuple[str, int], *, begins: bool) -> set[int]:
+        """The backends a packet may go to: its own, as long as that is one for it, else any active one."""
+        number = self.served.get(connection)
+        if number in self.backends and (self.backends[number] is BackendState.ACTIVE or not begins):
+            return {number}
+        return {each for each, state in self.backends.items() if state is BackendState.ACTIVE}

@@ -1,7 +1,5 @@
 """Whatever clients and backends do, each connection is served as by the plain model."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from cells.services import BackendState, ServiceFlag
 from tests.kernel.datapath.packets import from_host, from_pod, tcp, udp
 from tests.kernel.datapath.world import OK, REDIRECT, A, World
 from tests.kernel.datapath_services.packets import ends, intact
-from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, Services
+from tests.kernel.datapath_services.services import PORT, TARGET, VIP, VIP6, Backend, ServiceModel, Services
 from tests.support.examples import scaled
 
 pytestmark = pytest.mark.kernel
@@ -20,21 +18,6 @@ NUMBERS = (1, 2, 3, 4)
 SYN, NOT_SYN = "S", "A"
 
 
-@dataclass
-class Model:
-    """Backends and their states; of each connection that goes on, its backend."""
-
-    backends: dict[int, BackendState] = field(default_factory=dict)
-    served: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def serves(self, connection: tuple[str, int], *, begins: bool) -> set[int]:
-        """The backends a packet may go to: its own, as long as that is one for it, else any active one."""
-        number = self.served.get(connection)
-        if number in self.backends and (self.backends[number] is BackendState.ACTIVE or not begins):
-            return {number}
-        return {each for each, state in self.backends.items() if state is BackendState.ACTIVE}
-
-
 class Pair:
     """The programs, and the model of them."""
 
@@ -42,7 +25,7 @@ class Pair:
         world.reset()
         self.world = world
         self.services = Services(world.maps)
-        self.model = Model()
+        self.model = ServiceModel()
         self.vip, self.client = (VIP, A.ip) if version == 4 else (VIP6, A.ip6)
         self.address = "203.0.113.{}" if version == 4 else "2001:db8::{}"
         self.services.serve(self.vip, [], flags=ServiceFlag.ROUTABLE)

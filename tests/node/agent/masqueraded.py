@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -11,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from hive.lab import pods
-from hive.lab.namespaces import Namespaces, inside
+from hive.lab.namespaces import Namespaces
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from tests.support.sockets import WITHIN, opened, seen_by_server
 
 NODE6, OUTSIDE6 = "fd50::10", "fd50::1"
 OUTSIDE = {4: OUTSIDE_ADDRESS, 6: OUTSIDE6}
-FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 PORT = 8080
-WITHIN = 10.0
 DUAL = ("--enable-ipv6=true", "--ipv6-range=fd00:5::/112")
 
 
@@ -32,13 +30,6 @@ def between(lab: Lab, pod: pods.Attached) -> Iterator[tuple[Namespaces, Namespac
         yield calling, outside
 
 
-def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socket.socket:
-    with inside(where):
-        found = socket.socket(FAMILY[version], kind, protocol)
-    found.settimeout(WITHIN)
-    return found
-
-
 Addresses = Mapping[int, str]
 """By family."""
 
@@ -47,8 +38,8 @@ def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses
     """Have the pod send to a server outside and receive the echo; the address that the server saw."""
     with (
         between(lab, pod) as (calling, outside),
-        made(outside, version, socket.SOCK_STREAM) as listener,
-        made(calling, version, socket.SOCK_STREAM) as client,
+        opened(outside, version, socket.SOCK_STREAM) as listener,
+        opened(calling, version, socket.SOCK_STREAM) as client,
     ):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((to[version], PORT))
@@ -65,26 +56,15 @@ def seen_by_tcp_server(lab: Lab, pod: pods.Attached, version: int, to: Addresses
 
 def seen_by_udp_server(lab: Lab, pod: pods.Attached, version: int, size: int, to: Addresses = OUTSIDE) -> str:
     """The same by a datagram of that many bytes."""
-    with (
-        between(lab, pod) as (calling, outside),
-        made(outside, version, socket.SOCK_DGRAM) as server,
-        made(calling, version, socket.SOCK_DGRAM) as client,
-    ):
-        server.bind((to[version], PORT))
-        client.connect((to[version], PORT))
-        question = os.urandom(size)
-        client.send(question)
-        heard, peer = server.recvfrom(size + 1)
-        assert heard == question
-        server.sendto(heard[::-1], peer)
-        assert client.recv(size + 1) == question[::-1]
-        return str(peer[0])
+    with between(lab, pod) as (calling, outside):
+        where = (to[version], PORT)
+        return seen_by_server(calling, outside, version, where, where, size)
 
 
 def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
     """Whether an echo is answered, to the identifier that asked."""
     protocol, kind, answer = (1, 8, 0) if version == 4 else (58, 128, 129)
-    with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_RAW, protocol) as asking:
+    with between(lab, pod) as (calling, _), opened(calling, version, socket.SOCK_RAW, protocol) as asking:
         body = struct.pack(">HH", 4321, 7) + b"payload!"
         head = struct.pack(">BBH", kind, 0, 0)
         if version == 4:
@@ -101,7 +81,7 @@ def echoed(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) 
 
 def refused(lab: Lab, pod: pods.Attached, version: int, to: Addresses = OUTSIDE) -> bool:
     """Whether the pod learns that there is no listener: an ICMP error about a packet from the node."""
-    with between(lab, pod) as (calling, _), made(calling, version, socket.SOCK_DGRAM) as client:
+    with between(lab, pod) as (calling, _), opened(calling, version, socket.SOCK_DGRAM) as client:
         client.connect((to[version], 9))
         client.send(b"anybody?")
         try:

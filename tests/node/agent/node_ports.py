@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import threading
@@ -11,8 +10,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hive.lab import pods
-from hive.lab.namespaces import Namespaces, inside
+from hive.lab.namespaces import Namespaces
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
+from tests.support.sockets import WITHIN, opened, seen_by_server
 
 IPV6_MTU = 24  # linux/in6.h
 
@@ -22,10 +22,8 @@ NODE = {4: NODE_ADDRESS, 6: NODE6}
 OUTSIDE = {4: OUTSIDE_ADDRESS, 6: OUTSIDE6}
 ELSEWHERE = {4: "198.51.100.9", 6: "fd51::9"}
 """Where another node's pod would be."""
-FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 NODE_PORT, FAR_PORT, TARGET, HOST_PORT = 30080, 30081, 8080, 8888
 BALANCER, EXTERNAL = "192.0.2.80", "192.0.2.81"
-WITHIN = 10.0
 SETTINGS = (
     *("--enable-ipv6=true", "--ipv6-range=fd00:5::/112", "--enable-node-port=true"),
     *("--enable-external-ips=true", "--enable-host-port=true", "--direct-routing-device=upl+"),
@@ -83,13 +81,6 @@ def give_addresses(lab: Lab) -> None:
             outside.run(command, f"route add {ip} via {NODE_ADDRESS}")
 
 
-def made(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socket.socket:
-    with inside(where):
-        found = socket.socket(FAMILY[version], kind, protocol)
-    found.settimeout(WITHIN)
-    return found
-
-
 @contextmanager
 def ends(lab: Lab, server: pods.Attached | None) -> Iterator[tuple[Namespaces, Namespaces]]:
     """Of the client and of the server, which is outside too if it is not a pod."""
@@ -106,8 +97,8 @@ def answered(
     seen: list[str] = []
     with (
         ends(lab, server) as (outside, serving_end),
-        made(serving_end, version, socket.SOCK_STREAM) as listener,
-        made(outside, version, socket.SOCK_STREAM) as client,
+        opened(serving_end, version, socket.SOCK_STREAM) as listener,
+        opened(outside, version, socket.SOCK_STREAM) as client,
     ):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((own, TARGET))
@@ -146,25 +137,14 @@ def answered(
 
 def datagram(lab: Lab, version: int, to: tuple[str, int], server: pods.Attached | None, size: int) -> str:
     """By UDP: the client that the server saw; the answer comes from where the client asked."""
-    with (
-        ends(lab, server) as (outside, serving_end),
-        made(serving_end, version, socket.SOCK_DGRAM) as listener,
-        made(outside, version, socket.SOCK_DGRAM) as client,
-    ):
-        listener.bind(("" if server is not None else ELSEWHERE[version], TARGET))
-        client.connect(to)
-        question = os.urandom(size)
-        client.send(question)
-        heard, peer = listener.recvfrom(size + 1)
-        assert heard == question
-        listener.sendto(heard[::-1], peer)
-        assert client.recv(size + 1) == question[::-1]
-        return str(peer[0])
+    own = ("" if server is not None else ELSEWHERE[version], TARGET)
+    with ends(lab, server) as (outside, serving_end):
+        return seen_by_server(outside, serving_end, version, own, to, size)
 
 
 def refused(lab: Lab, version: int, to: tuple[str, int], kind: int) -> bool:
     """Whether the client gets an error that there is no backend."""
-    with lab.open_outside() as outside, made(outside, version, kind) as client:
+    with lab.open_outside() as outside, opened(outside, version, kind) as client:
         try:
             client.connect(to)
             client.send(b"anybody?")

@@ -18,12 +18,12 @@ from tests.node.agent.node_ports import (
     SETTINGS,
     TARGET,
     give_addresses,
-    made,
     service,
     slices,
 )
 from tests.node.agent.offloads import ETHTOOL_STXCSUM, set_feature
 from tests.support.agents import serving
+from tests.support.sockets import opened
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -46,8 +46,8 @@ def test_with_dsr_a_client_hears_how_long_its_datagrams_may_be(
         # The backend is where the client is, and has to take packets that come from itself.
         outside.run(Path("/proc/sys/net/ipv4/conf/node/accept_local").write_text, "1")
         with (
-            made(outside, 4, socket.SOCK_DGRAM) as server,
-            made(outside, 4, socket.SOCK_DGRAM) as client,
+            opened(outside, 4, socket.SOCK_DGRAM) as server,
+            opened(outside, 4, socket.SOCK_DGRAM) as client,
         ):
             server.bind((ELSEWHERE[4], TARGET))
             client.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT)
@@ -61,7 +61,7 @@ def test_with_dsr_a_client_hears_how_long_its_datagrams_may_be(
 
             eventually(arrives)
         for version, levels in ((4, (socket.IPPROTO_IP, IP_MTU)), (6, (socket.IPPROTO_IPV6, IPV6_MTU))):
-            with made(outside, version, socket.SOCK_DGRAM) as client:
+            with opened(outside, version, socket.SOCK_DGRAM) as client:
                 if version == 4:
                     client.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
                 client.connect((NODE[version], FAR_PORT))

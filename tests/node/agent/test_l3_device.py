@@ -27,12 +27,12 @@ from tests.node.agent.node_ports import (
     command,
     datagram,
     give_addresses,
-    made,
     refused,
     service,
     slices,
 )
 from tests.support.agents import known_pods, serving, terminated
+from tests.support.sockets import opened
 from tests.support.tun import tun_wire
 from tests.support.waiting import eventually
 
@@ -127,14 +127,14 @@ def test_with_dsr_packets_to_a_backend_carry_the_service_address(
         outside.run(Path("/proc/sys/net/ipv4/conf/node/accept_local").write_text, "1")
         for size in (100, LONGER_THAN_A_PACKET):
             with (
-                made(outside, 4, socket.SOCK_DGRAM) as server,
-                made(outside, 4, socket.SOCK_DGRAM) as client,
+                opened(outside, 4, socket.SOCK_DGRAM) as server,
+                opened(outside, 4, socket.SOCK_DGRAM) as client,
             ):
                 server.bind((ELSEWHERE[4], TARGET))
                 client.sendto(bytes(size), (WAN[4], FAR_PORT))
                 question, sender = server.recvfrom(size + 1)
                 assert (len(question), sender[0]) == (size, CLIENT[4])
-        with made(outside, 6, socket.SOCK_DGRAM) as client:
+        with opened(outside, 6, socket.SOCK_DGRAM) as client:
             client.connect((WAN[6], FAR_PORT))
             client.send(bytes(1500 - 48))
             eventually(lambda: client.getsockopt(socket.IPPROTO_IPV6, IPV6_MTU) == 1500 - 24)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import select
-import socket
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cells.observe.events import LookupRecord, Lost, decode
+from cells.observe.events import LookupRecord
 from cells.observe.monitor import SOCKET
 from cells.proxy.dns.port import FILE, NAME
 from hive.client import ask, connect
 from hive.lab import agent_process
 from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
-from hive.observe.monitor import events
 from tests.node.agent.manifests import write
 from tests.node.agent.node_ports import command
 from tests.support.agents import serving
 from tests.support.dns_script import TRUE, addresses_of, serve
 from tests.support.dns_script import ask as ask_server
+from tests.support.requests import monitored
 from tests.support.town import REFUSED, WEB, connects, town
 from tests.support.waiting import eventually
 
@@ -114,7 +112,7 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
     with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
         place.look()  # of the first, the event of the query may have come before we listened
-        lookups = reported_lookups(stream)
+        lookups = monitored(stream, LookupRecord)
         request = next(one for one in lookups if one.query == f"{WEB}." and not one.answer)
         answer = next(one for one in lookups if one.answer)
         assert (request.verdict, request.type, request.protocol) == ("Forwarded", 1, 17)
@@ -126,11 +124,3 @@ def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
         place.look("other.example.com", tcp=True)
         refused = next(one for one in lookups if one.query == "other.example.com.")
         assert (refused.verdict, refused.code, refused.protocol) == ("Denied", REFUSED, 6)
-
-
-def reported_lookups(stream: socket.socket) -> Iterator[LookupRecord]:
-    """The monitor's events about lookups, from now on."""
-    for event in events(stream):
-        record = None if isinstance(event, Lost) else decode(event.data)
-        if isinstance(record, LookupRecord):
-            yield record

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from cells.observe.events import RequestRecord
 from cells.observe.monitor import SOCKET
 from cells.proxy.envoy import EnvoyProgramSettings
 from cells.proxy.envoy.ports import EnvoyProgram
@@ -38,7 +39,7 @@ from tests.support.requests import (
     Shop,
     answering,
     ask_http,
-    monitored_requests,
+    monitored,
     of_entities,
     policy,
     shop,
@@ -195,9 +196,9 @@ def test_calls_of_grpc_are_requests(node: Lab, tmp_path: Path) -> None:
 def test_the_monitor_shows_http_requests(node: Lab, tmp_path: Path) -> None:
     with shop(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.get("/public/1").status == 200 and select.select([stream], [], [], 0.2)[0])
-        monitored = monitored_requests(stream)
-        request = next(one for one in monitored if one.url.endswith("/public/1"))  # not one asked for before
-        answer = next(monitored)
+        records = monitored(stream, RequestRecord)
+        request = next(one for one in records if one.url.endswith("/public/1"))  # not one asked for before
+        answer = next(records)
         assert (request.ingress, request.verdict, request.method) == (True, "Forwarded", "GET")
         assert request.url == f"http://{place.server.ipv4}:{PORT}/public/1"
         assert (request.source.address, request.destination.address) == (place.client.ipv4, place.server.ipv4)
@@ -207,7 +208,7 @@ def test_the_monitor_shows_http_requests(node: Lab, tmp_path: Path) -> None:
         assert "k8s:app=server" in request.destination.labels
         assert (answer.answer, answer.code) == (True, 200)
         assert place.get("/secret").status == 403
-        refused = next(one for one in monitored if one.verdict == "Denied")
+        refused = next(one for one in records if one.verdict == "Denied")
         assert (refused.answer, refused.verdict, refused.code) == (False, "Denied", 403)
 
 

@@ -14,9 +14,10 @@ from scapy.layers.sctp import SCTP, SCTPChunkData
 from hive.lab import agent_process, pods
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import Lab
-from tests.node.agent.node_ports import ELSEWHERE, FAR_PORT, NODE, OUTSIDE, give_addresses, made
+from tests.node.agent.node_ports import ELSEWHERE, FAR_PORT, NODE, OUTSIDE, give_addresses
 from tests.node.agent.node_ports import NODE_PORT as PORT
 from tests.support.agents import known_pods, serving
+from tests.support.sockets import opened
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -93,7 +94,7 @@ def _summed(packet: SCTP) -> SCTP:
 
 @contextmanager
 def speaking(where: Namespaces, version: int, port: int, own: str = "") -> Iterator[Speaker]:
-    with made(where, version, socket.SOCK_RAW, socket.IPPROTO_SCTP) as sock:
+    with opened(where, version, socket.SOCK_RAW, socket.IPPROTO_SCTP) as sock:
         if own:
             sock.bind((own, 0))
         yield Speaker(sock, version, port)

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hive.client import ask
+from hive.lab.agent_process import api_socket
 from hive.lab.node import Lab
+from hive.lab.traffic.probe import ping
 from tests.support.agents import serving
 from tests.support.chain import addresses_of
 
@@ -34,3 +37,15 @@ BRIDGE = {"type": "bridge", "bridge": "cni0", "isGateway": True}
 def chained(lab: Lab, *settings: str) -> int:
     """An agent with its plugin chained onto that network."""
     return serving(lab, "--cni-chaining-target=others", "--enable-ipv6=true", *settings)
+
+
+def endpoints(pid: int) -> list[dict[str, Any]]:
+    """Of the agent."""
+    found: list[dict[str, Any]] = ask("/v1/endpoint", api_socket(pid))
+    return found
+
+
+def reaches(lab: Lab, pod: str, target: str, patience: float = 1.0) -> bool:
+    """Whether the pod gets an answer from there, in time."""
+    with lab.open_pod(pod) as source:
+        return bool(source.run(ping, target, 1, patience))

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from hive.client import ask
-from hive.lab.agent_process import api_socket
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping, tcp_echo, tcp_echo_server
 from tests.node.agent.conversations import conversation, enforce, is_cut
-from tests.node.chaining.chained import BRIDGE, SUBNET, chained, network
+from tests.node.chaining.chained import BRIDGE, SUBNET, chained, endpoints, network, reaches
 from tests.support.agents import serving, terminated
 from tests.support.chain import Chain, ChainError
 from tests.support.points import EVERY
@@ -33,11 +31,6 @@ HOST_PORT = 8080
 PTP = {"type": "ptp"}
 
 
-def endpoints(pid: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask("/v1/endpoint", api_socket(pid))
-    return found
-
-
 def links(lab: Lab) -> set[str]:
     """Names of the node's links."""
     with lab.open() as node:
@@ -48,12 +41,6 @@ def links(lab: Lab) -> set[str]:
 def _links() -> list[str]:
     done = subprocess.run(["ip", "-j", "link"], check=True, capture_output=True)
     return [link["ifname"] for link in json.loads(done.stdout)]
-
-
-def reaches(lab: Lab, pod: str, target: str, patience: float = 1.0) -> bool:
-    """Whether the pod gets an answer from there, in time."""
-    with lab.open_pod(pod) as source:
-        return bool(source.run(ping, target, 1, patience))
 
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP] if EVERY else [BRIDGE], ids=itemgetter("type"))

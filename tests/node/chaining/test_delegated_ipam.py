@@ -6,7 +6,6 @@ import json
 import subprocess
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from hive.lab.agent_process import api_socket
 from hive.lab.node import NODE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
 from tests.node.agent.conversations import conversation, enforce, is_cut
+from tests.node.chaining.chained import endpoints, reaches
 from tests.support.agents import run_agent, serving, terminated
 from tests.support.chain import Chain, ChainError, addresses_of
 from tests.support.talk import talking
@@ -68,17 +68,6 @@ def _routes() -> list[tuple[str, str]]:
 
 def _unroute(address: str) -> None:
     subprocess.run(["ip", "route", "del", address], check=True)
-
-
-def endpoints(pid: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ask("/v1/endpoint", api_socket(pid))
-    return found
-
-
-def reaches(lab: Lab, pod: str, target: str, patience: float = 1.0) -> bool:
-    """Whether the pod gets an answer from there, in time."""
-    with lab.open_pod(pod) as source:
-        return bool(source.run(ping, target, 1, patience))
 
 
 def test_pods_with_addresses_of_host_local_talk_and_leave_nothing(node: Lab) -> None:

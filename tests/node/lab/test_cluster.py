@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from hive.client import ask
 from hive.lab import agent_process
@@ -19,21 +18,15 @@ from hive.lab.kernel import lab_links
 from hive.lab.namespaces import inside
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, udp_receiver, udp_sender, udp_socket
-from hive.lab.traffic.probe import ping, routes
-from hive.main import cli
+from hive.lab.traffic.probe import routes
 from tests.support.namespaces import need_root
+from tests.support.two_nodes import asked, hive, reaches
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 NAME = f"twins-{os.getpid()}"
 SETTINGS = ("--enable-ipv6=true",)
-
-
-def hive(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +50,8 @@ def addresses(cluster: Cluster, pod: str) -> list[str]:
     return [one["ip"] for one in found["status"]["podIPs"]]
 
 
-def reaches(lab: Lab, pod: str, target: str) -> bool:
-    with lab.open_pod(pod) as namespaces:
-        return bool(namespaces.run(ping, target, 1))
-
-
 def rows(lab: Lab, path: str) -> list[dict[str, object]]:
-    pid = agent_process.running(lab)
-    assert pid is not None
-    answer = ask(path, agent_process.api_socket(pid))
+    answer = asked(lab, path)
     found = answer["nodes-added"] if isinstance(answer, dict) else answer
     assert isinstance(found, list)
     return found

@@ -16,13 +16,13 @@ from urllib.parse import urlencode
 
 import pytest
 
-from hive.client import ask
 from hive.lab import agent_process
 from hive.lab.cluster import Cluster
 from hive.lab.namespaces import inside
 from hive.lab.node import Lab, exclusive
 from hive.lab.traffic.flows import tcp_listener
 from tests.support.namespaces import need_root
+from tests.support.two_nodes import asked
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -57,15 +57,9 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             found.remove(found.nodes())
 
 
-def agent(lab: Lab, path: str) -> Any:
-    pid = agent_process.running(lab)
-    assert pid is not None
-    return ask(path, agent_process.api_socket(pid))
-
-
 def explained(lab: Lab, source: str, destination: str, port: int) -> Object:
     query = urlencode({"source": f"default/{source}", "destination": destination, "port": str(port)})
-    found: Object = agent(lab, f"/hive/policy/explain?{query}")
+    found: Object = asked(lab, f"/hive/policy/explain?{query}")
     return found
 
 
@@ -99,11 +93,11 @@ def entry(chance: random.Random, way: str) -> Object:
 
 
 def enforced(lab: Lab, names: set[str]) -> bool:
-    rows = agent(lab, "/statedb/dump/policies")["policies"]
+    rows = asked(lab, "/statedb/dump/policies")["policies"]
     assert all(row["obj"]["valid"] for row in rows), rows
-    revision = agent(lab, "/v1/policy")["revision"]
+    revision = asked(lab, "/v1/policy")["revision"]
     realized = [
-        one["status"]["policy"]["realized"].get("policy-revision", 0) for one in agent(lab, "/v1/endpoint")
+        one["status"]["policy"]["realized"].get("policy-revision", 0) for one in asked(lab, "/v1/endpoint")
     ]
     return {row["obj"]["name"] for row in rows} == names and min(realized) >= revision
 

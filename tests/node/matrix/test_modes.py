@@ -35,17 +35,17 @@ from hive.lab.traffic.flows import (
     udp_sender,
     udp_socket,
 )
-from tests.node.agent.node_ports import FAR_PORT, NODE_PORT, service, slices
-from tests.node.overlay.services import OUTSIDE, by_udp
+from tests.node.agent.node_ports import FAR_PORT, NODE_PORT, TARGET, service, slices
 from tests.support.compiled import another_build
 from tests.support.dns import Looked, dnsmasq, lookup
 from tests.support.modes import DIMENSIONS, Mode, chosen
 from tests.support.namespaces import need_root
 from tests.support.pairwise import without
 from tests.support.requests import PORT, PUBLIC, Answer, answering, ask_http, of_entities, policy
+from tests.support.sockets import seen_by_server
 from tests.support.town import POLICY as NAMES
 from tests.support.town import REFUSED, WEB
-from tests.support.two_nodes import asked
+from tests.support.two_nodes import OUTSIDE, asked
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -183,7 +183,7 @@ def pods_and_services(place: Place) -> None:
         far = place.node(version), FAR_PORT
         by_tcp = place.get_from_outside(version, FAR_PORT).body
         assert (by_tcp == OUTSIDE[version]) is place.mode.seen_behind("tcp"), f"it saw {by_tcp}"
-        datagrams = by_udp(place.outside, place.inside["far"], version, far, 1000)
+        datagrams = seen_by_server(place.outside, place.inside["far"], version, ("", TARGET), far, 1000)
         assert (datagrams == OUTSIDE[version]) is place.mode.seen_behind("udp"), f"it saw {datagrams}"
 
 

@@ -18,11 +18,14 @@ from hive.lab import agent_process
 from hive.lab.cluster import TUNNEL, Cluster
 from hive.lab.namespaces import Namespaces
 from hive.lab.node import ROOT, Lab, exclusive
-from tests.node.overlay.services import FAMILY, OUTSIDE, TARGET, by_udp, opened
 from tests.support.namespaces import need_root
+from tests.support.sockets import FAMILY, opened, seen_by_server
+from tests.support.two_nodes import OUTSIDE
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
+TARGET = 8080
+OWN = ("", TARGET)
 
 NAME = f"across-{os.getpid()}"
 UNSERVED = 3
@@ -234,7 +237,7 @@ def test_clients_outside_reach_backends_of_another_node(
         allowed = seen(world, node, version, mode_of(request))
         with world.pod(backend) as server, world.cluster.network.open() as outside:
             assert by_tcp(outside, server, version, to, ANSWERED) in allowed
-            assert by_udp(outside, server, version, to, 1000) in allowed
+            assert seen_by_server(outside, server, version, OWN, to, 1000) in allowed
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -243,7 +246,7 @@ def test_backends_of_the_node_asked_see_the_client_itself(world: World, version:
         to = (world.node(node, version), node_port(node))
         with world.pod(node) as server, world.cluster.network.open() as outside:
             assert by_tcp(outside, server, version, to, ANSWERED) == OUTSIDE[version]
-            assert by_udp(outside, server, version, to, 1000) == OUTSIDE[version]
+            assert seen_by_server(outside, server, version, OWN, to, 1000) == OUTSIDE[version]
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -252,7 +255,7 @@ def test_pods_reach_services_of_another_node_as_who_they_are(world: World, versi
         to = (cluster_ip(other, version), TARGET)
         with world.pod(number) as client, world.pod(other) as server:
             assert by_tcp(client, server, version, to, ANSWERED) == world.pods[number - 1][version]
-            assert by_udp(client, server, version, to, 1000) == world.pods[number - 1][version]
+            assert seen_by_server(client, server, version, OWN, to, 1000) == world.pods[number - 1][version]
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -261,7 +264,7 @@ def test_pods_reach_node_ports_of_both_nodes(world: World, version: int) -> None
         to = (world.node(node, version), node_port(2))
         with world.pod(1) as client, world.pod(2) as server:
             assert by_tcp(client, server, version, to, ANSWERED)
-            assert by_udp(client, server, version, to, 1000)
+            assert seen_by_server(client, server, version, OWN, to, 1000)
 
 
 @pytest.mark.parametrize("version", [4, 6])
@@ -270,7 +273,7 @@ def test_pods_of_both_nodes_are_masqueraded_to_who_is_outside(world: World, vers
         to = (OUTSIDE[version], TARGET)
         with world.pod(number) as client, world.cluster.network.open() as outside:
             assert by_tcp(client, outside, version, to, ANSWERED) == world.node(number, version)
-            assert by_udp(client, outside, version, to, 1000) == world.node(number, version)
+            assert seen_by_server(client, outside, version, OWN, to, 1000) == world.node(number, version)
 
 
 @pytest.mark.parametrize("version", [4, 6])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.layers.vxlan import VXLAN
@@ -37,11 +36,11 @@ from hive.lab.namespaces import Namespaces, inside
 from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, tcp_listener, udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import interfaces, ping
-from hive.main import cli
 from tests.support.agents import run_agent
 from tests.support.namespaces import need_root
 from tests.support.requests import PUBLIC, answering, ask_http, policy
 from tests.support.town import connects
+from tests.support.two_nodes import hive, reaches
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -50,12 +49,6 @@ NAME = f"tunnel-{os.getpid()}"
 SETTINGS = (TUNNEL, "--enable-ipv6=true")
 PORT, SECRET = 8472, 7777
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
-
-
-def hive(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +80,6 @@ def addresses(pod: str) -> list[str]:
 
 def ipv4(pod: str) -> str:
     return next(ip for ip in addresses(pod) if "." in ip)
-
-
-def reaches(lab: Lab, pod: str, target: str) -> bool:
-    with lab.open_pod(pod) as namespaces:
-        return bool(namespaces.run(ping, target, 1))
 
 
 def in_node(lab: Lab, ask: Callable[[], object]) -> object:

@@ -30,6 +30,7 @@ from lifecycle import (
 )
 from lifecycle.tables import ReconcileError
 from tests.unit.host_ip_sync.fakes import FakeMaps
+from tests.unit.ipam.devices import devices
 from tests.unit.ipcache.fakes import IpcacheOver
 from tests.unit.local_addresses.fakes import LocalAddressesOver
 
@@ -231,14 +232,6 @@ def hive(table: Table[int, Device], maps: FakeMaps) -> Hive:
         invoke(root),
     )
     return Hive(module("host-ip-sync", "Host addresses", *parts))
-
-
-def devices(*rows: Device) -> Table[int, Device]:
-    table: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
-    with table.txn() as txn:
-        for row in rows:
-            txn.put(row)
-    return table
 
 
 @pytest.mark.anyio
