@@ -284,17 +284,8 @@ _VERDICTS: Final = {
     "Error": FlowVerdict.ERROR,
 }
 _DIRECTIONS: Final = {"Ingress": TrafficDirection.INGRESS, "Egress": TrafficDirection.EGRESS}
-DNS_TYPES: Final = {
-    **dict(enumerate(("A", "NS", "MD", "MF", "CNAME", "SOA", "MB", "MG", "MR", "NULL", "WKS", "PTR"), 1)),
-    13: "HINFO",
-    14: "MINFO",
-    15: "MX",
-    16: "TXT",
-    28: "AAAA",
-    33: "SRV",
-    41: "OPT",
-    256: "URI",
-}
+_FIRST_TYPES = "A NS MD MF CNAME SOA MB MG MR NULL WKS PTR HINFO MINFO MX TXT"
+DNS_TYPES: Final = dict(enumerate(_FIRST_TYPES.split(), 1)) | {28: "AAAA", 33: "SRV", 41: "OPT", 256: "URI"}
 """Names of record types; others are ``Unknown``."""
 DNS_CODES: Final = {
     0: "No Error",
@@ -460,35 +451,17 @@ def _path(text: str) -> str:
 
 def access_log_record(record: RequestRecord | LookupRecord) -> AccessLogRecord:
     """The record of what the DNS proxy or Envoy reports."""
-    ipv6 = ":" in record.source.address
+    http, dns = None, None
     if isinstance(record, RequestRecord):
-        return AccessLogRecord(
-            type="Response" if record.answer else "Request",
-            time=record.time,
-            observation_point="Ingress" if record.ingress else "Egress",
-            source=_party(record.source),
-            destination=_party(record.destination),
-            ip_version=6 if ipv6 else 4,
-            verdict=record.verdict,
-            transport_protocol=6,
-            http=HTTPRecord(
-                code=record.code,
-                method=record.method,
-                url=record.url,
-                protocol=record.protocol,
-                headers=record.headers,
-            ),
+        http = HTTPRecord(
+            code=record.code,
+            method=record.method,
+            url=record.url,
+            protocol=record.protocol,
+            headers=record.headers,
         )
-    return AccessLogRecord(
-        type="Response" if record.answer else "Request",
-        time=record.time,
-        observation_point="Egress",
-        source=_party(record.source),
-        destination=_party(record.destination),
-        ip_version=6 if ipv6 else 4,
-        verdict=record.verdict,
-        transport_protocol=record.protocol,
-        dns=DNSRecord(
+    else:
+        dns = DNSRecord(
             query=record.query,
             addresses=record.addresses,
             ttl=record.ttl,
@@ -497,7 +470,18 @@ def access_log_record(record: RequestRecord | LookupRecord) -> AccessLogRecord:
             code=record.code,
             types=(record.type,),
             answer_types=record.answer_types,
-        ),
+        )
+    return AccessLogRecord(
+        type="Response" if record.answer else "Request",
+        time=record.time,
+        observation_point="Ingress" if isinstance(record, RequestRecord) and record.ingress else "Egress",
+        source=_party(record.source),
+        destination=_party(record.destination),
+        ip_version=6 if ":" in record.source.address else 4,
+        verdict=record.verdict,
+        transport_protocol=6 if isinstance(record, RequestRecord) else record.protocol,
+        http=http,
+        dns=dns,
     )
 
 
