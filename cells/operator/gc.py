@@ -30,7 +30,6 @@ from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_PODS, ClusterIdentity, ClusterObjects
 from lifecycle import (
     Duration,
-    Hook,
     Jobs,
     Lifecycle,
     Logger,
@@ -445,15 +444,7 @@ def collect_metrics(
     async def collect() -> Iterable[MetricFamily]:
         return families(endpoints, identities)
 
-    collector = Collector("gc", collect)
-
-    async def start() -> None:
-        metrics.add([collector])
-
-    async def stop() -> None:
-        metrics.remove([collector])
-
-    lifecycle.append(Hook("report metrics", start, stop))
+    metrics.report(lifecycle, Collector("gc", collect))
 
 
 def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[MetricFamily]:

@@ -35,7 +35,7 @@ from cells.observe.metrics import Metrics
 from cells.operator.gc import IdentityPasses
 from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects
 from cells.operator.options import ServedCluster
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, invoke, module, provide
+from lifecycle import Jobs, Lifecycle, Logger, Table, Tables, invoke, module, provide
 
 __all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
 
@@ -67,15 +67,7 @@ class IdentityComparison:
         self._objects = objects.table(CLUSTER_IDENTITIES)
         self._in_objects: set[str] = set()
         self._in_keys: set[str] = set()
-        collector = Collector("doublewrite", self._collect)
-
-        async def start() -> None:
-            metrics.add([collector])
-
-        async def stop() -> None:
-            metrics.remove([collector])
-
-        lifecycle.append(Hook("report metrics", start, stop))
+        metrics.report(lifecycle, Collector("doublewrite", self._collect))
         jobs.timer("compare identities", self.compare, INTERVAL).trigger()
 
     async def compare(self) -> None:
@@ -209,7 +201,6 @@ def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycl
     """Report it while this operator leads, where there is a store."""
     if metrics is None or not store.enabled:
         return
-    registry = metrics
 
     async def collect() -> Iterable[MetricFamily]:
         return [
@@ -217,15 +208,7 @@ def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycl
             for one in store.metrics.families()
         ]
 
-    collector = Collector("kvstore", collect)
-
-    async def start() -> None:
-        registry.add([collector])
-
-    async def stop() -> None:
-        registry.remove([collector])
-
-    lifecycle.append(Hook("report metrics", start, stop))
+    metrics.report(lifecycle, Collector("kvstore", collect))
 
 
 cell = module(

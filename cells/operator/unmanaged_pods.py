@@ -19,7 +19,7 @@ from cells.kubernetes.objects.kind import Key, LabelSelector
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
-from lifecycle import Hook, Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide, refuse
+from lifecycle import Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide, refuse
 
 __all__ = ["UnmanagedPodSettings", "UnmanagedPods", "cell"]
 
@@ -129,16 +129,8 @@ def collect_metrics(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle)
     async def collect() -> Iterable[MetricFamily]:
         return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]
 
-    collector = Collector("unmanaged-pods", collect)
-
-    async def start() -> None:
-        metrics.add([collector])
-
-    async def stop() -> None:
-        metrics.remove([collector])
-
     if pods.active:
-        lifecycle.append(Hook("report metrics", start, stop))
+        metrics.report(lifecycle, Collector("unmanaged-pods", collect))
 
 
 cell = module(

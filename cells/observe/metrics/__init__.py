@@ -179,6 +179,17 @@ class Metrics:
         for collector in collectors:
             self._collectors.remove(collector)
 
+    def report(self, lifecycle: Lifecycle, collector: Collector) -> None:
+        """Ask this too while the hive of the lifecycle runs: one inside another ends before it."""
+
+        async def start() -> None:
+            self.add([collector])
+
+        async def stop() -> None:
+            self.remove([collector])
+
+        lifecycle.append(Hook("report metrics", start, stop))
+
     async def families(self) -> list[MetricFamily]:
         """The current values of every family that is served."""
         return [family for family in await self.every() if self._choice.serves(family)]

@@ -24,7 +24,6 @@ from cells.operator.api_server import ClusterAPI
 from cells.operator.endpoint_slices.slices import EndpointSlices, SliceRow, SliceSettings, WriteLimit
 from lifecycle import (
     BatchError,
-    Hook,
     Jobs,
     Lifecycle,
     ReadTable,
@@ -101,15 +100,7 @@ def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle)
     async def collect() -> Iterable[MetricFamily]:
         return families(counts)
 
-    collector = Collector("endpoint-slices", collect)
-
-    async def start() -> None:
-        metrics.add([collector])
-
-    async def stop() -> None:
-        metrics.remove([collector])
-
-    lifecycle.append(Hook("report metrics", start, stop))
+    metrics.report(lifecycle, Collector("endpoint-slices", collect))
 
 
 # Writes CiliumEndpointSlices.

@@ -48,7 +48,6 @@ from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterServ
 from cells.operator.options import ServedCluster
 from lifecycle import (
     Health,
-    Hook,
     Jobs,
     Lifecycle,
     Logger,
@@ -440,16 +439,8 @@ def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> Non
     async def collect() -> Iterable[MetricFamily]:
         return families(ipam)
 
-    collector = Collector("lb-ipam", collect)
-
-    async def start() -> None:
-        metrics.add([collector])
-
-    async def stop() -> None:
-        metrics.remove([collector])
-
     if ipam.active:
-        lifecycle.append(Hook("report metrics", start, stop))
+        metrics.report(lifecycle, Collector("lb-ipam", collect))
 
 
 def families(ipam: LBIPAM) -> list[MetricFamily]:
