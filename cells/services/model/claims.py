@@ -10,7 +10,7 @@ and take no cluster address of another one.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from enum import Enum
+from enum import IntEnum
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from types import TracebackType
 from typing import Final, Self
@@ -66,7 +66,7 @@ SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
 _OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)
 
 
-class Holder(Enum):
+class Holder(IntEnum):
     """What kind of address it is; the first that holds an address counts."""
 
     CLUSTER_IP = 1
@@ -80,7 +80,7 @@ class Holder(Enum):
 class Reservation(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """An address or a range, and its use in words.
 
-    Every service has some: hashing an address, and a member of an enumeration, calls Python.
+    Every service has some, and hashing an address calls Python: it is hashed once.
     """
 
     what: IPAddress | IPNetwork
@@ -385,7 +385,8 @@ class Claims:
                 self._withdraw(key, owner)
             for key, frontend in wanted.items():
                 self._claim(key, owner, frontend)
-            self._forget_states()
+            if self._states:
+                self._forget_states()
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
         """Serve this manually, or nothing if None, whatever the claims for the frontend."""
@@ -415,6 +416,8 @@ class Claims:
     def _claimed_by(self, owner: ServiceName, *, besides: Container[FrontendKey]) -> Iterable[FrontendKey]:
         """Others than these. The index has rows that the transaction replaced, and lacks those it put."""
         found = [*self._index.keys(owner), *self._written.get(owner, ()), *self._beside_of.get(owner, ())]
+        if not found:
+            return ()
         more = [key for key in found if key not in besides]
         return [
             key

@@ -301,12 +301,12 @@ class _Conversion:
         spec, options = self._spec, self._options
         cluster_ips = self._addresses(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
         ports = self._unique_ports()
-        if self._wants(ServiceType.CLUSTER_IP):
+        if cluster_ips and self._wants(ServiceType.CLUSTER_IP):
             yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
         if options.enable_node_port and self._wants(ServiceType.LOAD_BALANCER):
             yield from self._at(self._ingress(), ports, ServiceType.LOAD_BALANCER)
-        if options.enable_external_ips:
-            yield from self._at(self._addresses(spec.external_ips or ()), ports, ServiceType.EXTERNAL_IPS)
+        if spec.external_ips and options.enable_external_ips:
+            yield from self._at(self._addresses(spec.external_ips), ports, ServiceType.EXTERNAL_IPS)
         node_ports = options.enable_node_port and self._wants(ServiceType.NODE_PORT)
         if node_ports and spec.type in _WITH_NODE_PORTS:
             families = {address.version for address in cluster_ips}
