@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cells.datapath.datapath import Datapath
 from cells.maps.node_maps import Maps
@@ -10,6 +11,7 @@ from hive.agent.forecast import SettingsOfOthers, forecast
 from hive.agent.process import build, sources_of
 from lifecycle.settings.options import Group
 
+CHART = Path(__file__).resolve().parents[3] / "configs" / "manifests" / "configmap.yaml"
 MODES = {
     "the defaults": "",
     "kube-proxy replacement": "kube-proxy-replacement=true",
@@ -48,6 +50,13 @@ def test_the_forecast_with_ipsec(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("3+ rfc4106(gcm(aes)) 44434241343332312423222114131211f4f3f2f1 128\n", encoding="utf-8")
     check(["--enable-ipsec=true", f"--ipsec-key-file={keys}", "--kube-proxy-replacement=true"])
+
+
+def test_the_forecast_with_the_settings_of_the_chart(tmp_path: Path) -> None:
+    for name, value in yaml.safe_load(CHART.read_text(encoding="utf-8"))["data"].items():
+        (tmp_path / name).write_text(value, encoding="utf-8")
+    check([f"--config-dir={tmp_path}"])
+    check([f"--config-dir={tmp_path}", "--kube-proxy-replacement=true"])
 
 
 def check(flags: list[str]) -> None:
