@@ -201,7 +201,7 @@ class KernelMaps:
 
     def once(self) -> AbstractContextManager[object]:
         """Void verdicts at the end of the block: by one call for the node, and one for the endpoint."""
-        return self._maps.epochs.once()
+        return self._maps.epochs
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
         """Have the kernel go through the conntrack maps."""

@@ -331,7 +331,7 @@ class Map:
 
     def once(self) -> AbstractContextManager[object]:
         """Of all that is written in the block void verdicts at its end, by one call. Without await inside."""
-        return nullcontext() if self.epochs is None else self.epochs.once()
+        return nullcontext() if self.epochs is None else self.epochs
 
     def reopened(self) -> "Map":
         """The same map with buffers of its own, for another thread, which reads and closes it."""
@@ -496,7 +496,8 @@ _FEW: Final = 2  # up to so many, single writes are quicker than a batch
 class Epochs:
     """The epochs of the node and of its endpoints, in hive_epoch, for one writer.
 
-    Maps advance them when they change. There is no other caller.
+    Maps advance them when they change. There is no other caller. As a context: of all that changes in the
+    block void verdicts at its end, by one call. Without await inside; blocks may be nested.
     """
 
     def __init__(self, table: Map) -> None:
@@ -522,18 +523,11 @@ class Epochs:
             self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
             self._known.update(following)
 
-    def once(self) -> Self:
-        """Of all that changes in the block void verdicts at its end, by one call; raises BpfError.
-
-        Without await inside. Blocks may be nested.
-        """
-        return self  # a generator's context costs 1 µs for each map
-
     def __enter__(self) -> Self:
         self._depth += 1
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._depth -= 1
         if self._due and not self._depth:
             due, self._due = self._due, set()

@@ -38,16 +38,22 @@ class PolicyEntryWrite(NamedTuple):
     packed: tuple[bytes, bytes]
 
 
+_Step = tuple[Sequence[tuple[bytes, bytes]], Sequence[bytes]]
+"""What is set and then taken out to change a map, in order."""
+
+
 class EntryChanges:
     """Entries that are set and keys that are taken out, packed once for all maps that get them."""
 
-    __slots__ = ("_by_group", "_writes", "new", "removed")
+    __slots__ = ("_by_group", "_step", "_writes", "new", "removed")
 
     def __init__(self, new: Mapping[PolicyKey, PolicyEntry], removed: Iterable[PolicyKey]) -> None:
         self.new = new
         self.removed = tuple(removed)
         self._writes: tuple[PolicyEntryWrite, ...] | None = None
         self._by_group: _ByGroup | None = None
+        self._step: tuple[object, _Step] | None = None
+        """With the version of the entries that it is from: these would hold those before, and so on."""
 
     @classmethod
     def of(cls, changes: Mapping[PolicyKey, PolicyEntry | None]) -> EntryChanges:
@@ -71,6 +77,28 @@ class EntryChanges:
                 allows.sort(key=lambda one: precedence(one.key), reverse=True)
             self._writes = (*(one for one in writes if one.entry.deny), *allows)
         return self._writes
+
+    def step(self, present: Mapping[PolicyKey, PolicyEntry]) -> _Step:
+        """The system calls' arguments for a map that has these; made once for maps that have the same."""
+        version = present.version if isinstance(present, PolicyEntryMap) else None
+        if self._step is not None and self._step[0] is version:
+            return self._step[1]
+        puts = [
+            one.packed
+            for one in self.writes
+            if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
+        ]
+        step = puts, self._drops(present) if self.removed else ()
+        if version is not None:
+            self._step = version, step
+        return step
+
+    def _drops(self, present: Mapping[PolicyKey, PolicyEntry]) -> list[bytes]:
+        removed = [key for key in self.removed if key in present]
+        if any(present[key].conditional for key in removed):
+            removed.sort(key=precedence)
+        removed.sort(key=lambda key: present[key].deny)
+        return [key.pack() for key in removed]
 
     @property
     def by_group(self) -> _ByGroup:
@@ -227,23 +255,23 @@ class PolicyMap:
         bpf-policy-map-max); what was written until then stays. A full map is closed rather than open: allows
         make room for denies.
         """
-        with self._epochs.once():
-            self._replace(wanted)
+        with self._epochs:
+            try:
+                self._write(self._difference(wanted))
+            except BpfError as error:
+                self._replace_refused(wanted, error)
             self._present = wanted if isinstance(wanted, PolicyEntryMap) else dict(wanted)
 
-    def _replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
+    def _replace_refused(self, wanted: Mapping[PolicyKey, PolicyEntry], error: BpfError) -> None:
+        self.reload()
+        if error.errno != errno.ENOSPC:
+            raise error
         try:
+            self._deny_first(wanted)
             self._write(self._difference(wanted))
-        except BpfError as error:
+        except BpfError:
             self.reload()
-            if error.errno != errno.ENOSPC:
-                raise
-            try:
-                self._deny_first(wanted)
-                self._write(self._difference(wanted))
-            except BpfError:
-                self.reload()
-                raise
+            raise
 
     def _deny_first(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
         """In a full map: have what is to be denied, at the cost of what is allowed. Raises BpfError if even
@@ -268,11 +296,11 @@ class PolicyMap:
             staying = staying[: max(room, 0)]
         self._forget(sorted(set(allows) - set(staying), key=precedence))
         self._forget(stale)
-        self._put(EntryChanges(denies, ()).writes)
+        self._put(EntryChanges(denies, ()).step({})[0])
         self._present = {**self._present, **denies}
 
     def _forget(self, keys: Sequence[PolicyKey]) -> None:
-        self._drop(keys)
+        self._drop([key.pack() for key in keys])
         dropped = set(keys)
         self._present = {key: old for key, old in self._present.items() if key not in dropped}
 
@@ -308,48 +336,35 @@ class PolicyMap:
 
     def clear(self) -> None:
         """Empty the map, whatever is in it."""
-        with self._epochs.once():
-            self._drop(list(self._present))
+        with self._epochs:
+            self._drop([key.pack() for key in self._present])
             self._present = {}
             if self.map.first_key() is not None:  # written by someone else
                 self.map.clear()
 
     def _write(self, changes: EntryChanges) -> None:
-        present = self._present
-        missing: Sequence[PolicyEntryWrite] = changes.writes
-        if present:
-            missing = [
-                one
-                for one in missing
-                if (old := present.get(one.key)) is None or not old.same_verdict(one.entry)
-            ]
-        self._put(missing)
-        if not changes.removed:
-            return
-        removed = [key for key in changes.removed if key in present]
-        if any(present[key].conditional for key in removed):
-            removed.sort(key=precedence)
-        self._drop(sorted(removed, key=lambda key: present[key].deny))
+        puts, drops = changes.step(self._present)
+        self._put(puts)
+        if drops:
+            self._drop(drops)
 
-    def _put(self, writes: Sequence[PolicyEntryWrite]) -> None:
+    def _put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Set entries, in their order."""
-        if len(writes) <= _FEW:
-            for one in writes:
-                self.map.update(*one.packed)
+        if len(entries) <= _FEW:
+            for key, value in entries:
+                self.map.update(key, value)
         else:
-            self.map.update_batch([one.packed for one in writes])
+            self.map.update_batch(entries)
 
-    def _drop(self, keys: Sequence[PolicyKey]) -> None:
-        packed = [key.pack() for key in keys]
-        if len(packed) > _FEW:
+    def _drop(self, keys: Sequence[bytes]) -> None:
+        if len(keys) > _FEW:
             try:
-                self.map.delete_batch(packed)
+                self.map.delete_batch(keys)
             except BpfError as error:
                 if error.errno != errno.ENOENT:
                     raise
-                packed = [
-                    key for key in packed if self.map.delete(key)
-                ]  # one did not exist: the rest one by one
+                for key in keys:  # one did not exist: the rest one by one
+                    self.map.delete(key)
         else:
-            for key in packed:
+            for key in keys:
                 self.map.delete(key)

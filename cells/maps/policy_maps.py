@@ -265,7 +265,7 @@ class PolicyMaps:
         failed: dict[int, OSError] = {}
         tried: list[int] = []
         try:
-            with self._maps.epochs.once():
+            with self._maps.epochs:
                 for policy, entries in wanted:
                     tried.append(policy.endpoint_id)
                     try:

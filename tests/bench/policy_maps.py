@@ -157,7 +157,7 @@ class Maps:
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
         """As the agent does, where nothing is refused."""
-        with self._epochs.once():
+        with self._epochs:
             for number, entries in wanted.items():
                 self.slots[number].replace(entries)
         return {}

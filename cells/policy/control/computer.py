@@ -72,6 +72,8 @@ class RulePolicy:
         self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
         self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
         """How a policy changed last, and what that is in any map: nothing that a proxy of its own reads."""
+        self._last_changed = NOTHING, self._alike[1], NOTHING
+        """The entries of a policy, how they changed last, and what they are since."""
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
             self._cache.add_identity(number, LabelSet.parse(labels))
@@ -156,7 +158,8 @@ class RulePolicy:
         self._computed.assign(endpoint_id, key)
         self._drop_unused(before)
         if key not in self._entries:
-            self._entries[key] = self._whole(endpoint_id)
+            whole, latest = self._whole(endpoint_id), next(reversed(self._entries.values()), NOTHING)
+            self._entries[key] = latest if latest == whole else whole  # pods are often alike
         return True
 
     def follow_pods(self, pods: Collection[PodKey]) -> list[EndpointPolicy]:
@@ -292,7 +295,14 @@ class RulePolicy:
         """The map entries of a policy follow what changed in it."""
         held = self._entries.get(difference.key, NOTHING)
         changes = self._map_changes(difference)
-        self._entries[difference.key] = held.changed(changes) if changes.new or changes.removed else held
+        if changes.new or changes.removed:
+            before, by, made = self._last_changed
+            if before is not held or by is not changes:  # else policies that were alike, and change alike
+                made = held.changed(changes)
+                self._last_changed = held, changes, made
+            self._entries[difference.key] = made
+        else:
+            self._entries[difference.key] = held
         redirects = changes is not self._alike[1]
         if self._requests is not None and (redirects or self._requests.serves(difference.key)):
             self._follow_requests(
