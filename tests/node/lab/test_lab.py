@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
@@ -68,11 +69,17 @@ def listed(name: str) -> dict[str, object] | None:
     return next((node for node in nodes if node["name"] == name), None)
 
 
-def test_the_demo_holds_and_leaves_nothing(lab: Lab) -> None:
-    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "1")
-    account = json.loads(done.stdout)
+def demo(lab: Lab, part: int) -> dict[str, Any]:
+    """What a part of the demo measured and checked; all of it holds."""
+    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", str(part))
+    account: dict[str, Any] = json.loads(done.stdout)
     assert [check for check in account["checks"] if not check["ok"]] == []
     assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    return account
+
+
+def test_the_demo_holds_and_leaves_nothing(lab: Lab) -> None:
+    account = demo(lab, 1)
     steps = [check["step"] for check in account["checks"]]
     assert list(dict.fromkeys(steps)) == [
         "node", "agent", "pods", "talk", "endpoints", "upgrade", "delete", "nothing left",
@@ -101,32 +108,26 @@ def test_where_the_lab_cannot_work_it_reports_that_in_one_line(lab: Lab, command
 
 def test_the_demo_of_two_nodes_is_for_people_and_does_not_take_links_of_others_for_its_own(lab: Lab) -> None:
     command = [sys.executable, "-m", "hive", "lab", "demo", "--name", lab.name, "--part", "2"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=TREE) as demo, IPRoute() as ip:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=TREE) as shown, IPRoute() as ip:
         eventually(lambda: Cluster(f"{lab.name}-pair").node(1).exists)
         ip.link("add", ifname="other-1", kind="veth", peer={"ifname": "other-2"})
         try:
-            printed = demo.communicate(timeout=240)[0]
+            printed = shown.communicate(timeout=240)[0]
         finally:
             ip.link("del", ifname="other-1")
-    assert demo.returncode == 0, printed
+    assert shown.returncode == 0, printed
     assert "\x1b[" not in printed
     assert max(map(len, printed.splitlines())) <= 80
     assert "✘" not in printed
 
 
 def test_the_demo_of_services_holds(lab: Lab) -> None:
-    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "3")
-    account = json.loads(done.stdout)
-    assert [check for check in account["checks"] if not check["ok"]] == []
-    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    account = demo(lab, 3)
     assert account["measured"]["services_removed"]["answered"] > 0
 
 
 def test_the_demo_of_policies_holds(lab: Lab) -> None:
-    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "4")
-    account = json.loads(done.stdout)
-    assert [check for check in account["checks"] if not check["ok"]] == []
-    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    account = demo(lab, 4)
     assert account["measured"]["policies"]["rules"] == ["spec.ingress[0] of CiliumNetworkPolicy default/cart"]
 
 
@@ -215,10 +216,7 @@ def test_up_brings_a_crashed_agent_back_to_its_pods(lab: Lab) -> None:
 
 
 def test_a_node_that_dies_takes_no_connection_with_it_in_the_demo_of_routers(lab: Lab) -> None:
-    done = hive("lab", "demo", "--json", "--name", lab.name, "--part", "5")
-    account = json.loads(done.stdout)
-    assert [check for check in account["checks"] if not check["ok"]] == []
-    assert (account["ok"], account["error"], done.returncode) == (True, None, 0)
+    account = demo(lab, 5)
     found = account["measured"]["bgp_connections"]
     assert found["unchanged"] == found["of"] > 0
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -129,15 +131,11 @@ class Rival:
         return False
 
 
-async def test_nothing_is_denied_and_no_right_is_unused(
-    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("K8S_NODE_NAME", "node1")
-    monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
-    monkeypatch.setattr(kubernetes_events, "PAUSE", 0.1)
-    given = roles(annotateK8sNode=True)
+@asynccontextmanager
+async def cluster_with(given: list[Any], *, every: bool = False, bgp: bool = False) -> AsyncIterator[Cluster]:
+    """A server with these rights and definitions of custom resources; ``every``: of optional ones, too."""
     wanted = definitions(
-        endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True, bgp=False
+        endpoints=True, endpoint_slices=every, local_redirects=every, egress_gateways=every, bgp=bgp
     )
     server = ApiServer({TOKEN: User(ACCOUNT)})
     server.crd_delay = 0
@@ -147,6 +145,18 @@ async def test_nothing_is_denied_and_no_right_is_unused(
         there = Cluster(server, url)
         await eventually(lambda: all(there.serves(one.plural) for one in wanted))
         server.definitions.fresh.clear()  # their storage is ready at once
+        yield there
+
+
+async def test_nothing_is_denied_and_no_right_is_unused(
+    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("K8S_NODE_NAME", "node1")
+    monkeypatch.setattr(pods, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(kubernetes_events, "PAUSE", 0.1)
+    given = roles(annotateK8sNode=True)
+    async with cluster_with(given, every=True) as there:
+        server, url = there.server, there.url
         for body in (NODE, namespace("default"), pod("web-7", app="web"), pod("web-8", "elsewhere")):
             there.put(body)
         there.put(NODE_CONFIG)
@@ -176,17 +186,8 @@ async def test_bgp_needs_the_rights_that_it_adds(
     given = roles(bgpControlPlane={"enabled": True})
     added = set(rights(given)) - set(rights(roles()))
     assert ("", "secrets", "list") in added
-    wanted = definitions(
-        endpoints=True, endpoint_slices=True, local_redirects=True, egress_gateways=True, bgp=True
-    )
-    server = ApiServer({TOKEN: User(ACCOUNT)})
-    server.crd_delay = 0
-    for body in [*given, *(one.body for one in wanted)]:
-        server.add(body)
-    async with server.serving() as url:
-        there = Cluster(server, url)
-        await eventually(lambda: all(there.serves(one.plural) for one in wanted))
-        server.definitions.fresh.clear()  # their storage is ready at once
+    async with cluster_with(given, every=True, bgp=True) as there:
+        server, url = there.server, there.url
         for body in (NODE, namespace("default"), BGP_NODE_CONFIG):
             there.put(body)
         options = {
@@ -214,16 +215,8 @@ async def test_the_sources_of_settings_need_the_rights_that_they_add(tmp_path: P
     given = roles(daemon={"configSources": SOURCES})
     added = set(rights(given)) - set(rights(roles()))
     assert added == {("", "configmaps", "get")}
-    wanted = definitions(
-        endpoints=True, endpoint_slices=False, local_redirects=False, egress_gateways=False, bgp=False
-    )
-    server = ApiServer({TOKEN: User(ACCOUNT)})
-    server.crd_delay = 0
-    for body in [*given, *(one.body for one in wanted)]:
-        server.add(body)
-    async with server.serving() as url:
-        there = Cluster(server, url)
-        await eventually(lambda: there.serves("ciliumnodeconfigs"))
+    async with cluster_with(given) as there:
+        server, url = there.server, there.url
         there.put(NODE)
         there.put(chart.objects({})["ConfigMap/cilium-config"])
         made = [
