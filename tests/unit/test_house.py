@@ -52,6 +52,8 @@ def is_library(name: str) -> bool:
 MOST_FILES = 380
 MOST_SHORT_FILES, SHORT = 30, 40
 MOST_LINES = 600
+MOST_LONG_FILES, LONG = 29, 500
+"""Files of the product and of its tests with more than 500 lines."""
 MOST_REEXPORTS = 400
 MOST_LEVELS = 2
 FULL_CONSTRUCTORS, FULL = 0, 7
@@ -83,6 +85,12 @@ def test_cells_are_few_full_files() -> None:
         path for path in CELL_FILES.values() if len(path.relative_to(ROOMS["cells"]).parts) > MOST_LEVELS + 1
     ]
     assert deep == []
+
+
+def test_few_files_are_long() -> None:
+    paths = [*(path for _, path in MODULES), *texts_of_tests()]
+    long = {str(path.relative_to(ROOT)): count for path in paths if (count := lines_of(path)) > LONG}
+    assert len(long) <= MOST_LONG_FILES, long
 
 
 def test_a_package_of_cells_defines_what_it_exports() -> None:

@@ -450,17 +450,14 @@ def families(ipam: LBIPAM) -> list[MetricFamily]:
     reserved = {one.name: sum(len(each.reserved) for each in one.ranges) for one in pools}
     free = {one.name: float(one.size - reserved[one.name]) - used[one.name] for one in pools}
     grants = found.grants.values()
+    lacking = sum(not one.satisfied for one in grants)
     conflicts = sum(bool(one.conflict) for one in pools)
     return [
         gauge(f"{PREFIX}_conflicting_pools_total", "Pools in conflict.", conflicts),
         gauge(f"{PREFIX}_ips_available_total", "Addresses that are free.", free, "pool"),
         gauge(f"{PREFIX}_ips_used_total", "Addresses that services have.", used, "pool"),
         gauge(f"{PREFIX}_services_matching_total", "Services that request addresses.", len(grants)),
-        gauge(
-            f"{PREFIX}_services_unsatisfied_total",
-            "Services that lack a requested address.",
-            sum(not one.satisfied for one in grants),
-        ),
+        gauge(f"{PREFIX}_services_unsatisfied_total", "Services that lack a requested address.", lacking),
     ]
 
 
