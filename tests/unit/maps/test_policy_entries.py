@@ -32,3 +32,16 @@ def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_anot
         key: entry for key, entry in (models[other] | dict(changes.new)).items() if key not in changes.removed
     }
     assert reached == models[one]
+
+
+def test_one_change_gives_each_map_what_it_lacks_whatever_another_had_before() -> None:
+    peers = [PolicyKey(identity=number, egress=False) for number in (1, 2, 3)]
+    changes = EntryChanges({peers[0]: PolicyEntry(), peers[1]: PolicyEntry()}, [peers[2]])
+    allowed = PolicyEntryMap({peers[0]: PolicyEntry(), peers[2]: PolicyEntry()})
+    denied = PolicyEntryMap({peers[0]: PolicyEntry(deny=True)})
+    packed = [(key.pack(), PolicyEntry().pack(key)) for key in peers]
+    for present in (allowed, denied, dict(allowed), allowed, {}):
+        puts, drops = changes.step(present)
+        lacking = packed[:2] if present in (denied, {}) else packed[1:2]
+        assert puts == lacking
+        assert list(drops) == ([peers[2].pack()] if peers[2] in present else [])
