@@ -23,6 +23,8 @@ _FAN: Final = 16
 """Entries are in so many groups of as many slices, by their identity. Values that follow from one another
 share those that are alike; a copy has as few references as can be, as each is to another part of memory."""
 
+_FEW: Final = 8  # up to so many entries, single writes are quicker than a batch
+
 _T = TypeVar("_T")
 _Slice = dict[PolicyKey, PolicyEntry]
 _Group = list[_Slice]
@@ -123,7 +125,7 @@ _ByGroup = dict[int, dict[int, list[tuple[PolicyKey, PolicyEntry | None]]]]
 class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
     """Never changed: :meth:`changed` gives another one."""
 
-    __slots__ = ("changes", "groups", "length", "previous", "version")
+    __slots__ = ("changes", "groups", "length", "previous", "version", "whole")
 
     def __init__(self, entries: Mapping[PolicyKey, PolicyEntry] = _NOTHING) -> None:
         groups = [_NO_GROUP] * _FAN
@@ -141,6 +143,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         self.previous: object = None
         """The version that ``changes`` were made to."""
         self.changes: EntryChanges | None = None
+        self.whole: EntryChanges | None = None
 
     def changed(self, changes: EntryChanges) -> PolicyEntryMap:
         """With these entries, and without those that are taken out."""
@@ -160,7 +163,18 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         made = PolicyEntryMap.__new__(PolicyEntryMap)
         made.groups, made.length = groups, length
         made.version, made.previous, made.changes = object(), self.version, changes
+        made.whole = None
         return made
+
+    @property
+    def from_nothing(self) -> EntryChanges:
+        """All entries, for a map that has none. Few are packed once, for all pods that are alike."""
+        if self.whole is not None:
+            return self.whole
+        changes = EntryChanges(dict(self.items()), ())
+        if self.length <= _FEW:
+            self.whole = changes
+        return changes
 
     def difference(self, previous: PolicyEntryMap) -> EntryChanges:
         """Entries that ``previous`` may not have, or otherwise, and keys of those that it may have alone."""
@@ -224,8 +238,6 @@ class _Items(ItemsView[PolicyKey, PolicyEntry]):
 
 
 # One endpoint's policy map: made equal to what is wanted, by as few writes as possible.
-
-_FEW = 8  # up to so many entries, single writes are quicker than a batch
 
 
 class PolicyMap:
@@ -309,6 +321,8 @@ class PolicyMap:
         present = self._present
         if isinstance(present, PolicyEntryMap) and isinstance(wanted, PolicyEntryMap):
             return wanted.difference(present)
+        if not present and isinstance(wanted, PolicyEntryMap):  # a new pod's: it waits for it
+            return wanted.from_nothing
         missing = {
             key: entry
             for key, entry in wanted.items()

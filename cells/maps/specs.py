@@ -308,11 +308,6 @@ def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
     )
 
 
-def _endpoint_in(row: bytes) -> int:
-    """Of a row of hive_endpoints."""
-    return EndpointConfig.unpack(row).endpoint_id
-
-
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
     """All maps that the programs know, by the attribute of Maps that holds them."""
     hashed = 0 if preallocate else NO_PREALLOC
@@ -351,7 +346,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, *metrics, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
         "endpoints": MapSpec(
-            "hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed, voids=_endpoint_in
+            "hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed, voids=EndpointConfig.id_in
         ),
         "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1, voids=EVERY_FLOW),
         "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),

@@ -55,6 +55,10 @@ def encode(requests: Sequence[Request], sequence: int, *, acknowledge: bool = Fa
 
     Bodies are always multiples of 4 bytes.
     """
+    if len(requests) == 1:
+        ((_, kind, flags, body, _),) = requests
+        flags |= NLM_F_REQUEST | NLM_F_ACK if acknowledge else NLM_F_REQUEST
+        return HEADER.pack(16 + len(body), kind, flags, sequence, 0) + body
     parts: list[bytes] = []
     last = len(requests) - 1 if acknowledge else -1
     for position, (_, kind, flags, body, _) in enumerate(requests):

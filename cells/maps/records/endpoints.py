@@ -209,6 +209,12 @@ class EndpointConfig(msgspec.Struct, frozen=True):
         macs = self.host_mac, self.pod_mac
         return _endpoint.pack(ipv4.packed, *ids, *macs, ipv6.packed, self.netns_cookie)
 
+    @staticmethod
+    def id_in(data: bytes) -> int:
+        """The endpoint's number alone: a DEL waits for it."""
+        number: int = _endpoint.unpack(data)[1]
+        return number
+
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         ipv4, endpoint_id, flags, identity, host_mac, pod_mac, ipv6, cookie = _endpoint.unpack(data)

@@ -77,6 +77,8 @@ class FakeNode:
     room: int | None = None
     """How many addresses the range has; None: enough."""
     may_reap: anyio.Event | None = None
+    cannot_delete: set[int] = field(default_factory=set)
+    """Links that the kernel keeps."""
     may_forget: anyio.Event | None = None
     grown: anyio.Event | None = None
     may_refill: anyio.Event | None = None
@@ -157,8 +159,11 @@ class FakeNode:
         await anyio.lowlevel.checkpoint()
         if refused:
             raise NetlinkError(errno.EBUSY, "delete link")
-        for index in ifindexes:
+        indexes = set(ifindexes)
+        for index in indexes - self.cannot_delete:
             self.links.pop(index, None)
+        if indexes & self.cannot_delete:
+            raise NetlinkError(errno.EBUSY, "delete link")
 
     # Flows
 

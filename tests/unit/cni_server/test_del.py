@@ -31,6 +31,35 @@ async def test_a_delete_is_answered_before_the_link_is_deleted_and_the_address_i
     await eventually(node.clean)
 
 
+async def test_links_that_come_while_others_are_deleted_are_deleted_together(served: Harness) -> None:
+    node, names = served.node, [f"cid{number}" for number in range(4)]
+    for name in names:
+        await served.call("ADD", name, CNI_IFNAME=name)
+    node.may_reap = anyio.Event()
+    for name in names:
+        await served.call("DEL", name, CNI_IFNAME=name)
+        await eventually(lambda: "reap" in node.steps)
+    node.may_reap.set()
+    await eventually(node.clean)
+    assert node.steps.count("reap") == 2
+
+
+async def test_of_links_deleted_together_one_that_stays_keeps_its_address_alone(served: Harness) -> None:
+    node, names = served.node, [f"cid{number}" for number in range(3)]
+    for name in names:
+        await served.call("ADD", name, CNI_IFNAME=name)
+    node.may_reap = anyio.Event()
+    for name in names:
+        await served.call("DEL", name, CNI_IFNAME=name)
+        await eventually(lambda: "reap" in node.steps)
+    stays = max(node.links)
+    node.cannot_delete = {stays}
+    node.may_reap.set()
+    await eventually(lambda: set(node.links) == {stays} and len(node.addresses) == 1)
+    node.cannot_delete = set()
+    await eventually(node.clean)
+
+
 async def test_deleting_an_unknown_attachment_succeeds(served: Harness) -> None:
     for pod in ("pod1", None):
         reply = await served.call("DEL", pod=pod)
