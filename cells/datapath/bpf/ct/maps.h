@@ -18,16 +18,41 @@ CT_MAP(cilium_ct_any4_global, ct4_key, 262144);
 CT_MAP(cilium_ct6_global, ct6_key, 524288);
 CT_MAP(cilium_ct_any6_global, ct6_key, 262144);
 
+/* Keys by words, as they are hashed: written by halves of words, hashing would wait for those (a load is forwarded from one
+ * store only). All keys are aligned to 8 bytes.
+ */
+struct ct_tail_words {
+	__u32 ports;
+	__u16 rest;
+};
+
+struct ct4_words {
+	__be32 daddr;
+	__be32 saddr;
+	struct ct_tail_words tail;
+} __attribute__((may_alias));
+
+struct ct6_words {
+	struct address daddr;
+	struct address saddr;
+	struct ct_tail_words tail;
+} __attribute__((may_alias));
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define JOINED(first, second, bits) ((__u32)(first) | (__u32)(second) << (bits))
+#else
+#define JOINED(first, second, bits) ((__u32)(first) << (bits) | (__u32)(second))
+#endif
+
 /* Ports and direction of the flow this packet would have started, or with `reply` of the one it answers. */
-static __always_inline void ct_fill_tail(struct ct_tail *tail, const struct flow *flow, enum direction direction,
-					 bool reply)
+static __always_inline void ct_fill_tail(struct ct_tail_words *tail, const struct flow *flow,
+					 enum direction direction, bool reply)
 {
 	bool in = (direction == INGRESS) != reply;
+	__u8 flags = (in ? CT_KEY_IN : CT_KEY_OUT) | (flow->related ? CT_KEY_RELATED : 0);
 
-	tail->dport = reply ? flow->sport : flow->dport;
-	tail->sport = reply ? flow->dport : flow->sport;
-	tail->protocol = flow->protocol;
-	tail->flags = (in ? CT_KEY_IN : CT_KEY_OUT) | (flow->related ? CT_KEY_RELATED : 0);
+	tail->ports = reply ? JOINED(flow->sport, flow->dport, 16) : JOINED(flow->dport, flow->sport, 16);
+	tail->rest = JOINED(flow->protocol, flags, 8);
 }
 
 static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow *flow, enum direction direction,
@@ -36,25 +61,28 @@ static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow 
 	/* Loaded before choosing: the verifier refuses a load from an address that depends. */
 	__be32 source = *(volatile const __be32 *)&flow->saddr.words[0];
 	__be32 destination = *(volatile const __be32 *)&flow->daddr.words[0];
+	struct ct4_words *words = (void *)key;
 
-	key->daddr = reply ? destination : source;
-	key->saddr = reply ? source : destination;
-	ct_fill_tail(&key->tail, flow, direction, reply);
+	words->daddr = reply ? destination : source;
+	words->saddr = reply ? source : destination;
+	ct_fill_tail(&words->tail, flow, direction, reply);
 }
 
 static __always_inline void ct_fill_key6(struct ct6_key *key, const struct flow *flow, enum direction direction,
 					 bool reply)
 {
+	struct ct6_words *words = (void *)key;
+
 	/* Apart: merged, the two would be one copy from an address that depends, which the verifier refuses. */
 	if (reply) {
-		key->daddr = flow->daddr;
-		key->saddr = flow->saddr;
+		address_load_aligned(&words->daddr, &flow->daddr);
+		address_load_aligned(&words->saddr, &flow->saddr);
 		barrier();
 	} else {
-		key->daddr = flow->saddr;
-		key->saddr = flow->daddr;
+		address_load_aligned(&words->daddr, &flow->saddr);
+		address_load_aligned(&words->saddr, &flow->daddr);
 	}
-	ct_fill_tail(&key->tail, flow, direction, reply);
+	ct_fill_tail(&words->tail, flow, direction, reply);
 }
 
 /* A key of either family. */

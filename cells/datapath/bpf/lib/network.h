@@ -117,8 +117,8 @@ static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
 	if (bpf_ntohs(ip->payload_len) + LINK_HLEN + sizeof(*ip) > packet_length(ctx))
 		return DROP_INVALID;
-	address_load(&flow->saddr, &ip->saddr);
-	address_load(&flow->daddr, &ip->daddr);
+	address_load_aligned(&flow->saddr, &ip->saddr);
+	address_load_aligned(&flow->daddr, &ip->daddr);
 	flow->ttl = ip->hop_limit;
 	flow->protocol = ip->nexthdr;
 	flow->l4 = LINK_HLEN + sizeof(*ip);

@@ -45,7 +45,7 @@ struct icmphdr {
 
 /* One packet: what its headers say, and who is known to send and to get it. */
 struct flow {
-	struct address saddr;
+	struct address saddr __attribute__((aligned(8)));
 	struct address daddr;
 	__be16 sport; /* ports as conntrack keys them: an ICMP echo has its id on the asking side */
 	__be16 dport;
@@ -122,6 +122,27 @@ static __always_inline void address_load(struct address *to, const void *from)
 	to->words[1] = words[1];
 	to->words[2] = words[2];
 	to->words[3] = words[3];
+}
+
+/* These two by halves, of addresses that are aligned to 8 bytes: in flows, in headers of packets (of which the kernel aligns
+ * the network header), in keys of conntrack and in rows of endpoints.
+ */
+typedef __u64 __attribute__((may_alias)) half_t;
+
+static __always_inline void address_load_aligned(struct address *to, const void *from)
+{
+	half_t *halves = (void *)to;
+	const half_t *read = from;
+
+	halves[0] = read[0];
+	halves[1] = read[1];
+}
+
+static __always_inline bool address_equals_aligned(const struct address *a, const struct address *b)
+{
+	const half_t *halves = (const void *)a, *others = (const void *)b;
+
+	return halves[0] == others[0] && halves[1] == others[1];
 }
 
 /* Whether an IPv6 address is one that only neighbours of a link use, or a group. */

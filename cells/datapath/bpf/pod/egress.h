@@ -51,7 +51,7 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 		return true;
 	if (family == FAMILY_IPV4)
 		return flow->saddr.words[0] == self->ipv4;
-	return address_equals(&flow->saddr, &self->ipv6);
+	return address_equals_aligned(&flow->saddr, &self->ipv6);
 }
 
 enum way_kind {

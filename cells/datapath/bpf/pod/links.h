@@ -79,7 +79,8 @@ static __always_inline const struct known_link *link_to(__u16 index, const struc
 
 	if (!link || (__u16)link->ifindex != index || !link_holds(link))
 		return NULL;
-	if (family == FAMILY_IPV4 ? link->endpoint.ipv4 != ip->words[0] : !address_equals(&link->endpoint.ipv6, ip))
+	if (family == FAMILY_IPV4 ? link->endpoint.ipv4 != ip->words[0]
+				  : !address_equals_aligned(&link->endpoint.ipv6, ip))
 		return NULL;
 	return link;
 }
