@@ -71,7 +71,7 @@ class HubbleSettings(Settings, frozen=True):
     """Pass over socket traces of processes that are in no pod."""
 
     hubble_redact_enabled: bool = False
-    """Hide parts of HTTP requests, as the options hubble-redact-* say."""
+    """Hide parts of HTTP and Kafka requests, as the options hubble-redact-* say."""
 
     hubble_redact_http_urlquery: bool = False
     """Hide the query and the fragment of URLs."""
@@ -84,6 +84,9 @@ class HubbleSettings(Settings, frozen=True):
 
     hubble_redact_http_headers_deny: tuple[str, ...] = ()
     """Headers shown without their values; with neither list the values of all are hidden."""
+
+    hubble_redact_kafka_apikey: bool = False
+    """Hide the API key of Kafka requests."""
 
     def validate(self) -> None:
         """Refuse what cannot work; raises ValueErrors of one line."""

@@ -242,6 +242,7 @@ def _redaction(settings: HubbleSettings) -> Redaction:
         enabled=settings.hubble_redact_enabled,
         url_query=settings.hubble_redact_http_urlquery,
         user_info=settings.hubble_redact_http_userinfo,
+        kafka_api_key=settings.hubble_redact_kafka_apikey,
         headers_allow=frozenset(name.lower() for name in settings.hubble_redact_http_headers_allow),
         headers_deny=frozenset(name.lower() for name in settings.hubble_redact_http_headers_deny),
     )

@@ -199,8 +199,6 @@ class HubbleWithoutEffect(WithoutEffect, frozen=True):
     hubble_network_policy_correlation_enabled: bool = True
     hubble_recorder_sink_queue_size: int = 1024
     hubble_recorder_storage_path: str = "/var/run/cilium/pcaps"
-    hubble_redact_kafka_apikey: bool = False
-    """No proxy reads Kafka requests."""
 
 
 class UnusedWithoutEncryption(WithoutEffect, frozen=True):

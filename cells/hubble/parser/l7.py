@@ -25,6 +25,7 @@ from cells.hubble.flow import (
     Flow,
     FlowEndpoint,
     HTTPHeader,
+    Kafka,
     Layer4,
     Layer7,
     TraceContext,
@@ -76,6 +77,23 @@ class HTTPRecord(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, Sequence[str]] = {}
 
 
+class KafkaRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A Kafka request or its answer."""
+
+    error_code: int = 0
+    api_version: int = 0
+    api_key: str = ""
+    correlation_id: int = 0
+    topic: str = ""
+
+
+class OtherRecord(msgspec.Struct, frozen=True):
+    """A request of a protocol that flows have no message for."""
+
+    protocol: str
+    fields: Mapping[str, str] = {}
+
+
 class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a proxy logs of one request or answer."""
 
@@ -94,6 +112,8 @@ class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
     transport_protocol: int = 0
     dns: DNSRecord | None = None
     http: HTTPRecord | None = None
+    kafka: KafkaRecord | None = None
+    other: OtherRecord | None = None
 
 
 class Redaction(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +123,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
     url_query: bool = False
     user_info: bool = True
     """Passwords in URLs; also without `enabled`."""
+    kafka_api_key: bool = False
     headers_allow: frozenset[str] = frozenset()
     """Names in lower case."""
     headers_deny: frozenset[str] = frozenset()
@@ -213,6 +234,8 @@ class L7Parser:
             layer.dns = _dns(dns, answer=answer)
         elif (http := record.http) is not None:
             layer.http = self._http(http, answer=answer)
+        elif (kafka := record.kafka) is not None:
+            layer.kafka = self._kafka(kafka, answer=answer)
         return layer
 
     def redacted(self, record: RequestRecord) -> RequestRecord:
@@ -236,6 +259,16 @@ class L7Parser:
                 for name, values in sorted(record.headers.items())
                 for value in values
             ),
+        )
+
+    def _kafka(self, record: KafkaRecord, *, answer: bool) -> Kafka:
+        hidden = self._redaction.enabled and self._redaction.kafka_api_key
+        return Kafka(
+            error_code=record.error_code if answer else 0,
+            api_version=record.api_version,
+            api_key=REDACTED if hidden else record.api_key,
+            correlation_id=record.correlation_id,
+            topic=record.topic,
         )
 
 
@@ -345,8 +378,16 @@ def _summary(record: AccessLogRecord, kind: L7FlowType, l7: Layer7, latency: int
     if record.http is not None:
         url = l7.http.url if l7.http is not None else record.http.url
         return _http_summary(record.http, kind, url, latency)
+    if (kafka := l7.kafka) is not None:
+        text = f"{kafka.api_key} correlation id {kafka.correlation_id} topic '{kafka.topic}'"
+        if kind == L7FlowType.REQUEST:
+            return f"Kafka request {text}"
+        return f"Kafka response {text} return code {kafka.error_code}"
     if l7.dns is not None:
         return _dns_summary(l7.dns, kind)
+    if (other := record.other) is not None:
+        fields = " ".join(f"{name}:{value}" for name, value in sorted(other.fields.items()))
+        return f"{other.protocol} Fields: map[{fields}]"
     return ""
 
 

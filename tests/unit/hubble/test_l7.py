@@ -12,7 +12,9 @@ from cells.hubble.parser.l7 import (
     AccessLogRecord,
     DNSRecord,
     HTTPRecord,
+    KafkaRecord,
     L7Parser,
+    OtherRecord,
     Party7,
     Redaction,
 )
@@ -28,7 +30,7 @@ def _party(row: dict[str, Any], version: int) -> Party7:
 
 def _record(row: dict[str, Any]) -> AccessLogRecord:
     version = {0: 4, 1: 6}.get(row["ip_version_enum"], 0)
-    dns, http = row.get("dns"), row.get("http")
+    dns, http, kafka, other = (row.get(name) for name in ("dns", "http", "kafka", "l7"))
     return AccessLogRecord(
         type=row["type"],
         time=row["timestamp"],
@@ -50,6 +52,15 @@ def _record(row: dict[str, Any]) -> AccessLogRecord:
             answer_types=dns.get("AnswerTypes") or (),
         ),
         http=http and HTTPRecord(**{key: value for key, value in http.items() if value is not None}),
+        kafka=kafka
+        and KafkaRecord(
+            error_code=kafka["ErrorCode"],
+            api_version=kafka["APIVersion"],
+            api_key=kafka["APIKey"],
+            correlation_id=kafka["CorrelationID"],
+            topic=kafka["Topic"]["Topic"],
+        ),
+        other=other and OtherRecord(other["Proto"], other["Fields"]),
     )
 
 
@@ -60,19 +71,13 @@ def _redaction(row: dict[str, Any] | None) -> Redaction:
         enabled=True,
         url_query=row["http_url_query"],
         user_info=row["http_user_info"],
+        kafka_api_key=row["kafka_api_key"],
         headers_allow=frozenset(name.lower() for name in row["http_headers_allow"] or ()),
         headers_deny=frozenset(name.lower() for name in row["http_headers_deny"] or ()),
     )
 
 
-def _is_served(case: dict[str, Any]) -> bool:
-    """Whether proxies of this agent write such records: of lookups and HTTP, none of Kafka and others."""
-    return not any(row.get("kafka") or row.get("l7") for row in case["records"])
-
-
-@pytest.mark.parametrize(
-    "case", [one for one in recorded("parser_l7") if _is_served(one)], ids=lambda case: case["name"]
-)
+@pytest.mark.parametrize("case", recorded("parser_l7"), ids=lambda case: case["name"])
 def test_records_become_the_recorded_flows(case: dict[str, Any]) -> None:
     parser, resolver = L7Parser(ORIGIN, _redaction(case.get("redact"))), world(case["world"])
     for row, result in zip(case["records"], case["results"], strict=True):
