@@ -19,6 +19,10 @@ from hive.lab.namespaces import Namespaces
 TYPES = {4: 1, 6: 28}
 
 
+_ANY = ("#/192.0.2.250", "#/2001:db8::250")
+"""Of both families: a question that no record answers dnsmasq refuses itself."""
+
+
 @contextmanager
 def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
     """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it.
@@ -36,7 +40,7 @@ def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
         "--pid-file=",
         "--user=root",
     ]
-    answers = [f"--address=/{record}" for record in (*records, "#/192.0.2.250")]
+    answers = [f"--address=/{record}" for record in (*records, *_ANY)]
     command = [program, *quiet, "--port=53", f"--local-ttl={ttl}", *answers]
     with where.popen(command, stderr=subprocess.DEVNULL) as process:
         try:
