@@ -5,12 +5,12 @@ Source: Cilium 1.17: disable-endpoint-crd counts with a kvstore only, and is put
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import islice
-from socket import AF_INET, AF_INET6, inet_pton
 from typing import Any, Final, TypeVar
 
 import anyio.lowlevel
@@ -21,7 +21,7 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
-from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.node import AddressHolders, ChangedPlaces, ClusterNode, number_of, place_of
 from cells.config import ChainingMode
 from cells.kubernetes.objects.cilium_endpoint import (
     KNOWN_ENDPOINT_SLICES,
@@ -37,9 +37,11 @@ from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings,
 __all__ = [
     "ClusterEndpointSettings",
     "EndpointObjects",
+    "EndpointPlaces",
     "RemoteEndpoint",
     "RemoteEndpoints",
     "endpoint_objects",
+    "is_at",
     "remote_endpoints",
     "stretches",
 ]
@@ -85,8 +87,11 @@ def endpoint_objects(
 #         a node, or outside the ranges of its own, or an identity that no pod has; or if no node is known.
 
 Item = TypeVar("Item")
+Place = TypeVar("Place", bound=Hashable)
 STRETCH: Final = 50
 """Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
+NEAR: Final = {4: 8, 6: 16}
+"""By IP version the bits by which addresses near each other may differ: fewer than ranges of nodes have."""
 GLANCES: Final = 1000
 """Objects of which it is seen, in the same time, that nothing changes for them."""
 
@@ -119,90 +124,50 @@ def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
         )
 
 
-class AddressHolders:
-    """Which node has an address, or the range that an address is in, by the table of nodes."""
+class EndpointPlaces:
+    """Which objects have endpoints on a node, or with an address near one.
 
-    def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
-        self._nodes = nodes
-        self._revision = -1
-        self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
-        """(family, bits that are shifted out) -> network -> node."""
-
-    def at(self, ip: IPAddress) -> ClusterNode | None:
-        """The node that has the address itself."""
-        return next(iter(self._nodes.by("address").get(ip)), None)
-
-    def of_range(self, ip: IPAddress) -> ClusterNode | None:
-        """The node of the pods of this prefix; ranges of nodes do not overlap."""
-        if self._revision != self._nodes.revision:
-            self._revision = self._nodes.revision
-            self._ranges.clear()
-            for node in self._nodes.all():
-                for cidr in node.all_cidrs():
-                    shift = cidr.max_prefixlen - cidr.prefixlen
-                    of_length = self._ranges.setdefault((cidr.version, shift), {})
-                    of_length[int(cidr.network_address) >> shift] = node
-        number = int(ip)
-        for (version, shift), networks in self._ranges.items():
-            if version == ip.version and (found := networks.get(number >> shift)) is not None:
-                return found
-        return None
-
-
-class ChangedPlaces:
-    """Addresses and ranges that nodes have now or had before; other endpoints stay as they are.
-
-    It is asked for every pod of a cluster, so it compares text and numbers.
+    What an object no longer has may be among it for a while; all that it has is.
     """
 
-    def __init__(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
-        self._addresses: set[str] = set()
-        self._heads: set[str] = set()
-        """Of IPv4 networks of 256 addresses, the most frequent ones: the first three bytes as text."""
-        self._numbers: dict[tuple[int, int], set[int]] = {}
-        """(family, bits that are shifted out) -> all other networks, and IPv6 addresses."""
-        for change in changes:
-            for node in (change.old, change.row):
-                if node is not None and _place(change.old) != _place(change.row):
-                    self._add(node)
+    def __init__(self) -> None:
+        self._on: dict[str, dict[Key, None]] = {}
+        """By a node's address, as it is written."""
+        self._near: dict[tuple[int, int], dict[Key, None]] = {}
+        """By the IP version, and the bits of an address before its last ones (NEAR)."""
+        self._order: list[tuple[int, int]] = []
+        """What _near has, sorted."""
 
-    def _add(self, node: ClusterNode) -> None:
+    def add(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+        """An object as it is now."""
+        for endpoint in _endpoints(row):
+            self._on.setdefault(_node_text(endpoint), {})[row.key] = None
+            for near in _surroundings(endpoint):
+                if near not in self._near:
+                    self._near[near] = {}
+                    insort(self._order, near)
+                self._near[near][row.key] = None
+
+    def remove(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+        """An object as it was before."""
+        for endpoint in _endpoints(row):
+            _remove(self._on, _node_text(endpoint), row.key)
+            for near in _surroundings(endpoint):
+                if _remove(self._near, near, row.key):
+                    del self._order[bisect_left(self._order, near)]
+
+    def around(self, node: ClusterNode) -> Iterator[Key]:
+        """Objects with an endpoint that this node may concern; some come more than once."""
         for each in node.addresses:
-            self._addresses.add(str(each.ip))
-            if each.ip.version == 6:  # an address may be written in several ways
-                self._numbers.setdefault((6, 0), set()).add(int(each.ip))
+            yield from self._on.get(str(each.ip), ())
+            yield from self._near.get((each.ip.version, int(each.ip) >> NEAR[each.ip.version]), ())
         for cidr in node.all_cidrs():
-            if cidr.version == 4 and cidr.prefixlen == 24:
-                self._heads.add(str(cidr.network_address).rpartition(".")[0])
-                continue
-            shift = cidr.max_prefixlen - cidr.prefixlen
-            numbers = self._numbers.setdefault((cidr.version, shift), set())
-            numbers.add(int(cidr.network_address) >> shift)
-
-    def concern(self, endpoint: KnownEndpoint) -> bool:
-        """Whether its node is one of them, or an address of it is among theirs."""
-        node = str(_address(endpoint.node)) if ":" in endpoint.node else endpoint.node
-        if node in self._addresses:
-            return True
-        if " " not in endpoint.addresses:
-            return self._hold(endpoint.addresses)
-        return any(map(self._hold, endpoint.prefixes))
-
-    def _hold(self, prefix: str) -> bool:
-        text = prefix.partition("/")[0]
-        if text in self._addresses or text.rpartition(".")[0] in self._heads:
-            return True
-        if not self._numbers:
-            return False
-        version = 6 if ":" in text else 4
-        try:
-            number = int.from_bytes(inet_pton(AF_INET6 if version == 6 else AF_INET, text))
-        except OSError:
-            return False  # only addresses are in ranges
-        for (of, shift), numbers in self._numbers.items():  # a generator takes twice as long
-            if of == version and number >> shift in numbers:
-                return True
-        return False
+            version, bits = cidr.version, NEAR[cidr.version]
+            last = version, int(cidr.broadcast_address) >> bits
+            at = bisect_left(self._order, (version, int(cidr.network_address) >> bits))
+            while at < len(self._order) and self._order[at] <= last:
+                yield from self._near[self._order[at]]
+                at += 1
 
 
 class RemoteEndpoints:
@@ -243,6 +208,7 @@ class RemoteEndpoints:
         self._here: dict[str, bool] = {}
         """Whether an address is one of this node's, as of a revision of the table of nodes."""
         self._here_at = -1
+        self._places = EndpointPlaces()
         self._unchecked: list[Change[str, ClusterNode]] = []
         """Changes of nodes after which not all endpoints that they concern have been checked."""
         if not objects.served:
@@ -273,6 +239,11 @@ class RemoteEndpoints:
             self._claimed.done()
             self._first.done()
             return
+        for change in changes:
+            if change.old is not None:
+                self._places.remove(change.old)
+            if change.row is not None:
+                self._places.add(change.row)
         for stretch in stretches(changes):
             self._take({change.key: self._endpoints_of(change.key) for change in stretch})
             await anyio.lowlevel.checkpoint()
@@ -286,6 +257,9 @@ class RemoteEndpoints:
             self._take(dict.fromkeys(lost, ()))
             await anyio.lowlevel.checkpoint()
         for keys in stretches(list(self._objects.keys())):
+            for row in map(self._objects.get, keys):
+                if row is not None:
+                    self._places.add(row)
             self._take({key: self._endpoints_of(key) for key in keys})
             await anyio.lowlevel.checkpoint()
         self._report()
@@ -297,16 +271,21 @@ class RemoteEndpoints:
         if self._unchecked:  # an earlier check failed
             yield ()
         async for changes in changed:
-            if any(_place(change.old) != _place(change.row) for change in changes):
+            if any(place_of(change.old) != place_of(change.row) for change in changes):
                 yield changes
 
     async def _check_again(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         """What was refused for its node may be right now, and the other way round."""
         self._unchecked += changes
-        places = ChangedPlaces(self._unchecked)
-        concerned = dict.fromkeys(self._refused)
-        for rows in stretches(self._objects.all(), GLANCES):
-            concerned |= dict.fromkeys(row.key for row in rows if any(map(places.concern, _endpoints(row))))
+        moved = [each for each in self._unchecked if place_of(each.old) != place_of(each.row)]
+        nodes = [node for each in moved for node in (each.old, each.row) if node is not None]
+        places, concerned = ChangedPlaces(nodes), dict.fromkeys(self._refused)
+        near = dict.fromkeys(key for node in nodes for key in self._places.around(node))
+        for some in stretches(near, GLANCES):
+            rows = [row for row in map(self._objects.get, some) if row is not None]
+            concerned |= dict.fromkeys(
+                row.key for row in rows if any(is_at(places, one) for one in _endpoints(row))
+            )
             await anyio.lowlevel.checkpoint()
         for keys in stretches(concerned):
             found = {key: self._endpoints_of(key) for key in keys}
@@ -449,19 +428,42 @@ def _endpoints(row: KnownEndpoint | KnownEndpointSlice) -> tuple[KnownEndpoint, 
     return row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
 
 
+def _node_text(endpoint: KnownEndpoint) -> str:
+    """The address of its node; one of IPv6 may be written in several ways."""
+    return str(_address(endpoint.node)) if ":" in endpoint.node else endpoint.node
+
+
+def is_at(places: ChangedPlaces, endpoint: KnownEndpoint) -> bool:
+    """Whether its node, or an address of it, is among them."""
+    addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
+    return places.have_node(endpoint.node) or any(map(places.hold, addresses))
+
+
+def _surroundings(endpoint: KnownEndpoint) -> Iterator[tuple[int, int]]:
+    """For EndpointPlaces."""
+    for prefix in endpoint.prefixes:
+        if (found := number_of(prefix.partition("/")[0])) is not None:
+            yield found[0], found[1] >> NEAR[found[0]]
+
+
+def _remove(index: dict[Place, dict[Key, None]], place: Place, key: Key) -> bool:
+    """Take a key out of an index; whether it was the last at its place."""
+    keys = index.get(place)
+    if keys is None or key not in keys:
+        return False
+    del keys[key]
+    if keys:
+        return False
+    del index[place]
+    return True
+
+
 def _wrong_identity(endpoint: RemoteEndpoint) -> str:
     """Who writes a CiliumEndpoint must not make an address the host's, the API server's or a node's."""
     number = endpoint.identity
     if number == INIT or scope_of(number) in (Scope.CLUSTER, Scope.WELL_KNOWN):
         return ""
     return f"identity {number} is not an identity of pods"
-
-
-def _place(node: ClusterNode | None) -> tuple[object, ...]:
-    """What decides whether endpoints are of a node."""
-    if node is None:
-        return ()
-    return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
 
 
 def _has_range(node: ClusterNode, ip: IPAddress) -> bool:

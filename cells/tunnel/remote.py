@@ -16,7 +16,6 @@ from cells.maps.records.cluster import TunnelConfig, TunnelKey, TunnelValue
 from cells.maps.target import MapTarget
 from cells.netlink import news
 from cells.netlink.connection import ForeignRouteError
-from cells.node.devices import Device
 from cells.node.router import Router
 from cells.tunnel.kernel import TunnelRoute, TunnelRoutes
 from cells.tunnel.settings import RouteMtu, TunnelSettings
@@ -40,6 +39,14 @@ class RemoteNetwork(msgspec.Struct, frozen=True):
     """``cluster/name``."""
     endpoint: IPAddress
     """Where the tunnel to it ends: the node's address of the underlay's family."""
+
+
+class TunnelWay(msgspec.Struct, frozen=True):
+    """What all routes of a family have in common."""
+
+    gateway: IPAddress | None
+    source: IPAddress
+    mtu: int
 
 
 def remote_networks(
@@ -169,13 +176,22 @@ class RemoteNetworks:
         self._agent = agent
         self._router = router
         self._route_mtu = route_mtu
-        self._nodes = nodes
         self._health = health.child("nodes")
-        self.table: Derived[IPNetwork, RemoteNetwork] = Derived("tunnel-networks", self._networks, nodes)
+        self._unreachable = nodes.filter(self._is_unreachable, name="nodes-without-tunnel")
+        self.table: ReadTable[IPNetwork, RemoteNetwork] = nodes.flat_map(
+            self._networks, key=lambda each: each.network, name="tunnel-networks"
+        )
         """The ranges of other nodes' pods that the tunnel reaches, by range."""
-        self._endpoints = self.table.derive(_endpoints, name="tunnel-endpoints")
-        self._routes: Derived[IPNetwork, TunnelRoute] = Derived(
-            "tunnel-routes", self._wanted_routes, self.table, route_mtu.devices
+        self._endpoints = self.table.group(
+            lambda each: TunnelKey(each.network.network_address),
+            lambda _, networks: TunnelValue(networks[-1].endpoint),
+            name="tunnel-endpoints",
+        )
+        self._routes = self.table.join(
+            Derived("tunnel-ways", self._ways_by_family, *route_mtu.sources),
+            lambda each, way: TunnelRoute(each.network, way.gateway, way.source, way.mtu),
+            on=lambda each: Family.of(each.network),
+            name="tunnel-routes",
         )
         every = INTERVAL if settings.tunnelled else math.inf
         into_map = Reconciler(self._endpoints, endpoints, full_every=every, put_early=True)
@@ -192,32 +208,31 @@ class RemoteNetworks:
     def _own(self) -> str:
         return f"{self._agent.cluster_name}/{self._agent.node_name}"
 
-    def _networks(self, nodes: list[ClusterNode]) -> Mapping[IPNetwork, RemoteNetwork]:
+    def _networks(self, node: ClusterNode) -> Collection[RemoteNetwork]:
         if not self._settings.tunnelled:
-            return {}
-        return remote_networks(nodes, self._router.addressing(), self._own, self._settings.underlay)
+            return ()
+        families = self._router.addressing()
+        return remote_networks([node], families, self._own, self._settings.underlay).values()
 
-    def _wanted_routes(
-        self, networks: list[RemoteNetwork], devices: list[Device]
-    ) -> Mapping[IPNetwork, TunnelRoute]:
-        del devices  # the MTU follows them
-        made, mtu = self._router.addressing(), self._route_mtu()
-        found: dict[IPNetwork, TunnelRoute] = {}
-        for each in networks:
-            router = made[Family.of(each.network)].ip
-            gateway = router if router.version == 4 else None  # IPv6 takes no gateway that is its own
-            found[each.network] = TunnelRoute(each.network, gateway, router, mtu)
+    def _is_unreachable(self, node: ClusterNode) -> bool:
+        return bool(troubles([node], self._own, self._settings.underlay))
+
+    def _ways_by_family(self, *_: object) -> Mapping[Family, TunnelWay]:
+        """How all routes of a family go; the MTU follows what changes."""
+        mtu, found = self._route_mtu(), dict[Family, TunnelWay]()
+        for family, made in self._router.addressing().items():
+            gateway = made.ip if made.ip.version == 4 else None  # IPv6 takes no gateway that is its own
+            found[family] = TunnelWay(gateway, made.ip, mtu)
         return found
 
     async def _report(self, _: object) -> None:
         if not self._settings.tunnelled:
             return
-        networks = self.table.all()
-        wrong = troubles(self._nodes.all(), self._own, self._settings.underlay)
+        wrong = troubles(self._unreachable.all(), self._own, self._settings.underlay)
         if wrong:
             self._health.degraded("; ".join(wrong[:3]))
         else:
-            self._health.ok(f"{len(networks)} ranges of pods of other nodes")
+            self._health.ok(f"{len(self.table)} ranges of pods of other nodes")
 
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_REMOVED):
@@ -225,7 +240,3 @@ class RemoteNetworks:
 
     async def _look(self, _: object) -> None:
         self._ways.trigger()
-
-
-def _endpoints(networks: list[RemoteNetwork]) -> dict[TunnelKey, TunnelValue]:
-    return {TunnelKey(each.network.network_address): TunnelValue(each.endpoint) for each in networks}

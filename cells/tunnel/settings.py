@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ from cells.base.addresses import Family
 from cells.cluster.encryption import EncryptionKey
 from cells.datapath.datapath import TUNNEL_LINKS
 from cells.node.devices import PodMtu
-from lifecycle import Duration, Settings, Table, refuse, seconds
+from lifecycle import Duration, ReadTable, Settings, Table, refuse, seconds
 
 __all__ = [
     "PORTS",
@@ -187,6 +187,7 @@ class RouteMtu:
     ) -> None:
         self._mtu = mtu
         self.devices = mtu.devices
+        self.sources: tuple[ReadTable[Any, Any], ...] = (mtu.devices, *([keys] if keys is not None else []))
         """What it follows from."""
         self.tunnelled = settings.tunnelled
         self.tunnel_link = settings.link

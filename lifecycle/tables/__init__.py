@@ -1,9 +1,10 @@
 """Tables: rows written by one and watched by many; tables that follow from others; reconcilers."""
 
 from lifecycle.tables.changes import Change, Changes
+from lifecycle.tables.derived.inputs import Input, Plan
 from lifecycle.tables.indexes import LPM, Index, Lookup, Sorted
 from lifecycle.tables.rate_limit import RateLimit
-from lifecycle.tables.read_table import Derived, ReadTable
+from lifecycle.tables.read_table import Derived, Incremental, ReadTable
 from lifecycle.tables.reconciler import Reconciler
 from lifecycle.tables.registry import Tables
 from lifecycle.tables.snapshot import Snapshot
@@ -27,11 +28,14 @@ __all__ = [
     "Change",
     "Changes",
     "Derived",
+    "Incremental",
     "Index",
     "Initializer",
+    "Input",
     "Lookup",
     "ObjectStatus",
     "PatchTarget",
+    "Plan",
     "RateLimit",
     "ReadTable",
     "ReconcileError",

@@ -18,7 +18,7 @@ from lifecycle.tables.core import TableCore
 from lifecycle.tables.derived.inputs import Input, Plan
 from lifecycle.tables.indexes import IndexSpec
 
-__all__ = ["Derived", "ReadTable"]
+__all__ = ["Derived", "Incremental", "ReadTable"]
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
@@ -233,14 +233,18 @@ class _Following(ReadTable[Key, Row]):
 
 
 class Incremental(_Following[Key, Row]):
-    """Works through what changed in its sources when it is read: all or, if something raises, nothing."""
+    """Works through what changed in its sources when it is read: all or, if something raises, nothing.
+
+    ``plan(name, input of the first source, ...)`` gives what to write, None for what is to be deleted, and a
+    function that is called once it is written.
+    """
 
     def __init__(
         self,
         name: str,
         plan: Callable[..., Plan[Key, Row]],
         *sources: ReadTable[Any, Any],
-        indexes: Mapping[str, IndexSpec[Row]] | None,
+        indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> None:
         super().__init__(name, *sources, indexes=indexes)
         self._plan = plan

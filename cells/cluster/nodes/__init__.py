@@ -9,14 +9,14 @@ Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Annotated, cast
 
 import msgspec
 
 from cells.base.addresses import Family
 from cells.base.metrics import Collector, MetricFamily, counter, gauge
-from cells.cluster.nodes.guard import RefusedClaims, claim_events, guarded
+from cells.cluster.nodes.guard import CLAIMS, NodeGrants, RefusedClaims, claim_events, claims_of
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode
@@ -39,7 +39,6 @@ from cells.node.ipam.pools import AssignedPodCIDRs, AssignedPools
 from cells.node.ipam.settings import PodAddressing
 from lifecycle import (
     Change,
-    Derived,
     Jobs,
     Member,
     Named,
@@ -54,6 +53,7 @@ from lifecycle import (
     provide,
     provide_private,
 )
+from lifecycle.tables import LPM
 
 __all__ = ["SharedNodes", "cell"]
 
@@ -126,13 +126,10 @@ def node_table(
     )
     if others is not None:
         parsed = parsed.outer_join(others, _shared_first, name="nodes-shared")
-    claimed = parsed.outer_join(local.table, _own_first, name="claimed-nodes")
-
-    def granted(nodes: list[ClusterNode], own: Sequence[Device] = ()) -> Mapping[str, ClusterNode]:
-        return guarded(nodes, own, f"{agent.cluster_name}/{agent.node_name}")
-
-    sources = (claimed, devices) if devices is not None else (claimed,)
-    table: ReadTable[str, ClusterNode] = Derived("nodes", granted, *sources, indexes={"address": _addresses})
+    claimed = parsed.outer_join(
+        local.table, _own_first, name="claimed-nodes", indexes={CLAIMS: LPM(claims_of)}
+    )
+    table = NodeGrants(claimed, lambda: f"{agent.cluster_name}/{agent.node_name}").table(devices)
     tables.add(table)
     return table
 
@@ -145,10 +142,6 @@ def _own_first(parsed: ClusterNode | None, own: ClusterNode | None) -> ClusterNo
     if own is None or parsed is None:
         return own or cast("ClusterNode", parsed)  # a key is in one of the two tables
     return msgspec.structs.replace(own, created=parsed.created)
-
-
-def _addresses(node: ClusterNode) -> tuple[object, ...]:
-    return tuple({each.ip for each in node.addresses})
 
 
 def internal_ips(

@@ -6,7 +6,7 @@ Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final
@@ -19,6 +19,7 @@ from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.node.devices import Device
 from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Table
+from lifecycle.tables import Incremental, Input, Plan
 
 _OURS: Final = "cilium_"
 _LOOPBACK: Final = "lo"
@@ -76,7 +77,7 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
     owner: dict[IPAddress, str] = {}
-    reasons = _range_reasons(own)
+    reasons = range_reasons(own)
     checked = []
     for node in rows:
         if node.full_name == name:
@@ -110,7 +111,7 @@ def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[Cl
     addresses = frozenset(each.ip for each in local.addresses if each.type != CILIUM_INTERNAL_IP)
     connected = own_networks(devices, None).connected
     own = OwnNetworks(addresses, tuple(one for one in connected if any(ip in one for ip in addresses)))
-    reasons = _range_reasons(own)
+    reasons = range_reasons(own)
     others = [(cidr, node.full_name) for node in elder for cidr in node.all_cidrs() if not reasons[cidr]]
     found: dict[IPNetwork, str] = {}
     for cidr in local.all_cidrs():
@@ -201,7 +202,8 @@ class _RangeReasons(dict[IPNetwork, str]):
         return found
 
 
-_range_reasons = lru_cache(maxsize=4)(_RangeReasons)
+range_reasons = lru_cache(maxsize=4)(_RangeReasons)
+"""Those for what is this node's."""
 
 
 def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
@@ -314,6 +316,87 @@ def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> Cluste
             ranges[cidr.version].append(cidr)
             taken.append((cidr, node.full_name))
     return _without(node, refused, node.addresses, ranges) if refused else node
+
+
+CLAIMS: Final = "claims"
+"""The index of the table of claims that grants need."""
+
+
+def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
+    """Addresses and ranges that a node claims, but for those that are every address, which no node gets."""
+    yield from (each.ip for each in node.addresses)
+    yield from node.health
+    yield from node.ingress
+    yield from (cidr for cidr in node.all_cidrs() if cidr.prefixlen)
+
+
+class NodeGrants:
+    """Gives what :func:`guarded` gives for all nodes, worked out again only where claims have changed.
+
+    What a node gets depends on this node, and on nodes with claims that meet its own: an address that both
+    have, or that is in a range of the other, or ranges that overlap; on nodes with claims that meet theirs,
+    and so on. It depends on no others: in a healthy cluster, claims of no two nodes meet.
+    """
+
+    def __init__(self, claimed: ReadTable[str, ClusterNode], name: Callable[[], str]) -> None:
+        """``claimed`` has an index CLAIMS; ``name`` gives that of this node."""
+        self._claimed = claimed
+        self._name = name
+        self._rows: dict[str, ClusterNode] = {}
+        """The claims that were last worked through."""
+        self._this: tuple[ClusterNode | None, OwnNetworks, OwnNetworks] | None = None
+        """This node and its networks, as of then."""
+
+    def table(self, devices: ReadTable[int, Device] | None) -> ReadTable[str, ClusterNode]:
+        """The table ``nodes``."""
+        sources = (self._claimed, devices) if devices is not None else (self._claimed,)
+        return Incremental("nodes", self._plan, *sources, indexes={"address": _addresses})
+
+    def _plan(
+        self, _: str, claimed: Input[str, ClusterNode], devices: Input[int, Device] | None = None
+    ) -> Plan[str, ClusterNode]:
+        rows, changed = claimed.rows(), claimed.changed
+        found = [row for row, _ in devices.rows().values()] if devices is not None else []
+        name = self._name()
+        local = rows[name][0] if name in rows else None
+        own = own_networks(found, local)
+        this = (local, own, own_networks(found, None))
+        names = {*changed, *rows} if this != self._this else self._concerned(changed, own, name)
+        granted = guarded([rows[one][0] for one in {*names, name} if one in rows], found, name)
+
+        def remember() -> None:
+            self._this = this
+            for key in changed:
+                if key in rows:
+                    self._rows[key] = rows[key][0]
+                else:
+                    self._rows.pop(key, None)
+
+        return {one: granted.get(one) for one in names}, remember
+
+    def _concerned(self, changed: Iterable[str], own: OwnNetworks, name: str) -> set[str]:
+        """Nodes that have changed, and those with claims that meet theirs of now or of before."""
+        index, reasons = self._claimed.lpm(CLAIMS), range_reasons(own)
+        found = set(changed)
+        rest = [self._rows[key] for key in found if key in self._rows] + self._present(found)
+        while rest:
+            node = rest.pop()
+            for claim in claims_of(node):
+                if isinstance(claim, IPNetwork) and node.full_name != name and reasons[claim]:
+                    met = self._present([name])  # it is refused in any case; this node may not announce it
+                else:
+                    met = [*index.covering(claim), *index.within(claim)]
+                new = {row.full_name: row for row in met if row.full_name not in found}
+                rest += new.values()
+                found |= new.keys()
+        return found
+
+    def _present(self, names: Iterable[str]) -> list[ClusterNode]:
+        return [row for name in names if (row := self._claimed.get(name)) is not None]
+
+
+def _addresses(node: ClusterNode) -> tuple[object, ...]:
+    return tuple({each.ip for each in node.addresses})
 
 
 def claim_events(

@@ -5,22 +5,29 @@ Source: Cilium 1.17, pkg/node/types.Node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import Final, cast
 
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.ipcache.rows import Source
+from lifecycle import ReadTable
+from lifecycle.tables import Changes
 
 __all__ = [
     "CILIUM_INTERNAL_IP",
     "EXTERNAL_IP",
     "INTERNAL_IP",
     "WIREGUARD_ROTATION",
+    "AddressHolders",
+    "ChangedPlaces",
     "ClusterNode",
     "NodeIP",
+    "number_of",
+    "place_of",
 ]
 
 
@@ -125,3 +132,84 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         """The ranges of its pods of both families: IPv4, then IPv6."""
         yield from self.ipv4_alloc_cidrs
         yield from self.ipv6_alloc_cidrs
+
+
+# Where nodes are, for addresses of their pods.
+
+
+class AddressHolders:
+    """Which node has an address, or the range that an address is in, by the table of nodes."""
+
+    def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
+        self._nodes = nodes
+        self._changes: Changes[str, ClusterNode] | None = None
+        self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
+        """(family, bits that are shifted out) -> network -> node."""
+
+    def at(self, ip: IPAddress) -> ClusterNode | None:
+        """The node that has the address itself."""
+        return next(iter(self._nodes.by("address").get(ip)), None)
+
+    def of_range(self, ip: IPAddress) -> ClusterNode | None:
+        """The node of the pods of this prefix; ranges of nodes do not overlap."""
+        if self._changes is None:
+            self._changes = self._nodes.changes()
+        changes = self._changes.take()
+        for change in changes:
+            for cidr in change.old.all_cidrs() if change.old is not None else ():
+                shift = cidr.max_prefixlen - cidr.prefixlen
+                self._ranges[cidr.version, shift].pop(int(cidr.network_address) >> shift, None)
+        for change in changes:
+            for cidr in change.row.all_cidrs() if change.row is not None else ():
+                shift = cidr.max_prefixlen - cidr.prefixlen
+                of_length = self._ranges.setdefault((cidr.version, shift), {})
+                of_length[int(cidr.network_address) >> shift] = cast("ClusterNode", change.row)
+        number = int(ip)
+        for (version, shift), networks in self._ranges.items():
+            if version == ip.version and (found := networks.get(number >> shift)) is not None:
+                return found
+        return None
+
+
+class ChangedPlaces:
+    """Addresses and ranges of nodes that have changed, as they are now and were before."""
+
+    def __init__(self, nodes: Iterable[ClusterNode]) -> None:
+        self._addresses: set[tuple[int, int]] = set()
+        self._ranges: dict[tuple[int, int], set[int]] = {}
+        """(IP version, bits that are shifted out) -> networks."""
+        for node in nodes:
+            self._addresses.update((each.ip.version, int(each.ip)) for each in node.addresses)
+            for cidr in node.all_cidrs():
+                shift = cidr.max_prefixlen - cidr.prefixlen
+                numbers = self._ranges.setdefault((cidr.version, shift), set())
+                numbers.add(int(cidr.network_address) >> shift)
+
+    def have_node(self, address: str) -> bool:
+        """Whether one of the nodes has this address."""
+        return number_of(address) in self._addresses
+
+    def hold(self, address: str) -> bool:
+        """Whether one of the nodes has this address, or a range that it is in."""
+        if (found := number_of(address)) is None:
+            return False  # only addresses are in ranges
+        version, number = found
+        return found in self._addresses or any(
+            of == version and number >> shift in numbers for (of, shift), numbers in self._ranges.items()
+        )
+
+
+def number_of(address: str) -> tuple[int, int] | None:
+    """IP version and number of an address; None for other text. It takes a tenth of ip_address()."""
+    version, family = (6, AF_INET6) if ":" in address else (4, AF_INET)
+    try:
+        return version, int.from_bytes(inet_pton(family, address))
+    except (OSError, ValueError):
+        return None
+
+
+def place_of(node: ClusterNode | None) -> tuple[object, ...]:
+    """What decides whether endpoints are of a node."""
+    if node is None:
+        return ()
+    return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
