@@ -8,7 +8,7 @@ Why:        the tunnel believes what comes from these addresses, and from no oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -20,7 +20,6 @@ from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import NodeKey, NodeValue
 from cells.maps.target import Codec, MapTarget, record
 from lifecycle import (
-    Derived,
     Hook,
     Jobs,
     Lifecycle,
@@ -33,6 +32,7 @@ from lifecycle import (
     provide,
     seconds,
 )
+from lifecycle.tables import Incremental, Input, Plan
 
 __all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell", "node_map"]
 
@@ -63,52 +63,88 @@ class NodeIDs:
         """``own``: ``cluster/name`` of this node, which objects may name before its agent does."""
         self._own = own
         self._ready = False
+        self._numbered = False
+        """Whether all nodes have been looked at once."""
         self._of: dict[str, int] = {}
+        self._taken: set[int] = set()
+        """The numbers that nodes have."""
+        self._free_from = 1
+        """No lower number is free."""
+        self._rows: dict[str, tuple[IPAddress, ...]] = {}
+        """By node the addresses that it has rows for."""
         self._known: dict[IPAddress, int] = {}
-        self.exhausted = 0
-        """Nodes that have none, for there is no number left."""
+        self._reserved: frozenset[int] = frozenset()
+        """The numbers of _known."""
+        self._without: set[str] = set()
+        """Nodes that have no number, for there is none left."""
 
     def restored(self, rows: Mapping[IPAddress, int]) -> None:
         """Restore the numbers that an earlier agent gave. Until then none is allocated."""
         self._known.update(rows)
+        self._reserved = frozenset(self._known.values())
         self._ready = True
 
     def forget_restored(self) -> None:
         """All nodes are known: numbers that none of them has are free again."""
         self._known.clear()
+        self._reserved = frozenset()
+        self._free_from = 1
 
-    def rows(self, nodes: Iterable[ClusterNode]) -> dict[IPAddress, NodeAddressID]:
-        """The addresses of all nodes but this one. Of one that two nodes claim, the first by name has it."""
+    def table(self, nodes: ReadTable[str, ClusterNode]) -> Incremental[IPAddress, NodeAddressID]:
+        """The addresses of all nodes but this one; the table of nodes gives no two of them the same."""
+        return Incremental("node-ids", self._plan, nodes)
+
+    def _plan(self, _: str, nodes: Input[str, ClusterNode]) -> Plan[IPAddress, NodeAddressID]:
         if not self._ready:
-            return {}
-        own = self._own()
-        others = sorted(
-            (node for node in nodes if not node.local and node.full_name != own),
-            key=lambda node: node.full_name,
-        )
-        present = {node.full_name for node in others}
-        self._of = {name: number for name, number in self._of.items() if name in present}
-        self.exhausted = 0
-        found: dict[IPAddress, NodeAddressID] = {}
-        for node in others:
-            number = self._of.get(node.full_name) or self._choose(node)
+            return {}, lambda: None
+        rows, own = nodes.rows(), self._own()
+        changed = {*nodes.changed, *self._without} if self._numbered else rows.keys()
+        present = {name: rows[name][0] for name in changed if name in rows and name != own}
+        others = {name: node for name, node in present.items() if not node.local}
+        for name in changed:
+            if name not in others:
+                self._release(name)
+        writes: dict[IPAddress, NodeAddressID | None] = {}
+        now: dict[str, tuple[IPAddress, ...]] = {}
+        for name in changed:
+            writes |= dict.fromkeys(self._rows.get(name, ()))
+        for name in sorted(others):
+            node = others[name]
+            number = self._of.get(name) or self._take(node)
             if not number:
-                self.exhausted += 1
+                self._without.add(name)
                 continue
-            self._of[node.full_name] = number
-            for each in node.addresses:
-                row = NodeAddressID(each.ip, number, node.full_name, node.encryption_key)
-                found.setdefault(each.ip, row)
-        return found
+            self._without.discard(name)
+            now[name] = tuple(each.ip for each in node.addresses)
+            for ip in now[name]:
+                writes[ip] = NodeAddressID(ip, number, name, node.encryption_key)
 
-    def _choose(self, node: ClusterNode) -> int:
-        taken = set(self._of.values())
-        for each in node.addresses:
-            before = self._known.get(each.ip)
-            if before and before not in taken:
-                return before
-        taken.update(self._known.values())
-        return next((number for number in range(1, LAST + 1) if number not in taken), 0)
+        def remember() -> None:
+            for name in changed:
+                self._rows.pop(name, None)
+            self._rows |= now
+            self._numbered = True
+
+        return writes, remember
+
+    def _release(self, name: str) -> None:
+        self._without.discard(name)
+        if number := self._of.pop(name, 0):
+            self._taken.discard(number)
+            self._free_from = min(self._free_from, number)
+
+    def _take(self, node: ClusterNode) -> int:
+        """The node's number from now on; 0 where none is left."""
+        before = (self._known.get(each.ip, 0) for each in node.addresses)
+        number = next((one for one in before if one and one not in self._taken), 0)
+        if not number:
+            lowest = range(self._free_from, LAST + 1)
+            number = next((one for one in lowest if one not in self._taken and one not in self._reserved), 0)
+            self._free_from = number or LAST + 1
+        if number:
+            self._of[node.full_name] = number
+            self._taken.add(number)
+        return number
 
 
 # cilium_node_map_v2, as in the table ``node-ids``.
@@ -134,7 +170,7 @@ def node_ids(
 ) -> ReadTable[IPAddress, NodeAddressID]:
     """The ``node-ids`` table, by address: in the map as soon as a node is known, out of it once all are."""
     ids = NodeIDs(lambda: f"{agent.cluster_name}/{agent.node_name}")
-    table: Derived[IPAddress, NodeAddressID] = Derived("node-ids", ids.rows, nodes)
+    table = ids.table(nodes)
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)
 
     async def restore() -> None:

@@ -86,15 +86,15 @@ class ProbeResults:
 
     def update(self, nodes: Iterable[ProbedNode], removed: Iterable[str] = ()) -> None:
         """Take in nodes that are new or changed. An address that no node has any more loses its outcomes."""
-        for name in removed:
-            self._replace(name, None)
-        for node in nodes:
-            self._replace(node.name, node)
-        for ip in [ip for ip, uses in self._uses.items() if not uses]:
-            del self._uses[ip]
-            self._paths.pop(ip, None)
+        before = [ip for name in removed for ip in self._replace(name, None)]
+        before += (ip for node in nodes for ip in self._replace(node.name, node))
+        for ip in before:
+            if not self._uses[ip]:
+                del self._uses[ip]
+                self._paths.pop(ip, None)
 
-    def _replace(self, name: str, node: ProbedNode | None) -> None:
+    def _replace(self, name: str, node: ProbedNode | None) -> tuple[str, ...]:
+        """Take in a node, or forget it; the addresses that it had."""
         before = self._nodes.pop(name, None)
         if before is not None:
             self._uses.subtract((*before.host, *before.endpoint))
@@ -103,6 +103,7 @@ class ProbeResults:
             self._uses.update((*node.host, *node.endpoint))
         else:
             self._since.pop(name, None)
+        return (*before.host, *before.endpoint) if before is not None else ()
 
     def addresses(self) -> list[str]:
         """All that are to be probed."""

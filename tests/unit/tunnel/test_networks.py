@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Address, ip_address, ip_network
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.base.addresses import Family
+from cells.base.addresses import Family, IPAddress
+from cells.cluster import node_ids
 from cells.cluster.ipcache.rows import Source
-from cells.cluster.node_ids import NodeIDs, node_map
+from cells.cluster.node_ids import NodeAddressID, NodeIDs, node_map
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.maps.records.cluster import NodeValue
 from cells.tunnel.remote import remote_networks, troubles
+from lifecycle import Table
 from tests.support.examples import scaled
 
 BOTH = (Family.IPV4, Family.IPV6)
@@ -71,12 +75,31 @@ def test_over_ipv6_ranges_end_at_the_nodes_ipv6_address() -> None:
     assert wrong == ["node default/c has no IPv6 address, which the tunnel needs"]
 
 
-def numbers(ids: NodeIDs, *nodes: ClusterNode) -> dict[str, int]:
+class Numbers:
+    """Nodes, and the addresses that have numbers."""
+
+    def __init__(self) -> None:
+        self.nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+        self._ids = NodeIDs(lambda: SELF)
+        self._table = self._ids.table(self.nodes)
+        self.forget_restored = self._ids.forget_restored
+
+    def restored(self, rows: Mapping[IPAddress, int]) -> None:
+        self._ids.restored(rows)
+        self._table.wake()
+
+    def rows(self, nodes: Iterable[ClusterNode]) -> dict[IPAddress, NodeAddressID]:
+        with self.nodes.txn() as txn:
+            txn.replace_all(nodes)
+        return {row.ip: row for row in self._table.all()}
+
+
+def numbers(ids: Numbers, *nodes: ClusterNode) -> dict[str, int]:
     return {str(ip): row.id for ip, row in ids.rows(nodes).items()}
 
 
 def test_all_addresses_of_a_node_share_its_number() -> None:
-    ids = NodeIDs(lambda: SELF)
+    ids = Numbers()
     ids.restored({})
     found = numbers(ids, node("b", "192.0.2.2", "2001:db8::2", router="10.2.0.1"), node("c", "192.0.2.3"))
     assert found == {"192.0.2.2": 1, "2001:db8::2": 1, "10.2.0.1": 1, "192.0.2.3": 2}
@@ -84,7 +107,7 @@ def test_all_addresses_of_a_node_share_its_number() -> None:
 
 def test_the_key_that_a_node_publishes_is_beside_its_number_and_changes_alone() -> None:
     """As ``cilium-dbg nodeid list`` shows it."""
-    ids = NodeIDs(lambda: SELF)
+    ids = Numbers()
     ids.restored({IPv4Address("192.0.2.2"): 7})
     target = node_map(None)  # type: ignore[arg-type]  # it is not written to
     published = node("b", "192.0.2.2", router="10.2.0.1")
@@ -94,18 +117,50 @@ def test_the_key_that_a_node_publishes_is_beside_its_number_and_changes_alone() 
 
 
 def test_no_node_id_is_allocated_before_the_saved_ones_are_restored() -> None:
-    ids = NodeIDs(lambda: SELF)
+    ids = Numbers()
     assert numbers(ids, node("b", "192.0.2.2")) == {}
     ids.restored({IPv4Address("192.0.2.2"): 7, IPv4Address("192.0.2.3"): 1})
     assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 7}
 
 
 def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
-    ids = NodeIDs(lambda: SELF)
+    ids = Numbers()
     ids.restored({IPv4Address("192.0.2.3"): 1})
     assert numbers(ids, node("b", "192.0.2.2")) == {"192.0.2.2": 2}
     ids.forget_restored()
     assert numbers(ids, node("b", "192.0.2.2"), node("d", "192.0.2.4"))["192.0.2.4"] == 1
+
+
+def test_the_first_node_without_a_number_gets_the_next_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_ids, "LAST", 2)
+    ids = Numbers()
+    ids.restored({})
+    b, c, d, e = (node(name, f"192.0.2.{number}") for number, name in enumerate("bcde", 2))
+    assert numbers(ids, b, c, d, e) == {"192.0.2.2": 1, "192.0.2.3": 2}
+    assert numbers(ids, c, d, e) == {"192.0.2.3": 2, "192.0.2.4": 1}
+    assert numbers(ids, d, e) == {"192.0.2.4": 1, "192.0.2.5": 2}
+
+
+@pytest.mark.parametrize("size", [20, 200])
+def test_a_changed_node_has_no_other_numbered_again(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    made: list[str] = []
+
+    def counted(ip: IPAddress, number: int, name: str, spi: int) -> NodeAddressID:
+        made.append(name)
+        return NodeAddressID(ip, number, name, spi)
+
+    monkeypatch.setattr(node_ids, "NodeAddressID", counted)
+    ids = Numbers()
+    ids.restored({})
+    nodes = [node(f"n{number}", f"192.0.2.{number}") for number in range(1, size + 1)]
+    before = ids.rows(nodes)
+    made.clear()
+    nodes[7] = msgspec.structs.replace(nodes[7], encryption_key=3)
+    after = ids.rows(nodes)
+    assert made == ["default/n8"]
+    assert [ip for ip, row in after.items() if row != before[ip]] == [IPv4Address("192.0.2.8")]
+    assert len(ids.rows(nodes[1:])) == size - 1
+    assert made == ["default/n8"]
 
 
 @settings(max_examples=scaled(60), deadline=None)
@@ -115,7 +170,7 @@ def test_a_number_of_a_node_that_may_yet_come_back_is_not_given_away() -> None:
 )
 def test_numbers_are_distinct_and_stay(rounds: list[set[int]], before: dict[int, int]) -> None:
     """Nodes come and go: no two have one number at a time, and who stays keeps its own."""
-    ids = NodeIDs(lambda: SELF)
+    ids = Numbers()
     ids.restored({IPv4Address(f"192.0.2.{name}"): number for name, number in before.items()})
     known: dict[str, int] = {}
     for names in rounds:
