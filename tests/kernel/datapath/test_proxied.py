@@ -64,3 +64,19 @@ def test_where_the_stack_serves_pods_a_proxys_packets_go_past_it(world: World, o
         assert brought.mark == 0x0F00 | A.identity << 16
     world.allow(B, [(PolicyKey(0, egress=False), PolicyEntry())])
     assert world.pod_sends(sender, from_pod(A) / tcp(one, other, "S", dport=81)).action == OK
+
+
+@pytest.mark.parametrize(("one", "other"), [(A.ip, B.ip), (A.ip6, B.ip6)])
+def test_ports_of_a_connection_before_are_the_proxys_as_rules_are_now(
+    world: World, one: str, other: str
+) -> None:
+    """Clients use ports again within a minute; rules may give the proxy what passed it, and the reverse."""
+    sender = replace(A, flags=ROUTED_BY_HOST)
+    asked, later = (tcp(one, other, flags) for flags in ("S", "A"))
+    mark = 0x0F00 | A.identity << 16
+    for entry, after in ((PolicyEntry(), OK), (READ, REDIRECT), (PolicyEntry(), OK)):
+        world.allow(B, [(on_port_80(egress=False), entry)])
+        assert world.pod_sends(sender, from_pod(A) / asked).action in {OK, REDIRECT}, "the program decides"
+        given = world.pod_gets(B, from_host() / asked, mark=mark)
+        assert given.action == after
+        assert world.pod_sends(sender, from_pod(A) / later).action == after

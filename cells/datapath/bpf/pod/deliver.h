@@ -234,6 +234,9 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family)
 				       ? 0
 				       : refused;
+		/* The ports may be those of a connection before, under other rules. */
+		if (*status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != !!flow->proxy_port))
+			entry->proxy_redirect = !!flow->proxy_port;
 	}
 	if (*status == CT_NEW)
 		return ct_create(flow, INGRESS, now, family);
