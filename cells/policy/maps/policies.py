@@ -245,15 +245,13 @@ class EndpointPolicies:
             raise
         self.table.put(policy)
         self._write(policy)
-        self._regenerated(policy.endpoint_id)
 
     def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
-        """These are the policies of their endpoints now; their maps follow with apply(), which is due soon.
+        """These are the policies of their endpoints now; their maps follow soon.
 
-        Of rules with another revision the endpoints are regenerated besides, which their logs have with the
-        reason, and which is tried again where a map refuses; one with a map that is right has the new
-        revision already, and is not. What changes without a new revision (peers that come and go) is tried
-        again until it is written.
+        Of rules with another revision the endpoints are regenerated, which their logs have with the reason;
+        one with a map that is right has the new revision already, and is not. What changes without a new
+        revision (peers that come and go) is written at once, and tried again until it is.
         """
         outdated: list[OutdatedPolicy] = []
         with self.table.txn() as rows:
@@ -264,12 +262,10 @@ class EndpointPolicies:
                 rows.put(policy)
                 if self._is_realized(policy, known):
                     self._mark(policy)
-                    self._regenerated(policy.endpoint_id)
                 elif policy.endpoint_id in self._hosts:
                     self._changed.add(policy.endpoint_id)
                 elif policy.revision != self.status(policy.endpoint_id).written:
                     outdated.append(OutdatedPolicy(policy.endpoint_id, policy.revision, reason))
-                    self._changed.add(policy.endpoint_id)
                 elif policy != known:
                     self._changed.add(policy.endpoint_id)
         if outdated:
@@ -307,27 +303,20 @@ class EndpointPolicies:
     # Jobs
 
     async def apply(self) -> None:
-        """Make maps follow what changed. Raises PolicyMapError, to be called again.
-
-        A map that refuses is left to the build of an endpoint that is to be regenerated.
-        """
+        """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
         failed = []
-        waiting, count, turn = list(self._changed), 1, time.monotonic()
+        waiting, count = list(self._changed), 1
         while waiting:
             some, waiting = waiting[:count], waiting[count:]
             began = time.monotonic()
             policies = [policy for one in some if (policy := self.table.get(one)) is not None]
             self._changed.difference_update(some)
-            regenerated = self.outdated.keys()
-            refused = [one for one in self._write_all(policies) if one[0].endpoint_id not in regenerated]
+            refused = self._write_all(policies)
             self._changed.update(policy.endpoint_id for policy, _ in refused)
             failed += [f"endpoint {policy.endpoint_id}: {error}" for policy, error in refused]
             # A map takes from some microseconds to 15 ms, by how much of it changes.
-            now = time.monotonic()
-            count = min(2 * count, STRETCH) if now - began < SLICE / 2 else max(count // 2, 1)
-            if now - turn >= SLICE / 2:  # else others would do their part before the last map has its own
-                await anyio.lowlevel.checkpoint()
-                turn = time.monotonic()
+            count = min(2 * count, STRETCH) if time.monotonic() - began < SLICE / 2 else max(count // 2, 1)
+            await anyio.lowlevel.checkpoint()
         if failed:
             raise PolicyMapError(f"{len(failed)} policy maps are not updated, {failed[0]}")
 
@@ -388,6 +377,11 @@ class EndpointPolicies:
 
     def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
+        waiting = self.outdated.keys()
+        if done := [one.endpoint_id for one in policies if one.endpoint_id in waiting]:
+            with self.outdated.txn() as outdated:
+                for endpoint_id in done:
+                    outdated.delete(endpoint_id)
         if len(policies) == 1:  # as nearly always, and pods wait for it
             self.realized.put(self._realized(policies[0]))
             return
@@ -414,12 +408,6 @@ class EndpointPolicies:
             egress_enforced=policy.egress_enforced,
             entries=len(policy.entries),
         )
-
-    def _regenerated(self, endpoint_id: int) -> None:
-        """The endpoint is not to be regenerated any more."""
-        if endpoint_id in self.outdated:
-            with self.outdated.txn() as outdated:
-                outdated.delete(endpoint_id)
 
     def follow_proxies(self) -> None:
         """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""
