@@ -375,7 +375,7 @@ class NodeGrants:
         return {one: granted.get(one) for one in names}, remember
 
     def _concerned(self, changed: Iterable[str], own: OwnNetworks, name: str) -> set[str]:
-        """Nodes that have changed, and those with claims that meet theirs of now or of before."""
+        """Nodes that have changed, and those with claims that meet their present or previous ones."""
         index, reasons = self._claimed.lpm(CLAIMS), range_reasons(own)
         found = set(changed)
         rest = [self._rows[key] for key in found if key in self._rows] + self._present(found)

@@ -31,30 +31,31 @@ async def test_a_delete_is_answered_before_the_link_is_deleted_and_the_address_i
     await eventually(node.clean)
 
 
-async def test_links_that_come_while_others_are_deleted_are_deleted_together(served: Harness) -> None:
-    node, names = served.node, [f"cid{number}" for number in range(4)]
+async def delete_while_the_first_waits(served: Harness, names: list[str]) -> anyio.Event:
+    """Add pods and delete them; until the event is set, the link of the first is being deleted."""
     for name in names:
         await served.call("ADD", name, CNI_IFNAME=name)
-    node.may_reap = anyio.Event()
+    served.node.may_reap = may_reap = anyio.Event()
     for name in names:
         await served.call("DEL", name, CNI_IFNAME=name)
-        await eventually(lambda: "reap" in node.steps)
-    node.may_reap.set()
+        await eventually(lambda: "reap" in served.node.steps)
+    return may_reap
+
+
+async def test_links_that_come_while_others_are_deleted_are_deleted_together(served: Harness) -> None:
+    node, names = served.node, [f"cid{number}" for number in range(4)]
+    may_reap = await delete_while_the_first_waits(served, names)
+    may_reap.set()
     await eventually(node.clean)
     assert node.steps.count("reap") == 2
 
 
 async def test_of_links_deleted_together_one_that_stays_keeps_its_address_alone(served: Harness) -> None:
     node, names = served.node, [f"cid{number}" for number in range(3)]
-    for name in names:
-        await served.call("ADD", name, CNI_IFNAME=name)
-    node.may_reap = anyio.Event()
-    for name in names:
-        await served.call("DEL", name, CNI_IFNAME=name)
-        await eventually(lambda: "reap" in node.steps)
+    may_reap = await delete_while_the_first_waits(served, names)
     stays = max(node.links)
     node.cannot_delete = {stays}
-    node.may_reap.set()
+    may_reap.set()
     await eventually(lambda: set(node.links) == {stays} and len(node.addresses) == 1)
     node.cannot_delete = set()
     await eventually(node.clean)
