@@ -1,7 +1,7 @@
 """Security identities: a number for each set of labels, by which the datapath knows who sends a packet.
 
 Controller: label sets in, the table ``identities`` out. This node's own are saved in
-            local_allocator_state.json.
+            local_allocator_state.json. Numbers that maps in the kernel have are given to no other labels.
 Why:        a number may have to be agreed upon with other nodes, so asking for one may wait:
             ClusterAllocator. Without one this node gives the numbers.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,8 @@ from cells.cluster.identity.identities import (
 )
 from cells.cluster.identity.numbers import CLUSTER, Scope, scope_for, scope_of, well_known_identities
 from cells.config import AgentConfig
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 from lifecycle.settings import read_regular
 
@@ -53,6 +56,12 @@ __all__ = ["cell"]
 FILE: Final = "local_allocator_state.json"
 DEBOUNCE: Final = 1.0
 """Seconds within which changes are written together."""
+
+
+OF_THIS_NODE: Final = {Scope.LOCAL, Scope.REMOTE_NODE}
+"""Scopes of numbers that no other node has to know."""
+_NUMBER: Final = struct.Struct("<I")
+"""What values of the ipcache and of networks of policies begin with."""
 
 
 class _Label(msgspec.Struct):
@@ -81,7 +90,7 @@ def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
     numbers: dict[Labels, int] = {}
     for one in found:
         labels = texts(Label(label.source, label.key, label.value) for label in one.labels.values())
-        if scope_of(one.id) is Scope.LOCAL is scope_for(labels):
+        if (scope := scope_of(one.id)) in OF_THIS_NODE and scope is scope_for(labels):
             numbers[labels] = one.id
     return numbers
 
@@ -101,13 +110,45 @@ def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
     fresh.replace(path)
 
 
+class KernelNumbers:
+    """The numbers that maps of the kernel have: what an earlier agent wrote, and may not have saved.
+
+    Why: an agent that is killed within a second of a new number leaves it in the maps alone. Given to other
+         labels, it would give packets of the old prefix the rights of the new one.
+    """
+
+    def __init__(self, maps: Maps | None, policy_maps: PolicyMaps | None) -> None:
+        self._maps = maps
+        self._policy_maps = policy_maps
+
+    def read(self) -> Collection[int]:
+        """Numbers of this node's own in the ipcache, networks of policies and policy maps; raises OSError."""
+        found: set[int] = set()
+        if self._maps is not None:
+            of_networks = [self._maps.ipcache]
+            if self._maps.uses("policy_prefixes"):
+                of_networks.append(self._maps.policy_prefixes)
+            found.update(*(_NUMBER.unpack_from(value) for table in of_networks for _, value in table.items()))
+        if self._policy_maps is not None:
+            found.update(key.identity for each in self._policy_maps.all() for key in each.held)
+        return [number for number in found if scope_of(number) in OF_THIS_NODE]
+
+
 class Checkpoint:
     """Restores numbers when its hook runs, and writes them whenever they change."""
 
     def __init__(
-        self, identities: Identities, folder: Path, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger
+        self,
+        identities: Identities,
+        folder: Path,
+        kernel: KernelNumbers,
+        *,
+        lifecycle: Lifecycle,
+        jobs: Jobs,
+        log: Logger,
     ) -> None:
         self._identities = identities
+        self._kernel = kernel
         self._path = folder / FILE
         self._log = log
         self._written: dict[int, Identity] = {}
@@ -118,11 +159,13 @@ class Checkpoint:
     async def _restore(self) -> None:
         restored = read_checkpoint(self._path, self._log)
         self._identities.restore_local(restored)
+        for number in self._kernel.read():
+            self._identities.hold(number)
         if restored:
             self._log.info("Restored local identities", identities=len(restored))
 
     async def _look(self, changes: list[Change[int, Identity]]) -> None:
-        if any(scope_of(change.key) is Scope.LOCAL for change in changes):
+        if any(scope_of(change.key) in OF_THIS_NODE for change in changes):
             self._soon()
 
     async def _write(self) -> None:
@@ -170,6 +213,7 @@ def known_identities(
     cluster: IdentityAllocator,
     keep: LabelFilter,
     agent: AgentConfig,
+    kernel: KernelNumbers,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -177,7 +221,7 @@ def known_identities(
 ) -> Identities:
     """The identities of this node; its own have their earlier numbers."""
     found = Identities(table, cluster, keep)
-    Checkpoint(found, agent.state, lifecycle=lifecycle, jobs=jobs, log=log)
+    Checkpoint(found, agent.state, kernel, lifecycle=lifecycle, jobs=jobs, log=log)
     return found
 
 
@@ -200,5 +244,6 @@ cell = module(
     "identity",
     "Security identities of sets of labels",
     config(IdentitySettings),
-    provide(identities, allocator, configured_filter, known_identities, identity_metrics, agent_namespace),
+    provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
+    provide(identity_metrics, agent_namespace),
 )

@@ -5,6 +5,7 @@ Source: Cilium 1.17, the cache of security identities.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Annotated, Final, Protocol
 
 import anyio
@@ -201,12 +202,8 @@ class Identities:
         self.table = table
         self.filter = keep or DEFAULT_FILTER
         """Which labels make identities."""
-        self._local = NodeAllocator(LOCAL)
-        self._allocators: Mapping[Scope, IdentityAllocator] = {
-            Scope.CLUSTER: cluster,
-            Scope.LOCAL: self._local,
-            Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES),
-        }
+        self._own = {Scope.LOCAL: NodeAllocator(LOCAL), Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES)}
+        self._allocators: Mapping[Scope, IdentityAllocator] = {Scope.CLUSTER: cluster, **self._own}
         self.used: Table[int, Identity] = Table("identities-in-use", key=lambda identity: identity.id)
         """Those of pods on this node."""
         self._references: Counter[int] = Counter()
@@ -277,16 +274,18 @@ class Identities:
 
     def restore_local(self, numbers: Mapping[Labels, int]) -> None:
         """These labels had these numbers of this node's own: they keep them; no others get them."""
-        self._local.restore(numbers)
+        for allocator in self._own.values():
+            allocator.restore(numbers)
 
     def forget_restored(self) -> None:
         """All users from before the restart have asked by now: the rest of restore_local()'s are free."""
-        self._local.restore({})
+        self.restore_local({})
 
     def local(self) -> list[Identity]:
         """This node's own identities, and restored ones not in use yet, by number."""
-        found = {number: Identity(number, labels) for labels, number in self._local.restored().items()}
-        found |= {one.id: one for one in self.table.all() if scope_of(one.id) is Scope.LOCAL}
+        restored = chain.from_iterable(each.restored().items() for each in self._own.values())
+        found = {number: Identity(number, labels) for labels, number in restored}
+        found |= {one.id: one for one in self.table.all() if scope_of(one.id) in self._own}
         return sorted(found.values(), key=lambda one: one.id)
 
     # What the cluster knows

@@ -50,6 +50,15 @@ async def test_restored_numbers_stay_with_their_labels(tmp_path: Path) -> None:
         assert (await identities.acquire(B)).id not in {*numbers.values(), fresh}, "they are reused late"
 
 
+async def test_labelled_nodes_keep_their_numbers_in_whatever_order_they_come(tmp_path: Path) -> None:
+    nodes = [(f"k8s:zone={zone}", "reserved:remote-node") for zone in "abc"]
+    async with agent(tmp_path).started() as hive:
+        numbers = {labels: (await hive.get(Identities).acquire(labels)).id for labels in nodes}
+    async with agent(tmp_path).started() as hive:
+        identities = hive.get(Identities)
+        assert {one: (await identities.acquire(one)).id for one in reversed(nodes)} == numbers
+
+
 async def test_identities_of_missing_pods_survive_another_restart(tmp_path: Path) -> None:
     async with agent(tmp_path).started() as hive:
         number = (await hive.get(Identities).acquire(A)).id
