@@ -28,6 +28,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.node, pytest.mark.timeout(300 if POINTS else 7200)]
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
+NUMBERS = Path("/var/run/cilium/state/local_allocator_state.json")
 SETTINGS = ("--enable-l7-proxy=false",)  # Envoy is another process, and its calls are not the agent's
 TCP, UDP = 6, 17
 PORTS = ((TCP, 80), (TCP, 443), (TCP, 8080), (TCP, 8085), (UDP, 53), (UDP, 80))
@@ -216,6 +217,11 @@ class Change:
         with self._lab.open() as node:
             return not node.run(has_row, "192.0.2.0/25")
 
+    def forget_numbers(self) -> None:
+        """Remove what agents saved of the identities of prefixes."""
+        with self._lab.open() as node:
+            node.run(NUMBERS.unlink, True)
+
     def write(self, objects: list[dict[str, Any]]) -> None:
         write(self._folder, "policies", *objects)
 
@@ -237,7 +243,10 @@ class Change:
         assert (self.before & self.after) - left == set(), "both allow it"
 
 
-def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [True, False], ids=["identities saved", "killed before they were saved"])
+def test_a_start_with_other_rules_allows_and_refuses_nothing_else(
+    drill: Drill, tmp_path: Path, saved: bool
+) -> None:
     lab, change = drill.lab, Change(drill.lab, tmp_path / "objects")
 
     def begin() -> None:
@@ -247,6 +256,8 @@ def test_a_start_with_other_rules_allows_and_refuses_nothing_else(drill: Drill, 
             serving(lab, *change.settings)
             change.comes_to(change.before, forgets_the_new=True)
             agent_process.crash(lab)
+        if not saved:
+            change.forget_numbers()
         change.write(AFTER)
 
     begin()
