@@ -168,6 +168,7 @@ def _unfrozen(nodes: Iterable[Constructor]) -> Iterator[Fault]:
     """Tables that are declared to have rows that may change in place."""
     for node in nodes:
         hint = plain(node.key)
-        is_table = isinstance(kind := origin_class(hint), type) and issubclass(kind, ReadTable)
+        kind = origin_class(hint)
+        is_table = kind is not None and ReadTable in kind.__mro__  # issubclass() of an ABC takes much longer
         if is_table and (why := unfrozen_rows(hint)) is not None:
             yield Fault("constructor", f"{node} gives {type_name(hint)}, but {why}", (), (node,))

@@ -141,7 +141,7 @@ class Build:
             members = (self.providers[member] for member in node.groups[parameter.name])
             value = CallableProvider(parameter.collect, List(*members))
         elif (key := node.injected.get(parameter.name)) is not None:
-            value = CallableProvider(self._inject, Object(key), Object(node))
+            value = CallableProvider(functools.partial(self._inject, key, node))
         else:
             value = None if parameter.has_default else Object(None)
         return value

@@ -4,7 +4,9 @@ import abc
 import builtins
 import contextlib
 import dataclasses
+import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -32,6 +34,7 @@ from lifecycle.injection.ordering import orders_of
 __all__ = ["Signature", "describe", "read_hints", "refused", "stand_for"]
 
 _EMPTY = inspect.Parameter.empty
+_NAME, _ATTRIBUTE = re.compile(r"[^\W\d]\w*"), re.compile(r"\w\s*\.\s*\w")
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _DISGUISES = {"__wrapped__", "__signature__"}
 _USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
@@ -207,9 +210,36 @@ def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
         return found
     if not isinstance(function, types.FunctionType) or hasattr(function, "__wrapped__"):
         return _evaluated(function, variables)
+    if variables:
+        return found | _evaluated(_with_hints(function, others), variables)
+    return found | {name: _evaluated_once(hint, function) for name, hint in others.items()}
+
+
+def _evaluated_once(hint: object, function: types.FunctionType) -> object:
+    """What a hint means. ``Table[int, Device]`` of many functions is evaluated for the first of them."""
+    if not isinstance(hint, str) or _ATTRIBUTE.search(hint):  # what a module has may be replaced
+        return _evaluated(_with_hints(function, {"it": hint}))["it"]
+    named = [function.__globals__.get(name, _EMPTY) for name in _names_in(hint)]
+    key = (hint, *map(id, named))
+    if (known := _meanings.get(key)) is None:
+        known = _meanings[key] = _evaluated(_with_hints(function, {"it": hint}))["it"], named
+    return known[0]
+
+
+_meanings: dict[tuple[object, ...], tuple[object, list[object]]] = {}
+"""By the text of a hint and what its names stand for in its module; those stay, so no other gets its id."""
+
+
+@functools.cache
+def _names_in(hint: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_NAME.findall(hint)))
+
+
+def _with_hints(function: types.FunctionType, hints: dict[str, Any]) -> types.FunctionType:
+    """A function of the same module that has only these hints."""
     asked = types.FunctionType(_nothing.__code__, function.__globals__)
-    asked.__annotations__ = others
-    return found | _evaluated(asked, variables)
+    asked.__annotations__ = hints
+    return asked
 
 
 def _nothing() -> None:

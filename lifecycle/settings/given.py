@@ -47,6 +47,8 @@ class Findings(msgspec.Struct):
     unknown: Unknown = "ignore"
     others: frozenset[str] = frozenset()
     """Keys that other programs read from the same place."""
+    part: bool = False
+    """Whether there are more options than are known here, so that an unknown flag may be one of them."""
 
     def fault(self, text: str) -> None:
         """Note a mistake in the settings."""

@@ -42,7 +42,8 @@ def flags(
             findings.fault(_stray(word, names))
             continue
         if option is None and name not in places:
-            findings.fault(unknown(f"--{name}", name, names, "--"))
+            if not findings.part:
+                findings.fault(unknown(f"--{name}", name, names, "--"))
             if not equals and words and not words[0].startswith("--"):
                 words.popleft()  # its value is not another mistake
             continue
@@ -99,7 +100,7 @@ def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: 
 def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
     """What the place gave, by option: an old name counts only where the new one is absent."""
     found: Layer = {}
-    for option in options:
+    for option in options if layer else ():
         given = [layer[name] for name in option.names if name in layer]
         if len(given) > 1 and given[1].name == option.file_name:
             findings.fault(f"{given[0].shown} and {given[1].shown}: give one of them")

@@ -168,6 +168,8 @@ def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str
 
 def _unannotated(hint: object) -> tuple[object, list[object]]:
     """A type and what is noted of it, also inside ``Annotated[...] | None``."""
+    if isinstance(hint, type):  # nearly always
+        return hint, []
     hint = unaliased(hint)
     kind, *notes = typing.get_args(hint) if _is_annotated(hint) else (hint,)
     inner, optional = values.bare(kind)
@@ -198,12 +200,17 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
         if not values.known(option.kind):
             yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
             continue
-        for limit in option.limits.unfit(option.kind):
-            yield f"field {option.field!r}: Meta({limit}=...) means nothing for {type_name(option.kind)}"
-        if not option.required and (why := _unlimited(option)) is not None:
-            yield f"field {option.field!r}: its default {option.default_text}: {why}"
+        if option.limits.metas:  # few have any
+            yield from _unfit_limits(option)
         if CONFIG_DIR in option.names:
             yield f"field {option.field!r}: {CONFIG_DIR} names the directory of settings; take another name"
+
+
+def _unfit_limits(option: Option) -> Iterator[str]:
+    for limit in option.limits.unfit(option.kind):
+        yield f"field {option.field!r}: Meta({limit}=...) means nothing for {type_name(option.kind)}"
+    if not option.required and (why := _unlimited(option)) is not None:
+        yield f"field {option.field!r}: its default {option.default_text}: {why}"
 
 
 def _unlimited(option: Option) -> str | None:

@@ -109,13 +109,16 @@ def load(
     source: Sources | Mapping[str, object] | None,
     config_dirs: Sequence[Path] = (),
     prefix: str = "HIVE_",
+    *,
+    part: bool = False,
 ) -> Loaded:
     """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it.
 
     `config_dirs`, if there are any, are read instead of the sources' own, the last counting most. `prefix` is
-    that of environment variables, unless the sources have one.
+    that of environment variables, unless the sources have one. With `part` there are more structs, and flags
+    and keys that these do not know are passed over.
     """
-    loaded = Loaded()
+    loaded = Loaded(part=part)
     groups = [one if isinstance(one, Group) else Group(one) for one in structs]
     if isinstance(source, Sources) and source.prefix is not None:
         prefix = source.prefix
@@ -139,7 +142,8 @@ def _given(
     names = layers.by_name(options)
     if not isinstance(source, Sources):
         return layers.settled(layers.code(source, names, findings), options, findings)
-    findings.unknown, findings.others = source.unknown, source.others
+    findings.unknown = "ignore" if findings.part else source.unknown
+    findings.others = source.others
     known = (CONFIG_DIR, source.file_flag) if source.file_flag else (CONFIG_DIR,)
     flags = layers.flags(source.argv, names, findings, known)
     env = {name.upper(): text for name, text in source.env.items() if text}

@@ -175,13 +175,15 @@ def expects(kind: object) -> str:
 def known(kind: object) -> bool:
     """Whether settings of this type can be read at all."""
     wanted, _ = bare(kind)
+    if wanted in _PARSERS:
+        return True
     if is_list(wanted):
         item = items(wanted)[0]
         return known(item) and not is_list(item) and not is_map(item)
     if is_map(wanted):
         key, item = _pair(wanted)
         return known(key) and known(item) and not (is_list(key) or is_map(key) or is_secret(key))
-    return wanted in _PARSERS or bool(choices(wanted))
+    return bool(choices(wanted))
 
 
 def is_list(kind: object) -> bool:

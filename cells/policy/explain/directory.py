@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, NamedTuple, Protocol
 
@@ -280,6 +279,8 @@ def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple
         return [(pod, "")]
     if "." in text and "/" not in text:
         return [(end, "") for end in directory.named(text)]
+    from difflib import get_close_matches  # only mistakes need it
+
     near = get_close_matches(_qualified(text), directory.pods(), 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UnanswerableError(f"there is no pod or service {_qualified(text)} {directory.place}{hint}")

@@ -71,7 +71,7 @@ class Forecast(msgspec.Struct, frozen=True):
 def forecast(sources: Sources) -> Forecast | None:
     """By these settings; None where some are wrong, which the start reports."""
     kinds = (AgentSettings, MapSettings, DatapathSettings, ServiceSettings, SettingsOfOthers)
-    filled = load(kinds, sources).structs
+    filled = load(kinds, sources, part=True).structs
     if len(filled) < len(kinds):
         return None
     agent, maps, datapath, services, others = (filled[kind] for kind in kinds)

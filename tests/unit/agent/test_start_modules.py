@@ -16,14 +16,28 @@ OTHERS: Final = {
 NOT_OURS: Final = {"colorama", "cython_runtime", "sitecustomize", "usercustomize"}
 """Imported by those where it is there, named by the compiler, or imported by the interpreter."""
 DEAR: Final = {
-    *("argparse", "email", "http.client", "multiprocessing", "pydoc", "sqlite3", "unittest", "xml"),
+    *(
+        "argparse",
+        "difflib",
+        "email",
+        "http.client",
+        "multiprocessing",
+        "pydoc",
+        "shutil",
+        "sqlite3",
+        "unittest",
+        "xml",
+    ),
     *("hive.main", "hive.output", "lifecycle.graph", "lifecycle.testing"),
 }
 """Modules that cost some milliseconds each, and are for other commands."""
 STARTED: Final = """
 import sys, json
-from hive.agent.process import build
-hive = build(["--ipv4-range=10.200.0.0/16"], {})
+from hive.agent.forecast import forecast
+from hive.agent.process import build, sources_of
+settings = ["--ipv4-range=10.200.0.0/16", "--write-cni-conf-when-ready=/run/cni.conflist"]
+assert forecast(sources_of(settings, {})) is not None
+hive = build(settings, {})
 hive.build()
 print(json.dumps(sorted(sys.modules)))
 """
@@ -31,7 +45,7 @@ print(json.dumps(sorted(sys.modules)))
 
 @pytest.fixture(scope="module")
 def loaded() -> set[str]:
-    """Modules of an agent that has built all its cells."""
+    """Modules of an agent that has loaded what it will want, and built all its cells."""
     command = [sys.executable, "-X", "utf8", "-c", STARTED]
     return set(json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout))
 

@@ -256,6 +256,28 @@ if sys.version_info >= (3, 12):
             assert hive.get(space["Holder"]).spare is None
 
 
+async def test_one_text_of_a_hint_means_in_each_module_what_its_names_stand_for_there() -> None:
+    source = """
+        from __future__ import annotations
+        def wall(clocks: dict[str, Clock]) -> list[Clock]:
+            return list(clocks.values())
+    """
+    spaces: list[dict[str, Any]] = [{"Clock": int}, {"Clock": str}, {"Clock": int}]
+    for space in spaces:
+        exec(textwrap.dedent(source), space)  # noqa: S102  # three modules with the same text
+    walls = [space["wall"] for space in spaces]
+    given = supply({"a": 3}, type=dict[str, int]), supply({"b": "late"}, type=dict[str, str])
+    hive = Hive(*given, provide(*walls[:2]), invoke(list[int], list[str]))
+    async with hive.started():
+        assert hive.get(list[int]) == [3]
+        assert hive.get(list[str]) == ["late"]
+    async with Hive(*given, provide(walls[2]), invoke(list[int])).started() as other:
+        assert other.get(list[int]) == [3]
+    del (unnamed := {**spaces[0]})["Clock"]
+    exec(textwrap.dedent(source), unnamed)  # noqa: S102
+    assert "its type hint names Clock, which is not defined" in refusal(provide(unnamed["wall"]))
+
+
 async def test_get_after_a_failed_build_raises_the_build_error() -> None:
     def fails() -> Sundial:
         raise OSError("no sun")

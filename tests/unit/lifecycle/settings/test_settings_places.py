@@ -332,3 +332,17 @@ def test_a_named_file_goes_before_the_config_dir_setting_by_setting(tmp_path: Pa
         f"--config {file}s: no such file or directory; expected a YAML file of settings"
     ]
     assert faults(f"--config={file}") == ["--config: no such setting; did you mean --config-dir?"]
+
+
+def test_a_part_of_the_settings_passes_over_what_others_have(tmp_path: Path) -> None:
+    (tmp_path / "any-max").write_text("5")
+    (tmp_path / "of-others").write_text("x")
+    sources = Sources(
+        ["--of-others", "1", "--tcp-max=3", "--more"], {"HIVE_OF_OTHERS": "1"}, tmp_path, unknown="refuse"
+    )
+    loaded = load([Maps], sources, part=True)
+    assert (loaded.faults, loaded.warnings) == ([], [])
+    assert loaded.structs == {Maps: Maps(tcp_max=3, any_max=5)}
+    assert len(load([Maps], sources).faults) == 4
+    wrong = load([Maps], Sources(["--tcp-max=many"]), part=True)
+    assert [fault.text for fault in wrong.faults] == ["--tcp-max=many: expected a whole number"]
