@@ -240,11 +240,6 @@ class AnnouncedPath(msgspec.Struct, frozen=True):
     prefix: IPNetwork
 
     @property
-    def family(self) -> AfiSafi:
-        """By the version of the prefix."""
-        return IPV4_UNICAST if self.prefix.version == 4 else IPV6_UNICAST
-
-    @property
     def key(self) -> tuple[str, IPNetwork]:
         """Instance and prefix."""
         return self.instance, self.prefix

@@ -34,7 +34,7 @@ from cells.endpoint.model import (
     Subject,
 )
 from cells.endpoint.registry import Registry
-from lifecycle import Logger, Table
+from lifecycle import Logger
 
 
 class EndpointResources:
@@ -89,11 +89,6 @@ class Endpoints:
         self._realization.source_ip_verification = verify
 
     # Looking
-
-    @property
-    def table(self) -> Table[int, Endpoint]:
-        """The rows, to watch."""
-        return self._registry.table
 
     def get(self, endpoint_id: int) -> Endpoint | None:
         """The endpoint with this number."""

@@ -99,11 +99,6 @@ class KubernetesSettings(Settings, frozen=True):
     replaced. 0: never."""
 
     @property
-    def has_source(self) -> bool:
-        """Whether objects come from anywhere; kubelet gives every pod the address of the API server."""
-        return bool(self.manifests_dir) or self.asks_api_server
-
-    @property
     def asks_api_server(self) -> bool:
         """Whether objects come from API servers."""
         named = self.k8s_api_server or self.k8s_api_server_urls or self.k8s_kubeconfig_path

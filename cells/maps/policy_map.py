@@ -57,12 +57,6 @@ class EntryChanges:
         self._step: tuple[object, _Step] | None = None
         """With the version of the entries that it is from: these would hold those before, and so on."""
 
-    @classmethod
-    def of(cls, changes: Mapping[PolicyKey, PolicyEntry | None]) -> EntryChanges:
-        """From entries by key, None for those that are taken out."""
-        new = {key: entry for key, entry in changes.items() if entry is not None}
-        return cls(new, (key for key, entry in changes.items() if entry is None))
-
     @property
     def writes(self) -> tuple[PolicyEntryWrite, ...]:
         """What is set, in the order in which it is written: denies before allows.

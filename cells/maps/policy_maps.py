@@ -323,11 +323,6 @@ class PolicyMaps:
         """Those of endpoints: they are pinned."""
         return self._used.values()
 
-    @property
-    def unclaimed(self) -> Collection[int]:
-        """Ids with pinned maps that no restored endpoint has adopted yet."""
-        return self._unclaimed.keys()
-
     async def sweep(self) -> None:
         """Once every endpoint is restored: recycle what none adopted, remove stale pins of other layouts."""
         pins = self._started()

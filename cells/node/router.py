@@ -400,16 +400,6 @@ class Router:
         """The pods' gateways, one of each family that is on: IPv6, then IPv4."""
         return tuple(each.ip for each in self.addressing().values())
 
-    @property
-    def host_ifindex(self) -> int:
-        """Index of cilium_host. HiveError when it is not there at the moment."""
-        return self._kernel.pair.host.ifindex
-
-    @property
-    def net_ifindex(self) -> int:
-        """Index of cilium_net. HiveError when it is not there at the moment."""
-        return self._kernel.pair.net.ifindex
-
     def addressing(self) -> Mapping[Family, Addressing]:
         """What pods and plugins must know, by family: IPv6, then IPv4; without those that are off."""
         if self._made is None:

@@ -233,11 +233,6 @@ class FQDNSelector(NamedTuple):
         return self.match_name or self.match_pattern
 
     @property
-    def is_wildcard(self) -> bool:
-        """An FQDN selector never selects everything: only what DNS has answered."""
-        return False
-
-    @property
     def expression(self) -> str:
         """The regular expression of the names that are meant."""
         if self.match_name:
@@ -257,10 +252,6 @@ class FQDNSelector(NamedTuple):
     def index_keys(self) -> tuple[tuple[str, str | None], ...]:
         """The label that every selected identity has."""
         return ((self.text, ""),)
-
-    def as_object(self) -> object:
-        """As it is written in a policy."""
-        return {"matchName": self.match_name} if self.match_name else {"matchPattern": self.match_pattern}
 
 
 # The labels of what lies outside the cluster: prefixes that rules name, addresses that DNS answered.

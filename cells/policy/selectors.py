@@ -6,7 +6,7 @@ Source: Kubernetes' LabelSelector; a key's prefix names the label's source (``k8
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import msgspec
 from cells.base.labels import CIDR
 from cells.policy.labels import ANY, FQDNSelector, LabelSet, cidr_of_label, contains
 
-IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
+IN, EXISTS = "In", "Exists"
 
 
 IndexKey = tuple[str, str | None]
@@ -73,11 +73,6 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
     def of(cls, requirements: Iterable[Requirement]) -> Selector:
         """Requirements in canonical order, each once."""
         return cls(tuple(sorted(set(requirements))))
-
-    @classmethod
-    def labels(cls, labels: Mapping[str, str]) -> Selector:
-        """Equal values for keys as a selector writes them."""
-        return cls.of(Requirement.of(key, IN, (value,)) for key, value in labels.items())
 
     @classmethod
     def reserved(cls, name: str) -> Selector:

@@ -389,11 +389,6 @@ def backend_numbers(numbers: Sequence[int]) -> list[bytes]:
     return list(map(_U32, numbers))
 
 
-def backend_key(number: int, version: int) -> MapKey:
-    """A backend by its number."""
-    return MapKey(BACKENDS[version], _U32(number))
-
-
 def backend_value(address: ServiceAddress, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
     return address[1:] + (_AFTER_PROTOCOL(state, 0, zone) if zone else BACKEND_ENDS[state])

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import yaml
 
-from cells.proxy.envoy.resources import EnvoyFiles, external_bootstrap
+from cells.proxy.envoy.resources import EnvoyFiles
 from tests.support.chart_words import words
+from tests.support.envoy import external_bootstrap
 
 CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
 CHART: Final = CONFIGS / "chart"

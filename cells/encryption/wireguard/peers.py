@@ -201,21 +201,10 @@ class WireguardPeers:
         if after is not None and after.add(prefix):
             self._apply(after)
 
-    def restored(self) -> None:
-        """Once all nodes and prefixes are known: remove what else the device has. Raises OSError."""
-        by_key = {peer.key: peer for peer in self._peers.values()}
-        for key, allowed in self._device.peers().items():
-            peer = by_key.get(key)
-            if peer is None:
-                self._device.configure(PeerCall(key, remove=True))
-            else:
-                self._compare(peer, allowed)
-                self._apply(peer)
-
     def heal(self) -> int:
         """Have the device be as it was made: how many peers were not. Raises OSError.
 
-        What failed before is done again. Only after :meth:`restored`.
+        What failed before is done again. Only once all nodes and prefixes are known: what else is there goes.
         """
         found = self._device.peers()
         known = {peer.key for peer in self._peers.values()}

@@ -54,7 +54,7 @@ _TRACE_V1: Final = _trace.size + 16
 
 _INGRESS, _EGRESS = TrafficDirection.INGRESS, TrafficDirection.EGRESS
 _UNKNOWN_REASONS: Final = frozenset({5, 6, 7, 8})
-_SRV6_DECAP_REASON, _ENCRYPT_OVERLAY = 7, 8
+_ENCRYPT_OVERLAY = 8
 _FORWARDING: Final = frozenset({FlowVerdict.FORWARDED, FlowVerdict.REDIRECTED})
 _WITH_INTERFACE: Final = frozenset({4, 5, 6, 7, 10, 11})
 _WITH_PROXY_PORT: Final = frozenset({8, 9})

@@ -92,11 +92,6 @@ class ApiError(KubernetesError):
 class NotFoundError(ApiError):
     """404: no such object, or the resource is not served."""
 
-    @property
-    def served(self) -> bool:
-        """Whether the resource is there, and only the object is not."""
-        return bool(self.status.details and self.status.details.name)
-
 
 class ConflictError(ApiError):
     """409: another writer was faster, or owns the field, or the name is taken."""

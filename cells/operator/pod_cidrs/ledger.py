@@ -130,10 +130,6 @@ class CidrPools:
         if (pool := self._of(network)) is not None:
             pool.release(network)
 
-    def free(self) -> int:
-        """How many ranges are left."""
-        return sum(pool.size - len(pool._used) for pool in self._pools)  # noqa: SLF001  # the same file
-
     def _of(self, network: Network) -> CIDRPool | None:
         return next((pool for pool in self._pools if pool.size and pool.holds(network)), None)
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy.compute import EVERYTHING, FULL_PORT, Entry, Key, PortKey
 
-__all__ = ["Match", "lookup", "map_entries", "map_entry", "map_key"]
+__all__ = ["Match", "lookup", "map_entry", "map_key"]
 
 
 Entries = dict[PortKey, Entry]
@@ -235,15 +235,6 @@ def _verdict(entry: Entry) -> Verdict:
 # Computed entries as policy maps have them.
 #
 # Source: the layout of ``cilium_policy_*``.
-
-
-def map_entries(ingress: Mapping[Key, Entry], egress: Mapping[Key, Entry]) -> dict[PolicyKey, PolicyEntry]:
-    """Computed entries of both directions, as policy maps have them."""
-    return {
-        map_key(key, egress=out): map_entry(entry)
-        for out, entries in ((False, ingress), (True, egress))
-        for key, entry in entries.items()
-    }
 
 
 def map_key(key: Key, *, egress: bool) -> PolicyKey:

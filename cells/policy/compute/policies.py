@@ -214,25 +214,11 @@ class ComputedPolicies:
         """Whether some endpoint has the policy."""
         return key in self._shared
 
-    def upsert_endpoint(self, endpoint: int, key: SharedPolicyKey) -> Difference:
-        """Give an endpoint the policy of its identity; what changed against the one it had.
-
-        The identity must be known to the selector cache.
-        """
-        before = self.entries(endpoint) if endpoint in self._of_endpoint else {}
-        shared = self._assign(endpoint, key)
-        after = self.entries(endpoint)
-        changed: dict[Direction, ChangedEntries] = {direction: {} for direction in DIRECTIONS}
-        for where in before.keys() | after.keys():
-            if before.get(where) != after.get(where):
-                changed[where[0]][where[1]] = after.get(where)
-        return Difference(key, frozenset([endpoint]), changed, shared.enforced, shared.revision, shared.error)
-
     def assign(self, endpoint: int, key: SharedPolicyKey) -> None:
-        """As upsert_endpoint(), for who need not know what changed: a pod more costs nothing by the entry."""
-        self._assign(endpoint, key)
+        """Give an endpoint the policy of its identity, which the selector cache knows.
 
-    def _assign(self, endpoint: int, key: SharedPolicyKey) -> _Shared:
+        A pod more of an identity costs nothing by the entry.
+        """
         self.delete_endpoint(endpoint)
         shared = self._shared.get(key)
         if shared is None:
@@ -240,7 +226,6 @@ class ComputedPolicies:
             self._recompute(shared)
         shared.endpoints.add(endpoint)
         self._of_endpoint[endpoint] = shared
-        return shared
 
     def delete_endpoint(self, endpoint: int) -> None:
         """Forget an endpoint, and its policy with the last that has it."""

@@ -158,7 +158,6 @@ def _wrong_prefix(prefix: str) -> str | None:
 Direction = Literal["ingress", "egress"]
 AuthMode = Literal["disabled", "required", "test-always-fail"]
 
-ANY_PROTOCOL = 0
 PROTOCOLS = {"ANY": 0, "ICMP": 1, "TCP": 6, "UDP": 17, "ICMPV6": 58, "SCTP": 132}
 """Protocol numbers by the names that policies use (IANA; 0 stands for any)."""
 

@@ -77,11 +77,6 @@ class EndpointNames:
         """How many addresses count by their TTL."""
         return len({address for addresses in self._names.values() for address in addresses})
 
-    def expiry(self, name: str, address: IPAddress) -> float:
-        """Until when the address counts for the name by its TTL; 0 if it does not."""
-        lookup = self._names.get(name, {}).get(address)
-        return lookup.expires if lookup is not None else 0.0
-
     def learn(self, lookup: Lookup) -> tuple[list[Pair], list[Pair]]:
         """A DNS answer came; returns what it adds, and what made room for it."""
         name = lookup.name

@@ -35,9 +35,6 @@ _ANSWERS: Final = {
 """What pods are answered at egress: never an answer to what goes on in their names, whatever the ports."""
 _TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
-ADMIN: Final = "admin"
-ANY: Final = {"127.0.0.1": "0.0.0.0", "::1": "::"}
-"""Every address of a loopback address's family."""
 TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}
 """Where connections come in that the stack's rules have translated, such as kube-proxy's of node ports."""
 TRANSLATED_ANSWER: Final = INGRESS_PROXY | 1
@@ -146,39 +143,6 @@ def bootstrap(place: EnvoyFiles) -> Resource:
                 {"name": "hive", "static_layer": {"re2.max_program_size.error_level": LARGEST_EXPRESSION}}
             ]
         },
-    }
-
-
-def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: int) -> Resource:
-    """The same for one beside the agent, which shows on ports of its own that it lives, and its metrics."""
-    admin = {"endpoint": {"address": {"pipe": {"path": str(place.admin)}}}}
-    cluster = {
-        "name": ADMIN,
-        "type": "STATIC",
-        "connect_timeout": "2s",
-        "load_assignment": {"cluster_name": ADMIN, "endpoints": [{"lb_endpoints": [admin]}]},
-    }
-    served = [
-        _passes_on("health", address, health, "/healthz", "/ready"),
-        _passes_on("metrics", ANY[address], metrics, "/metrics", "/stats/prometheus"),
-    ]
-    return bootstrap(place) | {"static_resources": {"clusters": [cluster], "listeners": served}}
-
-
-def _passes_on(name: str, address: str, port: int, path: str, to: str) -> Resource:
-    """A listener that sends the requests for one path to Envoy's administration."""
-    route = {"match": {"path": path}, "route": {"cluster": ADMIN, "prefix_rewrite": to}}
-    manager = _filter(
-        "http",
-        "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        stat_prefix=name,
-        route_config={"virtual_hosts": [{"name": name, "domains": ["*"], "routes": [route]}]},
-        http_filters=[_filter("router", "extensions.filters.http.router.v3.Router")],
-    )
-    return {
-        "name": name,
-        "address": {"socket_address": {"address": address, "port_value": port}},
-        "filter_chains": [{"filters": [manager]}],
     }
 
 

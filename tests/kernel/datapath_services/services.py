@@ -11,9 +11,10 @@ from typing import NamedTuple
 from cells.maps.map import Map
 from cells.services import BackendState, FrontendKey, ServiceAddress, ServiceFlag
 from cells.services.map_entries import (
+    BACKENDS,
     MapKey,
     affinity_key,
-    backend_key,
+    backend_numbers,
     backend_value,
     master_value,
     reverse_nat_key,
@@ -33,6 +34,10 @@ class Backend(NamedTuple):
     ip: str
     port: int = TARGET
     state: BackendState = BackendState.ACTIVE
+
+    @property
+    def key(self) -> MapKey:
+        return MapKey(BACKENDS[ip_address(self.ip).version], backend_numbers([self.number])[0])
 
 
 class Services:
@@ -69,12 +74,11 @@ class Services:
     def set_backend(self, backend: Backend) -> None:
         """Write the backend alone: its address and state."""
         address = ServiceAddress(ip_address(backend.ip), backend.port)
-        self._write(backend_key(backend.number, address.ip.version), backend_value(address, backend.state))
+        self._write(backend.key, backend_value(address, backend.state))
 
     def remove_backend(self, backend: Backend) -> None:
         """It is removed, though slots may still name it."""
-        where = backend_key(backend.number, ip_address(backend.ip).version)
-        self._maps[where.map].delete(where.key)
+        self._maps[backend.key.map].delete(backend.key.key)
 
     def part(self, number: int, backend: Backend) -> None:
         """Clients of the frontend may no longer stay with the backend."""

@@ -56,7 +56,7 @@ async def test_the_router_is_set_up(in_node: None) -> None:
     async with agent() as hive:
         made = hive.get(Router)
         host, net = link(hive, "cilium_host"), link(hive, "cilium_net")
-        assert (made.host_ifindex, made.net_ifindex) == (host.ifindex, net.ifindex)
+        assert (host.peer_ifindex, net.peer_ifindex) == (net.ifindex, host.ifindex)
         for end in (host, net):
             assert (end.up, end.arp, end.kind) == (True, False, "veth")
             assert (end.tx_queue_length, end.mtu) == (1000, 1500)
@@ -197,11 +197,11 @@ async def test_a_family_that_is_switched_off_leaves_the_device(in_node: None) ->
         _, ip4 = hive.get(Router).gateways
     async with agent() as hive:
         assert hive.get(Router).gateways == (ip4,)
-        assert addresses(hive, hive.get(Router).host_ifindex) == [ip_interface(ip4)]
+        assert addresses(hive, link(hive, "cilium_host").ifindex) == [ip_interface(ip4)]
         assert routes6() == []
     async with agent(**DUAL, **{"enable-ipv4": "false"}) as hive:
         made = hive.get(Router)
-        assert addresses(hive, made.host_ifindex) == [ip_interface(made.gateways[0])]
+        assert addresses(hive, link(hive, "cilium_host").ifindex) == [ip_interface(made.gateways[0])]
         assert (made.gateways[0] in PODS6, ip("route")) == (True, [])
         value = hive.get(Maps).node.lookup(bytes(4))
         assert value is not None

@@ -21,7 +21,7 @@ from cells.observe.events import RequestRecord
 from cells.observe.monitor import SOCKET
 from cells.proxy.envoy import EnvoyProgramSettings
 from cells.proxy.envoy.ports import EnvoyProgram
-from cells.proxy.envoy.resources import EnvoyFiles, external_bootstrap
+from cells.proxy.envoy.resources import EnvoyFiles
 from hive.client import ask, connect
 from hive.lab import agent_process, pods
 from hive.lab.agent_process import api_socket
@@ -31,6 +31,7 @@ from hive.lab.node import Lab
 from tests.node.agent.cluster_services import VIP, manifests
 from tests.node.agent.manifests import pod, write
 from tests.support.agents import known_pods, serving
+from tests.support.envoy import external_bootstrap
 from tests.support.requests import (
     GRPC_SERVER,
     PORT,

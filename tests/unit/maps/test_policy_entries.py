@@ -19,7 +19,8 @@ def test_entries_are_those_of_a_dictionary_and_differences_lead_from_one_to_anot
 ) -> None:
     versions, models = [PolicyEntryMap(first)], [first]
     for step in steps:
-        versions.append(versions[-1].changed(EntryChanges.of(step)))
+        added = {key: entry for key, entry in step.items() if entry is not None}
+        versions.append(versions[-1].changed(EntryChanges(added, step.keys() - added.keys())))
         after = models[-1] | step
         models.append({key: entry for key, entry in after.items() if entry is not None})
     for version, model in zip(versions, models, strict=True):

@@ -59,7 +59,8 @@ class Node:
         self.cache.add_identity(TWIN, IDENTITIES[CART])
         self.maps: dict[int, Whole] = {1: {}, 2: {}, 3: {}}
         for endpoint, identity in zip(self.maps, (CART, CART, TWIN), strict=True):
-            self.write(self.policies.upsert_endpoint(endpoint, SharedPolicyKey(identity, PORTS)))
+            self.policies.assign(endpoint, SharedPolicyKey(identity, PORTS))
+            self.maps[endpoint] |= self.policies.entries(endpoint)
 
     def write(self, difference: Difference) -> None:
         for endpoint in difference.endpoints:
@@ -96,8 +97,8 @@ class Node:
         for identity, labels in self.cache.identities.items():
             cache.add_identity(identity, labels)
         policies = ComputedPolicies(self.repository, cache, proxy)
-        difference = policies.upsert_endpoint(1, SharedPolicyKey(CART, PORTS))
-        return None if difference.error else policies.entries(1)
+        policies.assign(1, SharedPolicyKey(CART, PORTS))
+        return None if policies.error(1) else policies.entries(1)
 
 
 @settings(deadline=None, max_examples=scaled(60))
