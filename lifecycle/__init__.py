@@ -153,7 +153,7 @@ _MOVED = {
     "lifecycle.graph": "Graph",
     "lifecycle.hooks": "Event HookEvent JobEvent ModuleEvent",
     "lifecycle.injection": "Timing",
-    "lifecycle.jobs": "JobStats Observer Stretch",
+    "lifecycle.jobs": "JobStats Observer",
     "lifecycle.process": "log_level set_log_level",
     "lifecycle.settings": "Loaded MAC Option Quantity RenamedFrom Setting",
     "lifecycle.tables": "BatchFailures Initializer LPM ObjectStatus PatchTarget RateLimit ReconcileError"

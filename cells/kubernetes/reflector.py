@@ -31,7 +31,7 @@ from cells.kubernetes.client.errors import (
 from cells.kubernetes.objects.kind import Kind, Object
 from cells.kubernetes.objects.nulls import decode
 from cells.kubernetes.sink import Sink
-from lifecycle.jobs import Stretch
+from lifecycle.jobs import TimeSlice
 
 __all__ = ["Reflector"]
 
@@ -273,12 +273,12 @@ class Reflector(Generic[T]):
         }
         found: dict[Any, T] = {}
         broken: list[str] = []
-        stretch = Stretch()
+        time_slice = TimeSlice()
         async with self._client.watch(self._kind, query, self._namespace, silence=SILENCE) as blocks:
             async for block in blocks:
                 if (rows := self._present(block)) is not None:
                     found.update(rows)
-                    await stretch.pause()
+                    await time_slice.pause()
                     continue
                 for event in events(block):
                     if event.type == "ERROR":
@@ -292,7 +292,7 @@ class Reflector(Generic[T]):
                         self._version = metadata.resource_version
                         self._failures = self._unanswered = 0
                         return True  # the rest is the ordinary watch's
-                await stretch.pause()
+                await time_slice.pause()
         return False
 
     def _present(self, block: bytes) -> dict[Any, T] | None:
@@ -350,7 +350,7 @@ class Reflector(Generic[T]):
             self._kind, query, self._namespace, silence=seconds + SILENCE
         ) as blocks:
             self._sink.watching()
-            stretch, ends = Stretch(), time.monotonic() + seconds
+            time_slice, ends = TimeSlice(), time.monotonic() + seconds
             async for block in blocks:
                 if (rows := self._present(block)) is not None:
                     version = _object_of(_last(block), _HEAD).metadata.resource_version
@@ -359,7 +359,7 @@ class Reflector(Generic[T]):
                 else:
                     self._take(events(block))
                 self._failures = self._unanswered = 0
-                await stretch.pause()
+                await time_slice.pause()
             self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
 
     def _take(self, batch: list[WatchEvent]) -> None:

@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from lifecycle.admin.plain import plain
-from lifecycle.jobs import Stretch
+from lifecycle.jobs import TimeSlice
 from lifecycle.tables import Change, ReadTable, Tables
 from lifecycle.tables.changes import Changes
 
@@ -57,13 +57,13 @@ def tables_info(tables: Tables) -> list[TableInfo]:
 async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
     """Rows as a Snapshot has them, in slices: others have the loop after each."""
     part: list[TableRow] = []
-    turn = Stretch()
+    time_slice = TimeSlice()
     for key, row, revision in found:
         part.append(TableRow(revision, plain(key), plain(row)))
-        if turn.over:
+        if time_slice.over:
             yield part
             part = []
-            await turn.pause()
+            await time_slice.pause()
     if part:
         yield part
 

@@ -18,7 +18,7 @@ from lifecycle.admin.history import TableHistory
 from lifecycle.admin.plain import plain, text
 from lifecycle.admin.script import Arguments, Command, CommandError, Commands, Flag, State
 from lifecycle.admin.trace import trace_lines
-from lifecycle.jobs import Stretch
+from lifecycle.jobs import TimeSlice
 from lifecycle.tables import ReadTable, Snapshot, Table, Tables
 
 __all__ = ["TableCommands"]
@@ -271,7 +271,7 @@ class TableCommands(Commands):
     async def _found(self, given: Arguments, fits: Callable[[object, str], bool]) -> list[Item]:
         """The rows that match the second word by key, or by their value of an index; in order of keys."""
         name, wanted = given.words
-        held, turn = self._seen(given), Stretch()
+        held, time_slice = self._seen(given), TimeSlice()
         searched = held if given.flags["at"] else self._table(name)
         keys: dict[Hashable, None] = {}
         if index := given.flags["index"]:
@@ -280,12 +280,12 @@ class TableCommands(Commands):
             except LookupError as error:
                 raise CommandError(str(error)) from None
             for value in values.values():
-                await turn.pause()
+                await time_slice.pause()
                 if fits(plain(value), wanted):
                     keys |= dict.fromkeys(values.keys(value))
         else:
             for key in held.keys():  # noqa: SIM118  # iterating gives whole rows
-                await turn.pause()
+                await time_slice.pause()
                 if fits(plain(key), wanted):
                     keys[key] = None
         return await _sorted(item for key in keys if (item := held.item(key)) is not None)
@@ -331,11 +331,11 @@ async def _table(
     found: Sequence[Item], columns: Sequence[str], width: int | None
 ) -> AsyncGenerator[str, None]:
     """The rows under the names of their fields, in slices; columns that are asked for are never left out."""
-    records, turn = await _records(found), Stretch()
+    records, time_slice = await _records(found), TimeSlice()
     known: dict[str, None] = {}
     for record in records:
         known |= dict.fromkeys(record)
-        await turn.pause()
+        await time_slice.pause()
     wanted = [column.lower() for column in columns] or list(known)
     if records and (unknown := [one for one in wanted if one not in known]):
         raise CommandError(f"there is no column {unknown[0]}; there are: {', '.join(known)}")
@@ -344,15 +344,15 @@ async def _table(
     table = Columns(wanted)
     for record in records:
         table.measure(record)
-        await turn.pause()
+        await time_slice.pause()
     left_out = table.fit(width, wanted if columns else ()) if width is not None else []
     lines = [table.header()]
     for record in records:
         lines.append(table.line(record))
-        if turn.over:
+        if time_slice.over:
             yield "".join(lines)
             lines = []
-            await turn.pause()
+            await time_slice.pause()
     if width is not None:
         lines += left_out_note(left_out, "--columns or --format=yaml shows them", width)
     if lines:
@@ -384,11 +384,11 @@ async def _sorted(found: Iterable[Item]) -> list[Item]:
 
     Parts are sorted, then merged, with pauses: all at once would hold the loop.
     """
-    turn = Stretch()
+    time_slice = TimeSlice()
     items: list[tuple[object, Item]] = []
     for item in found:
         items.append((plain(item[0]), item))
-        await turn.pause()
+        await time_slice.pause()
     order: Callable[[tuple[object, Item]], Any]
     for order in (lambda one: one[0], lambda one: text(one[0])):
         parts = [items[begin : begin + _PART] for begin in range(0, len(items), _PART)]
@@ -396,10 +396,10 @@ async def _sorted(found: Iterable[Item]) -> list[Item]:
         try:
             for part in parts:
                 part.sort(key=order)
-                await turn.pause()
+                await time_slice.pause()
             for _, item in heapq.merge(*parts, key=order):
                 merged.append(item)
-                await turn.pause()
+                await time_slice.pause()
         except TypeError:
             continue
         return merged

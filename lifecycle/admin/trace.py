@@ -13,7 +13,7 @@ import msgspec
 from lifecycle.admin.history import TableHistory
 from lifecycle.admin.plain import plain
 from lifecycle.admin.script import CommandError
-from lifecycle.jobs import Stretch
+from lifecycle.jobs import TimeSlice
 from lifecycle.tables import Snapshot, Table, Tables
 
 __all__ = ["TraceLine", "trace_lines"]
@@ -42,7 +42,7 @@ async def trace_lines(
     Of the tables of these `names`; without any, of all that can be written. Raises CommandError.
     """
     chosen = list(names) or [table.name for table in tables.all() if isinstance(table, Table)]
-    turn = Stretch()
+    time_slice = TimeSlice()
     before: dict[str, Snapshot[Any, Any] | None] = dict.fromkeys(chosen)
     for moment in history.moments("db/trace"):
         for name in chosen:
@@ -54,7 +54,7 @@ async def trace_lines(
             changed = list(_changed(before[name], seen))
             for begin in range(0, max(len(changed), 1 if before[name] is None else 0), ROWS):
                 yield _line(moment.at, name, seen, changed[begin : begin + ROWS])
-                await turn.pause()
+                await time_slice.pause()
             before[name] = seen
 
 

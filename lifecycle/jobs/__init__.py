@@ -4,7 +4,7 @@ from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats, JobTotals
 from lifecycle.jobs.pool import Pool
-from lifecycle.jobs.stretch import Stretch, collector_paused
+from lifecycle.jobs.time_slice import TimeSlice, collector_paused
 
 __all__ = [
     "Backoff",
@@ -15,7 +15,7 @@ __all__ = [
     "Jobs",
     "Observer",
     "Pool",
-    "Stretch",
+    "TimeSlice",
     "Timer",
     "collector_paused",
 ]

@@ -20,7 +20,7 @@ import msgspec
 
 from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
-from lifecycle.jobs.stretch import Stretch
+from lifecycle.jobs.time_slice import TimeSlice
 from lifecycle.process.health import Health
 from lifecycle.tables.changes import Changes
 from lifecycle.tables.rate_limit import RateLimit, TokenBucket
@@ -319,16 +319,16 @@ class Reconciler(Generic[Key, Row]):
         work: dict[Key, _Work] = {}
         known, matches = self._work, self._target.matches
         before = set(known)
-        stretch = Stretch()
+        time_slice = TimeSlice()
         for some in _parts(rows, STEP):
             for each, row, _ in some:
                 if each not in held or not matches(row, held[each]):
                     work[each] = known.get(each) or _Work()
-            await stretch.pause()
+            await time_slice.pause()
         present = rows.keys()
         for over in _parts(list(held) if may_drop else [], STEP):
             work |= {each: known.get(each) or _Work() for each in over if each not in present}
-            await stretch.pause()
+            await time_slice.pause()
         if self._pruned:
             self.statistics.drift += sum(key not in self._work for key in work)
         work |= {key: one for key, one in self._work.items() if key not in before}
@@ -342,7 +342,7 @@ class Reconciler(Generic[Key, Row]):
 
     async def _note_compared(self, rows: Snapshot[Key, Row]) -> None:
         now, known, present = time.time(), self._statuses, rows.keys()
-        stretch = Stretch()
+        time_slice = TimeSlice()
         noted = [] if self._write_through else [*present]
         for keys in _parts([*noted, *(key for key in self._work if key not in present)], NOTED):
             with known.txn() as statuses:
@@ -357,13 +357,13 @@ class Reconciler(Generic[Key, Row]):
                         continue
                     if status is None or status.state != state or status.action != action:
                         statuses.put(ObjectStatus(key, action, state, now))
-            await stretch.pause()
+            await time_slice.pause()
         for keys in _parts(list(known.keys()), NOTED):
             with known.txn() as statuses:
                 for key in keys:
                     if key not in self._work and (self._write_through or key not in present):
                         statuses.delete(key)
-            await stretch.pause()
+            await time_slice.pause()
 
     def _batches(self, now: float) -> Iterator[tuple[int, Action, list[Key]]]:
         """What is due, with how often it has failed: first what never did, then longest due first."""

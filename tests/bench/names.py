@@ -15,7 +15,7 @@ from hive.lab.node import Lab
 from tests.bench.stats import Figure, Sample
 from tests.support.agents import known_pods, made, serving
 from tests.support.dns import lookup, query
-from tests.support.town import WEB, Town, town
+from tests.support.fqdn_scenario import WEB, FQDNScenario, fqdn_scenario
 
 LOOKUPS, FLIGHT, SECONDS = 2000, 64, 2.0
 TARGET = 150.0
@@ -78,7 +78,7 @@ def resolver(stop: Stop, server: str) -> tuple[int, int, int, float]:
     return asked, failed, late, longest
 
 
-def kills(place: Town) -> tuple[int, int, int, float]:
+def kills(place: FQDNScenario) -> tuple[int, int, int, float]:
     """The resolver's account of an agent killed and started again and again."""
     asking = place.here.start(resolver, place.server.ipv4)
     try:
@@ -97,7 +97,7 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
     """Medians in µs, lookups a second, and what kill -9 costs."""
     over, through, direct, rates, rates_direct = [], [], [], [], []
     known_pods(folder, "other")
-    with made(Lab(f"bench-names-{os.getpid()}")) as node, town(node, folder) as place:
+    with made(Lab(f"bench-names-{os.getpid()}")) as node, fqdn_scenario(node, folder) as place:
         pods.add(node, "other")
         with node.open_pod("other") as free:
             server = place.server.ipv4

@@ -24,7 +24,7 @@ import yaml
 
 from cells.maps.map import open_map
 from tests.bench.nodes import lab, serving_node
-from tests.bench.service_rules import BACKENDS, PORT, Town, vip
+from tests.bench.service_rules import BACKENDS, PORT, ServiceLoad, vip
 from tests.bench.startup import api_server, compiled
 from tests.bench.stats import Figure, Row, Sample
 
@@ -105,9 +105,9 @@ def watching(server: Server) -> Iterator[http.client.HTTPResponse]:
 
 def fill(server: Server, connection: http.client.HTTPConnection) -> None:
     """Make the services, and wait until the agent has them in its maps."""
-    town = Town(SERVICES)
+    load = ServiceLoad(SERVICES)
     for number in range(SERVICES):
-        own = town.backends(number)
+        own = load.backends(number)
         server.send(connection, "POST", "/api/v1/namespaces/default/services", service(number))
         answer(connection)
         body = slice_of(number, [ip for ip, _ in own], own[0][1])
@@ -128,7 +128,7 @@ def changes(server: Server) -> tuple[list[float], list[float]]:
     """ms from writes of one slice to the server's event, and to the map, in turn."""
     found: tuple[list[float], list[float]] = ([], [])
     number = SERVICES // 2
-    own = Town(SERVICES).backends(number)
+    own = ServiceLoad(SERVICES).backends(number)
     others, port = [ip for ip, _ in own[1:]], own[0][1]
     path = f"{SLICES}/namespaces/default/endpointslices/s{number}-1"
     with (

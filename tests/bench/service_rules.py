@@ -16,7 +16,7 @@ NODE_PORT = 30080
 
 
 @dataclass(frozen=True, slots=True)
-class Town:
+class ServiceLoad:
     """So many services of BACKENDS backends; the one in the middle leads to ``target`` from ``port`` on."""
 
     services: int
@@ -48,12 +48,12 @@ def vip(number: int) -> str:
     return str(IPv4Address("10.96.0.1") + number)
 
 
-def nft_rules(town: Town) -> str:
+def nft_rules(load: ServiceLoad) -> str:
     """The whole table."""
-    ids = range(town.services)
+    ids = range(load.services)
     ports = ""
-    if town.node:
-        ports = f"tcp . {NODE_PORT} : goto service-{town.middle}"
+    if load.node:
+        ports = f"tcp . {NODE_PORT} : goto service-{load.middle}"
     return "\n".join(
         [
             "table ip kube-proxy",
@@ -63,9 +63,9 @@ def nft_rules(town: Town) -> str:
             f"elements = {{ {', '.join(f'{vip(i)} . tcp . {PORT} : goto service-{i}' for i in ids)} }} }}",
             "map service-nodeports { type inet_proto . inet_service : verdict;",
             f"elements = {{ {ports} }} }}" if ports else "}",
-            f"set nodeport-ips {{ type ipv4_addr; elements = {{ {town.node or '127.0.0.1'} }} }}",
+            f"set nodeport-ips {{ type ipv4_addr; elements = {{ {load.node or '127.0.0.1'} }} }}",
             "chain mark-for-masquerade { meta mark set meta mark or 0x4000; }",
-            *(line for i in ids for line in _nft_service(town, i)),
+            *(line for i in ids for line in _nft_service(load, i)),
             "chain services {",
             "ip daddr . meta l4proto . th dport vmap @service-ips",
             "ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports",
@@ -82,8 +82,8 @@ def nft_rules(town: Town) -> str:
     )
 
 
-def _nft_service(town: Town, number: int) -> Iterator[str]:
-    backends = town.backends(number)
+def _nft_service(load: ServiceLoad, number: int) -> Iterator[str]:
+    backends = load.backends(number)
     for at, (ip, port) in enumerate(backends):
         yield f"chain endpoint-{number}-{at} {{ {_nft_backend(ip, port)}; }}"
     yield f"chain service-{number} {{ {_nft_choice(number, range(len(backends)))}; }}"
@@ -98,7 +98,7 @@ def _nft_choice(number: int, backends: Iterable[int]) -> str:
     return f"numgen random mod {len(choices)} vmap {{ {', '.join(choices)} }}"
 
 
-def nft_change(town: Town, number: int, turn: int) -> str:
+def nft_change(load: ServiceLoad, number: int, turn: int) -> str:
     """One backend of a service becomes another, as kube-proxy writes it; one turn after the other."""
     ip, name = str(IPv4Address("12.0.0.1") + turn), f"endpoint-{number}-new-{turn}"
     rest = [f"{at} : goto endpoint-{number}-{at}" for at in range(1, BACKENDS)]
@@ -119,10 +119,10 @@ def nft_change(town: Town, number: int, turn: int) -> str:
     )
 
 
-def iptables_rules(town: Town) -> str:
+def iptables_rules(load: ServiceLoad) -> str:
     """The whole nat table."""
-    ids = range(town.services)
-    node_port = [f"-A KUBE-NODEPORTS -p tcp -m tcp --dport {NODE_PORT} -j KUBE-SVC-{town.middle}"]
+    ids = range(load.services)
+    node_port = [f"-A KUBE-NODEPORTS -p tcp -m tcp --dport {NODE_PORT} -j KUBE-SVC-{load.middle}"]
     return "\n".join(
         [
             "*nat",
@@ -140,8 +140,8 @@ def iptables_rules(town: Town) -> str:
             "-A KUBE-POSTROUTING -j MASQUERADE --random-fully",
             *(f"-A KUBE-SERVICES -d {vip(i)}/32 -p tcp -m tcp --dport {PORT} -j KUBE-SVC-{i}" for i in ids),
             "-A KUBE-SERVICES -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS",
-            *(node_port if town.node else ()),
-            *(line for i in ids for line in _iptables_service(i, town.backends(i))),
+            *(node_port if load.node else ()),
+            *(line for i in ids for line in _iptables_service(i, load.backends(i))),
             "COMMIT",
             "",
         ]
@@ -163,19 +163,19 @@ def _iptables_service(number: int, backends: list[tuple[str, int]]) -> Iterator[
         yield f"-A KUBE-SEP-{number}-{at} -p tcp -m tcp -j DNAT --to-destination {ip}:{port}"
 
 
-def iptables_change(town: Town, number: int, turn: int) -> str:
+def iptables_change(load: ServiceLoad, number: int, turn: int) -> str:
     """The same change; the rest of the table is not sent again (``--noflush``)."""
-    backends = [(str(IPv4Address("12.0.0.1") + turn), TARGET), *town.backends(number)[1:]]
+    backends = [(str(IPv4Address("12.0.0.1") + turn), TARGET), *load.backends(number)[1:]]
     return "\n".join(["*nat", *_chains(number), *_iptables_service(number, backends), "COMMIT", ""])
 
 
-def manifests(town: Town) -> str:
+def manifests(load: ServiceLoad) -> str:
     """Services and their slices, in few lines."""
     found = []
-    for number in range(town.services):
-        backends = town.backends(number)
+    for number in range(load.services):
+        backends = load.backends(number)
         kind = f"type: NodePort, ports: [{{name: http, port: {PORT}, nodePort: {NODE_PORT}}}]"
-        if number != town.middle or not town.node:
+        if number != load.middle or not load.node:
             kind = f"ports: [{{name: http, port: {PORT}}}]"
         found.append(
             f"{{apiVersion: v1, kind: Service, metadata: {{name: s{number}, namespace: shop}},"

@@ -40,7 +40,7 @@ from tests.bench.peers import namespaces
 from tests.bench.service_rules import (
     BACKENDS,
     PORT,
-    Town,
+    ServiceLoad,
     iptables_change,
     iptables_rules,
     nft_change,
@@ -69,14 +69,14 @@ AIMS = {"nft": (75.0, 100.0), "iptables-nft": (25.0, None), "iptables-legacy": (
 
 def objects(count: int) -> tuple[list[Service], list[EndpointSlice]]:
     """Services and their slices, as an API server's answer decodes."""
-    town = Town(count)
+    load = ServiceLoad(count)
     services, slices = [], []
     for number in range(count):
         metadata = {"namespace": "shop", "name": f"s{number}", "uid": f"u{number}"}
         ports = [{"name": "http", "port": PORT, "protocol": "TCP"}]
         spec = {"clusterIP": vip(number), "clusterIPs": [vip(number)], "ports": ports}
         services.append(msgspec.convert({"metadata": metadata, "spec": spec}, Service))
-        slices.append(_slice(number, town.backends(number)))
+        slices.append(_slice(number, load.backends(number)))
     return services, slices
 
 
@@ -165,7 +165,7 @@ class Ours:
         return 1000 * first, later
 
     async def _changed(self, number: int, turn: int) -> float:
-        backends = [(f"12.0.{turn}.1", 8080), *Town(number).backends(number)[1:]]
+        backends = [(f"12.0.{turn}.1", 8080), *ServiceLoad(number).backends(number)[1:]]
         slice_ = _slice(number, backends)
         changed = self.served.changes()
         changed.take()
@@ -198,10 +198,10 @@ def service_client(who: str, *arguments: str) -> dict[str, float]:
 def theirs(name: str, count: int, changes: int) -> tuple[float, float]:
     """ms until the rules are in force, and for one change."""
     command, rules, change = TOOLS[name]
-    town = Town(count)
+    load = ServiceLoad(count)
     with namespaces("bench-sync"):
-        first = _timed("bench-sync", command, rules(town))
-        later = [_timed("bench-sync", command, change(town, count // 2, turn)) for turn in range(changes)]
+        first = _timed("bench-sync", command, rules(load))
+        later = [_timed("bench-sync", command, change(load, count // 2, turn)) for turn in range(changes)]
     return first, sorted(later)[len(later) // 2]
 
 

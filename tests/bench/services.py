@@ -25,7 +25,7 @@ from tests.bench.service_rules import (
     BACKENDS,
     NODE_PORT,
     PORT,
-    Town,
+    ServiceLoad,
     iptables_rules,
     manifests,
     nft_rules,
@@ -75,15 +75,15 @@ def ours(folder: Path, program: Path, count: int, *settings: str) -> Iterator[Wa
     with our_lab(name, *more) as (made, _), contextlib.ExitStack() as stack:
         pods.add(made, "a")
         address = pods.add(made, "b").ipv4
-        town = Town(count, address, SERVED, NODE_ADDRESS)
-        (objects / "services.yaml").write_text(manifests(town))
+        load = ServiceLoad(count, address, SERVED, NODE_ADDRESS)
+        (objects / "services.yaml").write_text(manifests(load))
         client, serving = (stack.enter_context(made.open_pod(each)) for each in "ab")
         outside = stack.enter_context(made.open_outside())
         stack.enter_context(server(program, Pair(client, serving, address), BACKENDS))
         stack.enter_context(server(program, Pair(client, outside, OUTSIDE_ADDRESS)))
         group = unified() / f"hive-lab-{name}" if settings else None
         ways = Ways(
-            Way(client, town.asked, PORT, group),
+            Way(client, load.asked, PORT, group),
             Way(client, address, SERVED),
             Way(outside, NODE_ADDRESS, NODE_PORT),
             Way(client, OUTSIDE_ADDRESS, SERVED),
@@ -95,7 +95,7 @@ def ours(folder: Path, program: Path, count: int, *settings: str) -> Iterator[Wa
 
 @contextlib.contextmanager
 def theirs(
-    tool_of: tuple[str, ...], rules: Callable[[Town], str], program: Path, count: int
+    tool_of: tuple[str, ...], rules: Callable[[ServiceLoad], str], program: Path, count: int
 ) -> Iterator[Ways]:
     """Routed pods on a node with kube-proxy's rules."""
     prefix = f"bench-{tool_of[0].replace('-restore', '')}-{count}"
@@ -105,8 +105,8 @@ def theirs(
         for where, link, address in ((node, "uplink", PEER_NODE), (outside, "eth0", PEER_OUTSIDE)):
             ip("addr", "add", f"{address}/24", "dev", link, netns=where)
             ip("link", "set", link, "up", netns=where)
-        town = Town(count, pair.address, SERVED, PEER_NODE)
-        text = rules(town)
+        load = ServiceLoad(count, pair.address, SERVED, PEER_NODE)
+        text = rules(load)
         if tool_of[0] == "nft":
             text += MASQUERADE
         subprocess.run(
@@ -121,7 +121,7 @@ def theirs(
         stack.enter_context(server(program, pair, BACKENDS))
         stack.enter_context(server(program, Pair(pair.client, away, PEER_OUTSIDE)))
         ways = Ways(
-            Way(pair.client, town.asked, PORT),
+            Way(pair.client, load.asked, PORT),
             Way(pair.client, pair.address, SERVED),
             Way(away, PEER_NODE, NODE_PORT),
             Way(pair.client, PEER_OUTSIDE, SERVED),

@@ -20,7 +20,7 @@ from tests.support.account import agreed
 from tests.support.agents import serving
 from tests.support.containerd import Containerd, uid_of
 from tests.support.runtime_place import RuntimePlace
-from tests.support.talk import talking, unanswered
+from tests.support.traffic import lossless_traffic, unanswered
 
 pytestmark = pytest.mark.node
 
@@ -94,7 +94,7 @@ def test_pods_talk_on_while_agents_die_and_another_build_comes(lab: Lab, runtime
         with (
             runtime.open(first) as source,
             runtime.open(second) as target,
-            talking(source, target, runtime.address(second)),
+            lossless_traffic(source, target, runtime.address(second)),
         ):
             for settings in ([], [other], []):  # as it was, upgraded, and back
                 agent_process.crash(lab)

@@ -20,7 +20,7 @@ from tests.support.counts import Count
 from tests.support.ctr import Ctr
 from tests.support.podman import NETWORK, WITHOUT_CNI, Podman, installed_version
 from tests.support.runtime_place import RuntimePlace
-from tests.support.talk import talking, unanswered
+from tests.support.traffic import lossless_traffic, unanswered
 
 pytestmark = pytest.mark.node
 
@@ -54,7 +54,7 @@ def test_containers_come_at_once_work_outlive_agents_and_leave_nothing(
         with runtime.open("web-0") as source, runtime.open("web-1") as target:
             assert [link.addresses for link in source.run(interfaces)] == [(f"{addresses[0]}/32",)]
             assert source.run(unanswered, addresses) == []
-            with talking(source, target, addresses[1]):
+            with lossless_traffic(source, target, addresses[1]):
                 agent_process.crash(lab)
                 serving(lab)
                 runtime.remove(*SEVERAL[4:])

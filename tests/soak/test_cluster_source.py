@@ -19,7 +19,7 @@ from hive.lab.node import Lab
 from tests.node.agent.manifests import POLICY, labels_of
 from tests.node.agent.served import ENDPOINTS, IDENTITIES, NODE, NODES, Server, reaches, states
 from tests.support.agents import serving
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 from tests.support.waiting import eventually
 from tests.unit.kubernetes.cluster import pod
 
@@ -99,7 +99,7 @@ def test_a_source_may_go_for_long_come_back_empty_and_be_filled(
     with (
         node.open_pod("client") as calling,
         node.open_pod("server") as called,
-        talking(calling, called, target.ipv4),
+        lossless_traffic(calling, called, target.ipv4),
     ):
         server.kill()
         held(node, target.ipv4, REMOVED)
@@ -126,7 +126,7 @@ def test_two_nodes_that_say_they_have_a_running_pods_address_take_nothing_from_i
     with (
         node.open_pod("client") as calling,
         node.open_pod("server") as called,
-        talking(calling, called, target.ipv4),
+        lossless_traffic(calling, called, target.ipv4),
     ):
         for number, peer in enumerate(("192.0.2.8", "192.0.2.10")):
             server.ask("POST", NODES, _node(f"peer-{number}", peer))
@@ -154,7 +154,7 @@ def test_an_agent_that_is_killed_while_its_source_is_away_finds_its_pods_as_they
     with (
         node.open_pod("client") as calling,
         node.open_pod("server") as called,
-        talking(calling, called, target.ipv4),
+        lossless_traffic(calling, called, target.ipv4),
     ):
         server.kill()
         for _ in range(3):
@@ -202,7 +202,7 @@ def test_a_folder_of_manifests_may_be_emptied_and_filled(node: Lab, tmp_path: Pa
     with (
         node.open_pod("client") as calling,
         node.open_pod("server") as called,
-        talking(calling, called, target.ipv4),
+        lossless_traffic(calling, called, target.ipv4),
     ):
         held(node, target.ipv4, 1)
         for path in folder.glob("*.yaml"):

@@ -35,7 +35,7 @@ from cells.maps.records.cluster import row_text
 from cells.observe.health import StatusCollector
 from lifecycle import Member, ReadTable, Table
 from lifecycle.http import Request, Response
-from lifecycle.jobs import Stretch
+from lifecycle.jobs import TimeSlice
 
 # The node's maps as the API shows them.
 
@@ -216,9 +216,9 @@ class IdentityOperations:
         known = self._facts.status().node_ips
         host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
         found = []
-        stretch = Stretch()
+        time_slice = TimeSlice()
         for row in self._ipcache.all():
-            await stretch.pause()
+            await time_slice.pause()
             if inside is not None and not (
                 (network := row.network).version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
             ):

@@ -15,7 +15,7 @@ from typing import Any
 
 from lifecycle.testing import eventually
 from tests.bench.service_events import service, slice_of
-from tests.bench.service_rules import Town
+from tests.bench.service_rules import ServiceLoad
 from tests.support.apiserver import ApiServer
 from tests.unit.apiserver.replay import RECORDINGS
 
@@ -120,9 +120,9 @@ def identity(number: int) -> dict[str, Any]:
 
 def put_services(server: ApiServer, count: int) -> None:
     """So many services of BACKENDS backends, each with one slice."""
-    town = Town(count)
+    load = ServiceLoad(count)
     for number in range(count):
-        backends = town.backends(number)
+        backends = load.backends(number)
         slice_ = slice_of(number, [ip for ip, _ in backends], backends[0][1])
         for group, version, plural, body in (
             ("", "v1", "services", service(number)),

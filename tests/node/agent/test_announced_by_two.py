@@ -39,7 +39,7 @@ SETTINGS = (
 )
 
 
-class Town:
+class AnnouncementScenario:
     """Two nodes, and a client, an API server and an operator in the network between them."""
 
     def __init__(self, cluster: Cluster, network: Namespaces, folder: Path) -> None:
@@ -94,15 +94,15 @@ class Town:
 
 
 @pytest.fixture
-def town(tmp_path: Path) -> Iterator[Town]:
+def scenario(tmp_path: Path) -> Iterator[AnnouncementScenario]:
     """Served by two agents, a backend on each node."""
     need_root()
-    cluster = Cluster(f"town-{os.getpid()}")
+    cluster = Cluster(f"announced-{os.getpid()}")
     try:
         with exclusive():
             cluster.make(2, 1)
         with cluster.network.open() as network, ExitStack() as stack:
-            found = Town(cluster, network, tmp_path)
+            found = AnnouncementScenario(cluster, network, tmp_path)
             found.serve(stack)
             found.start(*found.labs)
             yield found
@@ -129,35 +129,37 @@ def kill_all(children: list[Child[Any]]) -> None:
         child.kill()
 
 
-def test_another_node_answers_for_the_address_when_an_agent_dies_and_no_request_fails(town: Town) -> None:
-    attached = [pods.add(lab, lab.name) for lab in town.labs]
-    names = sorted(lab.name for lab in town.labs)
+def test_another_node_answers_for_the_address_when_an_agent_dies_and_no_request_fails(
+    scenario: AnnouncementScenario,
+) -> None:
+    attached = [pods.add(lab, lab.name) for lab in scenario.labs]
+    names = sorted(lab.name for lab in scenario.labs)
     children: list[Child[Any]] = []
     with ExitStack() as stack:
         stack.callback(kill_all, children)
-        for lab in town.labs:
+        for lab in scenario.labs:
             place = stack.enter_context(lab.open_pod(lab.name))
             with inside(place):
                 listener = tcp_listener(port=TARGET)
             with listener:
                 children.append(place.start(answer, listener, lab.name))
         slices = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-        town.ask("POST", slices, backends(town.labs, attached))
-        eventually(lambda: town.client.run(ask, (VIP, TARGET), 20).servers == names)
-        first = town.holder()
-        (lost,) = (lab for lab in town.labs if lab.name == first)
-        (other,) = (lab for lab in town.labs if lab.name != first)
-        eventually(lambda: town.answers(lost))
-        asking = town.client.start(ask_on, (VIP, TARGET), 0.01)
+        scenario.ask("POST", slices, backends(scenario.labs, attached))
+        eventually(lambda: scenario.client.run(ask, (VIP, TARGET), 20).servers == names)
+        first = scenario.holder()
+        (lost,) = (lab for lab in scenario.labs if lab.name == first)
+        (other,) = (lab for lab in scenario.labs if lab.name != first)
+        eventually(lambda: scenario.answers(lost))
+        asking = scenario.client.start(ask_on, (VIP, TARGET), 0.01)
         children.append(asking)
-        os.kill(town.pids[lost], signal.SIGKILL)
-        os.waitpid(town.pids[lost], 0)
+        os.kill(scenario.pids[lost], signal.SIGKILL)
+        os.waitpid(scenario.pids[lost], 0)
         # Its programs go on, and the other announces itself when it takes over.
-        eventually(lambda: town.answers(other), within=LEASE_SECONDS + 60)
-        town.start(lost)
+        eventually(lambda: scenario.answers(other), within=LEASE_SECONDS + 60)
+        scenario.start(lost)
         # An agent that ends in order gives it back at once.
         assert agent_process.terminate(other)
-        eventually(lambda: town.answers(lost), within=LEASE_SECONDS + 60)
+        eventually(lambda: scenario.answers(lost), within=LEASE_SECONDS + 60)
         found = asking.finish(within=60)
     assert found.failed == []
     assert found.servers == names

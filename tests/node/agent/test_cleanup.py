@@ -15,7 +15,7 @@ from hive.lab.traffic.flows import udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import ping
 from tests.node.agent.manifests import POLICY, _enforcement, pod, write
 from tests.support.agents import environment, serving, terminated
-from tests.support.talk import packets
+from tests.support.traffic import packets
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node

@@ -21,8 +21,8 @@ from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.flows import tcp_listener
 from tests.node.agent.manifests import this_node, write
 from tests.support.agents import known_pods, serving
+from tests.support.fqdn_scenario import connects
 from tests.support.hostile_node import link_socket, mac_of
-from tests.support.town import connects
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node

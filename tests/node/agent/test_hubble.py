@@ -23,9 +23,9 @@ from hive.lab.node import OUTSIDE_ADDRESS, Lab
 from hive.lab.traffic.probe import ping
 from tests.support.agents import environment, serving
 from tests.support.apiserver.certificates import Authority
+from tests.support.fqdn_scenario import WEB, fqdn_scenario
 from tests.support.ports import free_port
 from tests.support.requests import PORT, shop
-from tests.support.town import WEB, town
 from tests.support.waiting import eventually
 from tests.unit.kubernetes.cluster import pod
 
@@ -173,7 +173,7 @@ def test_a_network_that_selects_a_pod_is_named_by_the_flows_it_allows(node: Lab,
 
 
 def test_lookups_and_what_names_allow_are_seen_by_grpcio(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path, "--enable-hubble=true") as place:
+    with fqdn_scenario(node, tmp_path, "--enable-hubble=true") as place:
         path = api_socket(place.pid).with_name("hubble.sock")
         assert not place.reaches_web(), "the name is not known yet"
         assert place.look().addresses == (OUTSIDE_ADDRESS,)

@@ -22,15 +22,15 @@ from tests.node.agent.node_ports import command
 from tests.support.agents import serving
 from tests.support.dns_script import TRUE, addresses_of, serve
 from tests.support.dns_script import ask as ask_server
+from tests.support.fqdn_scenario import REFUSED, WEB, connects, fqdn_scenario
 from tests.support.requests import monitored
-from tests.support.town import REFUSED, WEB, connects, town
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
 
 def test_to_fqdns_allows_the_addresses_that_dns_returned(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path) as place:
+    with fqdn_scenario(node, tmp_path) as place:
         assert not place.reaches_web(), "the name is not known yet"
         for tcp in (False, True):
             assert place.look(tcp=tcp).addresses == (OUTSIDE_ADDRESS,)
@@ -63,7 +63,7 @@ def test_to_fqdns_allows_the_addresses_that_dns_returned(node: Lab, tmp_path: Pa
 @pytest.mark.parametrize("masqueraded", ["true", "false"])
 def test_a_server_outside_is_asked_in_the_pods_name(node: Lab, tmp_path: Path, masqueraded: str) -> None:
     settings = (f"--enable-ipv4-masquerade={masqueraded}", "--routing-mode=native")
-    with town(node, tmp_path, *settings) as place, node.open_outside() as outside:
+    with fqdn_scenario(node, tmp_path, *settings) as place, node.open_outside() as outside:
         outside.run(command, f"route add {place.client.ipv4} via {NODE_ADDRESS}")
         write(tmp_path, "outside", SERVERS_OUTSIDE)
         serving = outside.start(serve)
@@ -109,7 +109,7 @@ SERVERS_OUTSIDE: dict[str, Any] = {
 
 
 def test_the_monitor_shows_dns_lookups(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
+    with fqdn_scenario(node, tmp_path) as place, connect(api_socket(place.pid).with_name(SOCKET)) as stream:
         eventually(lambda: place.look().addresses and select.select([stream], [], [], 0.2)[0])
         place.look()  # of the first, the event of the query may have come before we listened
         lookups = monitored(stream, LookupRecord)

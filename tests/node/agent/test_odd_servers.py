@@ -27,7 +27,7 @@ from tests.support.dns_script import (
     serve,
     served,
 )
-from tests.support.town import REFUSED, Town, town
+from tests.support.fqdn_scenario import REFUSED, FQDNScenario, fqdn_scenario
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -40,7 +40,7 @@ def code(answer: bytes) -> int:
     return answer[3] & 0xF
 
 
-def odd(place: Town) -> str:
+def odd(place: FQDNScenario) -> str:
     """A second server of the policy's; its address, once its labels are known."""
     write(place.folder, "odd", pod("odd", {"app": "dns"}))
     address = pods.add(place.node, "odd").ipv4
@@ -49,7 +49,7 @@ def odd(place: Town) -> str:
 
 
 def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path) as place:
+    with fqdn_scenario(node, tmp_path) as place:
         server = odd(place)
         with node.open_pod("odd") as there:
             serving = there.start(serve)
@@ -97,7 +97,7 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
 
 
 def test_servers_may_be_asked_from_the_nodes_address(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path, "--dnsproxy-enable-transparent-mode=false") as place:
+    with fqdn_scenario(node, tmp_path, "--dnsproxy-enable-transparent-mode=false") as place:
         server = odd(place)
         with node.open_pod("odd") as there:
             serving = there.start(serve)
@@ -118,7 +118,7 @@ LONG = 400
 
 def test_each_query_of_a_long_dns_tcp_connection_is_filtered(node: Lab, tmp_path: Path) -> None:
     """Cut anywhere, many at once, and while other connections of the pod say nothing or read nothing."""
-    with town(node, tmp_path) as place:
+    with fqdn_scenario(node, tmp_path) as place:
         server = odd(place)
         with node.open_pod("odd") as there, ExitStack() as stack:
             serving = there.start(serve)

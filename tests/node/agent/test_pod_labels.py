@@ -21,7 +21,7 @@ from hive.lab.traffic.probe import ping
 from tests.node.agent.conversations import DENIED_BY_RULE, conversation, denied, flows, is_cut
 from tests.node.agent.manifests import POLICY, _enforcement, labels_of, pod, write
 from tests.support.agents import known_pods, serving, terminated
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -215,8 +215,8 @@ def test_no_packet_is_lost_while_identities_change_that_stay_allowed(node: Lab, 
     with (
         node.open_pod("client") as calling,
         node.open_pod("server") as called,
-        talking(calling, called, server.ipv4),
-        talking(called, calling, client.ipv4),
+        lossless_traffic(calling, called, server.ipv4),
+        lossless_traffic(called, calling, client.ipv4),
     ):
         for turn in range(3):
             app = "front" if turn % 2 == 0 else "client"

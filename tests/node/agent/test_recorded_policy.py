@@ -11,8 +11,8 @@ import pytest
 from hive.client import ask
 from hive.lab.agent_process import api_socket
 from hive.lab.node import OUTSIDE_ADDRESS, Lab
+from tests.support.fqdn_scenario import REFUSED, WEB, fqdn_scenario
 from tests.support.requests import PORT, shop
-from tests.support.town import REFUSED, WEB, town
 from tests.support.waiting import eventually
 from tests.unit.conformance.recordings import exchanges
 from tests.unit.conformance.shape import differences
@@ -32,7 +32,7 @@ def reported_policy(pid: int, pod: str) -> Any:
 
 
 def test_policies_and_fqdn_names_have_the_recorded_form(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path) as place:
+    with fqdn_scenario(node, tmp_path) as place:
         agent = api_socket(place.pid)
         assert place.look().addresses == (OUTSIDE_ADDRESS,)
         for operation, name in (
@@ -59,7 +59,7 @@ def test_policies_and_fqdn_names_have_the_recorded_form(node: Lab, tmp_path: Pat
 
 
 def test_an_endpoint_shows_statistics_of_the_dns_proxy(node: Lab, tmp_path: Path) -> None:
-    with town(node, tmp_path) as place:
+    with fqdn_scenario(node, tmp_path) as place:
 
         def counted() -> dict[str, Any]:
             (one,) = reported_policy(place.pid, "client")["proxy-statistics"]

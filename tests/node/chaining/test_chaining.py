@@ -20,7 +20,7 @@ from tests.node.chaining.chained import BRIDGE, SUBNET, chained, endpoints, netw
 from tests.support.agents import serving, terminated
 from tests.support.chain import Chain, ChainError
 from tests.support.points import EVERY
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -70,7 +70,7 @@ def test_pods_of_another_plugin_have_endpoints_and_policy(node: Lab, plugin: dic
     with (
         node.open_pod("one") as source,
         node.open_pod("other") as target,
-        talking(source, target, other.ipv4),  # through a restart, too
+        lossless_traffic(source, target, other.ipv4),  # through a restart, too
     ):
         assert terminated(node, pid) == 0
         pid = chained(node)

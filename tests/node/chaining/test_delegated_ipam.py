@@ -18,7 +18,7 @@ from tests.node.agent.conversations import conversation, enforce, is_cut
 from tests.node.chaining.chained import endpoints, reaches
 from tests.support.agents import run_agent, serving, terminated
 from tests.support.chain import Chain, ChainError, addresses_of
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
@@ -105,7 +105,7 @@ def test_pods_with_addresses_of_host_local_talk_and_leave_nothing(node: Lab) -> 
     with (
         node.open_pod("one") as source,
         node.open_pod("other") as target,
-        talking(source, target, other.ipv4),
+        lossless_traffic(source, target, other.ipv4),
     ):
         assert terminated(node, pid) == 0
         pid = serving(node, *DELEGATED)
@@ -153,7 +153,7 @@ def test_pods_of_the_agents_own_range_may_have_routes_too_and_lose_them(node: La
     with (
         node.open_pod("one") as source,
         node.open_pod("other") as target,
-        talking(source, target, other.ipv4),
+        lossless_traffic(source, target, other.ipv4),
     ):
         assert terminated(node, pid) == 0
         pid = serving(node, *native)

@@ -16,7 +16,7 @@ from hive.lab.traffic.probe import ping
 from tests.support.account import agreed
 from tests.support.agents import serving
 from tests.support.cilium_node import make_cilium
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 
 pytestmark = pytest.mark.node
 
@@ -33,7 +33,7 @@ def test_pods_of_cilium_talk_on_and_are_served_by_our_agent(lab: Lab, *, tcx: bo
     before = agreed(lab).listed
     with lab.open() as node, lab.open_pod("first") as source, lab.open_pod("second") as target:
         agent_process.crash(lab)
-        with make_cilium(lab, tcx=tcx) as left, talking(source, target, second.ipv4):
+        with make_cilium(lab, tcx=tcx) as left, lossless_traffic(source, target, second.ipv4):
             assert all(node.run(os.path.exists, path) for path in [*left.links, *left.calls])
             serving(lab)
             named = {link: (index, f"hive endpoint {number}") for number, (_, link, index) in before.items()}

@@ -15,7 +15,7 @@ from tests.integration.deploy.rendered import CONFIG, OLDER
 from tests.support import chart
 from tests.support.bare_node import bare_node
 from tests.support.kubelet import Kubelet, KubePod
-from tests.support.talk import talking
+from tests.support.traffic import lossless_traffic
 from tests.support.waiting import eventually
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
@@ -51,7 +51,7 @@ def test_pods_keep_addresses_and_flows_over_an_upgrade_of_the_chart(
         with (
             node.open_pod("first") as source,
             node.open_pod("second") as target,
-            talking(source, target, second.ipv4),
+            lossless_traffic(source, target, second.ipv4),
         ):
             for name in agent.init:
                 agent.run(name)

@@ -38,13 +38,13 @@ from hive.lab.traffic.flows import (
 from tests.node.agent.node_ports import FAR_PORT, NODE_PORT, TARGET, service, slices
 from tests.support.compiled import another_build
 from tests.support.dns import Looked, dnsmasq, lookup
+from tests.support.fqdn_scenario import POLICY as NAMES
+from tests.support.fqdn_scenario import REFUSED, WEB
 from tests.support.modes import DIMENSIONS, Mode, chosen
 from tests.support.namespaces import need_root
 from tests.support.pairwise import without
 from tests.support.requests import PORT, PUBLIC, Answer, answering, ask_http, of_entities, policy
 from tests.support.sockets import seen_by_server
-from tests.support.town import POLICY as NAMES
-from tests.support.town import REFUSED, WEB
 from tests.support.two_nodes import OUTSIDE, asked
 from tests.support.waiting import eventually
 

@@ -115,7 +115,7 @@ def fetch(target: tuple[str, int]) -> int:
     return found
 
 
-class Town:
+class EgressScenario:
     """The cluster, its outside and its gateway policies."""
 
     def __init__(self, cluster: Cluster, outside: Namespaces) -> None:
@@ -162,7 +162,7 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town() -> Iterator[Town]:
+def scenario() -> Iterator[EgressScenario]:
     """Three nodes, a pod on the first, and a host outside that answers."""
     need_root()
     cluster = Cluster(NAME)
@@ -170,7 +170,7 @@ def town() -> Iterator[Town]:
         with exclusive():
             cluster.make(3, 1)
         with cluster.network.open() as outside:
-            found = Town(cluster, outside)
+            found = EgressScenario(cluster, outside)
             found.choose(2, 3)
             found.start((TUNNEL,))
             with exclusive():
@@ -192,41 +192,43 @@ def add_address(lab: Lab, ip: str) -> None:
 
 
 @pytest.mark.parametrize("mode", [(TUNNEL,), NATIVE], ids=["tunnel", "native"])
-def test_a_pod_leaves_by_its_gateway_and_the_next_one_takes_over(town: Town, mode: tuple[str, ...]) -> None:
+def test_a_pod_leaves_by_its_gateway_and_the_next_one_takes_over(
+    scenario: EgressScenario, mode: tuple[str, ...]
+) -> None:
     if mode != (TUNNEL,):
-        town.start(mode)
-    town.choose(2, 3)
-    with town.labs[0].open_pod("a") as pod, ExitStack() as stack:
+        scenario.start(mode)
+    scenario.choose(2, 3)
+    with scenario.labs[0].open_pod("a") as pod, ExitStack() as stack:
 
         def leaves_from(address: str) -> None:
-            eventually(lambda: pod.run(seen_as, town.target) == address, within=30)
+            eventually(lambda: pod.run(seen_as, scenario.target) == address, within=30)
 
-        town.have_leave(excluded=(f"{town.host}/32",))
-        leaves_from(town.address(1))
-        town.have_leave()
-        leaves_from(town.address(2))
-        with inside(town.outside):
+        scenario.have_leave(excluded=(f"{scenario.host}/32",))
+        leaves_from(scenario.address(1))
+        scenario.have_leave()
+        leaves_from(scenario.address(2))
+        with inside(scenario.outside):
             listener = stack.enter_context(tcp_listener())
-        giving = town.outside.start(give, listener)
-        assert pod.run(fetch, (town.host, listener.getsockname()[1])) == LARGE
-        assert giving.result(within=30) == town.address(2)
+        giving = scenario.outside.start(give, listener)
+        assert pod.run(fetch, (scenario.host, listener.getsockname()[1])) == LARGE
+        assert giving.result(within=30) == scenario.address(2)
 
-        asking = pod.start(ask, town.target)
+        asking = pod.start(ask, scenario.target)
         stack.callback(asking.kill)
-        town.choose(3)
-        leaves_from(town.address(3))
+        scenario.choose(3)
+        leaves_from(scenario.address(3))
         found = asking.finish(within=30)
-        assert set(found.seen) <= {town.address(2), town.address(3)}, (
+        assert set(found.seen) <= {scenario.address(2), scenario.address(3)}, (
             "from no other address, not for a moment"
         )
         assert found.lost < RATE * 5, "both agents follow within seconds"
 
-        town.choose()
-        eventually(lambda: pod.run(seen_as, town.target) == "", within=30)
-        town.choose(2)
-        town.have_leave(egressIP=SECOND)
-        add_address(town.labs[1], SECOND)
+        scenario.choose()
+        eventually(lambda: pod.run(seen_as, scenario.target) == "", within=30)
+        scenario.choose(2)
+        scenario.have_leave(egressIP=SECOND)
+        add_address(scenario.labs[1], SECOND)
         leaves_from(SECOND)
-        town.choose(1)
-        town.have_leave(interface="uplink")
-        leaves_from(town.address(1))
+        scenario.choose(1)
+        scenario.have_leave(interface="uplink")
+        leaves_from(scenario.address(1))

@@ -37,9 +37,9 @@ from hive.lab.node import ROOT, Lab, exclusive
 from hive.lab.traffic.flows import Received, Sent, tcp_listener, udp_receiver, udp_sender, udp_socket
 from hive.lab.traffic.probe import interfaces, ping
 from tests.support.agents import run_agent
+from tests.support.fqdn_scenario import connects
 from tests.support.namespaces import need_root
 from tests.support.requests import PUBLIC, answering, ask_http, policy
-from tests.support.town import connects
 from tests.support.two_nodes import hive, reaches
 from tests.support.waiting import eventually
 

@@ -13,7 +13,7 @@
 #include "nat/error.h"
 #include "nat/flow.h"
 #include "netdev/maps.h"
-#include "nodeport/endings.h"
+#include "nodeport/output.h"
 #include "overlay/send.h"
 
 /* The policy entry of the packet, or NULL if none has it. */

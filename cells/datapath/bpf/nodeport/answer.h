@@ -7,7 +7,7 @@
 #include "lb/pod.h"
 #include "lib/events.h"
 #include "nodeport/dsr.h"
-#include "nodeport/endings.h"
+#include "nodeport/output.h"
 #include "nodeport/maps.h"
 
 /* What the packet has to come from, which answers the flow of `entry`; false if that was removed. */

@@ -8,7 +8,7 @@
 #include "ct/conntrack.h"
 #include "nat/maps.h"
 #include "nodeport/conntrack.h"
-#include "nodeport/endings.h"
+#include "nodeport/output.h"
 #include "nodeport/maps.h"
 #include "nodeport/too_long.h"
 

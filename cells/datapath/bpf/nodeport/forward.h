@@ -5,7 +5,7 @@
 #pragma once
 
 #include "nat/error.h"
-#include "nodeport/endings.h"
+#include "nodeport/output.h"
 #include "nodeport/maps.h"
 
 /* What packets to a backend elsewhere come from: where its answers come back to. */

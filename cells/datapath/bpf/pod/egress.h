@@ -174,7 +174,7 @@ static __always_inline int verdict_known(struct __sk_buff *skb, struct passage *
 {
 	struct ct_entry *entry;
 
-	if (passage->flow.tcp_flags & NEVER_SPARED)
+	if (passage->flow.tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return UNDECIDED;
 	entry = ct_entry_by(&passage->key, &passage->flow, EGRESS, reply, family);
 	return entry ? verdict_fast_path(skb, passage, entry, reply, epoch, now, way, family) : UNDECIDED;

@@ -24,7 +24,7 @@ struct {
 #define VERDICT_BYTES_SHIFT 12
 #define VERDICT_PACKETS_MASK 0xfffULL
 #define VERDICT_BYTES_MASK 0xfffffffULL
-#define NEVER_SPARED (TCP_SYN | TCP_FIN | TCP_RST)
+#define VERDICT_UNCACHED_FLAGS (TCP_SYN | TCP_FIN | TCP_RST)
 #define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
 #define VERDICT_BYTES_MOST 0xffff /* of a packet, so that their sum stays in its field */
 
@@ -54,7 +54,7 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 {
 	__u64 word = entry->verdict;
 
-	if (word >> VERDICT_TAG_SHIFT != tag >> VERDICT_TAG_SHIFT || flow->tcp_flags & NEVER_SPARED)
+	if (word >> VERDICT_TAG_SHIFT != tag >> VERDICT_TAG_SHIFT || flow->tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return false;
 	if (reply)
 		return true;
@@ -70,7 +70,7 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, __u32 ifindex,
 					     const struct flow *flow)
 {
-	if (flow->tcp_flags & NEVER_SPARED)
+	if (flow->tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return;
 	entry->ifindex = ifindex; /* low bits of the link it leaves by; 0: the stack's to say */
 	entry->verdict = tag;

@@ -145,7 +145,7 @@ async def test_what_changes_while_a_large_table_is_compared_reaches_the_target(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In stretches: here each lasts one step, and rows come, go, change, and change back between them."""
-    monkeypatch.setattr("lifecycle.jobs.stretch.LONGEST", 0.0)
+    monkeypatch.setattr("lifecycle.jobs.time_slice.LONGEST", 0.0)
     names = [f"r{number:02}" for number in range(40)]
     stale = {name: Row(name, 7) for name in names[:20]} | {"old": Row("old")}
     async with world(rows(*(Row(name) for name in names)), FakeTarget(rows=stale), full_every=60) as w:

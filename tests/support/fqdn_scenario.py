@@ -57,7 +57,7 @@ def connects(address: str, port: int) -> bool:
 
 
 @dataclass
-class Town:
+class FQDNScenario:
     """A client with a policy about names, its DNS server, and a web server outside."""
 
     node: Lab
@@ -85,7 +85,7 @@ class Town:
 
 
 @contextmanager
-def town(node: Lab, folder: Path, *settings: str, ttl: int = 300) -> Iterator[Town]:
+def fqdn_scenario(node: Lab, folder: Path, *settings: str, ttl: int = 300) -> Iterator[FQDNScenario]:
     write(folder, "dns", pod("dns", {"app": "dns"}))
     write(folder, "client", pod("client", {"app": "client"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)
@@ -94,7 +94,7 @@ def town(node: Lab, folder: Path, *settings: str, ttl: int = 300) -> Iterator[To
     with node.open_outside() as outside, inside(outside):
         listener = tcp_listener()
     with listener, node.open_pod("dns") as there, node.open_pod("client") as here:
-        found = Town(node, pid, here, client, server, listener.getsockname()[1], folder)
+        found = FQDNScenario(node, pid, here, client, server, listener.getsockname()[1], folder)
         records = f"{WEB}/{OUTSIDE_ADDRESS}", f"{WEB}/2001:db8::80", "example.com/192.0.2.9"
         with dnsmasq(there, *records, ttl=ttl):
             eventually(lambda: found.look().addresses == (OUTSIDE_ADDRESS,))

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in stretches between which others have their turn."""
+"""Long work on the event loop, in slices of time between which others have their turn."""
 
 import asyncio
 import gc
@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Stretch", "collector_paused"]
+__all__ = ["TimeSlice", "collector_paused"]
 
 LONGEST = 0.003
-"""Seconds that a stretch lasts, and one step more."""
+"""Seconds that a slice lasts, and one step more."""
 
 
-class Stretch:
-    """A stretch of work. It begins when it is made; pause() after every step of some microseconds."""
+class TimeSlice:
+    """A slice of time for work. It begins when it is made; pause() after every step of some microseconds."""
 
     __slots__ = ("_ends",)
 

@@ -25,7 +25,7 @@ UNDER_WAY = 100
 
 
 @contextmanager
-def talking(source: Namespaces, target: Namespaces, address: str) -> Iterator[None]:
+def lossless_traffic(source: Namespaces, target: Namespaces, address: str) -> Iterator[None]:
     """Datagrams and a TCP stream from one pod to the other's address during the block.
 
     Raises AssertionError when anything was lost, repeated, or out of its place.
