@@ -75,18 +75,18 @@ class RedirectCounters:
 
     def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
         """A request was evaluated, or came to nothing."""
-        found = self._redirect(endpoint_id, redirect)
+        found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.requests.count(verdict)
 
     def response(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
         """A response was passed on."""
-        found = self._redirect(endpoint_id, redirect)
+        found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.responses.count(verdict)
 
-    def _redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
-        """None for an endpoint that no longer exists."""
+    def redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
+        """The statistics of a redirect, to be counted; None for an endpoint that no longer exists."""
         if self._endpoints.get(endpoint_id) is None:
             return None
         known = self._of.setdefault(endpoint_id, {})

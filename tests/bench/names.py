@@ -18,7 +18,7 @@ from tests.support.dns import lookup, query
 from tests.support.fqdn_scenario import WEB, FQDNScenario, fqdn_scenario
 
 LOOKUPS, FLIGHT, SECONDS = 2000, 64, 2.0
-TARGET = 150.0
+TARGET = 80.0
 """µs that a lookup through the proxy may take longer."""
 RATE, KILLS, PATIENCE = 200.0, 4, 1.0
 

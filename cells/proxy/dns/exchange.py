@@ -9,20 +9,20 @@ import time
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 
-from cells.base.addresses import text_of
+from cells.base.addresses import IPAddress, text_of
 from cells.base.metrics import Histogram
 from cells.cluster.identity.identities import Identity
 from cells.cluster.identity.numbers import WORLD
 from cells.cluster.ipcache import Ipcache
 from cells.endpoint import Endpoint
 from cells.observe.events import Events, LookupRecord, Party, lookup_sample
-from cells.policy.control import NamedAddresses, NameRules, RulePolicy
+from cells.policy.control import NamedAddresses, NameFilter, NameRules, RulePolicy
 from cells.policy.maps import KnownRules
-from cells.proxy import EndpointRedirect, RedirectCounters
+from cells.proxy import EndpointRedirect, RedirectCounters, Statistics
 from cells.proxy.dns.port import ProxyPort
 from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.sockets import Address
@@ -50,6 +50,9 @@ class Awaited(Protocol):
         ...
 
 
+SCOPES: Final = ("totalTime", "upstreamTime", "processingTime", "policyCheckTime", "dataplaneTime")
+
+
 class Counts:
     """What the proxy counts; metrics show it."""
 
@@ -59,21 +62,29 @@ class Counts:
         """The same of HTTP: Envoy reports those."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         """By error and scope."""
+        self._scopes: dict[str, list[Histogram]] = {}
         self.update_timeouts = 0
         """Answers that were released before their addresses were allowed."""
         self.rejected = 0
         """Queries refused because too many were being served."""
 
+    def scopes(self, error: str) -> list[Histogram]:
+        """The seconds of an error, or of none, in the order of SCOPES."""
+        found = self._scopes.get(error)
+        if found is None:
+            found = self._scopes[error] = [self.seconds[error, scope] for scope in SCOPES]
+        return found
+
 
 class Exchange:
     """A query that was let through to its server."""
 
-    __slots__ = ("asking", "awaited", "began", "checked", "endpoint", "query", "replied")
+    __slots__ = ("asking", "awaited", "began", "checked", "flow", "query", "replied")
 
-    def __init__(self, asking: Asking, query: DNSQuery, endpoint: Endpoint, began: float) -> None:
+    def __init__(self, asking: Asking, query: DNSQuery, flow: QueryFlow, began: float) -> None:
         self.asking = asking
         self.query = query
-        self.endpoint = endpoint
+        self.flow = flow
         self.began = began
         self.checked = time.perf_counter()
         self.replied = 0.0
@@ -82,16 +93,14 @@ class Exchange:
 
     def count(self, counts: Counts, error: str = "") -> None:
         """The answer is on its way: note the times."""
-        now = time.perf_counter()
+        now, began, checked = time.perf_counter(), self.began, self.checked
         replied = self.replied or now
-        for scope, seconds in (
-            ("totalTime", now - self.began),
-            ("upstreamTime", replied - self.checked),
-            ("processingTime", now - replied + self.checked - self.began),
-            ("policyCheckTime", self.checked - self.began),
-            ("dataplaneTime", now - replied),
-        ):
-            counts.seconds[error, scope].observe(seconds)
+        total, upstream, processing, check, dataplane = counts.scopes(error)
+        total.observe(now - began)
+        upstream.observe(replied - checked)
+        processing.observe(now - replied + checked - began)
+        check.observe(checked - began)
+        dataplane.observe(now - replied)
 
 
 # Whether a pod may ask a server for a name.
@@ -106,6 +115,38 @@ class QueryVerdict(Enum):
     """The rules are not known yet."""
 
 
+MOST_FLOWS: Final = 4096
+MOST_NAMES: Final = 64
+"""Names of a flow with a remembered verdict."""
+
+
+class QueryFlow:
+    """What queries of a client to a server have in common, as long as endpoints, addresses and rules stay."""
+
+    __slots__ = ("_known", "endpoint", "may", "rules", "statistics")
+
+    def __init__(self, endpoint: Endpoint, rules: object, may: NameFilter | None) -> None:
+        self.endpoint = endpoint
+        self.rules = rules
+        """Those that ``may`` follows from; None as long as they are not known."""
+        self.may = may
+        self.statistics: Statistics | None = None
+        """Set with the first message that is counted."""
+        self._known: dict[str, QueryVerdict] = {}
+
+    def verdict(self, name: str) -> QueryVerdict:
+        """May the client ask for this name?"""
+        found = self._known.get(name)
+        if found is None:
+            if self.may is None:
+                return QueryVerdict.WAIT
+            found = QueryVerdict.FORWARD if self.may.allows(name) else QueryVerdict.REFUSE
+            if len(self._known) >= MOST_NAMES:
+                self._known.clear()
+            self._known[name] = found
+        return found
+
+
 class QueryPolicy:
     """Asks policy, and what policy was before a restart until it is known again."""
 
@@ -117,10 +158,15 @@ class QueryPolicy:
         store: NameStore,
         rules: KnownRules,
     ) -> None:
+        self._endpoints = endpoints
         self._by_name = endpoints.by("name")
         self._ipcache = ipcache
+        self._policy = policy
         self._rules = NameRules(policy)
         self._store = store
+        self._flows: dict[tuple[IPAddress, Address, int], QueryFlow] = {}
+        self._flows_of = -1, -1
+        """The revisions of endpoints and addresses that the flows follow from."""
         self.known = rules.known
         """Returns once the rules are known."""
 
@@ -129,8 +175,26 @@ class QueryPolicy:
         address = asking.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
-    def verdict(self, endpoint: Endpoint, asking: Asking, name: str) -> QueryVerdict:
-        """May it? Raises OSError."""
+    def flow(self, asking: Asking) -> QueryFlow | None:
+        """That of a query; None where its client is unknown. Raises OSError."""
+        revisions = self._endpoints.revision, self._ipcache.table.revision
+        if self._flows_of != revisions or len(self._flows) >= MOST_FLOWS:
+            self._flows.clear()
+            self._flows_of = revisions
+        key = asking.client[0], asking.server, asking.protocol
+        flow = self._flows.get(key)
+        if flow is not None and flow.rules is self._policy.computed.direction(flow.endpoint.id, "egress"):
+            return flow
+        endpoint = self.endpoint(asking)
+        if endpoint is None:
+            return None
+        flow = self._flow(endpoint, asking)
+        if flow.rules is not None:
+            self._flows[key] = flow
+        return flow
+
+    def _flow(self, endpoint: Endpoint, asking: Asking) -> QueryFlow:
+        """Raises OSError."""
         address, port = asking.server
         server = text_of(address), asking.protocol, port
         if self._rules.changed(endpoint.id):
@@ -138,12 +202,9 @@ class QueryPolicy:
         identity = self._ipcache.identity_at(address) or WORLD
         may = self._rules.of(endpoint.id, identity, asking.protocol, port)
         if may is None:
-            may = self._store.might_ask(endpoint.id, server)
-            if may is None:
-                return QueryVerdict.WAIT
-        else:
-            self._store.asked(endpoint, server, may)
-        return QueryVerdict.FORWARD if may.allows(name) else QueryVerdict.REFUSE
+            return QueryFlow(endpoint, None, self._store.might_ask(endpoint.id, server))
+        self._store.asked(endpoint, server, may)
+        return QueryFlow(endpoint, self._policy.computed.direction(endpoint.id, "egress"), may)
 
 
 # What an answer teaches: the addresses of a name, which pods may reach before they know them.
@@ -207,20 +268,24 @@ class DNSAccessLog:
         self._statistics = statistics
         self._log = log
 
-    def asked(self, asking: Asking, endpoint: Endpoint, query: DNSQuery, verdict: str, code: int = 0) -> None:
+    def asked(self, asking: Asking, flow: QueryFlow, query: DNSQuery, verdict: str, code: int = 0) -> None:
         """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
-        self._statistics.request(endpoint.id, self._redirect(asking), verdict)
+        statistics = flow.statistics or self._counted(asking, flow)
+        if statistics is not None:
+            statistics.requests.count(verdict)
         if self._events.watched:
-            record = self._record(asking, endpoint, query, verdict)
+            record = self._record(asking, flow.endpoint, query, verdict)
             record.code = code
             self._report(record)
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         """The server's answer is on its way to the pod."""
-        self._statistics.response(exchange.endpoint.id, self._redirect(exchange.asking), "Forwarded")
+        statistics = exchange.flow.statistics or self._counted(exchange.asking, exchange.flow)
+        if statistics is not None:
+            statistics.responses.count("Forwarded")
         if not self._events.watched:
             return
-        record = self._record(exchange.asking, exchange.endpoint, exchange.query, "Forwarded")
+        record = self._record(exchange.asking, exchange.flow.endpoint, exchange.query, "Forwarded")
         record.answer, record.code, record.ttl = True, answer.code, answer.ttl
         record.source, record.destination = record.destination, record.source
         record.addresses = tuple(map(str, answer.addresses))
@@ -230,8 +295,10 @@ class DNSAccessLog:
             self._log.debug("other records of an answer are not logged", error=str(error))
         self._report(record)
 
-    def _redirect(self, asking: Asking) -> EndpointRedirect:
-        return EndpointRedirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
+    def _counted(self, asking: Asking, flow: QueryFlow) -> Statistics | None:
+        redirect = EndpointRedirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
+        flow.statistics = self._statistics.redirect(flow.endpoint.id, redirect)
+        return flow.statistics
 
     def _report(self, record: LookupRecord) -> None:
         self._events.publish(lookup_sample(record))

@@ -22,8 +22,7 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from cells.base.addresses import IPAddress
-from cells.endpoint import Endpoint
+from cells.base.addresses import IPAddress, address_of
 from cells.proxy.dns.exchange import (
     TCP,
     UDP,
@@ -33,6 +32,7 @@ from cells.proxy.dns.exchange import (
     DNSAccessLog,
     Exchange,
     LearntAddresses,
+    QueryFlow,
     QueryPolicy,
     QueryVerdict,
 )
@@ -145,7 +145,8 @@ class DNSProxy:
     # By UDP: without a task for a query, unless it has to wait
 
     def _datagrams(self, listener: socket.socket) -> None:
-        for _ in range(AT_ONCE):
+        # Without a query under way there is mostly one: the look for a second takes longer than to come back.
+        for _ in range(AT_ONCE if self._waiting else 1):
             try:
                 data, ancillary, _, sender = listener.recvmsg(LARGEST, 256)
             except (BlockingIOError, InterruptedError):
@@ -166,15 +167,16 @@ class DNSProxy:
         found = self._checked(asking)
         if found is None:
             return
-        verdict, query, endpoint = found
-        if verdict is QueryVerdict.WAIT:
-            self._tasks.start_soon(self._once_known, asking)
+        verdict, query, flow = found
+        if verdict is QueryVerdict.FORWARD:
+            self._forward(Exchange(asking, query, flow, began))
         elif verdict is QueryVerdict.REFUSE:
             self._send(asking, refusal(asking.data, query.end, self._refused))
+            self._refuse(asking, flow, query)
         else:
-            self._forward(Exchange(asking, query, endpoint, began))
+            self._tasks.start_soon(self._once_known, asking)
 
-    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, Endpoint] | None:
+    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, QueryFlow] | None:
         """The fate of a query; None: nothing, as it is invalid, or of an unknown client."""
         try:
             query = read_query(asking.data)
@@ -184,22 +186,25 @@ class DNSProxy:
                 "request of a pod is not a DNS query", pod=str(asking.client[0]), error=str(error)
             )
             return None
-        endpoint = self._policy.endpoint(asking)
-        if endpoint is None:
-            return None
-        self._source.announce()
         try:
-            verdict = self._policy.verdict(endpoint, asking, query.name)
+            flow = self._policy.flow(asking)
         except OSError as error:
             self._log.warning("a DNS query could not be checked", name=query.name, error=str(error))
             return None
-        if verdict is QueryVerdict.REFUSE:
-            self._counts.l7["denied"] += 1
-            self._access_log.asked(asking, endpoint, query, "Denied", self._refused)
-        elif verdict is QueryVerdict.FORWARD:
-            self._counts.l7["forwarded"] += 1
-            self._access_log.asked(asking, endpoint, query, "Forwarded")
-        return verdict, query, endpoint
+        if flow is None:
+            return None
+        self._source.announce()
+        return flow.verdict(query.name), query, flow
+
+    def _refuse(self, asking: Asking, flow: QueryFlow, query: DNSQuery) -> None:
+        """Count and report a refused query."""
+        self._counts.l7["denied"] += 1
+        self._access_log.asked(asking, flow, query, "Denied", self._refused)
+
+    def _let_through(self, asking: Asking, flow: QueryFlow, query: DNSQuery) -> None:
+        """Count and report a query that its server is asked."""
+        self._counts.l7["forwarded"] += 1
+        self._access_log.asked(asking, flow, query, "Forwarded")
 
     def _reject(self, asking: Asking) -> None:
         """Too many are being served."""
@@ -228,23 +233,28 @@ class DNSProxy:
     def _forward(self, exchange: Exchange) -> None:
         self._serving += 1
         self._waiting[exchange] = None
+        failure: OSError | WireError | None = None
         try:
             exchange.awaited = self._ask(exchange)
         except (OSError, WireError) as error:
-            self._fail(exchange, error)
+            failure = error
+        self._let_through(exchange.asking, exchange.flow, exchange.query)  # while the server answers
+        if failure is not None:
+            self._fail(exchange, failure)
 
     def _ask(self, exchange: Exchange) -> Awaited:
         """Ask the server, from the pod's address if that can be. Raises OSError, WireError."""
-        asking, identity = exchange.asking, exchange.endpoint.identity
-        asking = asking._replace(data=rewritten(asking.data, exchange.query))
-        access_log = partial(self._replied, exchange)
+        data, client, server, _ = exchange.asking
+        identity = exchange.flow.endpoint.identity
+        data = rewritten(data, exchange.query)
+        on_reply = partial(self._replied, exchange)
         if self._source.transparent:
             try:
-                return self._in_name.ask(asking, identity, access_log)
+                return self._in_name.ask(client, server, identity, data, on_reply)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        return self._upstream.ask(asking.server, identity, asking.data, access_log)
+        return self._upstream.ask(server, identity, data, on_reply)
 
     def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
         """What came from the server; whether it was the answer."""
@@ -264,7 +274,7 @@ class DNSProxy:
         exchange.awaited = None
         self._end(exchange)
         data = data[: answer.size]
-        if self._learnt.learn(exchange.endpoint, answer):
+        if self._learnt.learn(exchange.flow.endpoint, answer):
             self._release(exchange, answer, data)
         else:
             self._tasks.start_soon(self._release_when_ready, exchange, answer, data)
@@ -275,12 +285,12 @@ class DNSProxy:
         self._release(exchange, answer, data)
 
     def _release(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
-        exchange.count(self._counts)
-        self._access_log.answered(exchange, answer, data)
         try:
             self._send(exchange.asking, self._written(exchange, data))
         except WireError as error:
             self._log.debug("an answer could not be written", error=str(error))
+        exchange.count(self._counts)  # while the pod reads it
+        self._access_log.answered(exchange, answer, data)
 
     def _written(self, exchange: Exchange, data: bytes) -> bytes:
         """The answer in the form that pods get it."""
@@ -296,7 +306,7 @@ class DNSProxy:
         self._end(exchange)
         exchange.count(self._counts, "upstream")
         asking = exchange.asking
-        self._access_log.asked(asking, exchange.endpoint, exchange.query, "Error", SERVFAIL)
+        self._access_log.asked(asking, exchange.flow, exchange.query, "Error", SERVFAIL)
         self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
@@ -407,26 +417,28 @@ class DNSProxy:
             found = self._checked(asking)
         if found is None or found[0] is QueryVerdict.WAIT:
             return None
-        verdict, query, endpoint = found
+        verdict, query, flow = found
         if verdict is QueryVerdict.REFUSE:
+            self._refuse(asking, flow, query)
             return refusal(asking.data, query.end, self._refused)
-        exchange = Exchange(asking, query, endpoint, began)
+        self._let_through(asking, flow, query)
+        exchange = Exchange(asking, query, flow, began)
         self._serving += 1
         try:
             asked = rewritten(asking.data, query)
             with anyio.fail_after(PATIENCE):
                 data = await to_server.ask(asked)
-            answer = _answer_to(query, data)
+            answer = _answer_to(asked, query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             exchange.count(self._counts, "upstream")
-            self._access_log.asked(asking, endpoint, query, "Error", SERVFAIL)
+            self._access_log.asked(asking, flow, query, "Error", SERVFAIL)
             self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
             return refusal(asking.data, query.end, SERVFAIL)
         finally:
             self._one_less()
         exchange.replied = time.perf_counter()
         data = data[: answer.size]
-        if not self._learnt.learn(endpoint, answer):
+        if not self._learnt.learn(flow.endpoint, answer):
             await self._learnt.allowed(answer)
         exchange.count(self._counts)
         self._access_log.answered(exchange, answer, data)
@@ -449,16 +461,16 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 @lru_cache(maxsize=4096)
 def _address(text: str) -> IPAddress:
-    return ip_address(text)
+    return address_of(ip_address(text).packed)
 
 
-def _answer_to(query: DNSQuery, data: bytes) -> Answer:
+def _answer_to(asked: bytes, query: DNSQuery, data: bytes) -> Answer:
     """A server's answer to a query. Raises WireError, also for an answer to another question."""
     answer = read_answer(data)
-    if not _answers(answer, query):
+    if data[:2] != asked[:2] or not _answers(answer, query):
         raise WireError("the answer is to another question")
     return answer
 
 
 def _answers(answer: Answer, query: DNSQuery) -> bool:
-    return (answer.id, answer.name, answer.type) == (query.id, query.name, query.type)
+    return answer.name == query.name and answer.type == query.type

@@ -14,7 +14,6 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import text_of
-from cells.proxy.dns.exchange import Asking
 from cells.proxy.dns.sockets import Address, end_at_once, upstream
 
 # Messages by TCP, and the connection to the server by which a pod's conversation goes on.
@@ -261,12 +260,16 @@ class PodSocket:
         """Whether answers are awaited."""
         return bool(self._waiting)
 
-    def ask(self, asking: Asking, on_reply: OnReply) -> Waiting:
+    def ask(self, server: Address, data: bytes, on_reply: OnReply) -> Waiting:
         """Send a query. Raises OSError."""
-        server = text_of(asking.server[0]), asking.server[1]
-        self.made.sendto(asking.data, server)
-        query = (*server, asking.data[:2])
-        self._waiting.setdefault(query, []).append(on_reply)
+        to = text_of(server[0]), server[1]
+        self.made.sendto(data, to)
+        query = (*to, data[:2])
+        waiting = self._waiting.get(query)
+        if waiting is None:
+            self._waiting[query] = [on_reply]
+        else:
+            waiting.append(on_reply)
         return Waiting(self, query, on_reply)
 
     def received(self) -> None:
@@ -276,7 +279,7 @@ class PodSocket:
         except OSError:  # of an earlier one; errors of the network reach the pod itself
             return
         query = _canonical(sender[0]), sender[1], data[:2]
-        for on_reply in list(self._waiting.get(query, ())):
+        for on_reply in self._waiting.get(query, ()):
             if on_reply(data):
                 self.forget(query, on_reply)
                 return
@@ -318,19 +321,18 @@ class PodSockets:
         self._ready = select.epoll()
         loop.add_reader(self._ready, self._received)
 
-    def ask(self, asking: Asking, identity: int, on_reply: OnReply) -> Waiting:
-        """Send a query; ``on_reply`` gets what comes back, until it accepts one.
+    def ask(self, client: Address, server: Address, identity: int, data: bytes, on_reply: OnReply) -> Waiting:
+        """Send a query of a client; ``on_reply`` gets what comes back, until it accepts one.
 
         Raises OSError: EADDRINUSE where a program of the node holds the port for every address.
         """
-        key = asking.client
-        made = self._all.get(key)
+        made = self._all.get(client)
         if made is None:
-            made = self._all[key] = PodSocket(self, key, identity)
+            made = self._all[client] = PodSocket(self, client, identity)
             self._by_descriptor[made.made.fileno()] = made
             self._ready.register(made.made, select.EPOLLIN)
         try:
-            return made.ask(asking, on_reply)
+            return made.ask(server, data, on_reply)
         except OSError:
             if not made.waits:
                 self.close_one(made)
@@ -343,10 +345,14 @@ class PodSockets:
             one.made.close()  # and is watched no more
 
     def _received(self) -> None:
+        if len(self._by_descriptor) == 1:
+            (only,) = self._by_descriptor.values()
+            return only.received()
         for descriptor, _ in self._ready.poll(0, AT_ONCE):
             one = self._by_descriptor.get(descriptor)
             if one is not None:
                 one.received()
+        return None
 
     def close(self) -> None:
         """Let go of all."""

@@ -13,19 +13,25 @@ import ctypes
 import socket
 import struct
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
-from cells.base.addresses import IPAddress, text_of
+from cells.base.addresses import IPAddress, address_of, text_of
 
 _IP_TRANSPARENT, _IPV6_TRANSPARENT = 19, 75
 _IP_RECVORIGDSTADDR, _IPV6_RECVORIGDSTADDR = 20, 74
+_ORIGINAL_DESTINATION: Final = (
+    (socket.IPPROTO_IP, _IP_RECVORIGDSTADDR),
+    (socket.IPPROTO_IPV6, _IPV6_RECVORIGDSTADDR),
+)
 _IP_PKTINFO = 8
 _SO_ATTACH_FILTER, _SO_MARK = 26, 36
 _IPV6_CHECKSUM: Final = 7
 _PKTINFO4 = struct.Struct("=I4s4s")
 _PKTINFO6 = struct.Struct("=16sI")
 _UDP = struct.Struct(">HHHH")
+_PSEUDO4 = struct.Struct(">4s4sHHHHHH")
+"""What the checksum of UDP covers before the data, RFC 768: a header of IP, and that of UDP."""
+_ANY4: Final = bytes(4)
 _LARGEST: Final = 65535 - 8 - 40
 BUFFER: Final = 4 << 20
 """Bytes of queries that wait while the agent is busy, or starts."""
@@ -74,7 +80,7 @@ def loopback(family: socket.AddressFamily) -> str:
 def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.socket:
     made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        _make_transparent(made)
+        _make_transparent(made, family)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     except BaseException:
@@ -84,12 +90,12 @@ def _listener(family: socket.AddressFamily, kind: socket.SocketKind) -> socket.s
 
 
 def _mark(made: socket.socket, mark: int) -> None:
-    """As bytes: setsockopt() takes no int of 2**31 or more."""
-    made.setsockopt(socket.SOL_SOCKET, _SO_MARK, struct.pack("=I", mark))
+    """Give a socket a mark; setsockopt() takes the bits as those of a signed number."""
+    made.setsockopt(socket.SOL_SOCKET, _SO_MARK, mark - (mark >> 31 << 32))
 
 
-def _make_transparent(made: socket.socket) -> None:
-    if made.family == socket.AF_INET:
+def _make_transparent(made: socket.socket, family: socket.AddressFamily) -> None:
+    if family == socket.AF_INET:
         made.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
     else:
         made.setsockopt(socket.IPPROTO_IPV6, _IPV6_TRANSPARENT, 1)
@@ -98,21 +104,17 @@ def _make_transparent(made: socket.socket) -> None:
 def original_destination(ancillary: list[tuple[int, int, bytes]]) -> Address | None:
     """The destination of a datagram, by its control messages."""
     for level, kind, data in ancillary:
-        if level == socket.IPPROTO_IP and kind == _IP_RECVORIGDSTADDR:
-            return _address4(data[4:8]), int.from_bytes(data[2:4], "big")
-        if level == socket.IPPROTO_IPV6 and kind == _IPV6_RECVORIGDSTADDR:
-            return _address6(data[8:24]), int.from_bytes(data[2:4], "big")
+        if (level, kind) in _ORIGINAL_DESTINATION:
+            return _destination(data)
     return None
 
 
 @lru_cache(maxsize=4096)
-def _address4(packed: bytes) -> IPv4Address:
-    return IPv4Address(packed)
-
-
-@lru_cache(maxsize=4096)
-def _address6(packed: bytes) -> IPv6Address:
-    return IPv6Address(packed)
+def _destination(data: bytes) -> Address:
+    """Of a struct sockaddr_in or sockaddr_in6."""
+    (family,) = struct.unpack_from("=H", data)
+    packed = data[4:8] if family == socket.AF_INET else data[8:24]
+    return address_of(packed), int.from_bytes(data[2:4], "big")
 
 
 class UDPAnswers:
@@ -123,7 +125,7 @@ class UDPAnswers:
         self._socket = socket.socket(family, kind, socket.IPPROTO_UDP)
         try:
             _take_nothing(self._socket)
-            _make_transparent(self._socket)
+            _make_transparent(self._socket, family)
             _mark(self._socket, EGRESS_PROXY)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             if family == socket.AF_INET6:
@@ -134,19 +136,21 @@ class UDPAnswers:
 
     def send(self, data: bytes, source: Address, to: Address) -> None:
         """Send one. Raises OSError; BlockingIOError where the device is busy."""
-        address, port = source
+        (address, port), (client, client_port) = source, to
         size = len(data) + _UDP.size
         if len(data) > _LARGEST:
             raise OSError(90, "Message too long")
-        if address.version == 4:
-            header = _UDP.pack(port, to[1], size, 0)
-            checked = _checksum(address.packed + to[0].packed + struct.pack(">HH", 17, size) + header + data)
-            header = header[:6] + checked.to_bytes(2, "big")
-            info = socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO4.pack(0, address.packed, bytes(4))
+        packed = address.packed
+        if len(packed) == 4:
+            pseudo = _PSEUDO4.pack(
+                packed, client.packed, socket.IPPROTO_UDP, size, port, client_port, size, 0
+            )
+            header = _UDP.pack(port, client_port, size, _checksum(pseudo + data))
+            info = socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO4.pack(0, packed, _ANY4)
         else:
-            header = _UDP.pack(port, to[1], size, 0)
-            info = socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(address.packed, 0)
-        self._socket.sendmsg([header, data], [info], 0, (text_of(to[0]), 0))
+            header = _UDP.pack(port, client_port, size, 0)  # the kernel fills in the checksum
+            info = socket.IPPROTO_IPV6, socket.IPV6_PKTINFO, _PKTINFO6.pack(packed, 0)
+        self._socket.sendmsg((header, data), (info,), 0, (text_of(client), 0))
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -179,10 +183,9 @@ def upstream(
     made = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if not identity >> 24:
-            mark = EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16
-            _mark(made, mark)
+            _mark(made, EGRESS_PROXY | (identity & 0xFFFF) << 16 | identity >> 16)
         if client is not None:
-            _make_transparent(made)
+            _make_transparent(made, family)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((text_of(client[0]), client[1]))
     except BaseException:

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, Protocol
@@ -165,6 +165,7 @@ class NameStore:
         log: Logger,
     ) -> None:
         self._settings = settings
+        self._forbids = lru_cache(maxsize=4096)(settings.forbids)
         self._grace = float(settings.tofqdns_idle_connection_grace_period)
         self._endpoints = endpoints
         self._names = names
@@ -212,9 +213,9 @@ class NameStore:
 
     def _allowed(self, name: str, addresses: tuple[IPAddress, ...]) -> tuple[IPAddress, ...]:
         """Those that toFQDNs may open."""
-        found = {address: self._settings.forbids(address) for address in addresses}
-        if not any(found.values()):
+        if not any(map(self._forbids, addresses)):
             return addresses
+        found = {address: self._forbids(address) for address in addresses}
         if name not in self._forbidden:
             if len(self._forbidden) >= MOST_LOGGED:
                 del self._forbidden[next(iter(self._forbidden))]

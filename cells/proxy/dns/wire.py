@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address
 from typing import Final, NamedTuple
 
-from cells.base.addresses import IPAddress
+from cells.base.addresses import IPAddress, address_of
 
 NOERROR, SERVFAIL, NXDOMAIN, REFUSED = 0, 2, 3, 5
 A, CNAME, AAAA, OPT = 1, 5, 28, 41
 INTERNET: Final = 1
 
 _HEADER = struct.Struct(">HHHHHH")
+_HEADER_START = struct.Struct(">HHH")
 _QUESTION = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
@@ -41,7 +41,6 @@ class WireError(ValueError):
 class DNSQuery(NamedTuple):
     """A question: one name, lower case, ending in a dot, and the type asked for."""
 
-    id: int
     name: str
     type: int
     end: int
@@ -51,7 +50,6 @@ class DNSQuery(NamedTuple):
 class Answer(NamedTuple):
     """A server's answer to a question."""
 
-    id: int
     name: str
     type: int
     code: int
@@ -64,29 +62,53 @@ class Answer(NamedTuple):
     """Where the last record ends in the message; what follows does not belong to it."""
 
 
+# Pods ask for few names again and again, and servers repeat their answers. So what was read in a short
+# message is remembered by its bytes after the id. It is read with an id of 0: a name may point there.
+
+REMEMBERED: Final = 512
+"""Bytes of the longest message that is remembered."""
+_NO_ID: Final = bytes(2)
+
+
 def read_query(data: bytes) -> DNSQuery:
     """The question of a standard query. Raises WireError for anything else."""
-    number, flags, questions = _header(data)
+    return _query(data[2:]) if len(data) <= REMEMBERED else _read_query(data[2:])
+
+
+def _read_query(after_id: bytes) -> DNSQuery:
+    data = _NO_ID + after_id
+    _, flags, questions = _header(data)
     if flags & _RESPONSE or flags & _OPCODE:
         raise WireError("not a standard query")
     if questions != 1:
         raise WireError(f"{questions} questions, expected 1")
-    return _question(data, number)
+    return _question(data)
+
+
+_query = lru_cache(maxsize=1024)(_read_query)
 
 
 def read_answer(data: bytes) -> Answer:
     """The answer of a server. Raises WireError."""
-    number, flags, questions = _header(data)
+    return _answer(data[2:]) if len(data) <= REMEMBERED else _read_answer(data[2:])
+
+
+def _read_answer(after_id: bytes) -> Answer:
+    data = _NO_ID + after_id
+    _, flags, questions = _header(data)
     if not flags & _RESPONSE:
         raise WireError("not an answer")
     if questions != 1:
         raise WireError(f"{questions} questions, expected 1")
-    question = _question(data, number)
+    question = _question(data)
     answers, authorities, additional = struct.unpack_from(">HHH", data, 6)
     addresses, ttl, at = _records(data, question.end, answers)
     for _ in range(authorities + additional):
         at = _record(data, at)[2]
-    return Answer(number, question.name, question.type, flags & 0xF, addresses, ttl, at)
+    return Answer(question.name, question.type, flags & 0xF, addresses, ttl, at)
+
+
+_answer = lru_cache(maxsize=1024)(_read_answer)
 
 
 def rewritten(data: bytes, query: DNSQuery) -> bytes:
@@ -94,11 +116,20 @@ def rewritten(data: bytes, query: DNSQuery) -> bytes:
 
     Other records, other options and what follows the last record are left out.
     """
-    number, flags, _ = _header(data)
+    rewrite = _rewritten if len(data) <= REMEMBERED else _rewrite
+    return data[:2] + rewrite(data[2:], query.end)
+
+
+def _rewrite(after_id: bytes, end: int) -> bytes:
+    data = _NO_ID + after_id
+    _, flags, _ = _header(data)
     name, at = _whole_name(data, _HEADER.size)
-    options = _edns(data, query.end)
-    header = _HEADER.pack(number, flags & _ASKED_WITH, 1, 0, 0, 1 if options else 0)
-    return header + name + data[at : query.end] + options
+    options = _edns(data, end)
+    header = _HEADER.pack(0, flags & _ASKED_WITH, 1, 0, 0, 1 if options else 0)[2:]
+    return header + name + data[at:end] + options
+
+
+_rewritten = lru_cache(maxsize=1024)(_rewrite)
 
 
 def _edns(data: bytes, at: int) -> bytes:
@@ -218,19 +249,18 @@ def truncated(answer: bytes, end: int) -> bytes:
 
 def _header(data: bytes) -> tuple[int, int, int]:
     if len(data) < _HEADER.size:
-        raise WireError(f"{len(data)} bytes are no header")
-    number, flags, questions, *_ = _HEADER.unpack_from(data)
-    return number, flags, questions
+        raise WireError("the header is cut off")
+    return _HEADER_START.unpack_from(data)
 
 
-def _question(data: bytes, number: int) -> DNSQuery:
+def _question(data: bytes) -> DNSQuery:
     name, at = read_name(data, _HEADER.size)
     if at + _QUESTION.size > len(data):
         raise WireError("the question is cut off")
     kind, class_ = _QUESTION.unpack_from(data, at)
     if class_ != INTERNET:
         raise WireError(f"class {class_}, expected the Internet's")
-    return DNSQuery(number, name, kind, at + _QUESTION.size)
+    return DNSQuery(name, kind, at + _QUESTION.size)
 
 
 def read_name(data: bytes, at: int) -> tuple[str, int]:
@@ -309,11 +339,11 @@ def _records(data: bytes, at: int, count: int) -> tuple[tuple[IPAddress, ...], i
         elif kind == A:
             if size != 4:
                 raise WireError(f"an A record of {size} bytes")
-            found.append(_address4(value))
+            found.append(address_of(value))
         elif kind == AAAA:
             if size != 16:
                 raise WireError(f"an AAAA record of {size} bytes")
-            found.append(_address6(value))
+            found.append(address_of(value))
     return tuple(dict.fromkeys(found)), least or 0, at
 
 
@@ -335,13 +365,3 @@ def read_rest(data: bytes, at: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
             aliases.append(read_name(data, at)[0])
         at += size
     return tuple(aliases), tuple(types)
-
-
-@lru_cache(maxsize=65536)
-def _address4(packed: bytes) -> IPv4Address:
-    return IPv4Address(packed)
-
-
-@lru_cache(maxsize=65536)
-def _address6(packed: bytes) -> IPv6Address:
-    return IPv6Address(packed)

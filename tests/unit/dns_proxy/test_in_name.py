@@ -12,8 +12,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from cells.proxy.dns.exchange import UDP, Asking
-from cells.proxy.dns.servers import PodSockets
+from cells.proxy.dns.servers import OnReply, PodSockets
 from tests.support.dns import query
 from tests.support.namespaces import need_root
 
@@ -35,8 +34,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def asking(to: socket.socket, port: int, number: int) -> Asking:
-    return Asking(query("x", number=number), (POD, port), (HERE, to.getsockname()[1]), UDP)
+def ask(sockets: PodSockets, to: socket.socket, port: int, number: int, on_reply: OnReply) -> None:
+    sockets.ask((POD, port), (HERE, to.getsockname()[1]), 0, query("x", number=number), on_reply)
 
 
 async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() -> None:
@@ -54,7 +53,7 @@ async def test_queries_of_one_port_share_a_socket_and_get_their_own_answers() ->
         port = free_port()
         try:
             for number in (1, 2):
-                sockets.ask(asking(there, port, number), 0, partial(answered, number))
+                ask(sockets, there, port, number, partial(answered, number))
             clients = [there.recvfrom(512) for _ in range(2)]
             assert {client for _, client in clients} == {(str(POD), port)}, "from the pod's address and port"
             for data, client in reversed(clients):
@@ -75,7 +74,7 @@ async def test_a_port_bound_by_another_process_raises_address_in_use() -> None:
         sockets = PodSockets(asyncio.get_running_loop())
         try:
             with pytest.raises(OSError, match="in use") as refused:
-                sockets.ask(asking(there, held.getsockname()[1], 1), 0, lambda _: True)
+                ask(sockets, there, held.getsockname()[1], 1, lambda _: True)
             assert refused.value.errno == errno.EADDRINUSE
         finally:
             sockets.close()

@@ -109,7 +109,7 @@ class Shop:
         self.store.clock = lambda: self.now
 
     def learn(self, *addresses: IPAddress, name: str = WEB, ttl: int = 60) -> None:
-        assert self.store.learn(POD, Answer(1, name, 1, 0, addresses, ttl, 0))
+        assert self.store.learn(POD, Answer(name, 1, 0, addresses, ttl, 0))
 
 
 @asynccontextmanager
