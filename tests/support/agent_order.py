@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cells.api import Api, StartedDaemon
 from cells.cluster.host_ip_sync import HostIPSync
+from cells.cluster.identity.identities import Identities
 from cells.cni import CniServer, DeleteQueue, QueueLock
 from cells.cni.configuration import CniConfig
 from cells.config import AgentConfig
@@ -39,6 +40,9 @@ ORDER: tuple[tuple[object, object], ...] = (
     (Maps, RestoredEndpoints),
     (PolicyMaps, RestoredEndpoints),
     (OldEndpoints, RestoredEndpoints),
+    # numbers in the maps are kept back before any is given
+    (Maps, Identities),
+    (PolicyMaps, Identities),
     # 27 < 29 < 30 < 31: the range, then the addresses of old endpoints, then new ones, the router's first
     (Table[int, Device], Ipam),
     (Ipam, RestoredEndpoints),

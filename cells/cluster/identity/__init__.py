@@ -44,7 +44,7 @@ from cells.maps.policy_maps import PolicyMaps
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 from lifecycle.settings import read_regular
 
-__all__ = ["cell"]
+__all__ = ["KernelNumbers", "cell"]
 
 
 # This node's own identities, preserved over a restart: prefixes and names have the numbers they had before.

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from cells.cluster.host_ip_sync import HostIPSync
+from cells.cluster.identity import KernelNumbers
 from cells.cluster.ipcache.rows import IpcacheTarget
 from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog
@@ -139,6 +140,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(EndpointMaps, kernel),
         replace(EndpointPrograms, kernel),
         replace(PolicyMapPool, kernel),
+        replace(KernelNumbers, fake(KernelNumbers, read=tuple)),
         replace(HostPrograms, NoHostPolicy()),
         replace(StaleMaps, FakeLeft(kernel)),
         replace(PreviousAgent, FakeLeft(kernel)),
