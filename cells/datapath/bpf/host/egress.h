@@ -93,9 +93,11 @@ static __always_inline int from_host_ip(struct __sk_buff *skb, struct flow *flow
 	struct use use = { .packets = 1, .bytes = skb->len };
 	const struct address_info *local;
 	bool by_proxy = (mark_read(skb) & MARK_KIND) == MARK_INGRESS_PROXY;
-	int refused = parse(skb, flow, family);
+	int refused = parse_network(skb, flow, family);
 	enum ct_status status;
 
+	if (!refused)
+		refused = parse_payload_here(skb, flow, true, family);
 	if (family == FAMILY_IPV6 && refused != DROP_INVALID && link_scoped(&flow->daddr))
 		return TC_ACT_OK;
 	if (refused)

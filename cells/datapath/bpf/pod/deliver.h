@@ -48,11 +48,11 @@ static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bo
 }
 
 /* Whether the flow's own packets are let through under the policy of now, so that what answers them is too. */
-static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *flow)
+static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
-	__u32 epochs = epoch_of(flow->destination) + (flow->source ? epoch_of(flow->source) : 0);
+	__u32 epochs = epoch_of(flow->destination) + (unlikely(flow->source) ? epoch_of(flow->source) : 0);
 
-	return verdict_holds(entry, verdict_tag(epochs, ct_now()), flow, true, 0);
+	return verdict_holds(entry, verdict_tag(epochs, now), flow, true, 0);
 }
 
 /* 0 if policy still allows the flow that the packet answers, as it began; else the reason to drop the packet, which then
@@ -68,7 +68,7 @@ VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direc
 
 	if (!flow || !entry)
 		return DROP_POLICY;
-	if (unlikely(entry->lb_loopback || entry->proxy_redirect) || (in && goes_on(entry, flow)))
+	if (unlikely(entry->lb_loopback || entry->proxy_redirect))
 		return 0;
 	peer = in ? identity_at(&flow->saddr, family)
 		  : asker_of(&flow->daddr, entry->source_identity, entry->through_stack, family);
@@ -211,7 +211,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 			flow->to_asker = true;
 			return 0;
 		}
-		refused = reply_check(skb, flow, INGRESS, entry, family);
+		refused = likely(goes_on(entry, flow, now)) ? 0 : reply_check(skb, flow, INGRESS, entry, family);
 		if (unlikely(refused))
 			return refused;
 		if (likely(!entry->rev_nat_index))

@@ -406,10 +406,7 @@ static __always_inline int from_container_ip(struct __sk_buff *skb, struct passa
 	own = own_source(flow, self, family);
 	if (unlikely(!own) && !(family == FAMILY_IPV6 && neighbours_source(&flow->saddr)))
 		return DROP(EGRESS, DROP_INVALID_SOURCE);
-	/* Most packets' right here, for a call costs them some nanoseconds. */
-	refused = likely(!flow->fragmented && (family == FAMILY_IPV4 || !is_extension(flow->protocol)))
-			  ? parse_transport_here(skb, flow, family)
-			  : parse_payload(skb, flow, own, family);
+	refused = parse_payload_here(skb, flow, own, family);
 	if (family == FAMILY_IPV6 && !refused && flow->protocol == IPPROTO_ICMPV6) {
 		if (flow->policy_port == bpf_htons(ND_SOLICIT))
 			return neighbour_respond(skb, flow, self);
