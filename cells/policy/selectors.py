@@ -45,16 +45,13 @@ class Requirement(NamedTuple):
 
     def matches(self, labels: LabelSet) -> bool:
         """Whether the labels meet the condition, as Kubernetes defines the four operators."""
-        value = _cidr_value(labels, self.key) if self.source == CIDR else labels.value(self.source, self.key)
-        match self.operator:
-            case "In":
-                return value is not None and value in self.values
-            case "NotIn":
-                return value is None or value not in self.values
-            case "Exists":
-                return value is not None
-            case _:
-                return value is None
+        source, key, operator, values = self
+        value = _cidr_value(labels, key) if source == CIDR else labels.value(source, key)
+        if operator == IN:
+            return value is not None and value in values
+        if operator == NOT_IN:
+            return value is None or value not in values
+        return (value is not None) == (operator == EXISTS)
 
 
 def _cidr_value(labels: LabelSet, key: str) -> str | None:
@@ -90,9 +87,10 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
 
     def matches(self, labels: LabelSet) -> bool:
         """Whether every requirement is met; of a network alone, one that names networks is among them."""
-        if labels.is_network and not self.has_source(CIDR):
-            return False
-        return all(requirement.matches(labels) for requirement in self.requirements)
+        for requirement in self.requirements:
+            if not requirement.matches(labels):
+                return False
+        return not labels.is_network or self.has_source(CIDR)
 
     def has_key(self, key: str, *sources: str) -> bool:
         """Whether a requirement, of whatever operator, names the key from one of the sources."""

@@ -185,9 +185,13 @@ class ComputedPolicies:
         """Which directions of an endpoint are enforced."""
         return self._of_endpoint[endpoint].enforced
 
-    def all_endpoints(self) -> list[int]:
-        """The endpoints that have a policy."""
-        return list(self._of_endpoint)
+    def in_force(self) -> list[tuple[int, SharedPolicyKey, int, Mapping[Direction, bool]]]:
+        """The endpoints without an error: which policy each has, of what revision, and what it enforces."""
+        return [
+            (endpoint, shared.key, shared.revision, shared.enforced)
+            for endpoint, shared in self._of_endpoint.items()
+            if not shared.error
+        ]
 
     def filters(self) -> Iterator[Filter]:
         """What the rules say in every policy that endpoints have."""

@@ -269,8 +269,11 @@ class RulePolicy:
         return self._rows()
 
     def _rows(self) -> list[EndpointPolicy]:
-        computed = self._computed
-        return [self._row(one) for one in computed.all_endpoints() if not computed.error(one)]
+        entries = self._entries
+        return [
+            _policy(endpoint, revision, enforced, entries[key])
+            for endpoint, key, revision, enforced in self._computed.in_force()
+        ]
 
     def _follow_mode(self) -> None:
         """The node's mode may be changed while it runs: then every policy is computed anew."""
