@@ -223,9 +223,13 @@ class TableCore(Rows[Key, Row]):
         """The keys that get another row, with the row before. Raises TypeError for a row that may change."""
         changed: dict[Key, Row | None] = {}
         rows, frozen = self._rows, self._frozen
+        if not rows:  # many at once, most often
+            for kind in set(map(type, writes.values())) - frozen:
+                self._check_frozen(kind)
+            return {key: None for key, row in writes.items() if row is not None}
         for key, row in writes.items():
             if type(row) not in frozen:
-                self._check_frozen(row)
+                self._check_frozen(type(row))
             old = rows[key][0] if key in rows else None
             if old is not row and old != row:
                 changed[key] = old
@@ -249,17 +253,20 @@ class TableCore(Rows[Key, Row]):
         for index in self._indexes.values():
             index.cancel()
 
-    def _check_frozen(self, row: object) -> None:
-        """Raise TypeError for a row that may change in place."""
-        if (why := unfrozen(type(row))) is not None:
+    def _check_frozen(self, kind: type) -> None:
+        """Raise TypeError for rows of a type that may change in place."""
+        if (why := unfrozen(kind)) is not None:
             raise TypeError(f"table {self.name}: a row of type {why}")
-        self._frozen.add(type(row))
+        self._frozen.add(kind)
 
     def _apply(self, changed: Mapping[Key, Row | None], writes: Mapping[Key, Row | None]) -> None:
         rows, deleted = self._rows, self._deleted
         if self._moments is not None:
             self._moments.note(changed, rows)
         self._revision = revision = self._revision + 1
+        if not rows and not deleted:
+            rows.update({key: (writes[key], revision) for key in changed})  # type: ignore[misc]  # none is deleted
+            return
         for key, old in changed.items():
             row = writes[key]
             if old is None:
