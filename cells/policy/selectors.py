@@ -15,7 +15,7 @@ import msgspec
 from cells.base.labels import CIDR
 from cells.policy.labels import ANY, FQDNSelector, LabelSet, cidr_of_label, contains
 
-IN, EXISTS = "In", "Exists"
+IN, NOT_IN, EXISTS = "In", "NotIn", "Exists"
 
 
 IndexKey = tuple[str, str | None]
