@@ -122,7 +122,7 @@ class ServiceAddress(bytes):
 
     def __new__(cls, ip: IPAddress, port: int, protocol: int = ANY_PROTOCOL) -> Self:
         """Raises struct.error for a number that is not a port, or no protocol."""
-        return cls.read(_FAMILIES[ip.version] + ip.packed + address_end(port, protocol))
+        return cls.read(host_of(ip) + address_end(port, protocol))
 
     @classmethod
     def read(cls, raw: bytes) -> Self:
@@ -214,7 +214,7 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     key: FrontendKey
     type: ServiceType
     service: ServiceName
-    backends: tuple[Backend, ...] = ()
+    backends: Sequence[Backend] = ()
     ext_local: bool = False
     int_local: bool = False
     two_scopes: bool = False
@@ -244,6 +244,20 @@ def parse_address(text: str) -> IPAddress | None:
         return ip_address(text) if "%" not in text else None
     except ValueError:
         return None
+
+
+def host_of(ip: IPAddress) -> bytes:
+    """What a :class:`ServiceAddress` begins with: family and address."""
+    return _FAMILIES[ip.version] + ip.packed
+
+
+def parse_host(text: str) -> bytes | None:
+    """The same of a text, None for one that is not an IP address."""
+    try:
+        return _FAMILIES[IPV4] + inet_pton(AF_INET, text)
+    except (OSError, ValueError):
+        ip = parse_address(text)
+        return host_of(ip) if ip is not None else None
 
 
 def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:

@@ -10,9 +10,7 @@ from enum import IntEnum
 from functools import cache
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
-from typing import Final, Generic, NamedTuple, TypeVar
-
-import msgspec
+from typing import Final, NamedTuple
 
 from cells.maps.bpf import PackedColumn
 from cells.services import (
@@ -67,79 +65,6 @@ def service_flags(frontend: Frontend, *, affinity: bool) -> int:
         | (_LOOPBACK if frontend.loopback else 0)
         | (_DSR if frontend.direct else 0)
     )
-
-
-# Numbers of frontends and backends: never the same again before all others have been used.
-#
-# A number that comes back soon would be taken for the old one by connections that remember it.
-
-Name = TypeVar("Name")
-
-
-class IdsExhaustedError(Exception):
-    """Every number is in use."""
-
-
-class IdAllocator(Generic[Name]):
-    """Numbers from ``first`` to ``last``; each the next free one after the last that was given, wrapping."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self._first = first
-        self._last = last
-        self._next = first
-        self._names: dict[int, Name] = {}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def allocate(self, name: Name) -> int:
-        """A number for a name. Raises IdsExhaustedError."""
-        if len(self._names) > self._last - self._first:
-            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
-        number = self._next
-        while number in self._names:
-            number = self._after(number)
-        self._names[number] = name
-        self._next = self._after(number)
-        return number
-
-    def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
-        """A number for each, in this order, or for none. Raises IdsExhaustedError."""
-        numbers = range(self._next, self._next + len(names))
-        if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
-            self._names.update(zip(numbers, names, strict=True))
-            self._next = numbers.stop
-            return numbers
-        if len(self._names) + len(names) > self._last - self._first + 1:
-            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
-        return [self.allocate(name) for name in names]
-
-    def restore(self, number: int, name: Name) -> bool:
-        """Take a number that was given before; False when another name has it. The next comes after it."""
-        if self._names.setdefault(number, name) != name:
-            return False
-        if number >= self._next:
-            self._next = self._after(number)
-        return True
-
-    def release(self, number: int) -> Name | None:
-        """Give a number back; who had it, None for a free one."""
-        return self._names.pop(number, None)
-
-    def _after(self, number: int) -> int:
-        return self._first if number >= self._last else number + 1
-
-
-class BackendRecord(msgspec.Struct, gc=False):
-    """A backend, in use by so many frontends."""
-
-    id: int
-    key: bytes
-    """The number as maps have it."""
-    address: ServiceAddress
-    state: BackendState
-    zone: int = 0
-    users: int = 0
 
 
 # Keys and values of the load-balancing maps, as bytes.
@@ -248,7 +173,7 @@ class WriteStep(IntEnum):
     BACKENDS_DROPPED = 15
 
 
-_STEPS = len(WriteStep)
+_STEPS = tuple(WriteStep)
 _SETTING = frozenset(
     {
         WriteStep.BACKENDS,
@@ -269,8 +194,10 @@ class WritePlan:
     """
 
     def __init__(self) -> None:
-        self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * _STEPS
+        self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * len(_STEPS)
+        self._new: dict[tuple[WriteStep, str], list[tuple[list[bytes], list[bytes]]]] = {}
         self._new_slots: dict[str, tuple[list[bytes], list[bytes]]] = {}
+        self._chosen: dict[str, tuple[list[bytes], list[Sequence[int]], list[bytes]]] = {}
 
     def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
         """What is written to a map in one step; of a step that removes, the keys."""
@@ -285,6 +212,10 @@ class WritePlan:
         """Remove entries in a step."""
         self.at(step, name).update(dict.fromkeys(keys, b""))
 
+    def add(self, step: WriteStep, name: str, keys: list[bytes], values: list[bytes]) -> None:
+        """Write many entries that the map does not have, ahead of the others of the step."""
+        self._new.setdefault((step, name), []).append((keys, values))
+
     def add_slots(self, name: str, keys: bytes, values: bytes) -> None:
         """Write the slots of a frontend that the map does not have: all keys, and as many values."""
         if (columns := self._new_slots.get(name)) is None:
@@ -292,18 +223,35 @@ class WritePlan:
         columns[0].append(keys)
         columns[1].append(values)
 
+    def add_chosen(self, name: str, keys: bytes, backends: Sequence[int], frontend: int) -> None:
+        """The same of slots with backends that are all in use, by their numbers and the frontend's."""
+        if (columns := self._chosen.get(name)) is None:
+            columns = self._chosen[name] = ([], [], [])
+        columns[0].append(keys)
+        columns[1].append(backends)
+        columns[2].append(_BE16(frontend) * len(backends))
+
     def batches(self) -> Iterator[Batch]:
         """What is to be written, in order."""
-        for step, by_map in enumerate(self._steps):
-            if step == WriteStep.SLOTS:
-                for name, (keys, values) in self._new_slots.items():
-                    slots = PackedColumn(b"".join(values), SLOT_SIZE)
-                    if slots:
-                        joined = b"".join(keys)
-                        yield Batch(name, PackedColumn(joined, len(joined) // len(slots)), slots)
+        for step, by_map in zip(_STEPS, self._steps, strict=True):
+            for (when, name), columns in self._new.items():
+                if when is step:
+                    yield from (Batch(name, keys, values) for keys, values in columns)
+            if step is WriteStep.SLOTS:
+                yield from self._slots()
             for name, entries in by_map.items() if by_map else ():
                 if entries:
                     yield Batch(name, list(entries), list(entries.values()) if step in _SETTING else None)
+
+    def _slots(self) -> Iterator[Batch]:
+        columns = [(name, keys, b"".join(values)) for name, (keys, values) in self._new_slots.items()]
+        for name, (keys, backends, frontends) in self._chosen.items():
+            columns.append((name, keys, _chosen_slots(backends, b"".join(frontends))))
+        for name, keys, values in columns:
+            slots = PackedColumn(values, SLOT_SIZE)
+            if slots:
+                joined = b"".join(keys)
+                yield Batch(name, PackedColumn(joined, len(joined) // len(slots)), slots)
 
 
 def batched(writes: Iterable[MapWrite]) -> list[Batch]:
@@ -329,6 +277,16 @@ def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
         return [head + each for each in _slot_ends(protocol, scope)[first:end]]
     tail = _AFTER_SLOT(protocol, scope)
     return [head + _U16(slot) + tail for slot in range(first, end)]
+
+
+def slot_key_columns(frontend: FrontendKey, count: int) -> tuple[bytes, bytes]:
+    """The key of slot 0, and those of slots 1 to ``count``, joined."""
+    address, scope = frontend
+    ends = _slot_ends(address[-1], scope)
+    if count >= len(_SLOTS):
+        return slot_keys(frontend, 0, 1)[0], slot_key_column(frontend, count)
+    head = address[1:-1]
+    return head + ends[0], head.join([b"", *ends[1 : count + 1]])
 
 
 def slot_key_column(frontend: FrontendKey, count: int) -> bytes:
@@ -379,6 +337,18 @@ def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
     return words.tobytes()
 
 
+def _chosen_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
+    """Slots of several frontends with backends in use: of each slot the backend, and 16 bits the frontend."""
+    numbers = array("I")
+    for some in backends:
+        numbers.extend(some)
+    words = array("I", bytes(SLOT_SIZE * len(numbers)))
+    words[::3] = numbers
+    halves = array("H", words.tobytes())
+    halves[3::6] = array("H", frontends)
+    return halves.tobytes()
+
+
 def backend_number(number: int) -> bytes:
     """The key of a backend, whatever its family."""
     return _U32(number)
@@ -389,7 +359,7 @@ def backend_numbers(numbers: Sequence[int]) -> list[bytes]:
     return list(map(_U32, numbers))
 
 
-def backend_value(address: ServiceAddress, state: BackendState, zone: int = 0) -> bytes:
+def backend_value(address: bytes, state: BackendState, zone: int = 0) -> bytes:
     """A backend's address and state."""
     return address[1:] + (_AFTER_PROTOCOL(state, 0, zone) if zone else BACKEND_ENDS[state])
 

@@ -1,7 +1,7 @@
 """Any value as JSON that people can read."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -29,7 +29,7 @@ def plain(value: object) -> object:
             found = value.hex(":") if len(value) == _MAC_LENGTH else value.hex()
         case Mapping():
             found = {_key(key): plain(item) for key, item in value.items()}
-        case list() | tuple():
+        case Sequence():
             found = [plain(item) for item in value]
         case set() | frozenset():
             found = sorted(map(plain, value), key=str)

@@ -30,6 +30,7 @@ __all__ = [
     "Pod",
     "Service",
     "ServicePort",
+    "SliceEndpoint",
     "served_by",
 ]
 

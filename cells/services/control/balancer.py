@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
-from itertools import repeat
+from itertools import chain
 from operator import itemgetter
 from typing import Final
 
@@ -19,9 +19,14 @@ from cells.services import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
-    ServiceAddress,
     ServiceType,
     map_entries,
+)
+from cells.services.control.numbers import (
+    IdAllocator,
+    IdsExhaustedError,
+    NumberedBackends,
+    active_entries,
 )
 from cells.services.control.tables import PlannedFrontend, ServedFrontend, range_keys
 from cells.services.map_entries import (
@@ -35,11 +40,8 @@ from cells.services.map_entries import (
     SLOT_SIZE,
     SOURCE_RANGES,
     UNKNOWN,
-    BackendRecord,
     Batch,
     Entries,
-    IdAllocator,
-    IdsExhaustedError,
     MapKey,
     Restored,
     WritePlan,
@@ -48,14 +50,14 @@ from cells.services.map_entries import (
     read,
     service_flags,
 )
+from cells.services.model.backends import SliceBackends, addresses_of
 from cells.services.model.frontends import selectable
 from lifecycle import ReadTable
 
 LAST_SERVICE_ID: Final = 65534
-LAST_BACKEND_ID: Final = (1 << 32) - 1
 
 
-MaglevTable = Callable[[Sequence[Backend], Mapping[ServiceAddress, int]], bytes]
+MaglevTable = Callable[[Sequence[Backend], Mapping[bytes, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
 
 
@@ -87,10 +89,7 @@ class LoadBalancer:
         """The entries of the maps: of look-up tables a digest, of services those of unsettled frontends."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
-        self._backend_ids: IdAllocator[ServiceAddress] = IdAllocator(1, LAST_BACKEND_ID)
-        self._backends: dict[ServiceAddress, BackendRecord] = {}
-        self._unused: dict[ServiceAddress, None] = {}
-        """Backends that no frontend has."""
+        self._backends = NumberedBackends()
         self._second_numbers: dict[int, str] = {}
         """Of restored backends with several, by map: slots may lead there until they are written."""
         self._unread: set[MapKey] = set()
@@ -112,7 +111,7 @@ class LoadBalancer:
         for one in found.frontends:
             numbers.add(one.id)
             self._service_ids.restore(one.id, one.frontend.key)
-            self._use(one.address for one in one.frontend.backends)
+            self._backends.use(addresses_of(one.frontend.backends))
             self.unsettled[one.frontend.key] = ServedFrontend(one.id, one.frontend)
         self._unread = {MapKey(name, key) for name in LOOK_UP_TABLES for key in held.get(name, ())}
         plan = WritePlan()
@@ -140,18 +139,13 @@ class LoadBalancer:
     def _restore_backends(self, found: Restored) -> None:
         for number, backend in found.backends.items():
             address = backend.address
-            self._backend_ids.restore(number, address)
-            if address in self._backends:  # it has another number: an agent ended before all led there
+            if not self._backends.restore(number, address, backend.state, found.zones[number]):
+                # it has another number: an agent ended before all led there
                 self._second_numbers[number] = BACKENDS[address.version]
-                continue
-            key = map_entries.backend_number(number)
-            zone = found.zones[number]
-            self._backends[address] = BackendRecord(number, key, address, backend.state, zone)
-            self._unused[address] = None
 
     def _remove_stray_matches(self, found: Restored, plan: WritePlan) -> None:
         known = {
-            map_entries.affinity_key(one.id, self._backends[each.address].id)
+            map_entries.affinity_key(one.id, self._backends.numbers[each.address])
             for one in found.frontends
             if one.id in found.affinity
             for each in one.frontend.backends
@@ -177,7 +171,7 @@ class LoadBalancer:
         """Plan to serve frontends, new or changed: those planned, and the errors of those that are not."""
         planned: list[PlannedFrontend] = []
         failures: dict[FrontendKey, Exception] = {}
-        numbered = self._number_new(frontends, plan) if len(frontends) > 1 else {}
+        numbered = self._number_new(frontends, plan) if len(frontends) > 1 else _NONE_NEW
         for frontend in frontends:
             try:
                 if (numbers := numbered.get(frontend.key)) is not None:
@@ -190,34 +184,19 @@ class LoadBalancer:
 
     def _number_new(
         self, frontends: Collection[Frontend], plan: WritePlan
-    ) -> dict[FrontendKey, Sequence[int]]:
+    ) -> Mapping[FrontendKey, Sequence[int]]:
         """Number, in one pass, the backends of new frontends: as nearly all are at a start.
 
         Of each frontend of which all backends are active, and in use by no other. Others are left out, and so
         are all where numbers may not suffice.
         """
         if len(self._service_ids) + len(frontends) > self._last_service_id:
-            return {}
-        known, active = self._backends.keys(), BackendState.ACTIVE
-        seen: set[ServiceAddress] = set()
-        fresh: dict[int, list[ServiceAddress]] = {}
-        owners: dict[int, list[Frontend]] = {}
-        for frontend in frontends:
-            own = [one.address for one in frontend.backends]
-            before = len(seen)
-            seen.update(own)
-            if len(seen) - before != len(own) or frontend.number or self.realised(frontend.key) is not None:
-                continue
-            others = [one for one in frontend.backends if one.preferred or one.state is not active]
-            if not others and known.isdisjoint(own):
-                fresh.setdefault(frontend.key.address[0], []).extend(own)
-                owners.setdefault(frontend.key.address[0], []).append(frontend)
+            return _NONE_NEW
         found: dict[FrontendKey, Sequence[int]] = {}
-        for version, some in owners.items():
+        for version, some in self._with_own_backends(frontends).items():
+            addresses = list(chain.from_iterable([addresses_of(one.backends) for one in some]))
             try:
-                numbers = self._number_backends(
-                    dict.fromkeys(fresh[version], active), BACKENDS[version], plan
-                )
+                numbers = self._number_new_backends(addresses, BACKENDS[version], plan)
             except IdsExhaustedError:
                 return found
             first = 0
@@ -227,25 +206,51 @@ class LoadBalancer:
                 first = end
         return found
 
+    def _with_own_backends(self, frontends: Collection[Frontend]) -> Mapping[int, Sequence[Frontend]]:
+        """The new ones, by family, of which all backends are active, and in use by no other."""
+        known = self._backends.numbers.keys()
+        found: dict[int, list[Frontend]] = {version: [] for version in BACKENDS}
+        seen: set[bytes] = set()
+        for frontend in frontends:
+            own = addresses_of(frontend.backends)
+            before = len(seen)
+            seen.update(own)
+            if len(seen) - before != len(own) or frontend.number or self.realised(frontend.key) is not None:
+                continue
+            if _all_chosen(frontend.backends) and known.isdisjoint(own):
+                found[frontend.key.address[0]].append(frontend)
+        return found
+
     def _put_new(self, frontend: Frontend, numbers: Sequence[int], plan: WritePlan) -> PlannedFrontend:
-        row = ServedFrontend(self._service_ids.allocate(frontend.key), frontend)
-        self.unsettled[frontend.key] = row
-        self.held.setdefault(SERVICES[frontend.key.address[0]], {})
-        self._put_entries(row, None, plan, numbers)
-        return PlannedFrontend(row, frozenset(), was_served=False)
+        """Plan to serve a new frontend with these backends, all of which are chosen, in this order."""
+        key = frontend.key
+        name = SERVICES[key.address[0]]
+        number = self._service_ids.allocate(key)
+        row = ServedFrontend(number, frontend)
+        self.unsettled[key] = row
+        if self.held.setdefault(name, {}) or not isinstance(numbers, range):  # slots are in order of numbers
+            self._put_entries(row, None, plan)
+        else:
+            first, others = map_entries.slot_key_columns(key, len(numbers))
+            if numbers:
+                plan.add_chosen(name, others, numbers, number)
+            plan.at(WriteStep.FRONTENDS, name)[first] = self._master(row, len(numbers), 0)
+            self._put_translation(row, plan)
+            self._put_more(row, None, frontend.backends, plan)
+        return PlannedFrontend(row, _NO_ADDRESSES, was_served=False)
 
     def put(self, frontend: Frontend, plan: WritePlan) -> PlannedFrontend:
         """Plan to serve a frontend, new or changed. Raises IdsExhaustedError; then nothing is planned."""
         key, wanted = frontend.key, frontend
         old = self.realised(key)
-        before: frozenset[ServiceAddress] = frozenset()
+        before = _NO_ADDRESSES
         if old is None:
             number = self._number(frontend)
         else:
             number = old.id
-            before = frozenset([one.address for one in old.shown.backends])
+            before = frozenset(addresses_of(old.shown.backends))
             frontend = old.with_states(frontend)
-        now = frozenset([one.address for one in frontend.backends])
+        now = frozenset(addresses_of(frontend.backends))
         try:
             self._use_backends(frontend, now - before, plan)
         except IdsExhaustedError:
@@ -296,109 +301,94 @@ class LoadBalancer:
             raise IdsExhaustedError(f"number {frontend.number} is another frontend's")
         return frontend.number
 
-    def _use_backends(self, frontend: Frontend, more: frozenset[ServiceAddress], plan: WritePlan) -> None:
+    def _use_backends(self, frontend: Frontend, more: frozenset[bytes], plan: WritePlan) -> None:
         """Number new backends; write what the maps lack, and the states that are others now.
 
         ``more`` are those that the frontend did not have.
         """
-        backends = self._backends
+        backends, own = self._backends, frontend.backends
         name = BACKENDS[frontend.key.address[0]]  # they are of its family
-        if len(more) == len(frontend.backends) and backends.keys().isdisjoint(more):
-            self._number_backends({one.address: one.state for one in frontend.backends}, name, plan)
-            return
-        fresh: dict[ServiceAddress, BackendState] = {}
-        held, terminating = self.held.get(name, _NOTHING), BackendState.TERMINATING
-        for backend in frontend.backends:
-            record = backends.get(backend.address)
-            if record is None:
-                fresh.setdefault(backend.address, backend.state)
-                continue
-            if backend.manual or backend.state is terminating:
-                record.state = backend.state
-            value = map_entries.backend_value(record.address, record.state, record.zone)
-            if held.get(record.key) != value:
-                plan.at(WriteStep.BACKENDS, name)[record.key] = value
-        self._number_backends(fresh, name, plan)
-        self._use(more - fresh.keys())
+        addresses = addresses_of(own)
+        fresh = dict.fromkeys([one for one in addresses if one not in backends.numbers])
+        if fresh:
+            backends.add(list(fresh))
+        if len(more) > len(fresh):
+            backends.use(more.difference(fresh))
+        if not isinstance(own, SliceBackends):
+            known = {one for one in addresses if one not in fresh}
+            for one in own:
+                if one.address not in known:
+                    known.add(one.address)
+                elif one.address in fresh or not (one.manual or one.state is BackendState.TERMINATING):
+                    continue
+                backends.set_state(one.address, one.state)
+        held = self.held.get(name, _NOTHING)
+        missing = [each for each in backends.entries(addresses) if held.get(each[0]) != each[1]]
+        if missing:
+            plan.at(WriteStep.BACKENDS, name).update(missing)
 
-    def _number_backends(
-        self, fresh: Mapping[ServiceAddress, BackendState], name: str, plan: WritePlan
-    ) -> Sequence[int]:
-        """Their entries in the map of this name; each is in use by one frontend. Their numbers."""
-        if not fresh:
+    def _number_new_backends(self, addresses: Sequence[bytes], name: str, plan: WritePlan) -> Sequence[int]:
+        """Number active ones that the map of this name does not have, each in use by one frontend."""
+        if not addresses:
             return ()
-        numbers = self._backend_ids.allocate_all(list(fresh))
-        keys = map_entries.backend_numbers(numbers)
-        records = map(BackendRecord, numbers, keys, fresh, fresh.values(), repeat(0), repeat(1))
-        self._backends.update(zip(fresh, records, strict=True))
-        ends = map_entries.BACKEND_ENDS
-        values = [address[1:] + ends[state] for address, state in fresh.items()]
-        plan.at(WriteStep.BACKENDS, name).update(zip(keys, values, strict=True))
+        numbers = self._backends.add(addresses)
+        plan.add(WriteStep.BACKENDS, name, *active_entries(addresses, numbers))
         return numbers
 
-    def _use(self, addresses: Iterable[ServiceAddress]) -> None:
-        for address in addresses:
-            self._backends[address].users += 1
-            self._unused.pop(address, None)
+    def _release(self, addresses: Iterable[bytes]) -> None:
+        self._backends.release(sorted(addresses))
 
-    def _release(self, addresses: Iterable[ServiceAddress]) -> None:
-        for address in sorted(addresses):
-            record = self._backends[address]
-            record.users -= 1
-            if not record.users:
-                self._unused[address] = None
-
-    def _slots(
-        self, row: ServedFrontend, numbers: Sequence[int] | None = None
-    ) -> tuple[bytes, bytes, Sequence[Backend]]:
-        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers.
-
-        Without ``numbers``, of active backends in their order, these are looked up.
-        """
-        frontend, number, records = row.shown, row.id, self._backends
-        active = BackendState.ACTIVE
+    def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
+        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers."""
+        frontend, known = row.shown, self._backends.numbers
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
         preferred: Sequence[Backend] = ()
-        if numbers is None:
-            numbers = [records[one.address].id for one in chosen if one.state is active and not one.preferred]
-        if len(numbers) != len(chosen) or not (isinstance(numbers, range) or numbers == sorted(numbers)):
+        numbers = [known[one] for one in addresses_of(chosen)] if _all_chosen(chosen) else None
+        if numbers is None or numbers != sorted(numbers):
             chosen, others = selectable(self._in_order(frontend))
             if preferred := [one for one in chosen if one.preferred]:
                 chosen = [*preferred, *(one for one in chosen if not one.preferred)]
-            numbers = [records[one.address].id for one in (*chosen, *others)]
-        slots = map_entries.slot_values(numbers, number, len(chosen))
+            numbers = [known[one.address] for one in (*chosen, *others)]
+        slots = map_entries.slot_values(numbers, row.id, len(chosen))
+        return self._master(row, len(preferred or chosen), len(others)), slots, preferred or chosen
+
+    def _master(self, row: ServedFrontend, count: int, quarantined: int) -> bytes:
+        """Slot 0: how many backends are chosen from, and how many others there are."""
+        frontend = row.shown
         affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
-        master = map_entries.master_value(
-            count=len(preferred or chosen),
-            quarantined=len(others),
-            number=number,
+        return map_entries.master_value(
+            count=count,
+            quarantined=quarantined,
+            number=row.id,
             flags=service_flags(frontend, affinity=affinity),
             timeout=frontend.affinity_timeout if affinity else 0,
             algorithm=ALGORITHMS[frontend.algorithm],
             proxy_port=frontend.l7_proxy_port,
         )
-        return master, slots, preferred or chosen
 
-    def _put_entries(
-        self,
-        row: ServedFrontend,
-        old: ServedFrontend | None,
-        plan: WritePlan,
-        numbers: Sequence[int] | None = None,
-    ) -> None:
+    def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
         """What a frontend needs in the maps, its backends being numbered."""
+        master, slots, backends = self._slots(row)
+        self._put_slots(row.key, master, slots, plan)
+        self._put_translation(row, plan)
+        self._put_more(row, old, backends, plan)
+
+    def _put_translation(self, row: ServedFrontend, plan: WritePlan) -> None:
+        address = row.frontend.key.address
+        name, key = map_entries.reverse_nat_key(row.id, address[0])
+        value = map_entries.reverse_nat_value(address)
+        if self.held.get(name, _NOTHING).get(key) != value:
+            plan.at(WriteStep.TRANSLATIONS, name)[key] = value
+
+    def _put_more(
+        self, row: ServedFrontend, old: ServedFrontend | None, backends: Sequence[Backend], plan: WritePlan
+    ) -> None:
+        """What only some frontends need; ``backends`` are those that one is chosen from."""
         frontend, number = row.shown, row.id
-        version = frontend.key.address[0]
-        affinity = bool(frontend.affinity_timeout) and not frontend.l7_proxy_port
-        master, slots, backends = self._slots(row, numbers)
-        self._put_slots(frontend.key, master, slots, plan)
-        translations = self.held.get(REVERSE_NAT[version], _NOTHING)
-        where = map_entries.reverse_nat_key(number, version)
-        value = map_entries.reverse_nat_value(frontend.key.address)
-        if translations.get(where.key) != value:
-            plan.at(WriteStep.TRANSLATIONS, where.map)[where.key] = value
-        matching = affinity and self._options.enable_session_affinity
+        matching = (
+            frontend.affinity_timeout and not frontend.l7_proxy_port and self._options.enable_session_affinity
+        )
         if matching or self.held.get(AFFINITY_MATCH):
             self._put_matches(row if matching else None, old, number, plan)
         if frontend.source_ranges or (old is not None and old.shown.source_ranges):
@@ -408,7 +398,8 @@ class LoadBalancer:
 
     def _in_order(self, frontend: Frontend) -> Sequence[Backend]:
         """By their numbers."""
-        ids = [self._backends[one.address].id for one in frontend.backends]
+        known = self._backends.numbers
+        ids = [known[address] for address in addresses_of(frontend.backends)]
         if ids == sorted(ids):
             return frontend.backends
         return [one for _, one in sorted(zip(ids, frontend.backends, strict=True), key=itemgetter(0))]
@@ -443,11 +434,9 @@ class LoadBalancer:
         plan.at(WriteStep.MATCHES, AFFINITY_MATCH).update(more)
 
     def _matches(self, row: ServedFrontend | None, number: int) -> dict[bytes, None]:
-        backends = row.shown.backends if row is not None else ()
-        records = self._backends
-        return dict.fromkeys(
-            [map_entries.affinity_key(number, records[one.address].id).key for one in backends]
-        )
+        addresses = addresses_of(row.shown.backends) if row is not None else ()
+        known = self._backends.numbers
+        return dict.fromkeys([map_entries.affinity_key(number, known[one]).key for one in addresses])
 
     def _put_ranges(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
         name = SOURCE_RANGES[row.key.address.version]
@@ -480,8 +469,7 @@ class LoadBalancer:
         return chosen and not wildcard_node_port and not inside_only
 
     def _table(self, backends: Sequence[Backend]) -> bytes:
-        ids = {one.address: self._backends[one.address].id for one in backends}
-        return self._maglev(backends, ids) if self._maglev is not None else b""
+        return self._maglev(backends, self._backends.numbers) if self._maglev is not None else b""
 
     def look_up_table(self, where: MapKey) -> bytes | None:
         """The look-up table that belongs there, None if none does."""
@@ -525,7 +513,7 @@ class LoadBalancer:
         """The maps no longer have this frontend; an unknown one is ignored."""
         old = self.unsettled.pop(key, None)
         if old is not None:
-            self._release({one.address for one in old.shown.backends})
+            self._release(set(addresses_of(old.shown.backends)))
             self._service_ids.release(old.id)
 
     def collect(self) -> WritePlan:
@@ -533,8 +521,8 @@ class LoadBalancer:
         plan = WritePlan()
         if self._unread:
             return plan
-        for address in list(self._unused):
-            key, name = self._backends[address].key, BACKENDS[address.version]
+        for address, key in self._backends.unused():
+            name = BACKENDS[address.version]
             if key in self.held.get(name, _NOTHING):
                 plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
             else:
@@ -585,10 +573,17 @@ class LoadBalancer:
         for key in keys:
             number = int.from_bytes(key, "little")
             self._second_numbers.pop(number, None)
-            address = self._backend_ids.release(number)
-            if address in self._unused and self._backends[address].id == number:
-                del self._backends[address], self._unused[address]
+            self._backends.remove(number)
 
 
+def _all_chosen(backends: Sequence[Backend]) -> bool:
+    """Whether new connections may go to each of them alike."""
+    if isinstance(backends, SliceBackends):
+        return True
+    return not [one for one in backends if one.preferred or one.state is not BackendState.ACTIVE]
+
+
+_NO_ADDRESSES: Final[frozenset[bytes]] = frozenset()
+_NONE_NEW: Final[Mapping[FrontendKey, Sequence[int]]] = {}
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 _TRANSLATING: Final = frozenset(REVERSE_NAT.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,6 @@ from cells.services import (
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
-    ServiceAddress,
     ServiceName,
     map_entries,
 )
@@ -106,13 +105,13 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class PlannedFrontend(NamedTuple):
+class PlannedFrontend(msgspec.Struct, frozen=True, gc=False):
     """A frontend in a plan."""
 
     row: ServedFrontend
     """What the maps have of it once the plan is written."""
-    dropped: frozenset[ServiceAddress]
-    """Backends that it has no more then."""
+    dropped: frozenset[bytes]
+    """Addresses of backends that it has no more then."""
     was_served: bool
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from cells.services import MAGLEV_SIZES, Backend, BackendState, Seed, ServiceAddress
+from cells.services import MAGLEV_SIZES, Backend, BackendState, Seed
 
 __all__ = ["MaglevBackend", "MaglevTables", "fill"]
 
@@ -78,7 +78,7 @@ class MaglevTables:
         self._size = size
         self._seed = seed
 
-    def __call__(self, backends: Sequence[Backend], ids: Mapping[ServiceAddress, int]) -> bytes:
+    def __call__(self, backends: Sequence[Backend], ids: Mapping[bytes, int]) -> bytes:
         """The table over some backends, by their numbers."""
         candidates = [MaglevBackend(name_of(one), ids[one.address], one.weight) for one in backends]
         return fill(candidates, self._size, self._seed.names)

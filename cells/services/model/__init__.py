@@ -6,7 +6,7 @@ Values and tables; no cell.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Pod, Service, served_by
@@ -29,10 +29,11 @@ from cells.services.model.claims import (
     HOST_IP,
     Claims,
     Holder,
+    IPNetwork,
     RefusedAddress,
     Reservation,
     ReservedAddresses,
-    cluster_reservations,
+    cluster_hosts,
     outside_addresses,
     same_cluster_addresses,
 )
@@ -146,8 +147,11 @@ class ServiceCatalog:
     def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
         """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
         changed = self._reserved.replace(name, reservations)
-        if not changed or not (self._askers or self.redirects):  # no one asks for an address outside
-            return
+        if changed and (self._askers or self.redirects):  # else no one asks for an address outside
+            self._reconsider(changed)
+
+    def _reconsider(self, changed: Iterable[IPAddress | IPNetwork]) -> None:
+        """Services and redirections that ask for one of these addresses lose or regain it."""
         affected: dict[ServiceName, None] = {}
         for what in changed:
             if isinstance(what, IPv4Address | IPv6Address):
@@ -163,8 +167,9 @@ class ServiceCatalog:
                 self._redirect(redirect)
 
     def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
-        found = cluster_reservations(service) if service is not None else ()
-        self.reserve(f"cluster addresses of {name.namespace}/{name.name}", found)
+        changed = self._reserved.replace_cluster(name, cluster_hosts(service) if service is not None else [])
+        if changed and (self._askers or self.redirects):
+            self._reconsider([ip_address(host[1:]) for host in changed])
 
     def move(self, node: ServingNode) -> None:
         """The node has changed: its addresses, its zone, its exposure."""

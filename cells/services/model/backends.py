@@ -5,14 +5,14 @@ Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topolog
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import msgspec
 
-from cells.kubernetes.objects.core import EndpointConditions, EndpointSlice
+from cells.kubernetes.objects.core import EndpointConditions, EndpointSlice, SliceEndpoint
 from cells.services import (
     ANY_PROTOCOL,
     DEFAULT_WEIGHT,
@@ -34,6 +34,8 @@ from cells.services import (
 __all__ = [
     "WEIGHT",
     "HealthAnswer",
+    "SliceBackends",
+    "addresses_of",
     "backends_of",
     "health_answers",
     "refused_backends",
@@ -46,8 +48,74 @@ WEIGHT = "service.cilium.io/weight"
 """Annotation of a slice: the weight of its backends where maglev chooses, as of Cilium 1.20."""
 _HEAVIEST = 65535
 
-Backends = Mapping[str, tuple[Backend, ...]]
+Backends = Mapping[str, Sequence[Backend]]
 """Backends by port name, in order of address."""
+
+
+class SliceBackends(Sequence[Backend]):
+    """The backends of one port of a slice, all of them active: a column of addresses.
+
+    A backend is made when it is read. There are ten times as many as services, and next to none is looked at.
+    """
+
+    __slots__ = ("_endpoints", "_port_name", "_weight", "addresses")
+
+    def __init__(
+        self, addresses: Sequence[bytes], endpoints: Sequence[SliceEndpoint], port_name: str, weight: int
+    ) -> None:
+        """``addresses``, which are in order, have the bytes of a ServiceAddress."""
+        self.addresses = addresses
+        self._endpoints = endpoints
+        self._port_name = port_name
+        self._weight = weight
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @overload
+    def __getitem__(self, at: int) -> Backend: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Backend]: ...
+    def __getitem__(self, at: int | slice) -> Backend | Sequence[Backend]:
+        if isinstance(at, slice):
+            return tuple(self)[at]
+        return self._backend(self.addresses[at], self._endpoints[at])
+
+    def __iter__(self) -> Iterator[Backend]:
+        return map(self._backend, self.addresses, self._endpoints)
+
+    def _backend(self, address: bytes, endpoint: SliceEndpoint) -> Backend:
+        return Backend(
+            ServiceAddress.read(address),
+            BackendState.ACTIVE,
+            endpoint.node_name or "",
+            self._port_name,
+            self._weight,
+            endpoint.zone or "",
+            _hinted(endpoint),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, SliceBackends):
+            own = (self.addresses, self._port_name, self._weight)
+            if own != (other.addresses, other._port_name, other._weight):
+                return False
+            return self._endpoints == other._endpoints or tuple(self) == tuple(other)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[type[tuple[Backend, ...]], tuple[list[Backend]]]:
+        return tuple, (list(self),)
+
+
+def addresses_of(backends: Sequence[Backend]) -> Sequence[bytes]:
+    """Their addresses, in their order."""
+    return backends.addresses if isinstance(backends, SliceBackends) else [one.address for one in backends]
 
 
 def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> BackendState | None:
@@ -74,18 +142,73 @@ def weight_of(slice_: EndpointSlice) -> int:
     return int(digits)
 
 
-def backends_of(slices: Iterable[EndpointSlice], options: LoadBalancerOptions) -> Backends:
+def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several is active if it is active in one."""
+    if len(slices) == 1 and (columns := _columns(slices[0], options)) is not None:
+        return columns
     found: dict[str, dict[ServiceAddress, Backend]] = {}
     for slice_ in slices:
         _add(found, slice_, options)
     return {name: tuple([of_port[key] for key in sorted(of_port)]) for name, of_port in found.items()}
 
 
+def _columns(slice_: EndpointSlice, options: LoadBalancerOptions) -> Backends | None:
+    """The backends of a service's only slice. None unless each endpoint is ready, with one address.
+
+    That is so of nearly all, and most of the time goes here that reading services takes.
+    """
+    endpoints = slice_.endpoints
+    if not endpoints or slice_.address_type not in _FAMILIES:
+        return None
+    mark, family = _FAMILIES[slice_.address_type]
+    hosts = _hosts(endpoints, family)
+    by_host = dict(zip(hosts, endpoints, strict=False))
+    if len(by_host) != len(endpoints):
+        return None
+    ordered = sorted(hosts)
+    if ordered != hosts:
+        endpoints = tuple([by_host[one] for one in ordered])
+    found: dict[str, Sequence[Backend]] = {}
+    weight = _weight(slice_)
+    for port in slice_.ports or ():
+        number = _protocol(port.protocol or "TCP", options)
+        if number is None or not is_port(port.port):
+            continue
+        name = port.name or ""
+        if name in found:
+            return None
+        end = address_end(port.port, number)
+        found[name] = SliceBackends([mark + one + end for one in ordered], endpoints, name, weight)
+    return found
+
+
+def _hosts(endpoints: Sequence[SliceEndpoint], family: int) -> list[bytes]:
+    """Their addresses, up to the first that is not ready, or has another than one that backends may have."""
+    found = []
+    for endpoint in endpoints:
+        texts = endpoint.addresses
+        if texts is None or len(texts) != 1 or endpoint.conditions.ready is False:
+            break
+        try:
+            packed = inet_pton(family, texts[0])
+        except (OSError, ValueError):
+            break
+        if packed[0] in FIRST_BYTES_OF_SPECIAL:
+            break
+        found.append(packed)
+    return found
+
+
+def _hinted(endpoint: SliceEndpoint) -> tuple[str, ...] | None:
+    """The zones that an endpoint is for; None where any may use it."""
+    hints = endpoint.hints.for_zones if endpoint.hints is not None else None
+    return tuple([each.name for each in hints]) if hints else None
+
+
 def _add(
     found: dict[str, dict[ServiceAddress, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions
 ) -> None:
-    """Each backend of a slice. Services have many: most of the time goes here that reading them takes."""
+    """Each backend of a slice."""
     if slice_.address_type not in _FAMILIES:
         return
     mark, family = _FAMILIES[slice_.address_type]
@@ -100,8 +223,7 @@ def _add(
         state = active if conditions.ready is not False else state_of(conditions, options)
         if state is None:
             continue
-        hints = endpoint.hints.for_zones if endpoint.hints is not None else None
-        hinted = tuple([each.name for each in hints]) if hints else None
+        hinted = _hinted(endpoint)
         for text in endpoint.addresses or ():
             try:
                 packed = inet_pton(family, text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from enum import IntEnum
-from ipaddress import IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,6 +20,7 @@ import msgspec
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, NodeIP
 from cells.kubernetes.objects.core import SERVICE_TYPES, Pod, Service, ServicePort
 from cells.services import (
+    IPV6,
     PROTOCOLS,
     BackendState,
     Frontend,
@@ -29,9 +30,11 @@ from cells.services import (
     ServiceAddress,
     ServiceName,
     ServiceType,
+    host_of,
     is_port,
     is_special,
     parse_address,
+    parse_host,
     parse_prefix,
     plain,
 )
@@ -46,7 +49,7 @@ __all__ = [
     "RefusedAddress",
     "Reservation",
     "ReservedAddresses",
-    "cluster_reservations",
+    "cluster_hosts",
     "frontends",
     "node_reservations",
     "pod_reservations",
@@ -114,6 +117,7 @@ class RefusedAddress(msgspec.Struct, frozen=True):
 
 
 _NONE: Final[frozenset[Reservation]] = frozenset()
+_NO_HOSTS: Final[list[bytes]] = []
 
 
 class ReservedAddresses:
@@ -122,6 +126,9 @@ class ReservedAddresses:
     def __init__(self) -> None:
         self._by_object: dict[str, frozenset[Reservation]] = {}
         self._held: dict[IPAddress | IPNetwork, dict[Reservation, int]] = {}
+        self._cluster_of: dict[ServiceName, list[bytes]] = {}
+        self._cluster: dict[bytes, dict[ServiceName, None]] = {}
+        """Services by their cluster addresses: as each has some, a reservation is made when one asks."""
         self._lengths: dict[int, dict[int, int]] = {4: {}, 6: {}}
         """How many ranges have each length, by family: an address is looked up once for each."""
 
@@ -147,6 +154,23 @@ class ReservedAddresses:
         for each in reservations - before:
             self._count(each, 1)
         return [each.what for each in before ^ reservations]
+
+    def replace_cluster(self, name: ServiceName, hosts: list[bytes]) -> Collection[bytes]:
+        """A service has these cluster addresses and no others; returns those that changed."""
+        before = self._cluster_of.get(name, _NO_HOSTS)
+        if hosts == before:
+            return ()
+        for host in before:
+            del self._cluster[host][name]
+            if not self._cluster[host]:
+                del self._cluster[host]
+        if hosts:
+            self._cluster_of[name] = hosts
+        else:
+            del self._cluster_of[name]
+        for host in hosts:
+            self._cluster.setdefault(host, {})[name] = None
+        return {*before} ^ {*hosts} if before else hosts
 
     def _count(self, one: Reservation, step: int) -> None:
         held = self._held.get(one.what)
@@ -201,6 +225,8 @@ class ReservedAddresses:
         return ""
 
     def _of(self, ip: IPAddress) -> Iterator[Reservation]:
+        for name in self._cluster.get(host_of(ip), ()):
+            yield Reservation(ip, Holder.CLUSTER_IP, f"the cluster address of {name}", name.namespace)
         yield from self._held.get(ip, ())
         bits = ip.max_prefixlen
         network = IPv4Network if ip.version == 4 else IPv6Network
@@ -247,15 +273,16 @@ def outside_addresses(
             yield ServiceType.EXTERNAL_IPS, EXTERNAL_IPS, ip, served and options.enable_external_ips
 
 
-def cluster_reservations(service: Service) -> list[Reservation]:
-    """The cluster addresses of a service, served here or not."""
+def cluster_hosts(service: Service) -> list[bytes]:
+    """The cluster addresses of a service, served here or not, each once, by family and address."""
     spec = service.spec
-    use = f"the cluster address of {service.metadata.namespace}/{service.metadata.name}"
     texts = spec.cluster_ips or ()
     if spec.cluster_ip and spec.cluster_ip not in texts:
         texts = (*texts, spec.cluster_ip)
-    of = service.metadata.namespace
-    return [Reservation(ip, Holder.CLUSTER_IP, use, of) for ip in map(parse_address, texts) if ip is not None]
+    found = [host for host in map(parse_host, texts) if host is not None]
+    if len(found) < 2 and not (found and found[0][0] == IPV6):
+        return found
+    return list(dict.fromkeys([host_of(plain(ip_address(host[1:]))) for host in found]))
 
 
 def same_cluster_addresses(one: Service, other: Service) -> bool:

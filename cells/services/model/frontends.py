@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
@@ -16,7 +16,9 @@ from cells.services import (
     ANY_PROTOCOL,
     EXPOSURE_LABEL,
     EXTERNAL,
+    FIRST_BYTES_OF_SPECIAL,
     INTERNAL,
+    IPV4,
     PROTOCOLS,
     Backend,
     BackendState,
@@ -28,12 +30,14 @@ from cells.services import (
     ServiceName,
     ServiceType,
     ServingNode,
+    address_end,
+    host_of,
     is_port,
     is_special,
-    parse_address,
+    parse_host,
     parse_prefix,
 )
-from cells.services.model.backends import Backends
+from cells.services.model.backends import Backends, addresses_of
 
 __all__ = ["backends_by_port", "faults_of", "frontends_of", "is_headless", "seen_inside", "selectable"]
 
@@ -247,6 +251,10 @@ LOCAL = "Local"
 _WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
 NO_RANGES = ("0.0.0.0/32",)
 """A range that no client is in, of either family."""
+_CLUSTER_IP, _LOAD_BALANCER = ServiceType.CLUSTER_IP, ServiceType.LOAD_BALANCER
+_EXTERNAL_IPS, _NODE_PORT = ServiceType.EXTERNAL_IPS, ServiceType.NODE_PORT
+_WITH_TWINS = (_LOAD_BALANCER, _NODE_PORT)
+_ONE_SCOPE, _TWO_SCOPES = (EXTERNAL,), (EXTERNAL, INTERNAL)
 WILDCARDS: dict[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
@@ -261,7 +269,7 @@ def frontends_of(
         return []
     if not is_exposed(service, node):
         return []
-    return list(_Conversion(service, backends, node, options).frontends())
+    return _Conversion(service, backends, node, options).frontends()
 
 
 def may_differ(service: Service, old: ServingNode, new: ServingNode, options: LoadBalancerOptions) -> bool:
@@ -296,30 +304,29 @@ class _Conversion:
             options.enable_internal_traffic_policy and self._spec.internal_traffic_policy == LOCAL
         )
 
-    def frontends(self) -> Iterator[Frontend]:
+    def frontends(self) -> list[Frontend]:
         """Cluster addresses, load balancer addresses, external addresses, node ports, in this order."""
         spec, options = self._spec, self._options
-        cluster_ips = self._addresses(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
+        found: list[Frontend] = []
+        cluster_ips = self._hosts(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
         ports = self._unique_ports()
-        if cluster_ips and self._wants(ServiceType.CLUSTER_IP):
-            yield from self._at(cluster_ips, ports, ServiceType.CLUSTER_IP)
-        if options.enable_node_port and self._wants(ServiceType.LOAD_BALANCER):
-            yield from self._at(self._ingress(), ports, ServiceType.LOAD_BALANCER)
+        if cluster_ips and self._wants(_CLUSTER_IP):
+            self._add(found, cluster_ips, ports, _CLUSTER_IP)
+        ingress = self._service.status.load_balancer.ingress
+        if ingress and options.enable_node_port and self._wants(_LOAD_BALANCER):
+            # what is sent to a load balancer's proxy goes there
+            hosts = self._hosts([one.ip for one in ingress if one.is_of_nodes])
+            self._add(found, hosts, ports, _LOAD_BALANCER)
         if spec.external_ips and options.enable_external_ips:
-            yield from self._at(self._addresses(spec.external_ips), ports, ServiceType.EXTERNAL_IPS)
-        node_ports = options.enable_node_port and self._wants(ServiceType.NODE_PORT)
-        if node_ports and spec.type in _WITH_NODE_PORTS:
-            families = {address.version for address in cluster_ips}
+            self._add(found, self._hosts(spec.external_ips), ports, _EXTERNAL_IPS)
+        if spec.type in _WITH_NODE_PORTS and options.enable_node_port and self._wants(_NODE_PORT):
+            families = {host[0] for host in cluster_ips}
             nodes = [WILDCARDS[version] for version in sorted(families)]
             nodes += [one for one in self._node.node_port_addresses if one.version in families]
             for port in ports:
                 if port.node_port:
-                    yield from self._at(nodes, [port], ServiceType.NODE_PORT)
-
-    def _ingress(self) -> list[IPAddress]:
-        """Addresses of load balancers; what is sent to a proxy goes there."""
-        every = self._service.status.load_balancer.ingress
-        return [] if not every else self._addresses([one.ip for one in every if one.is_of_nodes])
+                    self._add(found, [host_of(one) for one in nodes], [port], _NODE_PORT)
+        return found
 
     def _wants(self, type_: ServiceType) -> bool:
         """Whether the service is to have such frontends."""
@@ -343,55 +350,61 @@ class _Conversion:
             found.setdefault((port.port, protocol), port)
         return list(found.values())
 
-    def _addresses(self, texts: Sequence[str]) -> list[IPAddress]:
-        if not texts:
-            return []
-        parsed = [parse_address(text) for text in dict.fromkeys(texts)]
-        return [
-            one for one in parsed if one is not None and self._options.serves(one) and not is_special(one)
-        ]
+    def _hosts(self, texts: Sequence[str]) -> list[bytes]:
+        """Addresses of families that are on, each once, and none that other hosts cannot reach."""
+        found = []
+        for text in dict.fromkeys(texts) if len(texts) > 1 else texts:
+            host = parse_host(text)
+            if host is None or not (
+                self._options.enable_ipv4 if host[0] == IPV4 else self._options.enable_ipv6
+            ):
+                continue
+            if host[1] not in FIRST_BYTES_OF_SPECIAL or not is_special(ip_address(host[1:])):
+                found.append(host)
+        return found
 
-    def _at(
-        self, addresses: Sequence[IPAddress], ports: Sequence[ServicePort], type_: ServiceType
-    ) -> Iterator[Frontend]:
-        if not addresses:
+    def _add(
+        self, found: list[Frontend], hosts: Sequence[bytes], ports: Sequence[ServicePort], type_: ServiceType
+    ) -> None:
+        """The frontends of some addresses and ports."""
+        if not hosts:
             return
-        two_scopes = self._ext_local != self._int_local and type_ is not ServiceType.CLUSTER_IP
-        twins = two_scopes and type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)
+        options, annotations = self._options, self._annotations
+        is_cluster_ip = type_ is _CLUSTER_IP
+        outside = not is_cluster_ip or options.bpf_lb_external_clusterip
+        checked = type_ is _LOAD_BALANCER or options.bpf_lb_source_range_all_types
+        ranges = self._source_ranges() if checked else ()
+        two_scopes = self._ext_local != self._int_local and not is_cluster_ip
+        scopes = _TWO_SCOPES if two_scopes and type_ in _WITH_TWINS else _ONE_SCOPE
+        affinity, health_check = self._affinity_timeout(), self._health_check_port(type_)
         for port in ports:
-            number = port.node_port if type_ is ServiceType.NODE_PORT else port.port
-            protocol = PROTOCOLS.get(port.protocol) if self._options.bpf_lb_proto_diff else ANY_PROTOCOL
+            number = port.node_port if type_ is _NODE_PORT else port.port
+            protocol = PROTOCOLS.get(port.protocol) if options.bpf_lb_proto_diff else ANY_PROTOCOL
             if protocol is None or not is_port(number):
                 continue
-            for ip in addresses:
-                for scope in (EXTERNAL, INTERNAL) if twins else (EXTERNAL,):
-                    key = FrontendKey(ServiceAddress(ip, number, protocol), scope)
-                    yield self._frontend(key, type_, port, two_scopes=two_scopes)
-
-    def _frontend(
-        self, key: FrontendKey, type_: ServiceType, port: ServicePort, *, two_scopes: bool
-    ) -> Frontend:
-        is_cluster_ip = type_ is ServiceType.CLUSTER_IP
-        outside = not is_cluster_ip or self._options.bpf_lb_external_clusterip
-        checked = type_ is ServiceType.LOAD_BALANCER or self._options.bpf_lb_source_range_all_types
-        ranges = self._source_ranges() if checked else ()
-        return Frontend(
-            key=key,
-            type=type_,
-            service=self._name,
-            backends=self._selected(key, type_, port),
-            ext_local=self._ext_local,
-            int_local=self._int_local,
-            two_scopes=two_scopes,
-            affinity_timeout=self._affinity_timeout(),
-            source_ranges=ranges,
-            algorithm=self._annotations.algorithm if not is_cluster_ip else "",
-            direct=outside and self._direct(key.address.protocol),
-            source_ranges_deny=bool(ranges) and self._annotations.deny,
-            health_check_node_port=self._health_check_port(type_),
-            routable=outside and not key.address.is_wildcard,
-            port_name=port.name,
-        )
+            end = address_end(number, protocol)
+            for host in hosts:
+                address = ServiceAddress.read(host + end)
+                for scope in scopes:
+                    backends = self._selected(host[0], scope, type_, port)
+                    one = Frontend(
+                        FrontendKey(address, scope),
+                        type_,
+                        self._name,
+                        backends,
+                        ext_local=self._ext_local,
+                        int_local=self._int_local,
+                        two_scopes=two_scopes,
+                        affinity_timeout=affinity,
+                        source_ranges=ranges,
+                        source_ranges_deny=bool(ranges) and annotations.deny,
+                        algorithm=annotations.algorithm if not is_cluster_ip else "",
+                        direct=outside and self._direct(protocol),
+                        health_check_node_port=health_check,
+                        routable=outside and not address.is_wildcard,
+                        port_name=port.name,
+                    )
+                    found.append(one)
 
     def _source_ranges(self) -> tuple[str, ...]:
         """The source ranges allowed, or by the annotation denied. If none can be parsed, none is allowed."""
@@ -402,8 +415,7 @@ class _Conversion:
         return tuple(sorted(ranges)) or (() if self._annotations.deny else NO_RANGES)
 
     def _health_check_port(self, type_: ServiceType) -> int:
-        served = type_ in (ServiceType.LOAD_BALANCER, ServiceType.NODE_PORT)
-        return self._spec.health_check_node_port if served and self._ext_local else 0
+        return self._spec.health_check_node_port if self._ext_local and type_ in _WITH_TWINS else 0
 
     def _affinity_timeout(self) -> int:
         if self._spec.session_affinity != "ClientIP":
@@ -414,28 +426,27 @@ class _Conversion:
             return DEFAULT_AFFINITY_TIMEOUT
         return min(max(client_ip.timeout_seconds, 1), LONGEST_AFFINITY_TIMEOUT)
 
-    def _selected(self, key: FrontendKey, type_: ServiceType, port: ServicePort) -> tuple[Backend, ...]:
-        """The backends of the frontend's family that its traffic policy and zone leave."""
-        backends = self._in_zone(self._of_family(port.name, key.address.version))
-        if type_ is ServiceType.CLUSTER_IP or key.scope == INTERNAL:
-            local = self._int_local
-        else:
-            local = self._ext_local
-        if local:
+    def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
+        """The backends of a frontend's family that its traffic policy and zone leave."""
+        backends = self._of_family(port.name, version)
+        if self._options.enable_service_topology:
+            backends = self._in_zone(backends)
+        if self._int_local if type_ is _CLUSTER_IP or scope == INTERNAL else self._ext_local:
             return tuple([one for one in backends if one.node in ("", self._node.name)])
         return backends
 
-    def _of_family(self, port_name: str, version: int) -> tuple[Backend, ...]:
+    def _of_family(self, port_name: str, version: int) -> Sequence[Backend]:
         """They are in the order of their addresses, so the first and last show whether all fit."""
         backends = self._backends.get(port_name, ())
-        if not backends or backends[0].address[0] == version == backends[-1].address[0]:
+        addresses = addresses_of(backends)
+        if not addresses or addresses[0][0] == version == addresses[-1][0]:
             return backends
         return tuple([one for one in backends if one.address.version == version])
 
-    def _in_zone(self, backends: tuple[Backend, ...]) -> tuple[Backend, ...]:
+    def _in_zone(self, backends: Sequence[Backend]) -> Sequence[Backend]:
         """Those hinted for our zone, all where hints cannot decide."""
         zone = self._node.zone
-        if not self._options.enable_service_topology or not zone or self._ext_local or self._int_local:
+        if not zone or self._ext_local or self._int_local:
             return backends
         every = [one for group in self._backends.values() for one in group]
         if any(one.hinted_zones is None for one in every):

@@ -21,9 +21,9 @@ from cells.policy.explain.cluster import RESERVED, Cluster, ExplainedPod, KnownP
 from cells.policy.explain.directory import IPAddress, Served, ServedPort, headless, refusal
 from cells.policy.rules import Direction, PolicyError
 from cells.services import Frontend as ServedAt
-from cells.services import LoadBalancerOptions, ServiceType, ServingNode
+from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.model.backends import backends_of
-from cells.services.model.claims import Holder, Reservation, ReservedAddresses, cluster_reservations
+from cells.services.model.claims import Holder, Reservation, ReservedAddresses, cluster_hosts
 from cells.services.model.frontends import (
     backends_by_port,
     frontends_of,
@@ -101,7 +101,7 @@ class FolderDirectory:
             spec["clusterIP"] = str(self._invent())
         name = f"{namespace_of(service)}/{service['metadata']['name']}"
         converted = self._services[name] = SERVICES.convert({**service, "spec": spec})
-        self._reserved.replace(name, cluster_reservations(converted))
+        self._reserved.replace_cluster(ServiceName(*name.split("/")), cluster_hosts(converted))
         if name not in self._slices:
             # Pods with invented addresses are of no family yet.
             plain = {**service, "spec": {key: one for key, one in spec.items() if "clusterIP" not in key}}

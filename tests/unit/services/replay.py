@@ -29,10 +29,11 @@ from cells.services import (
 from cells.services.control import ServedFrontend
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.manual import check_frontend, check_states, frontend_of
+from cells.services.control.numbers import IdsExhaustedError
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import ServicesTarget
 from cells.services.maglev import MaglevTables
-from cells.services.map_entries import TABLE, Batch, Entries, IdsExhaustedError, read
+from cells.services.map_entries import TABLE, Batch, Entries, read
 from cells.services.model.backends import health_answers
 from cells.services.model.redirect import read_redirect
 from lifecycle import BatchError

@@ -1,0 +1,165 @@
+"""Numbers of frontends and backends: never the same again before all others have been used.
+
+A number that comes back soon would be taken for the old one by connections that remember it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+from cells.services import BackendState, ServiceAddress, map_entries
+from cells.services.map_entries import backend_number
+
+__all__ = ["IdAllocator", "IdsExhaustedError", "NumberedBackends", "active_entries"]
+
+Name = TypeVar("Name")
+
+
+class IdsExhaustedError(Exception):
+    """Every number is in use."""
+
+
+class IdAllocator(Generic[Name]):
+    """Numbers from ``first`` to ``last``; each the next free one after the last that was given, wrapping."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first = first
+        self._last = last
+        self._next = first
+        self._names: dict[int, Name] = {}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def allocate(self, name: Name) -> int:
+        """A number for a name. Raises IdsExhaustedError."""
+        if len(self._names) > self._last - self._first:
+            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        number = self._next
+        while number in self._names:
+            number = self._after(number)
+        self._names[number] = name
+        self._next = self._after(number)
+        return number
+
+    def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
+        """A number for each, in this order, or for none. Raises IdsExhaustedError."""
+        numbers = range(self._next, self._next + len(names))
+        if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
+            self._names.update(zip(numbers, names, strict=True))
+            self._next = numbers.stop
+            return numbers
+        if len(self._names) + len(names) > self._last - self._first + 1:
+            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        return [self.allocate(name) for name in names]
+
+    def restore(self, number: int, name: Name) -> bool:
+        """Take a number that was given before; False when another name has it. The next comes after it."""
+        if self._names.setdefault(number, name) != name:
+            return False
+        if number >= self._next:
+            self._next = self._after(number)
+        return True
+
+    def release(self, number: int) -> Name | None:
+        """Give a number back; who had it, None for a free one."""
+        return self._names.pop(number, None)
+
+    def _after(self, number: int) -> int:
+        return self._first if number >= self._last else number + 1
+
+
+LAST_BACKEND_ID: Final = (1 << 32) - 1
+
+
+class NumberedBackends:
+    """The backends that have numbers: those that maps hold, or are to hold, by the bytes of their addresses.
+
+    There are ten times as many as frontends, and nearly all are alike: active, without a zone, in use by one
+    frontend. So only what differs from that is held of each, and many are numbered in one pass.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+        """The number of each, to be read only."""
+        self._allocator: IdAllocator[bytes] = IdAllocator(1, LAST_BACKEND_ID)
+        self._states: dict[bytes, BackendState] = {}
+        """Of those that are not active."""
+        self._zones: dict[bytes, int] = {}
+        self._more_users: dict[bytes, int] = {}
+        """Of those with several, how many besides the first."""
+        self._unused: dict[bytes, None] = {}
+
+    def restore(self, number: int, address: ServiceAddress, state: BackendState, zone: int) -> bool:
+        """One that the maps hold, in use by none; False where it has another number already."""
+        self._allocator.restore(number, address)
+        if self.numbers.setdefault(address, number) != number:
+            return False
+        self.set_state(address, state)
+        if zone:
+            self._zones[address] = zone
+        self._unused[address] = None
+        return True
+
+    def add(self, addresses: Sequence[bytes]) -> Sequence[int]:
+        """Number new ones, active and in use by one frontend. Raises IdsExhaustedError; then none is."""
+        numbers = self._allocator.allocate_all(addresses)
+        self.numbers.update(zip(addresses, numbers, strict=True))
+        return numbers
+
+    def set_state(self, address: bytes, state: BackendState) -> None:
+        """The state that its entry is to have."""
+        if state is BackendState.ACTIVE:
+            self._states.pop(address, None)
+        else:
+            self._states[address] = state
+
+    def entries(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """Key and value in the map of each of some."""
+        numbers, states, zones = self.numbers, self._states, self._zones
+        if not states and not zones:  # as nearly always
+            return zip(*active_entries(addresses, [numbers[one] for one in addresses]), strict=True)
+        active, value = BackendState.ACTIVE, map_entries.backend_value
+        return [
+            (backend_number(numbers[one]), value(one, states.get(one, active), zones.get(one, 0)))
+            for one in addresses
+        ]
+
+    def use(self, addresses: Iterable[bytes]) -> None:
+        """One frontend more has them."""
+        unused, more = self._unused, self._more_users
+        for address in addresses:
+            if address in unused:
+                del unused[address]
+            else:
+                more[address] = more.get(address, 0) + 1
+
+    def release(self, addresses: Iterable[bytes]) -> None:
+        """One frontend less has them."""
+        more = self._more_users
+        for address in addresses:
+            users = more.pop(address, 0)
+            if users > 1:
+                more[address] = users - 1
+            elif not users:
+                self._unused[address] = None
+
+    def unused(self) -> Iterator[tuple[ServiceAddress, bytes]]:
+        """Those that no frontend has, with their keys."""
+        for address in list(self._unused):
+            yield ServiceAddress.read(address), backend_number(self.numbers[address])
+
+    def remove(self, number: int) -> None:
+        """The maps have the number no more: it is free, and its backend goes if no frontend has it."""
+        address = self._allocator.release(number)
+        if address in self._unused and self.numbers[address] == number:
+            del self.numbers[address], self._unused[address]
+            self._states.pop(address, None)
+            self._zones.pop(address, None)
+
+
+def active_entries(addresses: Sequence[bytes], numbers: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    """Keys and values in the map of active ones without a zone."""
+    end = map_entries.BACKEND_ENDS[BackendState.ACTIVE]
+    return map_entries.backend_numbers(numbers), [one[1:] + end for one in addresses]
