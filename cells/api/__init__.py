@@ -48,7 +48,6 @@ from cells.api.operations.status_sections import SECTIONS
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
-from cells.base.barriers import ApiServed
 from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import QueueLock
@@ -57,6 +56,7 @@ from cells.datapath.datapath import Datapath
 from cells.endpoint.restore import ExposedEndpoints
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
+from cells.observe.bootstrap import ApiServed
 from lifecycle import (
     Lifecycle,
     Logger,

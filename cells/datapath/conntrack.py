@@ -17,10 +17,10 @@ from typing import Final, Protocol
 import anyio
 import msgspec
 
-from cells.base.barriers import PodsExposed
 from cells.base.metrics import Collector as MetricsCollector
 from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.datapath.collector import Collected, ConntrackCollector
+from cells.observe.bootstrap import PodsExposed
 from lifecycle import (
     Duration,
     Health,

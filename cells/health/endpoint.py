@@ -25,7 +25,6 @@ import anyio.to_thread
 import msgspec
 
 from cells.base.addresses import Family, IPAddress
-from cells.base.barriers import HealthAddressesClaimed, PodsExposed
 from cells.cluster.identity.numbers import HEALTH, RESERVED_IDENTITIES
 from cells.cluster.nodes.local import HealthAddress, LocalNodeStore
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints, NewEndpoint
@@ -43,6 +42,7 @@ from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import IpamError
 from cells.node.router import Router
+from cells.observe.bootstrap import HealthAddressesClaimed, PodsExposed
 from cells.observe.controllers import Controllers, Rules
 from cells.tunnel.settings import RouteMtu
 from lifecycle import HiveError, Hook, Lifecycle, Logger, UsageError, after

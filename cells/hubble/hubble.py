@@ -5,9 +5,12 @@ Source: Cilium 1.17, options ``enable-hubble`` and ``hubble-*``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import AsyncIterable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+import anyio.lowlevel
 import msgspec
 
 from cells.cluster.identity.identities import Identity
@@ -15,19 +18,24 @@ from cells.cluster.ipcache import Ipcache
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.kubernetes.objects.core import Node, Pod
-from cells.observe.events import Events
+from cells.observe.events import AgentNotification, Events
+from cells.observe.health import AgentReady
+from cells.observe.monitor import MonitorClient
 from cells.policy.control import PolicyObject, PolicyView
 from cells.policy.maps import RealizedPolicy
 from cells.proxy.dns import NameStore
 from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
-from lifecycle import Jobs, Settings, Table, refuse
+from lifecycle import Change, Jobs, ReadTable, Settings, Table, after, refuse
 
 if TYPE_CHECKING:
+    from cells.hubble.notifications import Notification, Notified
     from cells.hubble.ring import FlowObserver
     from cells.hubble.sources import EventSources
 
 
+AT_ONCE: Final = 256
+"""Notifications between two turns of the monitor's clients."""
 MONITOR_EVENTS: Final = {
     "drop": 1,
     "debug": 2,
@@ -192,3 +200,78 @@ class Hubble:
         """Take in events until the agent stops. Raises HiveError if the kernel gives no buffers."""
         if self._sources is not None:
             await self._sources.run(self._events, self._queue_size)
+
+
+@after(AgentReady)
+class AgentNotifications:
+    """Publishes what changes in the agent for the monitor's clients; follows no table while there are none.
+
+    Hubble makes its own of the same tables, from the start on.
+    """
+
+    def __init__(
+        self,
+        clients: Table[int, MonitorClient],
+        events: Events,
+        followed: FollowedTables,
+        policies: PolicyView | None,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._clients = clients
+        self._events = events
+        self._followed = followed
+        self._policies = policies
+        jobs.one_shot("notify monitors", self._run)
+
+    async def _run(self) -> None:
+        if self._clients.all():
+            from cells.hubble.notifications import started
+
+            self._publish(*started())
+        async with anyio.create_task_group() as tasks:
+            following: anyio.CancelScope | None = None
+            async for _ in self._clients.changes():
+                watched = bool(self._clients.all())
+                if watched and following is None:
+                    following = anyio.CancelScope()
+                    tasks.start_soon(self._follow, following)
+                elif following is not None and not watched:
+                    following.cancel()
+                    following = None
+
+    async def _follow(self, scope: anyio.CancelScope) -> None:
+        """Publish what changes from now on, until the scope is cancelled."""
+        from cells.hubble import notifications as n
+
+        of, policies = self._followed, self._policies
+        with scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, _later(of.services), n.of_frontends)
+                tasks.start_soon(self._watch, _later(of.endpoints), n.of_endpoints)
+                realized = partial(n.of_realized, endpoints=of.endpoints)
+                tasks.start_soon(self._watch, _later(of.realized), realized)
+                tasks.start_soon(self._watch, _later(of.ipcache.table), n.of_prefixes)
+                if of.policies is not None and policies is not None:
+                    in_force = partial(n.of_policies, view=policies)
+                    tasks.start_soon(self._watch, _later(of.policies), in_force)
+
+    async def _watch(
+        self,
+        changes: AsyncIterable[list[Change[Any, Any]]],
+        notified: Callable[[list[Change[Any, Any]]], Iterator[Notified]],
+    ) -> None:
+        async for batch in changes:
+            for start in range(0, len(batch), AT_ONCE):
+                for one in notified(batch[start : start + AT_ONCE]):
+                    self._publish(*one)
+                await anyio.lowlevel.checkpoint()  # clients take what they have before their queues are full
+
+    def _publish(self, kind: int, body: Notification) -> None:
+        text = msgspec.json.encode(body).decode()
+        self._events.publish(AgentNotification(kind, text).data)
+
+
+def _later(table: ReadTable[Any, Any]) -> AsyncIterable[list[Change[Any, Any]]]:
+    """What changes from now on."""
+    return table.changes(since=table.revision)

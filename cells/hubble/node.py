@@ -14,7 +14,13 @@ from __future__ import annotations
 
 from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
-from cells.hubble.hubble import Hubble, HubbleSettings, followed_tables, known_names
+from cells.hubble.hubble import (
+    AgentNotifications,
+    Hubble,
+    HubbleSettings,
+    followed_tables,
+    known_names,
+)
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings
 from lifecycle import config, invoke, module, provide, provide_private
@@ -30,4 +36,11 @@ cell = module(
     provide(Hubble, HubbleServer, HubbleMetrics),
     provide_private(known_names, followed_tables, HubbleMetricsServer, Exporters, DropEvents),
     invoke(Hubble, HubbleServer, HubbleMetrics, HubbleMetricsServer, Exporters, DropEvents),
+)
+
+notifications_cell = module(
+    "monitor-notifications",
+    "What changes in the agent, for clients of the monitor",
+    provide_private(followed_tables, AgentNotifications),
+    invoke(AgentNotifications),
 )

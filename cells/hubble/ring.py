@@ -23,7 +23,9 @@ from cells.hubble.enums import LostEventSource
 from cells.hubble.filters import Predicate, compile_filters
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, HubbleEvent, LostEvent
 from cells.hubble.hubble import check_capacity
-from cells.hubble.observer import (
+from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
+from cells.hubble.parser.resolver import Parties, Resolver
+from cells.hubble.rpc.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
     GetDebugEventsRequest,
@@ -34,8 +36,6 @@ from cells.hubble.observer import (
     ObservedNamespace,
     ServerStatusResponse,
 )
-from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
-from cells.hubble.parser.resolver import Parties, Resolver
 from cells.hubble.scalars import varint
 from cells.hubble.turns import ReaderTurns
 from cells.observe.events import Lost, Sample

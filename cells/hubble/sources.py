@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Final
 
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.config import AgentConfig
 from cells.endpoint import Endpoint
+from cells.hubble import notifications
 from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
 from cells.hubble.hubble import MONITOR_EVENTS, HubbleSettings, KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
-from cells.hubble.parser import node_events as agent
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
+from cells.hubble.parser.node_events import agent_event
 from cells.hubble.ring import FlowObserver
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import (
@@ -62,6 +62,7 @@ class EventSources:
 
     def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: FlowOrigin) -> None:
         self._policies = tables.policies
+        self._endpoints = tables.endpoints
         self._origin = origin
         self._node_name = origin.node_name.rpartition("/")[2]
         parser = Parser(origin, skip_unknown_cgroup_ids=settings.hubble_skip_unknown_cgroup_ids)
@@ -80,7 +81,7 @@ class EventSources:
         Raises HiveError if the kernel gives no buffers.
         """
         with events.subscribe(room) as subscription:
-            self._report(agent.START, agent.AgentStarted(time=datetime.now(UTC).isoformat()))
+            self._report([notifications.started()])
             async for batch in subscription:
                 self.take(batch)
 
@@ -97,7 +98,7 @@ class EventSources:
                 self.observer.add_event(_lost(each), now)
                 continue
             kind = each.data[0] if each.data else 0
-            if kind not in kinds:
+            if kind not in kinds or kind == AGENT:  # the agent's own come from its tables
                 continue
             if kind == ACCESS_LOG:
                 self.observer.add(records, now)
@@ -120,86 +121,27 @@ class EventSources:
             sample = Sample(sample.cpu, request_sample(shown))
         self.observer.add_event(flow, now, sample)
 
-    def _report(self, kind: int, notification: object) -> None:
+    def _report(self, notified: Iterable[notifications.Notified]) -> None:
         if AGENT in self._kinds:
-            self.observer.add_event(agent.agent_event(kind, notification), time.time_ns())
+            for kind, notification in notified:
+                self.observer.add_event(agent_event(kind, notification), time.time_ns())
 
     async def frontends(self, changes: list[Change[FrontendKey, ServedFrontend]]) -> None:
         """Frontends that are in the maps came, changed or went."""
         self._frontends.follow(changes)
-        for change in changes:
-            row = change.row
-            if row is None:
-                number = change.old.id if change.old is not None else 0
-                self._report(agent.SERVICE_DELETED, agent.ServiceDeleted(id=number))
-                continue
-            frontend = row.shown
-            address = frontend.key.address
-            self._report(
-                agent.SERVICE_UPSERTED,
-                agent.ServiceUpserted(
-                    id=row.id,
-                    frontend_address=agent.AddressPort(str(address.ip), address.port),
-                    backend_addresses=[
-                        agent.AddressPort(str(one.address.ip), one.address.port) for one in frontend.backends
-                    ],
-                    type=frontend.type.text,
-                    ext_traffic_policy="Local" if frontend.ext_local else "Cluster",
-                    int_traffic_policy="Local" if frontend.int_local else "Cluster",
-                    name=frontend.service.name,
-                    namespace=frontend.service.namespace,
-                ),
-            )
+        self._report(notifications.of_frontends(changes))
 
     async def endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
         """Endpoints were created or deleted."""
-        for change in changes:
-            row = change.row or change.old
-            if row is None or (change.old is not None and change.row is not None):
-                continue
-            self._report(
-                agent.ENDPOINT_DELETED if change.deleted else agent.ENDPOINT_CREATED,
-                agent.EndpointChanged(
-                    id=row.id, labels=row.labels, pod_name=row.pod_name, namespace=row.pod_namespace
-                ),
-            )
+        self._report(notifications.of_endpoints(changes))
 
     async def realized(self, changes: list[Change[int, RealizedPolicy]]) -> None:
         """Policy maps of endpoints follow their rules, or do not."""
-        for change in changes:
-            row, old = change.row, change.old
-            if row is None or (old is not None and (row.revision, row.error) == (old.revision, old.error)):
-                continue
-            endpoint = self._moments.now.endpoint(row.endpoint_id)
-            self._report(
-                agent.REGENERATION_FAILED if row.error else agent.REGENERATED,
-                agent.EndpointRegenerated(
-                    id=row.endpoint_id,
-                    labels=endpoint.labels if endpoint is not None else None,
-                    error=row.error,
-                ),
-            )
+        self._report(notifications.of_realized(changes, self._endpoints))
 
     async def prefixes(self, changes: list[Change[str, IpcacheEntry]]) -> None:
         """Prefixes have another identity, or none."""
-        for change in changes:
-            row, old = change.row or change.old, change.old
-            if row is None:
-                continue
-            namespace, pod_name = row.pod or ("", "")
-            self._report(
-                agent.IPCACHE_DELETED if change.deleted else agent.IPCACHE_UPSERTED,
-                agent.PrefixChanged(
-                    cidr=row.prefix,
-                    id=row.identity,
-                    old_id=old.identity if old is not None and not change.deleted else None,
-                    host_ip=_host(row),
-                    old_host_ip=_host(old) if old is not None and not change.deleted else "",
-                    encrypt_key=row.encrypt_key,
-                    namespace=namespace,
-                    pod_name=pod_name,
-                ),
-            )
+        self._report(notifications.of_prefixes(changes))
 
     async def nodes(self, changes: list[Change[tuple[str, str], Node]]) -> None:
         """Nodes have other labels, of which those of this one are shown."""
@@ -210,23 +152,8 @@ class EventSources:
 
     async def policies(self, changes: list[Change[tuple[str, str, str], PolicyObject]]) -> None:
         """Policy objects are in force, or were deleted."""
-        if (view := self._policies) is None:
-            return
-        for change in changes:
-            row = change.row or change.old
-            if row is None or row.refused:
-                continue
-            rules = [] if change.deleted else view.labels_of(row.kind, row.namespace, row.name)
-            labels = sorted({label for rule in rules for label in rule})
-            self._report(
-                agent.POLICY_DELETED if change.deleted else agent.POLICY_UPDATED,
-                agent.PolicyChanged(labels=labels, revision=view.revision, rule_count=len(rules)),
-            )
-
-
-def _host(row: IpcacheEntry) -> str:
-    """The node to tunnel to; empty where there is none."""
-    return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
+        if self._policies is not None:
+            self._report(notifications.of_policies(changes, self._policies))
 
 
 def _lost(event: Lost) -> LostEvent:

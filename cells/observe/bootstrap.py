@@ -1,4 +1,4 @@
-"""How long each part of the agent's start took, in the words of Cilium: its bootstrap scopes.
+"""Moments of the agent's start, and how long each part of it took in the words of Cilium: bootstrap scopes.
 
 Source: sums up what the hive measured of every hook; one log line once probes are answered.
 Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds, and no hook needs a
@@ -19,7 +19,24 @@ from cells.observe.health import HealthServer
 from lifecycle import Hook, Lifecycle, Logger, Member, Profile, after, invoke, module, provide
 from lifecycle.injection import Timing
 
-__all__ = ["Bootstrap", "cell"]
+__all__ = ["ApiServed", "Bootstrap", "HealthAddressesClaimed", "PodsExposed", "cell"]
+
+
+# Moments as types: ``@after(PodsExposed)`` waits for one.
+#
+# Why: a cell that waits imports no family above its own, and does not know which cell brings the moment.
+
+
+class HealthAddressesClaimed(msgspec.Struct, frozen=True):
+    """The addresses of this node's health endpoint are known, if it has one: it is published with them."""
+
+
+class PodsExposed(msgspec.Struct, frozen=True):
+    """Restored endpoints are in the table of all endpoints, and have their addresses."""
+
+
+class ApiServed(msgspec.Struct, frozen=True):
+    """The socket of the node's API accepts requests."""
 
 
 # Which hook belongs to which bootstrap scope, and what each scope took.

@@ -1,6 +1,7 @@
-"""The monitor socket: the datapath's packet events for clients on the node.
+"""The monitor socket: events of packets, requests and the agent for clients on the node.
 
 Edge: forwards events as they came to every client of ``<state-dir>/monitor1_2.sock``, which decodes them.
+      The table ``monitor-clients`` has those that are connected.
 Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets with it. Nothing is read from
       the datapath while no client is connected.
 
@@ -8,19 +9,32 @@ Settings: enable-monitor.
 """
 
 import asyncio
+import itertools
+import socket
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import anyio
+import msgspec
 
 from cells.config import AgentConfig
 from cells.observe.events import Events, Lost, Sample, Subscription
 from cells.observe.events.gob import BYTES, INT, UINT, int_bytes, message, uint_bytes
-from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, invoke, module, provide
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, Table, config, invoke, module, provide
 from lifecycle.http import listen
 
-__all__ = ["SOCKET", "Monitor", "MonitorProtocolError", "MonitorSettings", "Payloads", "cell"]
+__all__ = [
+    "SOCKET",
+    "Monitor",
+    "MonitorClient",
+    "MonitorProtocolError",
+    "MonitorSettings",
+    "Payloads",
+    "cell",
+    "monitor_clients",
+]
 
 
 # What travels over the monitor socket: Go's gob encoding of one struct.
@@ -178,17 +192,41 @@ class MonitorSettings(Settings, frozen=True):
     """Serve the monitor socket."""
 
 
+class MonitorClient(msgspec.Struct, frozen=True):
+    """A row of the table ``monitor-clients``: a program that watches events."""
+
+    number: int
+    """Counted from the agent's start."""
+    pid: int
+    """0 where it is of a namespace that the agent does not see."""
+    uid: int
+
+
+def monitor_clients() -> Table[int, MonitorClient]:
+    """The table ``monitor-clients``, by number."""
+    return Table("monitor-clients", key=lambda row: row.number)
+
+
 class Monitor:
     """Serves the monitor socket at ``path`` while the agent runs."""
 
     def __init__(
-        self, path: Path, settings: MonitorSettings, events: Events, lifecycle: Lifecycle, log: Logger
+        self,
+        path: Path,
+        settings: MonitorSettings,
+        clients: Table[int, MonitorClient],
+        events: Events,
+        lifecycle: Lifecycle,
+        log: Logger,
     ) -> None:
         self.path = path
+        self.clients = clients
+        """Those that are connected."""
+        self._numbers = itertools.count(1)
         self._events = events
         self._log = log
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._quiet_until = 0.0
         self.enabled = settings.enable_monitor
         """Whether the socket is served."""
@@ -198,7 +236,7 @@ class Monitor:
     @property
     def watchers(self) -> int:
         """How many clients are connected."""
-        return len(self._clients)
+        return len(self._serving)
 
     async def _start(self) -> None:
         listener = listen(self.path, group="cilium")
@@ -211,9 +249,9 @@ class Monitor:
             return
         self.path.unlink(missing_ok=True)
         self._server.close()
-        for client in self._clients:
+        for client in self._serving:
             client.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
 
@@ -222,10 +260,12 @@ class Monitor:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("asyncio accepts in a task")
-        if len(self._clients) >= MOST_CLIENTS:
+        if len(self._serving) >= MOST_CLIENTS:
             self._turn_away(writer)
             return
-        self._clients.add(task)
+        self._serving.add(task)
+        number = next(self._numbers)
+        self.clients.put(_client(number, writer))
         try:
             with self._events.subscribe() as subscription:
                 async with anyio.create_task_group() as tasks:
@@ -238,7 +278,8 @@ class Monitor:
             reason = "; ".join(map(str, errors.exceptions))
             self._log.warning("events cannot be read from the datapath", error=reason)
         finally:
-            self._clients.discard(task)
+            self._serving.discard(task)
+            self.clients.delete(number)
             writer.close()
 
     def _turn_away(self, writer: asyncio.StreamWriter) -> None:
@@ -247,6 +288,16 @@ class Monitor:
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET
             self._log.warning("too many clients of the monitor: refusing one", clients=MOST_CLIENTS)
+
+
+_CREDENTIALS: Final = struct.Struct("iII")
+
+
+def _client(number: int, writer: asyncio.StreamWriter) -> MonitorClient:
+    stream: socket.socket = writer.get_extra_info("socket")
+    found = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return MonitorClient(number, pid, uid)
 
 
 async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> None:
@@ -279,16 +330,22 @@ async def _until_disconnected(reader: asyncio.StreamReader, scope: anyio.CancelS
 
 
 def monitor(
-    agent: AgentConfig, settings: MonitorSettings, events: Events, lifecycle: Lifecycle, log: Logger
+    agent: AgentConfig,
+    settings: MonitorSettings,
+    clients: Table[int, MonitorClient],
+    events: Events,
+    *,
+    lifecycle: Lifecycle,
+    log: Logger,
 ) -> Monitor:
     """The node's monitor socket."""
-    return Monitor(agent.state_dir / SOCKET, settings, events, lifecycle, log)
+    return Monitor(agent.state_dir / SOCKET, settings, clients, events, lifecycle, log)
 
 
 cell = module(
     "monitor",
-    "Events of packets on the monitor socket",
+    "Events on the monitor socket",
     config(MonitorSettings),
-    provide(monitor),
+    provide(monitor_clients, monitor),
     invoke(Monitor),
 )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cells.hubble.codec import encode
-from cells.hubble.observer import GetFlowsRequest
+from cells.hubble.rpc.observer import GetFlowsRequest
 from hive.lab.children import Child, Stop
 from tests.bench.hubble import WITHIN
 from tests.bench.hubble_clients import connected, read_until

@@ -40,7 +40,7 @@ ORDER: tuple[tuple[object, object], ...] = (
     (Maps, RestoredEndpoints),
     (PolicyMaps, RestoredEndpoints),
     (OldEndpoints, RestoredEndpoints),
-    # numbers in the maps are kept back before any is given
+    # the maps are open before a number is given that they might have
     (Maps, Identities),
     (PolicyMaps, Identities),
     # 27 < 29 < 30 < 31: the range, then the addresses of old endpoints, then new ones, the router's first

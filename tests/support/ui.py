@@ -13,7 +13,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from cells.hubble.codec import decode, encode, from_json
-from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse, ServerStatusResponse
+from cells.hubble.rpc.observer import GetFlowsRequest, GetFlowsResponse, ServerStatusResponse
 from hive.ui.answers import NodeAnswers
 from hive.ui.bridge import Bridge
 from lifecycle.http import HttpServer

@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.base.barriers import HealthAddressesClaimed
 from cells.cluster.encryption import EncryptionKey
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes import parse
@@ -29,6 +28,7 @@ from cells.kubernetes.objects.core import NODES, Node
 from cells.node.addresses import NodeAddresses
 from cells.node.ipam.ranges import PodRange
 from cells.node.router import Router
+from cells.observe.bootstrap import HealthAddressesClaimed
 from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables, after
 
 __all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations", "read_boot_id"]

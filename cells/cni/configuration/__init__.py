@@ -14,7 +14,6 @@ from typing import Final
 import anyio
 from anyio import to_thread
 
-from cells.base.barriers import ApiServed
 from cells.base.metrics import Collector, MetricFamily, one_of
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration.contents import (
@@ -24,6 +23,7 @@ from cells.cni.configuration.contents import (
     NoTargetError,
 )
 from cells.config import AgentConfig, ChainingMode
+from cells.observe.bootstrap import ApiServed
 from lifecycle import (
     Health,
     Hook,

@@ -9,7 +9,6 @@ reserved until its link goes: QuarantinedEndpoints.
 Why: pods keep talking while there is no agent; they must not notice that one comes back.
 """
 
-from cells.base.barriers import PodsExposed
 from cells.datapath.datapath import Datapath
 from cells.endpoint.host import HostEndpoint
 from cells.endpoint.restore.clear import Clearing
@@ -31,6 +30,7 @@ from cells.netlink.links import HostLinks
 from cells.node.ipam import Ipam
 from cells.node.local_addresses import LocalAddresses
 from cells.node.router import RestoredPods
+from cells.observe.bootstrap import PodsExposed
 from lifecycle import after, invoke, module, provide, provide_private
 
 __all__ = [

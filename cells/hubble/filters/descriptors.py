@@ -15,10 +15,11 @@ from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, NamedTuple
 
-from cells.hubble import enums, flow, observer
+from cells.hubble import enums, flow
 from cells.hubble.codec import Wire, WireMessage, encode, members_of
 from cells.hubble.filters import InvalidFilter
 from cells.hubble.flow import Flow, HubbleEvent
+from cells.hubble.rpc import observer
 from cells.hubble.scalars import EnumType, Member, camel_case
 
 

@@ -7,7 +7,7 @@ pkg/monitor/datapath_debug.go (the texts of debug messages).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -26,92 +26,28 @@ from cells.hubble.flow import (
     ServiceUpsertNotificationAddr,
     TimeNotification,
 )
+from cells.hubble.notifications import (
+    ENDPOINT_CREATED,
+    ENDPOINT_DELETED,
+    IPCACHE_DELETED,
+    IPCACHE_UPSERTED,
+    POLICY_DELETED,
+    POLICY_UPDATED,
+    REGENERATED,
+    REGENERATION_FAILED,
+    SERVICE_DELETED,
+    SERVICE_UPSERTED,
+    START,
+    AgentStarted,
+    EndpointChanged,
+    EndpointRegenerated,
+    PolicyChanged,
+    PrefixChanged,
+    ServiceDeleted,
+    ServiceUpserted,
+)
 from cells.hubble.parser.packet import ip_text
 from cells.hubble.scalars import DecodeError, parse_rfc3339
-
-START = 2
-REGENERATED, REGENERATION_FAILED = 3, 4
-POLICY_UPDATED, POLICY_DELETED = 5, 6
-ENDPOINT_CREATED, ENDPOINT_DELETED = 7, 8
-IPCACHE_UPSERTED, IPCACHE_DELETED = 9, 10
-SERVICE_UPSERTED, SERVICE_DELETED = 11, 12
-
-
-class _Notification(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """Base of the notifications, as monitors print them in JSON: without defaults, except what has none."""
-
-
-class AgentStarted(_Notification, frozen=True, kw_only=True):
-    """The agent runs."""
-
-    time: str
-    """RFC 3339."""
-
-
-class PolicyChanged(_Notification, frozen=True, kw_only=True, rename=None):
-    """Rules were added or removed."""
-
-    labels: Sequence[str] | None = None
-    revision: int = 0
-    rule_count: int
-
-
-class EndpointRegenerated(_Notification, frozen=True, kw_only=True):
-    """An endpoint has its policy and programs anew, or does not."""
-
-    id: int = 0
-    labels: Sequence[str] | None = None
-    error: str = ""
-
-
-class EndpointChanged(_Notification, frozen=True, kw_only=True):
-    """An endpoint was created or deleted."""
-
-    id: int = 0
-    labels: Sequence[str] | None = None
-    error: str = ""
-    pod_name: str = ""
-    namespace: str = ""
-
-
-class PrefixChanged(_Notification, frozen=True, kw_only=True):
-    """A prefix has another identity, or none."""
-
-    cidr: str
-    id: int
-    old_id: int | None = None
-    host_ip: str = ""
-    old_host_ip: str = ""
-    encrypt_key: int
-    namespace: str = ""
-    pod_name: str = ""
-
-
-class AddressPort(msgspec.Struct, frozen=True):
-    """Of a frontend or backend."""
-
-    ip: str = ""
-    port: int = 0
-
-
-class ServiceUpserted(_Notification, frozen=True, kw_only=True):
-    """A frontend was added or changed."""
-
-    id: int = 0
-    frontend_address: AddressPort
-    backend_addresses: Sequence[AddressPort] | None
-    type: str = ""
-    traffic_policy: str = ""
-    ext_traffic_policy: str = ""
-    int_traffic_policy: str = ""
-    name: str = ""
-    namespace: str = ""
-
-
-class ServiceDeleted(_Notification, frozen=True, kw_only=True):
-    """A frontend was removed."""
-
-    id: int = 0
 
 
 def _start(body: AgentStarted) -> dict[str, Any]:

@@ -13,7 +13,11 @@ import msgspec
 from cells.cluster.nodes.node import EXTERNAL_IP, INTERNAL_IP, ClusterNode
 from cells.hubble.codec import InvalidFieldMask, WireMessage, encode
 from cells.hubble.filters import InvalidFilter
-from cells.hubble.observer import (
+from cells.hubble.ring import InvalidRequest
+from cells.hubble.rpc.grpc import Answers, Method, server_streaming, unary
+from cells.hubble.rpc.health import HEALTH_METHODS, decoded
+from cells.hubble.rpc.messages import RpcCode, RpcError
+from cells.hubble.rpc.observer import (
     ChangeNotification,
     ChangeNotificationType,
     GetAgentEventsRequest,
@@ -23,10 +27,6 @@ from cells.hubble.observer import (
     PeerTLS,
     ServerStatusResponse,
 )
-from cells.hubble.ring import InvalidRequest
-from cells.hubble.rpc.grpc import Answers, Method, server_streaming, unary
-from cells.hubble.rpc.health import HEALTH_METHODS, decoded
-from cells.hubble.rpc.messages import RpcCode, RpcError
 from cells.hubble.rpc.reflection import reflection_methods
 from lifecycle import Change, ReadTable
 

@@ -1,4 +1,4 @@
-"""The datapath's packet events: drops, traces and policy verdicts, as typed records.
+"""Events of packets, requests and the agent, as typed records: drops, traces, policy verdicts and others.
 
 Source: reads the perf event array cilium_events, passes every record to the subscribers, which decode it.
 Why:    a packet that is dropped must be explainable while it happens, and cost nothing without a reader:
@@ -33,6 +33,7 @@ from cells.observe.events.proxied import (
 )
 from cells.observe.events.reader import Reader
 from cells.observe.events.records import (
+    AgentNotification,
     Drop,
     Event,
     Lost,
@@ -56,6 +57,7 @@ from cells.observe.events.text import (
     Packet,
     dissect,
     event_text,
+    notification_name,
     reason_name,
 )
 from lifecycle import Hook, Lifecycle, Member, Settings, config, module, provide
@@ -69,6 +71,7 @@ __all__ = [
     "SOCKET_POINTS",
     "SOCKET_PROTOCOLS",
     "TRACE_REASONS",
+    "AgentNotification",
     "Drop",
     "Event",
     "EventNames",
@@ -91,6 +94,7 @@ __all__ = [
     "dissect",
     "event_text",
     "lookup_sample",
+    "notification_name",
     "reason_name",
     "request_sample",
 ]

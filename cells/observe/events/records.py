@@ -1,6 +1,7 @@
-"""The datapath's reports of packets, as typed records made from the bytes of a perf event.
+"""What the datapath, the proxies and the agent report, as typed records made from the bytes of an event.
 
-Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian.
+Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian;
+        pkg/monitor/api of the agent's notifications.
 """
 
 import struct
@@ -16,6 +17,7 @@ DROP: Final = 1
 TRACE: Final = 4
 VERDICT: Final = 5
 TRACE_SOCK: Final = 7
+NOTIFICATION: Final = 130
 
 VERSION: Final = 1
 
@@ -123,6 +125,23 @@ class Raw(msgspec.Struct, frozen=True):
     data: bytes
 
 
+class AgentNotification(msgspec.Struct, frozen=True):
+    """Something has changed in the agent."""
+
+    kind: int
+    """See NOTIFICATIONS."""
+    text: str
+    """What, in JSON."""
+
+    @property
+    def data(self) -> bytes:
+        """As an event."""
+        return bytes((NOTIFICATION,)) + gob.encode(_NOTIFICATION, {"Type": self.kind, "Text": self.text})
+
+
+_NOTIFICATION: Final = {65: gob.Type("AgentNotify", {"Type": gob.UINT, "Text": gob.STRING})}
+
+
 class Sample(msgspec.Struct, frozen=True):
     """An event as it came; decode() reads ``data``."""
 
@@ -138,16 +157,17 @@ class Lost(msgspec.Struct, frozen=True):
     """The CPU with the full buffer; None: the subscriber's own queue was."""
 
 
-Event = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | Raw | Lost
+Record = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | AgentNotification | Raw
+Event = Record | Lost
 
 
-def decode(data: bytes) -> Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | Raw:
+def decode(data: bytes) -> Record:
     """The record in one sample. Never fails: what cannot be read is Raw.
 
     A drop of version 0, of before Cilium 1.16, has the layout of version 1.
     """
-    if data[:1] == bytes((REQUEST,)):
-        return _read_request(data)
+    if data and (of_agent := _IN_GOB.get(data[0])) is not None:
+        return of_agent(data)
     if data[:1] == bytes((TRACE_SOCK,)) and len(data) >= _trace_sock.size:
         return _read_trace_sock(data)
     size = _SIZES.get(data[0]) if data else None
@@ -168,6 +188,14 @@ def _read_request(data: bytes) -> RequestRecord | LookupRecord | Raw:
     try:
         record = gob.decode(data[1:]).get("LogRecord", {})
         return read_request(record) or read_lookup(record) or Raw(data)
+    except ValueError:
+        return Raw(data)
+
+
+def _read_notification(data: bytes) -> AgentNotification | Raw:
+    try:
+        found = gob.decode(data[1:])
+        return AgentNotification(found.get("Type", 0), found.get("Text", ""))
     except ValueError:
         return Raw(data)
 
@@ -246,3 +274,5 @@ _SIZES: Final = {
     TRACE: _head.size + _trace.size,
     VERDICT: _head.size + _verdict.size,
 }
+_IN_GOB: Final = {REQUEST: _read_request, NOTIFICATION: _read_notification}
+"""Events of the agent and its proxies."""

@@ -7,7 +7,16 @@ from typing import Final, Protocol
 import msgspec
 
 from cells.observe.events.proxied import NAMES, LookupRecord, Party, RequestRecord
-from cells.observe.events.records import Drop, Event, Lost, Raw, Trace, TraceSock, Verdict
+from cells.observe.events.records import (
+    AgentNotification,
+    Drop,
+    Event,
+    Lost,
+    Raw,
+    Trace,
+    TraceSock,
+    Verdict,
+)
 
 # A packet taken apart: addresses, ports, flags; and the same in a few words.
 
@@ -214,6 +223,22 @@ SOCKET_POINTS: Final = {1: "pre-xlate-fwd", 2: "post-xlate-fwd", 3: "pre-xlate-r
 SOCKET_PROTOCOLS: Final = {1: "tcp", 2: "udp"}
 
 
+NOTIFICATIONS: Final = {
+    2: "Cilium agent started",
+    3: "Endpoint regenerated",
+    4: "Failed endpoint regeneration",
+    5: "Policy updated",
+    6: "Policy deleted",
+    7: "Endpoint created",
+    8: "Endpoint deleted",
+    9: "IPCache entry upserted",
+    10: "IPCache entry deleted",
+    11: "Service upserted",
+    12: "Service deleted",
+}
+"""What notifications of the agent are about, in the words of Cilium's monitor."""
+
+
 class EventNames(Protocol):
     """Names for what events have as numbers; empty texts for what has none."""
 
@@ -258,11 +283,18 @@ def event_text(event: Event, names: EventNames = NUMBERS) -> str:
             return _trace_sock_text(event, names)
         case RequestRecord() | LookupRecord():
             return _l7_text(event, names)
-        case Lost() | Raw():
-            return _unread_text(event)
+        case AgentNotification() | Lost() | Raw():
+            return _other_text(event)
 
 
-def _unread_text(event: Lost | Raw) -> str:
+def notification_name(notification: AgentNotification) -> str:
+    """What it is about; its number where that is not known."""
+    return NOTIFICATIONS.get(notification.kind, str(notification.kind))
+
+
+def _other_text(event: AgentNotification | Lost | Raw) -> str:
+    if isinstance(event, AgentNotification):
+        return f"agent, {notification_name(event)}: {event.text}"
     if isinstance(event, Raw):
         return f"unknown event of {len(event.data)} bytes: {event.data.hex()}"
     slow = ": they are read too slowly" if event.cpu is None else f" on CPU {event.cpu}"

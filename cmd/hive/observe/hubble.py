@@ -15,7 +15,15 @@ from typing import Final, NoReturn, TypeVar
 import click
 
 from cells.hubble.codec import WireMessage, decode, encode, to_json
-from cells.hubble.observer import (
+from cells.hubble.rpc.health import (
+    HEALTH_SERVICE,
+    OBSERVER_NAME,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    ServingStatus,
+)
+from cells.hubble.rpc.messages import RpcCode, RpcError, code_name
+from cells.hubble.rpc.observer import (
     ChangeNotification,
     ChangeNotificationType,
     GetNamespacesRequest,
@@ -27,14 +35,6 @@ from cells.hubble.observer import (
     ServerStatusRequest,
     ServerStatusResponse,
 )
-from cells.hubble.rpc.health import (
-    HEALTH_SERVICE,
-    OBSERVER_NAME,
-    HealthCheckRequest,
-    HealthCheckResponse,
-    ServingStatus,
-)
-from cells.hubble.rpc.messages import RpcCode, RpcError, code_name
 from hive.client import DEFAULT_SOCKET, ask
 from hive.observe.hubble_client import ConnectError, HubbleClient
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags

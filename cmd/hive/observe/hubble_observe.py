@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cells.hubble.codec import FieldMask, InvalidFieldMask, WireMessage, from_json, to_json
 from cells.hubble.flow import Flow, FlowFilter
-from cells.hubble.observer import (
+from cells.hubble.rpc.messages import RpcCode, RpcError
+from cells.hubble.rpc.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
     GetDebugEventsRequest,
@@ -24,7 +25,6 @@ from cells.hubble.observer import (
     GetFlowsRequest,
     GetFlowsResponse,
 )
-from cells.hubble.rpc.messages import RpcCode, RpcError
 from cells.hubble.scalars import DecodeError
 from hive.observe.hubble_filters import EXPECTED, FILTER_FLAGS, FlowSelection, parse_number
 from hive.observe.hubble_flags import CommandLineError, Flag, Flags, parse_list, parse_time, switch

@@ -36,7 +36,7 @@ from cells.hubble.flow import (
     ServiceUpsertNotificationAddr,
     TimeNotification,
 )
-from cells.hubble.observer import (
+from cells.hubble.rpc.observer import (
     GetAgentEventsResponse,
     GetDebugEventsResponse,
     GetFlowsResponse,

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.hubble.codec import to_json
-from cells.hubble.observer import ServerStatusResponse
+from cells.hubble.rpc.observer import ServerStatusResponse
 
 _FORMATS: Final = {
     "stampmilli": ("%b %e %H:%M:%S", 3, ""),

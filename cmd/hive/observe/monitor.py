@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from cells.observe.events import (
+    AgentNotification,
     Drop,
     Event,
     EventNames,
@@ -45,6 +46,7 @@ KINDS: Final[dict[str, tuple[type, ...]]] = {
     "policy-verdict": (Verdict,),
     "l7": (RequestRecord, LookupRecord),
     "trace-sock": (TraceSock,),
+    "agent": (AgentNotification,),
 }
 _COLOURS: Final = {
     Drop: BAD,
@@ -54,6 +56,7 @@ _COLOURS: Final = {
     TraceSock: None,
     RequestRecord: None,
     LookupRecord: None,
+    AgentNotification: None,
     Raw: QUIET,
 }
 
@@ -166,7 +169,7 @@ def command(
     rules: bool,
     as_hex: bool,
 ) -> int:
-    """Show drops, traces and policy verdicts as the datapath reports them, until ctrl-C.
+    """Show drops, traces, policy verdicts and changes in the agent as they are reported, until ctrl-C.
 
     With --since or --last, first those that the agent holds, with the names of their time: that takes Hubble
     (enable-hubble); of requests and kinds of events, what its settings let it hold.

@@ -6,6 +6,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Final, Protocol
 
 from cells.observe.events import (
+    AgentNotification,
     Drop,
     Event,
     LookupRecord,
@@ -81,7 +82,7 @@ class Wanted:
         return self._numbered(event) and self._named(event)
 
     def _numbered(self, event: Event) -> bool:
-        if isinstance(event, Raw | Lost):
+        if isinstance(event, AgentNotification | Raw | Lost):
             return not (self.source or self.destination or self.related or self.networks)
         if isinstance(event, RequestRecord | LookupRecord):
             return self._asks(event)

@@ -14,6 +14,7 @@ from cells.observe.events import (
     SOCKET_POINTS,
     SOCKET_PROTOCOLS,
     TRACE_REASONS,
+    AgentNotification,
     Drop,
     Event,
     EventNames,
@@ -26,6 +27,7 @@ from cells.observe.events import (
     TraceSock,
     Verdict,
     dissect,
+    notification_name,
     reason_name,
 )
 
@@ -45,7 +47,7 @@ def json_line(
     if cpu is not None:
         record = {"cpu": f"CPU {cpu:02}:"} | record
     if (
-        not isinstance(event, Lost | Raw | RequestRecord | LookupRecord | TraceSock)
+        not isinstance(event, Lost | Raw | RequestRecord | LookupRecord | TraceSock | AgentNotification)
         and (packet := dissect(event.packet)) is not None
     ):
         record["summary"] = _summary(packet)
@@ -56,8 +58,8 @@ def json_line(
 
 def _record(event: Event) -> dict[str, Any]:
     match event:
-        case Lost() | Raw():
-            return _unread(event)
+        case AgentNotification() | Lost() | Raw():
+            return _other(event)
         case RequestRecord() | LookupRecord():
             return {"type": "l7", **msgspec.to_builtins(event)}
         case TraceSock():
@@ -112,10 +114,20 @@ def _record(event: Event) -> dict[str, Any]:
             }
 
 
-def _unread(event: Lost | Raw) -> dict[str, Any]:
+def _other(event: AgentNotification | Lost | Raw) -> dict[str, Any]:
+    if isinstance(event, AgentNotification):
+        return {"type": "agent", "subtype": notification_name(event), "message": _message(event.text)}
     if isinstance(event, Lost):
         return {"type": "lost", "count": event.count}
     return {"type": "unknown", "data": event.data.hex()}
+
+
+def _message(text: str) -> Any:
+    """The content of a notification; its text where that is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _summary(packet: Packet) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hive.output import document, output_option
 
 if TYPE_CHECKING:
     from cells.hubble.flow import Flow, FlowEndpoint, Layer4
-    from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
+    from cells.hubble.rpc.observer import GetFlowsRequest, GetFlowsResponse
     from cells.policy.explain.cluster import Located
     from cells.policy.explain.trial import TriedFlow
 
@@ -163,8 +163,8 @@ def _responses(
 ) -> Iterator[GetFlowsResponse]:
     """Flows of packets that passed, and losses. Raises TrialError."""
     from cells.hubble.codec import decode, encode
-    from cells.hubble.observer import GetFlowsResponse
     from cells.hubble.rpc.messages import RpcError
+    from cells.hubble.rpc.observer import GetFlowsResponse
     from hive.observe.hubble_client import ConnectError, HubbleClient
     from hive.observe.hubble_observe import flows_of_file
     from hive.observe.hubble_server import CommandError
@@ -187,7 +187,7 @@ def _responses(
 def _request(since: str | None, until: str | None) -> GetFlowsRequest:
     from cells.hubble.enums import FlowVerdict
     from cells.hubble.flow import EventTypeFilter, FlowFilter
-    from cells.hubble.observer import GetFlowsRequest
+    from cells.hubble.rpc.observer import GetFlowsRequest
 
     passed = (FlowVerdict.FORWARDED, FlowVerdict.REDIRECTED, FlowVerdict.AUDIT)
     kinds = tuple(EventTypeFilter(type=kind) for kind in (TRACE, VERDICT))

@@ -18,7 +18,7 @@ import msgspec
 from cells.hubble.codec import decode, encode
 from cells.hubble.enums import DropReason, FlowType, FlowVerdict, L7FlowType, TraceObservationPoint
 from cells.hubble.flow import Flow, FlowEndpoint
-from cells.hubble.observer import (
+from cells.hubble.rpc.observer import (
     GetFlowsExperimental,
     GetFlowsRequest,
     GetFlowsResponse,

@@ -16,7 +16,7 @@ import pytest
 from cells.hubble.codec import decode, encode
 from cells.hubble.enums import DropReason, FlowVerdict
 from cells.hubble.flow import Flow, FlowFilter
-from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
+from cells.hubble.rpc.observer import GetFlowsRequest, GetFlowsResponse
 from hive.lab import pods
 from hive.lab.agent_process import api_socket
 from hive.lab.node import OUTSIDE_ADDRESS, Lab

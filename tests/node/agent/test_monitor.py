@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -91,6 +92,37 @@ def test_a_verdict_is_shown_with_the_rule_it_was_given_by(node: Lab, tmp_path: P
             )
 
         eventually(seen)
+
+
+def test_changes_in_the_agent_are_seen_while_they_happen(node: Lab, tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    write(manifests, "pods", *(pod(name, {"app": name}) for name in ("first", "second")))
+    serving(node, f"--manifests-dir={manifests}")
+    earlier = pods.add(node, "first")
+
+    def notified() -> list[tuple[str, dict[str, Any]]]:
+        lines = (tmp_path / "seen").read_text().splitlines(keepends=True)
+        events = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [(one["subtype"], one["message"]) for one in events]
+
+    def reported(subtype: str, **message: Any) -> bool:
+        return any(kind == subtype and message.items() <= found.items() for kind, found in notified())
+
+    with watching(node, tmp_path / "seen", "-t", "agent", "--json"):
+        second = pods.add(node, "second")
+        address = f"{second.ipv4}/32"
+        eventually(lambda: reported("Endpoint created", **{"pod-name": "second", "namespace": "default"}))
+        eventually(lambda: reported("IPCache entry upserted", cidr=address))
+        eventually(lambda: reported("Endpoint regenerated"))
+        write(manifests, "policy", NO_PINGS)
+        eventually(lambda: reported("Policy updated", rule_count=1))
+        (manifests / "policy.yaml").unlink()
+        eventually(lambda: reported("Policy deleted", rule_count=0))
+        pods.delete(node, "second")
+        eventually(lambda: reported("Endpoint deleted", **{"pod-name": "second"}))
+        eventually(lambda: reported("IPCache entry deleted", cidr=address))
+        assert not reported("IPCache entry upserted", cidr=f"{earlier.ipv4}/32"), "it was there before"
 
 
 @pytest.mark.parametrize("window", [("--last", "100"), ("--since", "1h")])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cells.base.addresses import IPAddress
-from cells.base.barriers import PodsExposed
 from cells.cluster.identity.numbers import HEALTH
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints
 from cells.health.endpoint import (
@@ -28,6 +27,7 @@ from cells.health.prober import ProbeTransport
 from cells.health.settings import NodeHealthSettings
 from cells.maps.policy_maps import PolicyMaps
 from cells.observe import controllers
+from cells.observe.bootstrap import PodsExposed
 from cells.observe.controllers import Controllers, ControllerState
 from lifecycle import Hive, config, invoke, module, provide
 from lifecycle.testing import VirtualClock, fake

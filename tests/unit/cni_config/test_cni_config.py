@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from cells.base.barriers import ApiServed
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration import CniConfigFileSettings, CniConfigSettings, cell, write_file
 from cells.config import AgentConfig, AgentSettings
+from cells.observe.bootstrap import ApiServed
 from lifecycle import HealthStatus, Hive, Lifecycle, SettingsError, config, invoke, replace
 from lifecycle.testing import eventually
 

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 import pytest
 import structlog
 
-from cells.base.barriers import PodsExposed
 from cells.datapath import conntrack
 from cells.datapath.collector import Collected, ConntrackCollector
 from cells.datapath.conntrack import ConntrackMap, ConntrackSettings, Passes, families
+from cells.observe.bootstrap import PodsExposed
 from lifecycle import Duration, HealthTree, Hive, Table, seconds, supply
 from lifecycle.testing import VirtualClock
 

@@ -25,10 +25,11 @@ from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 from cells.bgp import gobgp_messages
 from cells.encryption.wireguard.device import KernelControl
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall
-from cells.hubble import flow, observer
+from cells.hubble import flow
 from cells.hubble.codec import WireMessage, members_of
 from cells.hubble.codec import decode as read_message
 from cells.hubble.codec import encode as write_message
+from cells.hubble.rpc import observer
 from cells.hubble.scalars import EnumType
 from cells.maps.records import cluster, endpoints, flows
 from cells.maps.records.cluster import (

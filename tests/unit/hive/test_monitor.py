@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from ipaddress import ip_address
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cells.api.operations.agent import NO_EVENTS
-from cells.observe.events import Lost, Sample, decode
+from cells.observe.events import AgentNotification, Lost, Sample, decode
 from cells.observe.monitor import PREFACE, SOCKET, encode
 from hive.observe.drop_reason import reason_text
 from hive.observe.monitor_filter import Wanted
@@ -80,8 +80,13 @@ def agent(directory: Path, sent: bytes) -> Iterator[Path]:
         serving.join()
 
 
-def watch(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) -> Result:
-    with agent(directory, PREFACE + b"".join(map(encode, EVENTS))) as path:
+def watch(
+    capsys: pytest.CaptureFixture[str],
+    directory: Path,
+    *options: str,
+    sent: Sequence[Sample | Lost] = EVENTS,
+) -> Result:
+    with agent(directory, PREFACE + b"".join(map(encode, sent))) as path:
         return hive(capsys, "monitor", "--no-rules", "--numeric", "-H", path, *options)
 
 
@@ -230,6 +235,22 @@ def test_json_has_the_keys_of_ciliums_client(tmp_path: Path, capsys: pytest.Capt
     assert ours[0]["summary"]["l3"] == {"src": "10.0.0.1", "dst": "10.0.0.2"}
 
 
+def test_notifications_are_shown_as_ciliums_client_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = json.loads((recordings("dbg") / "monitor_json.json").read_text())
+    theirs = next(json.loads(line) for line in recorded["stdout"].splitlines() if '"agent"' in line)
+    sent = [Sample(0, AgentNotification(2, json.dumps(theirs["message"])).data), *EVENTS]
+    ours = json.loads(watch(capsys, tmp_path, "-j", "-t", "agent", sent=sent).out.splitlines()[0])
+    assert {key: ours[key] for key in theirs} == theirs
+
+
+def test_a_line_has_what_changed_in_the_agent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sent = [Sample(0, AgentNotification(7, '{"id":11}').data), Sample(0, AgentNotification(99, "?").data)]
+    lines = watch(capsys, tmp_path, "-t", "agent", sent=sent).out.splitlines()
+    assert [line[13:] for line in lines] == ['agent, Endpoint created: {"id":11}', "agent, 99: ?"]
+
+
 def test_bytes_are_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = watch(capsys, tmp_path, "-t", "drop", "-x").out.splitlines()
     assert lines[1] == "00000000  02 00 00 00 00 0b 02 00  00 00 00 0a 08 00 45 00  |..............E.|"
@@ -348,7 +369,7 @@ def test_another_socket_is_reported_as_not_a_monitor_socket(
     ("options", "line"),
     [
         (["--address", "web"], "expected an address or a network, such as 10.0.1.5 or fd00::/64"),
-        (["-t", "agent"], "'agent' is not one of 'drop', 'trace', 'policy-verdict', 'l7'"),
+        (["-t", "agents"], "'agents' is not one of 'drop', 'trace', 'policy-verdict', 'l7'"),
         (["--from", "0"], "0 is not in the range 1<=x<=65535"),
         (["--since", "yesterday"], "'yesterday': expected how long ago, such as 5m or 1h30m, or a time"),
         (["--since", "2999-01-01T00:00:00Z"], "is still to come: expected a time before now"),

@@ -15,8 +15,8 @@ from cells.endpoint import Endpoint
 from cells.hubble.codec import decode
 from cells.hubble.flow import Flow, HubbleEvent
 from cells.hubble.hubble import HubbleSettings, KnownNames
-from cells.hubble.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.parser import FlowOrigin
+from cells.hubble.rpc.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.sources import EventSources
 from cells.kubernetes.objects.core import Pod
 from cells.policy.control import PolicyView

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cells.hubble.codec import to_json
-from cells.hubble.parser.node_events import (
+from cells.hubble.notifications import (
     AgentStarted,
     EndpointChanged,
     EndpointRegenerated,
@@ -16,8 +16,8 @@ from cells.hubble.parser.node_events import (
     PrefixChanged,
     ServiceDeleted,
     ServiceUpserted,
-    agent_event,
 )
+from cells.hubble.parser.node_events import agent_event
 from tests.unit.hubble.recordings import recorded
 
 TYPES: dict[str, type[msgspec.Struct]] = {

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from cells.hubble import observer
 from cells.hubble.codec import WireMessage, decode, encode, from_json, to_json
+from cells.hubble.rpc import observer
 from cells.hubble.rpc.grpc import Answers, GrpcServer, Method, server_streaming, unary
 from cells.hubble.rpc.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
 from cells.hubble.rpc.messages import RpcCode, RpcError, code_name

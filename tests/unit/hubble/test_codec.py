@@ -14,7 +14,7 @@ from google.protobuf import (
     wrappers_pb2,
 )
 
-from cells.hubble import flow, observer
+from cells.hubble import flow
 from cells.hubble.codec import (
     DecodeError,
     FieldMask,
@@ -27,7 +27,8 @@ from cells.hubble.codec import (
 )
 from cells.hubble.filters.descriptors import file_descriptors
 from cells.hubble.flow import TCP, Flow, FlowFilter, Layer4, LostEvent
-from cells.hubble.observer import GetFlowsRequest
+from cells.hubble.rpc import observer
+from cells.hubble.rpc.observer import GetFlowsRequest
 from tests.unit.hubble.recordings import recorded, recording
 
 MESSAGES = {

@@ -17,7 +17,10 @@ from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, Lost
 from cells.hubble.filters import InvalidFilter
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowEndpoint, FlowFilter, HubbleEvent, LostEvent
 from cells.hubble.hubble import check_capacity
-from cells.hubble.observer import (
+from cells.hubble.parser import FlowOrigin, Parser
+from cells.hubble.parser.resolver import Resolver
+from cells.hubble.ring import FlowObserver, InvalidRequest
+from cells.hubble.rpc.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
     GetDebugEventsRequest,
@@ -25,9 +28,6 @@ from cells.hubble.observer import (
     GetFlowsRequest,
     GetFlowsResponse,
 )
-from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.parser.resolver import Resolver
-from cells.hubble.ring import FlowObserver, InvalidRequest
 from cells.observe.events import Lost, Sample
 from tests.support.examples import scaled
 from tests.support.waiting import settled

@@ -31,15 +31,15 @@ from cells.hubble.enums import FlowVerdict
 from cells.hubble.flow import Flow, FlowEndpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
-from cells.hubble.observer import (
+from cells.hubble.parser import FlowOrigin, Parser
+from cells.hubble.ring import FlowObserver
+from cells.hubble.rpc.observer import (
     ChangeNotification,
     GetFlowsRequest,
     GetFlowsResponse,
     NotifyRequest,
     ServerStatusRequest,
 )
-from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver
 from cells.hubble.rpc.reflection import ReflectionRequest, ReflectionResponse
 from cells.hubble.rpc.server import HubbleServer, HubbleServerSettings, ServerCertificates
 from cells.hubble.rpc.services import Peers, PeerSettings

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from cells.hubble.flow import FlowFilter
-from cells.hubble.observer import GetFlowsRequest
 from cells.hubble.ring import FlowObserver
+from cells.hubble.rpc.observer import GetFlowsRequest
 from cells.hubble.turns import ReaderTurns
 from cells.observe.events import Sample
 from tests.support.waiting import settled

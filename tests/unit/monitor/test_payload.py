@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.observe.events import Drop, Lost, Sample, Trace, decode
+from cells.observe.events import AgentNotification, Drop, Lost, Raw, Sample, Trace, decode
 from cells.observe.monitor import PREFACE, MonitorProtocolError, Payloads, encode
 from tests.support.recordings import recordings
 
@@ -39,6 +39,17 @@ def test_events_are_sent_as_ciliums_client_has_read_them() -> None:
     assert encode(Sample(1, data_of("drop"))) == known["drop"]
     assert encode(Sample(0, data_of("trace_to_lxc"))) == known["trace_to_lxc"]
     assert encode(Lost(7, 1)) == known["lost"]
+
+
+def test_notifications_are_sent_as_ciliums_client_has_read_them() -> None:
+    started = AgentNotification(2, '{"time":"2024-12-18T10:00:00Z"}')
+    assert PREFACE + encode(Sample(0, started.data)) == frames()["agent_started"]
+    assert decode(data_of("agent_started")) == started
+
+
+@pytest.mark.parametrize("data", [b"\x82", b"\x82gob", b"\x82" + bytes(20)], ids=bytes.hex)
+def test_a_notification_that_cannot_be_read_stays_raw(data: bytes) -> None:
+    assert decode(data) == Raw(data)
 
 
 def test_monitor_messages_of_cilium_are_decoded() -> None:

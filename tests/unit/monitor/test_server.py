@@ -1,5 +1,6 @@
 """Clients of the monitor socket: that come, go, and read slowly."""
 
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -12,7 +13,16 @@ from anyio import connect_unix
 from anyio.abc import SocketStream
 
 from cells.observe.events import Events, Lost, Sample, Subscription
-from cells.observe.monitor import MOST_CLIENTS, PREFACE, SOCKET, Monitor, MonitorSettings, Payloads
+from cells.observe.monitor import (
+    MOST_CLIENTS,
+    PREFACE,
+    SOCKET,
+    Monitor,
+    MonitorClient,
+    MonitorSettings,
+    Payloads,
+    monitor_clients,
+)
 from lifecycle import Hive, HiveError, config, invoke, provide, replace, supply
 from lifecycle.testing import eventually, fake
 
@@ -47,7 +57,7 @@ class FakeEvents:
 async def serving(directory: Path, events: FakeEvents, **settings: object) -> AsyncIterator[Monitor]:
     hive = Hive(
         config(MonitorSettings),
-        provide(Monitor),
+        provide(monitor_clients, Monitor),
         invoke(Monitor),
         supply(directory / SOCKET, Path),
         replace(Events, fake(Events, subscribe=events.subscribe)),
@@ -78,6 +88,16 @@ async def test_every_client_hears_every_event(tmp_path: Path) -> None:
         await eventually(lambda: events.subscriptions == [])
         assert monitor.watchers == 0
     assert not path.exists()
+
+
+async def test_the_table_of_clients_has_their_processes(tmp_path: Path) -> None:
+    async with serving(tmp_path, FakeEvents()) as monitor:
+        clients = monitor.clients
+        async with await connect_unix(tmp_path / SOCKET):
+            await eventually(lambda: clients.all() == [MonitorClient(1, os.getpid(), os.getuid())])
+        await eventually(lambda: clients.all() == [])
+        async with await connect_unix(tmp_path / SOCKET):
+            await eventually(lambda: [row.number for row in clients.all()] == [2])
 
 
 async def test_one_client_too_many_is_turned_away_until_another_goes(tmp_path: Path) -> None:

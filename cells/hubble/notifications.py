@@ -1,0 +1,227 @@
+"""What changes in the agent, as Cilium's notifications: for monitors on the socket, and for Hubble.
+
+Controller: tables of endpoints, policies, prefixes and services in; events for the monitor's clients out.
+Why:        who watches packets sees beside them what the agent did: a policy, an endpoint, an address.
+Source:     Cilium 1.17, pkg/monitor/api (AgentNotifyMessage and its notifications).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from cells.cluster.ipcache.rows import IpcacheEntry
+from cells.endpoint import Endpoint
+from cells.policy.control import PolicyObject, PolicyView
+from cells.policy.maps import RealizedPolicy
+from cells.services import FrontendKey
+from cells.services.control import ServedFrontend
+from lifecycle import Change, Table
+
+START = 2
+REGENERATED, REGENERATION_FAILED = 3, 4
+POLICY_UPDATED, POLICY_DELETED = 5, 6
+ENDPOINT_CREATED, ENDPOINT_DELETED = 7, 8
+IPCACHE_UPSERTED, IPCACHE_DELETED = 9, 10
+SERVICE_UPSERTED, SERVICE_DELETED = 11, 12
+
+
+class _Notification(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """Base of the notifications, as monitors print them in JSON: without defaults, except what has none."""
+
+
+class AgentStarted(_Notification, frozen=True, kw_only=True):
+    """The agent runs."""
+
+    time: str
+    """RFC 3339."""
+
+
+class PolicyChanged(_Notification, frozen=True, kw_only=True, rename=None):
+    """Rules were added or removed."""
+
+    labels: Sequence[str] | None = None
+    revision: int = 0
+    rule_count: int
+
+
+class EndpointRegenerated(_Notification, frozen=True, kw_only=True):
+    """An endpoint has its policy and programs anew, or does not."""
+
+    id: int = 0
+    labels: Sequence[str] | None = None
+    error: str = ""
+
+
+class EndpointChanged(_Notification, frozen=True, kw_only=True):
+    """An endpoint was created or deleted."""
+
+    id: int = 0
+    labels: Sequence[str] | None = None
+    error: str = ""
+    pod_name: str = ""
+    namespace: str = ""
+
+
+class PrefixChanged(_Notification, frozen=True, kw_only=True):
+    """A prefix has another identity, or none."""
+
+    cidr: str
+    id: int
+    old_id: int | None = None
+    host_ip: str = ""
+    old_host_ip: str = ""
+    encrypt_key: int
+    namespace: str = ""
+    pod_name: str = ""
+
+
+class AddressPort(msgspec.Struct, frozen=True):
+    """Of a frontend or backend."""
+
+    ip: str = ""
+    port: int = 0
+
+
+class ServiceUpserted(_Notification, frozen=True, kw_only=True):
+    """A frontend was added or changed."""
+
+    id: int = 0
+    frontend_address: AddressPort
+    backend_addresses: Sequence[AddressPort] | None
+    type: str = ""
+    traffic_policy: str = ""
+    ext_traffic_policy: str = ""
+    int_traffic_policy: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+class ServiceDeleted(_Notification, frozen=True, kw_only=True):
+    """A frontend was removed."""
+
+    id: int = 0
+
+
+Notification = (
+    AgentStarted
+    | PolicyChanged
+    | EndpointRegenerated
+    | EndpointChanged
+    | PrefixChanged
+    | ServiceUpserted
+    | ServiceDeleted
+)
+Notified = tuple[int, Notification]
+"""The number of its kind, and its content."""
+
+
+def started() -> Notified:
+    """The agent runs from now on."""
+    return START, AgentStarted(time=datetime.now(UTC).isoformat())
+
+
+# Changes of tables as notifications.
+
+
+def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iterator[Notified]:
+    """Frontends that are in the maps came, changed or went."""
+    for change in changes:
+        row = change.row
+        if row is None:
+            yield SERVICE_DELETED, ServiceDeleted(id=change.old.id if change.old is not None else 0)
+            continue
+        frontend = row.shown
+        address = frontend.key.address
+        yield (
+            SERVICE_UPSERTED,
+            ServiceUpserted(
+                id=row.id,
+                frontend_address=AddressPort(str(address.ip), address.port),
+                backend_addresses=[
+                    AddressPort(str(one.address.ip), one.address.port) for one in frontend.backends
+                ],
+                type=frontend.type.text,
+                ext_traffic_policy="Local" if frontend.ext_local else "Cluster",
+                int_traffic_policy="Local" if frontend.int_local else "Cluster",
+                name=frontend.service.name,
+                namespace=frontend.service.namespace,
+            ),
+        )
+
+
+def of_endpoints(changes: Iterable[Change[int, Endpoint]]) -> Iterator[Notified]:
+    """Endpoints were created or deleted."""
+    for change in changes:
+        row = change.row or change.old
+        if row is None or (change.old is not None and change.row is not None):
+            continue
+        yield (
+            ENDPOINT_DELETED if change.deleted else ENDPOINT_CREATED,
+            EndpointChanged(id=row.id, labels=row.labels, pod_name=row.pod_name, namespace=row.pod_namespace),
+        )
+
+
+def of_realized(
+    changes: Iterable[Change[int, RealizedPolicy]], endpoints: Table[int, Endpoint]
+) -> Iterator[Notified]:
+    """Policy maps of endpoints follow their rules, or do not."""
+    for change in changes:
+        row, old = change.row, change.old
+        if row is None or (old is not None and (row.revision, row.error) == (old.revision, old.error)):
+            continue
+        found = endpoints.get(row.endpoint_id)
+        yield (
+            REGENERATION_FAILED if row.error else REGENERATED,
+            EndpointRegenerated(
+                id=row.endpoint_id, labels=found.labels if found is not None else None, error=row.error
+            ),
+        )
+
+
+def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notified]:
+    """Prefixes have another identity, or none."""
+    for change in changes:
+        row, old = change.row or change.old, None if change.deleted else change.old
+        if row is None:
+            continue
+        namespace, pod_name = row.pod or ("", "")
+        yield (
+            IPCACHE_DELETED if change.deleted else IPCACHE_UPSERTED,
+            PrefixChanged(
+                cidr=row.prefix,
+                id=row.identity,
+                old_id=old.identity if old is not None else None,
+                host_ip=_host(row),
+                old_host_ip=_host(old) if old is not None else "",
+                encrypt_key=row.encrypt_key,
+                namespace=namespace,
+                pod_name=pod_name,
+            ),
+        )
+
+
+def of_policies(
+    changes: Iterable[Change[tuple[str, str, str], PolicyObject]], view: PolicyView
+) -> Iterator[Notified]:
+    """Policy objects are in force, or were deleted."""
+    for change in changes:
+        row = change.row or change.old
+        if row is None or row.refused:
+            continue
+        rules = [] if change.deleted else view.labels_of(row.kind, row.namespace, row.name)
+        yield (
+            POLICY_DELETED if change.deleted else POLICY_UPDATED,
+            PolicyChanged(
+                labels=sorted({label for rule in rules for label in rule}),
+                revision=view.revision,
+                rule_count=len(rules),
+            ),
+        )
+
+
+def _host(row: IpcacheEntry) -> str:
+    """The node to tunnel to; empty where there is none."""
+    return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
