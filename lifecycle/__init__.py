@@ -60,7 +60,6 @@ try:
         Sources,
         milliseconds,
         minutes,
-        refuse,
         seconds,
     )
     from lifecycle.tables import (
@@ -141,7 +140,6 @@ __all__ = [
     "nest",
     "provide",
     "provide_private",
-    "refuse",
     "replace",
     "results",
     "seconds",
@@ -155,7 +153,7 @@ _MOVED = {
     "lifecycle.injection": "Timing",
     "lifecycle.jobs": "JobStats Observer",
     "lifecycle.process": "log_level set_log_level",
-    "lifecycle.settings": "Loaded MAC Option Quantity RenamedFrom Setting",
+    "lifecycle.settings": "Loaded MAC Option Quantity RenamedFrom Setting refuse",
     "lifecycle.tables": "BatchFailures Initializer LPM ObjectStatus PatchTarget RateLimit ReconcileError"
     " Snapshot Snapshots Sorted Statistics snapshot",
 }

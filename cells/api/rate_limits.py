@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cells.api.limiter import Limiter, LimitExceeded, Parameters
 from cells.api.operations import Operation, Route
 from cells.api.wire import FrameworkError, answer
-from lifecycle import Duration, Logger, Settings, refuse
+from lifecycle import Duration, Logger, Settings
 from lifecycle.http import Refusal, Request, Response
 
 CREATE: Final = "endpoint-create"
@@ -85,9 +85,8 @@ class LimitSettings(Settings, frozen=True):
     """Changes to Cilium's rate limits of endpoint operations:
     endpoint-create=rate-limit:10/m,rate-burst:2."""
 
-    def validate(self) -> None:
-        """Refuse invalid limits; raises ValueErrors of one line."""
-        refuse(
+    def faults(self) -> Iterable[str]:
+        return (
             f"api-rate-limit={name}={given}: {wrong}"
             for name, given in self.api_rate_limit.items()
             if (wrong := _wrong(name, given))

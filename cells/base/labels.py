@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from lifecycle import Hook, Lifecycle, Logger, Settings, UsageError, refuse
+from lifecycle import Hook, Lifecycle, Logger, Settings, UsageError
 from lifecycle.settings import read_regular
 
 __all__ = [
@@ -298,11 +298,7 @@ class IdentitySettings(Settings, frozen=True):
     """Namespace of Cilium's own pods, for well-known identities and the Leases of announced services; empty:
     default."""
 
-    def validate(self) -> None:
-        """Refuse rules that are none; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         for text in self.rules():
             try:
                 parse_rule(text)

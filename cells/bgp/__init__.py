@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from lifecycle import Settings, refuse
+from lifecycle import Settings
 
 __all__ = ["FOLDER", "BGPSettings", "SpeakerSettings"]
 
@@ -43,11 +43,7 @@ class SpeakerSettings(Settings, frozen=True):
     speaker.sock in the directory bgp in state-dir, and reads why sessions ended in its log, speaker.log
     beside it. It serves one BGP instance."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.bgp_speaker_path is not None and not os.access(self.bgp_speaker_path, os.X_OK):
             yield f"bgp-speaker-path={self.bgp_speaker_path}: expected a program that may be run"
         if self.bgp_speaker_path is not None and self.external_bgp_speaker:

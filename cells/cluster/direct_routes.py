@@ -67,10 +67,9 @@ class DirectRouteSettings(Settings, frozen=True):
     direct_routing_skip_unreachable: bool = False
     """Skip nodes that are behind a router, with a warning; otherwise that is an error."""
 
-    def validate(self) -> None:
-        """Refuse what has no meaning; raises ValueError."""
+    def faults(self) -> Iterator[str]:
         if self.direct_routing_skip_unreachable and not self.auto_direct_node_routes:
-            raise ValueError("direct-routing-skip-unreachable needs auto-direct-node-routes")
+            yield "direct-routing-skip-unreachable needs auto-direct-node-routes"
 
 
 class DirectRouting(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, module, provide, refuse
+from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, module, provide
 from lifecycle.http import clear_socket
 from lifecycle.settings import read_regular
 
@@ -90,11 +90,7 @@ class AgentSettings(Settings, frozen=True):
         """Where programs are pinned, and what goes with them."""
         return self.bpf_root / "cilium"
 
-    def validate(self) -> None:
-        """Refuse what cannot work; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if not (self.enable_ipv4 or self.enable_ipv6):
             yield "enable-ipv4=false and enable-ipv6=false: a pod needs an address; leave one of them true"
         if self.mtu and not 576 <= self.mtu <= 65535:

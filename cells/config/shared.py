@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lifecycle import Duration, Settings, config, module, provide, refuse, seconds
+from lifecycle import Duration, Settings, config, module, provide, seconds
 
 __all__ = [
     "AgentLiveness",
@@ -48,11 +48,7 @@ class AnnouncementSettings(Settings, frozen=True):
     agent_liveness_update_interval: Duration = seconds(1)
     """How often the agent renews the time stamp by which programs know that it is alive."""
 
-    def validate(self) -> None:
-        """Refuse durations that do not fit; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         lease, renew, retry, alive = (
             self.l2_announcements_lease_duration,
             self.l2_announcements_renew_deadline,

@@ -52,12 +52,11 @@ class ConntrackSettings(Settings, frozen=True):
     conntrack_gc_max_interval: Duration = seconds(0)
     """The longest that an interval by itself may become; 0: 12h."""
 
-    def validate(self) -> None:
-        """Refuse times that cannot be waited for; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if value < 0 or 0 < value < 1:
-                raise ValueError(f"{field.replace('_', '-')}={value}: expected 0, or 1s and more")
+                yield f"{field.replace('_', '-')}={value}: expected 0, or 1s and more"
 
 
 # How long to wait between two passes over the conntrack maps.

@@ -1,5 +1,6 @@
 """Settings of the datapath, and what follows from them and others'."""
 
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -145,22 +146,21 @@ class DatapathSettings(Settings, frozen=True):
         )
         return MonitorNotifications(flags, AGGREGATION[self.monitor_aggregation.lower()])
 
-    def validate(self) -> None:
-        """Refuse unknown levels, and lifetimes conntrack cannot keep; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         if self.monitor_aggregation.lower() not in AGGREGATION:
-            raise ValueError(
+            yield (
                 f"monitor-aggregation={self.monitor_aggregation}: expected none, lowest, low, medium,"
                 " maximum, or 0 to 4"
             )
         first, last = (*self.node_port_range, 0, 0)[:2]
         if len(self.node_port_range) != 2 or not 1 <= first <= last < _LAST_PORT:
             text = ",".join(map(str, self.node_port_range))
-            raise ValueError(f"node-port-range={text}: expected two ports such as 30000,32767")
+            yield f"node-port-range={text}: expected two ports such as 30000,32767"
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, Duration) and not 1 <= value < 1 << 31:
                 name = field.replace("_", "-")
-                raise ValueError(f"{name}={value}: expected whole seconds, from 1s to 596523h")
+                yield f"{name}={value}: expected whole seconds, from 1s to 596523h"
 
 
 class ProgramSettings(DatapathSettings, frozen=True):

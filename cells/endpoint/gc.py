@@ -6,7 +6,7 @@ Why:        a runtime that is killed with its pods never calls DEL; addresses, i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import anyio.to_thread
 
@@ -41,11 +41,10 @@ class EndpointGCSettings(Settings, frozen=True):
     """Interval between checks for endpoints without a link; missing in two checks, they are removed. 0s:
     never."""
 
-    def validate(self) -> None:
-        """Refuse less than a second; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         value = self.endpoint_gc_interval
         if value and value < 1:
-            raise ValueError(f"endpoint-gc-interval={value}: expected 0s, or 1s and more")
+            yield f"endpoint-gc-interval={value}: expected 0s, or 1s and more"
 
 
 # Marks endpoints without links, and removes those it finds marked at the next look.

@@ -7,7 +7,7 @@ Why:        no policy restricts a pod without its filter, and nothing else would
 
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Final, Protocol
@@ -55,11 +55,10 @@ class WatchdogSettings(Settings, frozen=True):
     """How often programs and map rows of endpoints are compared with the kernel; 0s: only on its
     notifications."""
 
-    def validate(self) -> None:
-        """Refuse less than a second; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         value = self.endpoint_bpf_prog_watchdog_interval
         if value and value < 1:
-            raise ValueError(f"endpoint-bpf-prog-watchdog-interval={value}: expected 0s, or 1s and more")
+            yield f"endpoint-bpf-prog-watchdog-interval={value}: expected 0s, or 1s and more"
 
 
 # What the kernel holds of endpoints, against what it should.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import anyio
 import anyio.lowlevel
 import msgspec
+from msgspec import Meta
 
 from cells.cluster.identity.identities import Identity
 from cells.cluster.ipcache import Ipcache
@@ -26,7 +27,7 @@ from cells.policy.maps import RealizedPolicy
 from cells.proxy.dns import NameStore
 from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
-from lifecycle import Change, Jobs, ReadTable, Settings, Table, after, refuse
+from lifecycle import Change, Jobs, ReadTable, Settings, Table, after
 
 if TYPE_CHECKING:
     from cells.hubble.notifications import Notification, Notified
@@ -67,7 +68,7 @@ class HubbleSettings(Settings, frozen=True):
     hubble_event_buffer_capacity: int = 4095
     """Events that the ring holds: one less than a power of two, 65535 at most."""
 
-    hubble_event_queue_size: int = 0
+    hubble_event_queue_size: Annotated[int, Meta(ge=0)] = 0
     """Events that wait to be taken in before further ones are lost; 0: 1024 for each processor, at most
     16384."""
 
@@ -96,17 +97,11 @@ class HubbleSettings(Settings, frozen=True):
     hubble_redact_kafka_apikey: bool = False
     """Hide the API key of Kafka requests."""
 
-    def validate(self) -> None:
-        """Refuse what cannot work; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         try:
             check_capacity(self.hubble_event_buffer_capacity)
         except ValueError as error:
             yield f"hubble-event-buffer-capacity: {error}"
-        if self.hubble_event_queue_size < 0:
-            yield f"hubble-event-queue-size={self.hubble_event_queue_size}: expected 0 or more"
         for name in self.hubble_monitor_events:
             if name not in MONITOR_EVENTS:
                 known = ", ".join(MONITOR_EVENTS)

@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import SplitResult, urlsplit
 
-from lifecycle import Duration, Settings, UsageError, refuse, seconds
+from msgspec import Meta
+
+from lifecycle import Duration, Settings, UsageError, seconds
 
 __all__ = ["AccessError", "KubernetesSettings", "ObjectSource", "checked_url"]
 
@@ -82,10 +84,10 @@ class KubernetesSettings(Settings, frozen=True):
     k8s_kubeconfig_path: str = ""
     """Path of a kubeconfig; its current context is used."""
 
-    k8s_client_qps: float = 10.0
+    k8s_client_qps: Annotated[float, Meta(ge=0)] = 10.0
     """Requests per second on average; 0: no limit."""
 
-    k8s_client_burst: int = 20
+    k8s_client_burst: Annotated[int, Meta(ge=1)] = 20
     """Requests in a burst above that rate."""
 
     k8s_client_connection_timeout: Duration = seconds(30)
@@ -111,11 +113,7 @@ class KubernetesSettings(Settings, frozen=True):
             return ObjectSource.MANIFESTS
         return ObjectSource.API_SERVER if self.asks_api_server else ObjectSource.NOWHERE
 
-    def validate(self) -> None:
-        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         for name in ("manifests_dir", "k8s_kubeconfig_path"):
             value: str = getattr(self, name)
             if value and not PurePosixPath(value).is_absolute():
@@ -134,7 +132,3 @@ class KubernetesSettings(Settings, frozen=True):
                     checked_url(url, "k8s-api-server")
             except AccessError as error:
                 yield str(error)
-        if self.k8s_client_qps < 0:
-            yield f"k8s-client-qps={self.k8s_client_qps}: expected 0 or more"
-        if self.k8s_client_burst < 1:
-            yield f"k8s-client-burst={self.k8s_client_burst}: expected 1 or more"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 
-from lifecycle import Duration, Settings, UsageError, minutes, refuse, seconds
+from lifecycle import Duration, Settings, UsageError, minutes, seconds
 
 __all__ = ["KVStoreSettings", "StoreConfigError", "StoreOptions"]
 
@@ -94,13 +95,13 @@ class KVStoreSettings(Settings, frozen=True):
     kvstore_lease_ttl: Duration = minutes(15)
     """TTL of this node's lease: how long its keys outlive its agent, from 25s to 24h."""
 
-    kvstore_periodic_sync: Duration = minutes(5)
+    kvstore_periodic_sync: Annotated[Duration, Meta(gt=0)] = minutes(5)
     """How often this node's keys are compared with the store."""
 
-    kvstore_connectivity_timeout: Duration = minutes(2)
+    kvstore_connectivity_timeout: Annotated[Duration, Meta(gt=0)] = minutes(2)
     """How long allocating an identity may take before it is retried."""
 
-    kvstore_max_consecutive_quorum_errors: int = 2
+    kvstore_max_consecutive_quorum_errors: Annotated[int, Meta(ge=1)] = 2
     """How many checks of the store may fail in a row before the agent's status is a failure."""
 
     @property
@@ -114,11 +115,7 @@ class KVStoreSettings(Settings, frozen=True):
         values = {READ[key][0]: READ[key][1](text) for key, text in self.kvstore_opt.items()}
         return StoreOptions(**values)
 
-    def validate(self) -> None:
-        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.kvstore not in {"", "etcd"}:
             yield f"kvstore={self.kvstore}: expected etcd, or leave it unset"
         for key, text in self.kvstore_opt.items():
@@ -133,12 +130,6 @@ class KVStoreSettings(Settings, frozen=True):
             yield "kvstore=etcd: expected where it is in kvstore-opt: etcd.address=URL or etcd.config=FILE"
         if not SHORTEST_LEASE <= self.kvstore_lease_ttl <= LONGEST_LEASE:
             yield f"kvstore-lease-ttl={self.kvstore_lease_ttl}: expected from 25s to 24h"
-        for name in ("kvstore_periodic_sync", "kvstore_connectivity_timeout"):
-            if getattr(self, name) <= 0:
-                yield f"{name.replace('_', '-')}={getattr(self, name)}: expected a time above 0"
-        if self.kvstore_max_consecutive_quorum_errors < 1:
-            count = self.kvstore_max_consecutive_quorum_errors
-            yield f"kvstore-max-consecutive-quorum-errors={count}: expected 1 or more"
 
 
 # Where etcd is and how it is spoken to: addresses, certificates.

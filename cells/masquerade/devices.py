@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Protocol
@@ -68,11 +68,10 @@ class MasqueradeSettings(Settings, frozen=True):
     ip_masq_agent_config_path: Path = Path("/etc/config/ip-masq-agent")
     """Path of that file, YAML or JSON; without one, private and reserved networks are used."""
 
-    def validate(self) -> None:
-        """Refuse masquerading by iptables; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         wants = (self.enable_ipv4_masquerade, self.enable_ipv6_masquerade)
         if not self.enable_bpf_masquerade and wants != (False, False):
-            raise ValueError(
+            yield (
                 "enable-bpf-masquerade=false: rules of iptables are not made; masquerade by eBPF with"
                 " enable-bpf-masquerade=true, or not at all with enable-ipv4-masquerade=false and"
                 " enable-ipv6-masquerade=false"

@@ -34,7 +34,6 @@ from lifecycle import (
     module,
     provide,
     provide_private,
-    refuse,
 )
 
 __all__ = [
@@ -71,16 +70,12 @@ class AddressSettings(Settings, frozen=True):
     ipv6_node: str = AUTO
     """The node's IPv6 address; auto: the source of its default route. The Node object's InternalIP wins."""
 
-    def validate(self) -> None:
-        """Refuse what no node can be reached by; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
     def address(self, family: Family) -> IPAddress | None:
         """What is set, None for auto."""
         text = self.ipv4_node if family is Family.IPV4 else self.ipv6_node
         return None if text in {AUTO, ""} else ip_address(text)
 
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         for family, example in ((Family.IPV4, "192.0.2.7"), (Family.IPV6, "2001:db8::7")):
             try:
                 ip = self.address(family)

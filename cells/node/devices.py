@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -65,12 +65,12 @@ class DeviceSettings(Settings, frozen=True):
     """Devices through which packets leave the node; eth+ matches all names that start with eth; unset: every
     device that is up and has an address. They determine the node's address and the pods' MTU."""
 
-    def validate(self) -> None:
-        """Refuse what no device can be called (kernel: dev_valid_name in net/core/dev.c)."""
+    def faults(self) -> Iterator[str]:
+        """What no device can be called (kernel: dev_valid_name in net/core/dev.c)."""
         wrong = [name for name in self.devices if not _NAME.fullmatch(name)]
         if wrong:
             shown = wrong[0] if len(wrong[0]) <= _SHOWN else f"{wrong[0][:_SHOWN]}..."
-            raise ValueError(
+            yield (
                 f"devices={','.join(self.devices)}: {shown} is not a name of a device; expected names such as"
                 " eth0, or eth+"
             )

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec import Meta
 
 from cells.config import AgentConfig
 from cells.observe.controllers import Controllers, ControllerState, Rules
@@ -303,13 +304,8 @@ HOST, HOST6 = "127.0.0.1", "::1"
 class HealthServerSettings(Settings, frozen=True):
     """Settings of the health cell."""
 
-    agent_health_port: int = 9879
+    agent_health_port: Annotated[int, Meta(ge=1, le=65535)] = 9879
     """TCP port on 127.0.0.1, or ::1, that answers the kubelet's probes."""
-
-    def validate(self) -> None:
-        """Refuse what is not a port; raises ValueError with one line."""
-        if not 1 <= self.agent_health_port <= 65535:
-            raise ValueError(f"agent-health-port={self.agent_health_port}: expected a TCP port, 1 to 65535")
 
 
 class AgentReady(msgspec.Struct, frozen=True):

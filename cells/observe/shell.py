@@ -7,10 +7,12 @@ Settings: shell-sock-path, shell-history.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from cells.config import AgentConfig
-from lifecycle import Settings, config, module, refuse
+from lifecycle import Settings, config, module
 from lifecycle.admin import AdminSocket, admin
 
 __all__ = ["ShellSettings", "cell"]
@@ -22,12 +24,8 @@ class ShellSettings(Settings, frozen=True):
     shell_sock_path: Path | None = Path("shell.sock")
     """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
 
-    shell_history: int = 0
+    shell_history: Annotated[int, Meta(ge=0)] = 0
     """Past moments of all tables that the shell can show (db/moments), at most one a second; 0: none."""
-
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse([f"shell-history={self.shell_history}: expected 0 or more"] if self.shell_history < 0 else [])
 
 
 _NOT_STOPPED: Final = {

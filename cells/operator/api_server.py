@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Annotated
+
+from msgspec import Meta
 
 from cells.kubernetes.api_server import access_of
 from cells.kubernetes.client import connect
@@ -24,7 +27,6 @@ from lifecycle import (
     config,
     module,
     provide,
-    refuse,
     seconds,
 )
 
@@ -49,10 +51,10 @@ class ApiServerSettings(Settings, frozen=True):
     k8s_kubeconfig_path: str = ""
     """Path of a kubeconfig; its current context is used."""
 
-    operator_k8s_client_qps: float = 100.0
+    operator_k8s_client_qps: Annotated[float, Meta(ge=0)] = 100.0
     """Requests per second on average; 0: no limit."""
 
-    operator_k8s_client_burst: int = 200
+    operator_k8s_client_burst: Annotated[int, Meta(ge=1)] = 200
     """Requests in a burst above that rate."""
 
     k8s_client_connection_timeout: Duration = seconds(30)
@@ -61,22 +63,12 @@ class ApiServerSettings(Settings, frozen=True):
     k8s_client_connection_keep_alive: Duration = seconds(30)
     """How long an idle connection stays open, and the interval of TCP keepalive probes."""
 
-    k8s_heartbeat_timeout: Duration = seconds(30)
+    k8s_heartbeat_timeout: Annotated[Duration, Meta(ge=0)] = seconds(30)
     """How long the API server may be silent before it is probed; without an answer the connections are
     replaced. 0: never."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if self.operator_k8s_client_qps < 0:
-            yield f"operator-k8s-client-qps={self.operator_k8s_client_qps}: expected 0 or more"
-        if self.operator_k8s_client_burst < 1:
-            yield f"operator-k8s-client-burst={self.operator_k8s_client_burst}: expected 1 or more"
-        if self.k8s_heartbeat_timeout < 0:
-            yield f"k8s-heartbeat-timeout={self.k8s_heartbeat_timeout}: expected 0 or more"
-        yield from _reasons(self.where())
+    def faults(self) -> Iterator[str]:
+        return self.where().faults()
 
     def where(self) -> KubernetesSettings:
         """The same as the agent's settings say it."""
@@ -85,15 +77,6 @@ class ApiServerSettings(Settings, frozen=True):
             k8s_api_server_urls=self.k8s_api_server_urls,
             k8s_kubeconfig_path=self.k8s_kubeconfig_path,
         )
-
-
-def _reasons(settings: KubernetesSettings) -> Iterator[str]:
-    try:
-        settings.validate()
-    except ExceptionGroup as group:
-        yield from map(str, group.exceptions)
-    except ValueError as error:
-        yield str(error)
 
 
 class ClusterAPI:

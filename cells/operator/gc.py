@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final
 
 import anyio
 import msgspec
@@ -40,7 +40,6 @@ from lifecycle import (
     minutes,
     module,
     provide,
-    refuse,
 )
 
 __all__ = ["CiliumEndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "NodeGC", "cell"]
@@ -54,40 +53,30 @@ __all__ = ["CiliumEndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "No
 class GCSettings(Settings, frozen=True):
     """Settings of garbage collection."""
 
-    nodes_gc_interval: Duration = minutes(5)
+    nodes_gc_interval: Annotated[Duration, msgspec.Meta(ge=0)] = minutes(5)
     """How often CiliumNodes without a Node are looked for; one goes when it is found twice. 0 never looks."""
 
     cilium_endpoint_gc_interval: Duration = minutes(5)
     """How often CiliumEndpoints without a running pod are looked for."""
 
-    identity_gc_interval: Duration = minutes(15)
+    identity_gc_interval: Annotated[Duration, msgspec.Meta(ge=0)] = minutes(15)
     """How often identities that no endpoint has are looked for; 0 never looks."""
 
-    identity_heartbeat_timeout: Duration = minutes(30)
+    identity_heartbeat_timeout: Annotated[Duration, msgspec.Meta(gt=0)] = minutes(30)
     """How long an identity without endpoints is preserved."""
 
-    identity_gc_rate_interval: Duration = minutes(1)
+    identity_gc_rate_interval: Annotated[Duration, msgspec.Meta(gt=0)] = minutes(1)
     """The time that identity-gc-rate-limit is about."""
 
-    identity_gc_rate_limit: int = 2500
+    identity_gc_rate_limit: Annotated[int, msgspec.Meta(gt=0)] = 2500
     """How many identities are deleted in identity-gc-rate-interval at most."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.cilium_endpoint_gc_interval <= 0:
             yield (
                 f"cilium-endpoint-gc-interval={self.cilium_endpoint_gc_interval}: expected more than 0:"
                 " CiliumEndpoints show which identities are in use"
             )
-        for name in ("nodes_gc_interval", "identity_gc_interval"):
-            if getattr(self, name) < 0:
-                yield f"{name.replace('_', '-')}={getattr(self, name)}: expected 0 or more"
-        for name in ("identity_heartbeat_timeout", "identity_gc_rate_interval", "identity_gc_rate_limit"):
-            if getattr(self, name) <= 0:
-                yield f"{name.replace('_', '-')}={getattr(self, name)}: expected more than 0"
 
 
 # How often passes over identities are, how fast they delete and how they ended, wherever those are stored.

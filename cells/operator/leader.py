@@ -28,7 +28,6 @@ from lifecycle import (
     invoke,
     module,
     provide,
-    refuse,
     seconds,
 )
 
@@ -56,11 +55,7 @@ class LeaderSettings(Settings, frozen=True):
     leader_election_retry_period: Duration = seconds(2)
     """How often the lease is asked for and renewed."""
 
-    def validate(self) -> None:
-        """Refuse durations that do not fit; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         lease, renew, retry = (
             self.leader_election_lease_duration,
             self.leader_election_renew_deadline,

@@ -20,7 +20,6 @@ from lifecycle import (
     milliseconds,
     module,
     provide,
-    refuse,
     seconds,
 )
 
@@ -237,11 +236,7 @@ class OperatorOptions(Settings, frozen=True):
     k8s_namespace: str = ""
     """Namespace the operator runs in, and where its lease is; default when empty."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.ipam not in SERVED:
             yield f"ipam={self.ipam}: expected cluster-pool, multi-pool, kubernetes or delegated-plugin"
         if self.identity_allocation_mode not in MODES:

@@ -31,7 +31,6 @@ from lifecycle import (
     invoke,
     module,
     provide,
-    refuse,
     supply,
 )
 from lifecycle.http import SCRAPED, HttpServer, Request, Response
@@ -79,11 +78,7 @@ class ServerSettings(Settings, frozen=True):
         allowed = {name for text in self.enable_cilium_operator_server_access for name in _meant(text)}
         return frozenset(path for name, paths in OPERATIONS.items() if name not in allowed for path in paths)
 
-    def validate(self) -> None:
-        """Refuse what is not an address; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         for name in ("operator_api_serve_addr", "operator_prometheus_serve_addr"):
             text: str = getattr(self, name)
             try:

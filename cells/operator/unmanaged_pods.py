@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.client.errors import ConflictError
@@ -19,7 +21,7 @@ from cells.kubernetes.objects.kind import Key, LabelSelector
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
-from lifecycle import Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide, refuse
+from lifecycle import Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide
 
 __all__ = ["UnmanagedPodSettings", "UnmanagedPods", "cell"]
 
@@ -37,19 +39,13 @@ AGAIN: Final = 300.0
 class UnmanagedPodSettings(Settings, frozen=True):
     """Settings of the unmanaged-pods cell."""
 
-    unmanaged_pod_watcher_interval: int = 15
+    unmanaged_pod_watcher_interval: Annotated[int, Meta(ge=0)] = 15
     """Seconds between two looks for pods without an endpoint; 0 never looks."""
 
     pod_restart_selector: str = "k8s-app=kube-dns"
     """Which pods are looked for, as a label selector; every pod when empty."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        if self.unmanaged_pod_watcher_interval < 0:
-            yield f"unmanaged-pod-watcher-interval={self.unmanaged_pod_watcher_interval}: expected 0 or more"
+    def faults(self) -> Iterator[str]:
         try:
             self.pods()
         except ValueError as error:

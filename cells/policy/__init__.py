@@ -2,6 +2,9 @@
 
 import math
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from lifecycle import Duration, Settings, minutes
 
@@ -45,19 +48,11 @@ class PolicySettings(Settings, frozen=True):
 class PolicyMapSettings(Settings, frozen=True):
     """How policy maps are written."""
 
-    policy_map_full_reconciliation_interval: Duration = minutes(15)
+    policy_map_full_reconciliation_interval: Annotated[Duration, Meta(ge=0)] = minutes(15)
     """How often whole policy maps are compared with what they should hold; 0: never."""
 
     enable_endpoint_lockdown_on_policy_overflow: bool = False
     """Deny all traffic of an endpoint if its policy map overflows, instead of writing what fits."""
-
-    def validate(self) -> None:
-        """Refuse an interval that cannot be; raises ValueError with one line."""
-        if self.policy_map_full_reconciliation_interval < 0:
-            raise ValueError(
-                f"policy-map-full-reconciliation-interval={self.policy_map_full_reconciliation_interval}:"
-                " expected 0 or more"
-            )
 
     @property
     def reconciliation_seconds(self) -> float:

@@ -15,7 +15,7 @@ from cells.base.addresses import Family
 from cells.cluster.encryption import EncryptionKey
 from cells.datapath.datapath import TUNNEL_LINKS
 from cells.node.devices import PodMtu
-from lifecycle import Duration, ReadTable, Settings, Table, refuse, seconds
+from lifecycle import Duration, ReadTable, Settings, Table, seconds
 
 __all__ = [
     "PORTS",
@@ -96,11 +96,7 @@ class TunnelSettings(Settings, frozen=True):
         low, _, high = self.tunnel_source_port_range.partition("-")
         return int(low), int(high)
 
-    def validate(self) -> None:
-        """Refuse ports that are none, and what does not go together; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.enable_ipv4_egress_gateway and self.underlay is Family.IPV6:
             yield (
                 "underlay-protocol=ipv6: egress gateways are reached over IPv4: expected ipv4, or"

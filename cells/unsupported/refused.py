@@ -8,10 +8,10 @@ Why:    traffic must not pass for encrypted, or policies for enforced, when it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final
 
-from lifecycle import Duration, Settings, refuse, seconds
+from lifecycle import Duration, Settings, seconds
 
 # Bases of options that are not served: those that refuse other values, and those that change nothing.
 
@@ -26,9 +26,8 @@ class UnservedSettings(Settings, frozen=True):
     also: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Further values of an option that ask for the same."""
 
-    def validate(self) -> None:
-        """Refuse every other value, all at once; raises ValueErrors of one line."""
-        refuse(
+    def faults(self) -> Iterable[str]:
+        return (
             f"{field.replace('_', '-')}={_text(value)}: not supported yet, {_expected(accepted)}"
             for field, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True)
             if (value := getattr(self, field)) not in (accepted := (default, *self.also.get(field, ())))

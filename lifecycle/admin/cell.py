@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from lifecycle.admin.history import TableHistory
 from lifecycle.admin.hive_commands import HiveCommands
@@ -15,7 +18,7 @@ from lifecycle.hooks import Lifecycle
 from lifecycle.injection import Cell, ModuleId, config, group, invoke, module, provide_private
 from lifecycle.jobs import JobMetrics
 from lifecycle.process.health import HealthTree
-from lifecycle.settings import Settings, refuse
+from lifecycle.settings import Settings
 from lifecycle.tables import Tables
 
 __all__ = ["AdminSettings", "admin", "commands_cell"]
@@ -27,12 +30,8 @@ class AdminSettings(Settings, frozen=True):
     admin_socket: Path | None = Path("admin.sock")
     """Unix socket to look into this process with the command shell; nothing for none."""
 
-    admin_history: int = 0
+    admin_history: Annotated[int, Meta(ge=0)] = 0
     """Past moments of all tables that the shell can show; 0: none."""
-
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse([f"admin-history={self.admin_history}: expected 0 or more"] if self.admin_history < 0 else [])
 
 
 def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:

@@ -5,7 +5,7 @@
         \"\"\"How often the whole kernel table is compared.\"\"\"
 
 is the flag ``--neighbour-refresh``, the variable ``HIVE_NEIGHBOUR_REFRESH`` of a hive with that name, and the
-config-dir file ``neighbour-refresh``. A method ``validate(self)`` checks what types cannot.
+config-dir file ``neighbour-refresh``. A method ``faults(self)`` checks what types cannot.
 """
 
 import functools
@@ -48,12 +48,17 @@ def env_name(name: str, prefix: str) -> str:
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     """Base of all structs of settings: frozen, options in kebab-case."""
 
+    def faults(self) -> Iterable[str]:
+        """What types cannot check: a line for each fault, as in ``every=0s: expected at least 1s``."""
+        return ()
+
     def validate(self) -> None:
-        """Raise ValueError("one line") when the values do not fit each other, or a group of them."""
+        """Raise a ValueError of one fault, a group of them of several."""
+        refuse(self.faults())
 
 
 def refuse(reasons: Iterable[str]) -> None:
-    """For validate(): raise a ValueError of one reason, a group of them of several; none is fine."""
+    """Raise a ValueError of one reason, a group of them of several; none is fine."""
     errors = [ValueError(reason) for reason in reasons]
     if len(errors) > 1:
         raise ExceptionGroup("settings", errors)

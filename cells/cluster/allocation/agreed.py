@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 
 from cells.cluster.identity.numbers import CLUSTER
-from lifecycle import Duration, Health, Settings, refuse, seconds
+from lifecycle import Duration, Health, Settings, seconds
 
 __all__ = ["AllocationMode", "AllocationSettings"]
 
@@ -53,11 +53,7 @@ class AllocationSettings(Settings, frozen=True):
     """First number that a node without API server and kvstore gives to pods' labels, 256 to 65535. The next
     ones count up, and go on at 256 after 65535."""
 
-    def validate(self) -> None:
-        """Refuse a number that no pod can have; raises ValueError with one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.first_identity not in CLUSTER:
             yield f"first-identity={self.first_identity}: expected {CLUSTER.start} to {CLUSTER.stop - 1}"
 

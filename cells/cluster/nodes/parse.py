@@ -17,7 +17,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, EXTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.kubernetes.objects.cilium_node import CiliumNode
 from cells.kubernetes.objects.core import Node
-from lifecycle import Duration, Settings, refuse, seconds
+from lifecycle import Duration, Settings, seconds
 
 __all__ = [
     "NodeFault",
@@ -51,11 +51,7 @@ class NodeSettings(Settings, frozen=True):
     exclude_node_label_patterns: tuple[str, ...] = ()
     """Regular expressions; node labels with a matching key are left out."""
 
-    def validate(self) -> None:
-        """Refuse patterns and modes that are none; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         for pattern in self.exclude_node_label_patterns:
             try:
                 re.compile(pattern)
@@ -92,9 +88,8 @@ class RulePeerSettings(Settings, frozen=True):
     """What networks in policies select besides addresses outside the cluster: nodes, addresses of nodes;
     pods, addresses of pods, beside what rules by labels say of them."""
 
-    def validate(self) -> None:
-        """Refuse modes that are none; raises ValueErrors of one line."""
-        refuse(
+    def faults(self) -> Iterable[str]:
+        return (
             f"policy-cidr-match-mode={mode}: expected nodes, pods, both, or nothing"
             for mode in self.policy_cidr_match_mode
             if mode not in ("nodes", "pods")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from cells.netlink.rows import mac_text, parse_mac
-from lifecycle import Settings, refuse
+from lifecycle import Settings
 from lifecycle.settings import read_regular
 
 # The CNI configurations we write ourselves.
@@ -184,11 +184,7 @@ class CniConfigSettings(Settings, frozen=True):
             keys["prefixMacMap"] = {prefix: mac_text(mac) for prefix, mac in pairs}
         return keys
 
-    def validate(self) -> None:
-        """Refuse what is not there or cannot work; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         yield from relative("read-cni-conf", self.read_cni_conf)
         yield from relative("cni-log-file", self.cni_log_file)
         if self.chaining_mode not in CHAINING_MODES:
@@ -229,9 +225,8 @@ class CniConfigFileSettings(Settings, frozen=True):
     cni_exclusive: bool = False
     """Rename the directory's other CNI configurations to *.cilium_bak, and put ours back when touched."""
 
-    def validate(self) -> None:
-        """Refuse a path that is not absolute; raises ValueErrors of one line."""
-        refuse(relative("write-cni-conf-when-ready", self.write_cni_conf_when_ready))
+    def faults(self) -> Iterable[str]:
+        return relative("write-cni-conf-when-ready", self.write_cni_conf_when_ready)
 
 
 def relative(option: str, path: str) -> Iterator[str]:

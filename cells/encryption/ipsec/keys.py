@@ -18,7 +18,7 @@ import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.netlink.xfrm import Algorithm, KeyOctets
-from lifecycle import Duration, Settings, minutes, refuse
+from lifecycle import Duration, Settings, minutes
 
 __all__ = [
     "EXPECTED",
@@ -65,12 +65,10 @@ class IpsecSettings(Settings, frozen=True):
     dnsproxy_insecure_skip_transparent_mode_check: bool = False
     """With enable-ipsec: let the DNS proxy ask servers from the node's address, so in clear text."""
 
-    def validate(self) -> None:
-        """Refuse what is not served beside enable-ipsec; raises ValueErrors of one line."""
-        if self.enable_ipsec:
-            refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
+        """What is not served beside enable-ipsec."""
+        if not self.enable_ipsec:
+            return
         if not self.ipsec_key_file:
             yield "enable-ipsec=true needs ipsec-key-file: set it to the file of keys"
         if self.ipsec_key_rotation_duration < 0:

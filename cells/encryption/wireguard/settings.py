@@ -32,7 +32,6 @@ from lifecycle import (
     Logger,
     Settings,
     Table,
-    refuse,
     seconds,
 )
 
@@ -78,11 +77,7 @@ class EncryptionSettings(Settings, frozen=True):
         """The network of strict mode; None without it."""
         return IPv4Network(self.encryption_strict_mode_cidr) if self.enable_encryption_strict_mode else None
 
-    def validate(self) -> None:
-        """Refuse what cannot be met; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         needs = "needs enable-wireguard=true: nothing is encrypted otherwise; set it, or leave this unset"
         if self.encrypt_node and not self.enable_wireguard:
             yield f"encrypt-node=true: {needs}"

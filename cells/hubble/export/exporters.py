@@ -10,11 +10,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
+from msgspec import Meta
 
 from cells.hubble.hubble import Hubble
 from lifecycle import Health, Jobs, Logger, Settings
@@ -34,10 +35,10 @@ class HubbleExportSettings(Settings, frozen=True):
     hubble_export_file_path: str = ""
     """File that events are appended to, or stdout; empty: none."""
 
-    hubble_export_file_max_size_mb: int = 10
+    hubble_export_file_max_size_mb: Annotated[int, Meta(ge=1)] = 10
     """Size of a file, in MiB, at which it is renamed and another one starts; also of files of flow logs."""
 
-    hubble_export_file_max_backups: int = 5
+    hubble_export_file_max_backups: Annotated[int, Meta(ge=0)] = 5
     """How many renamed files stay; 0: all."""
 
     hubble_export_file_compress: bool = False
@@ -56,17 +57,9 @@ class HubbleExportSettings(Settings, frozen=True):
     """YAML file of further files to write, each with filters; watched for changes. Empty: none."""
 
     def validate(self) -> None:
-        """Refuse filters and masks that are none, and sizes below the least; raises ValueError."""
+        """Refuse filters and masks that are none; raises ValueError."""
         if self.hubble_export_allowlist or self.hubble_export_denylist or self.hubble_export_fieldmask:
             self.flow_log.check()
-        if self.hubble_export_file_max_size_mb < 1:
-            raise ValueError(
-                f"hubble-export-file-max-size-mb={self.hubble_export_file_max_size_mb}: expected 1 or more"
-            )
-        if self.hubble_export_file_max_backups < 0:
-            raise ValueError(
-                f"hubble-export-file-max-backups={self.hubble_export_file_max_backups}: expected 0 or more"
-            )
 
     @property
     def flow_log(self) -> FlowLog:

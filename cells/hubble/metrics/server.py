@@ -21,7 +21,7 @@ from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
-from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, Settings, Table, refuse
+from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, Settings, Table
 from lifecycle.process import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
@@ -62,11 +62,7 @@ class HubbleMetricsSettings(Settings, frozen=True):
     enable_hubble_open_metrics: bool = False
     """Answer in OpenMetrics's form, with exemplars, to who asks for it."""
 
-    def validate(self) -> None:
-        """Refuse an address and metrics that are none, and half of TLS; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.hubble_metrics_server:
             try:
                 ListenAddress.parse(self.hubble_metrics_server)

@@ -15,10 +15,11 @@ Settings: monitor-num-pages, monitor-queue-size.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import anyio
 from anyio import to_thread
+from msgspec import Meta
 
 from cells.base.metrics import Collector, MetricFamily, counter
 from cells.maps.map import map_by_id
@@ -111,16 +112,13 @@ class EventsSettings(Settings, frozen=True):
     monitor_num_pages: int = 64
     """Pages of each CPU's event buffer, a power of two."""
 
-    monitor_queue_size: int = 4096
+    monitor_queue_size: Annotated[int, Meta(ge=1)] = 4096
     """Events queued for each client before further ones are lost to it."""
 
-    def validate(self) -> None:
-        """Refuse sizes that cannot be; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         pages = self.monitor_num_pages
         if not 1 <= pages <= MOST_PAGES or pages & (pages - 1):
-            raise ValueError(f"monitor-num-pages={pages}: expected a power of two, 1 to {MOST_PAGES}")
-        if self.monitor_queue_size < 1:
-            raise ValueError(f"monitor-queue-size={self.monitor_queue_size}: expected at least 1")
+            yield f"monitor-num-pages={pages}: expected a power of two, 1 to {MOST_PAGES}"
 
 
 # Who wants to hear of packets, and what each has not read yet.

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import anyio
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from cells.kubernetes.objects.cilium_endpoint import (
@@ -26,7 +27,7 @@ from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NAMESPACES, Namespace
 from cells.kubernetes.objects.kind import Key
 from cells.operator.objects import ClusterObjects
-from lifecycle import Change, Jobs, Settings, Table, refuse
+from lifecycle import Change, Jobs, Settings, Table
 
 # How endpoints are batched, and how fast slices are written.
 #
@@ -48,7 +49,7 @@ class WriteLimit(msgspec.Struct, frozen=True):
 class SliceSettings(Settings, frozen=True):
     """Settings of the endpoint-slices cell; they count with enable-cilium-endpoint-slice."""
 
-    ces_max_ciliumendpoints_per_ces: int = 100
+    ces_max_ciliumendpoints_per_ces: Annotated[int, Meta(ge=1)] = 100
     """How many endpoints a CiliumEndpointSlice holds at most."""
 
     ces_slice_mode: str = "identity"
@@ -59,17 +60,9 @@ class SliceSettings(Settings, frozen=True):
     """How fast slices are written, as JSON: the entry with the most nodes that the cluster has counts; limit
     is in writes a second."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be, all at once; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.ces_slice_mode not in MODES:
             yield f"ces-slice-mode={self.ces_slice_mode}: Invalid slicing mode: expected identity or fcfs"
-        if self.ces_max_ciliumendpoints_per_ces < 1:
-            yield (
-                f"ces-max-ciliumendpoints-per-ces={self.ces_max_ciliumendpoints_per_ces}: expected 1 or more"
-            )
         try:
             self.limits()
         except ValueError as error:

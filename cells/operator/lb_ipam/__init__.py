@@ -60,7 +60,6 @@ from lifecycle import (
     minutes,
     module,
     provide,
-    refuse,
 )
 
 __all__ = [
@@ -108,11 +107,7 @@ class LBIPAMSettings(Settings, frozen=True):
     """Whether agents distinguish protocols; if not, services that share an address have different port
     numbers."""
 
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.default_lb_service_ipam not in {"lbipam", "nodeipam", "none"}:
             yield f"default-lb-service-ipam={self.default_lb_service_ipam}: expected lbipam, nodeipam or none"
         elif self.default_lb_service_ipam == "nodeipam" and not self.enable_node_ipam:

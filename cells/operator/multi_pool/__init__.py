@@ -37,7 +37,6 @@ from lifecycle import (
     invoke,
     module,
     provide,
-    refuse,
 )
 
 __all__ = ["MultiPool", "MultiPoolSettings", "cell"]
@@ -55,11 +54,8 @@ class MultiPoolSettings(Settings, frozen=True):
     """CiliumPodIPPools that are made at start if there is none of that name:
     NAME=ipv4-cidrs:CIDR,CIDR;ipv4-mask-size:N;ipv6-cidrs:CIDR;ipv6-mask-size:N, a comma between pools."""
 
-    def validate(self) -> None:
-        """Refuse pools that cannot be read, in Cilium's words; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
+        """In Cilium's words."""
         for name, text in self.auto_create_cilium_pod_ip_pools.items():
             try:
                 pool_spec(text)

@@ -45,7 +45,6 @@ from lifecycle import (
     minutes,
     module,
     provide,
-    refuse,
 )
 from lifecycle.tables import PatchTarget
 
@@ -83,11 +82,8 @@ class PodCIDRSettings(Settings, frozen=True):
     cluster_pool_ipv6_mask_size: int = 112
     """Prefix length of a node's IPv6 range."""
 
-    def validate(self) -> None:
-        """Refuse pools that cannot be, in Cilium's words; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
+        """In Cilium's words."""
         for version, cidrs, mask in (
             (4, self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
             (6, self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),

@@ -5,14 +5,15 @@ Source: Cilium 1.17, tofqdns-* and dnsproxy-*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from cells.base.addresses import IPAddress
 from cells.proxy.dns.wire import NXDOMAIN, REFUSED
-from lifecycle import Duration, Settings, refuse, seconds
+from lifecycle import Duration, Settings, seconds
 
 
 class Reject(StrEnum):
@@ -37,28 +38,23 @@ REJECT_CODES: Final = {Reject.REFUSED: REFUSED, Reject.NAME_ERROR: NXDOMAIN}
 class DNSPortSettings(Settings, frozen=True):
     """Where the DNS proxy listens."""
 
-    tofqdns_proxy_port: int = 0
+    tofqdns_proxy_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port of the loopback address that the DNS proxy listens on; 0 takes a free one, and keeps it."""
-
-    def validate(self) -> None:
-        """Raise ValueError, of one line, where a port is out of range."""
-        if not 0 <= self.tofqdns_proxy_port <= 65535:
-            raise ValueError(f"tofqdns-proxy-port={self.tofqdns_proxy_port}: expected 0 to 65535")
 
 
 class DNSProxySettings(Settings, frozen=True):
     """The DNS proxy, and how long what it has seen counts."""
 
-    tofqdns_min_ttl: int = 0
+    tofqdns_min_ttl: Annotated[int, Meta(ge=0)] = 0
     """Least seconds for which an answer counts, whatever its TTL."""
 
-    tofqdns_endpoint_max_ip_per_hostname: int = 1000
+    tofqdns_endpoint_max_ip_per_hostname: Annotated[int, Meta(ge=1)] = 1000
     """Most addresses of a name that count for an endpoint; those that end first go first."""
 
-    tofqdns_max_deferred_connection_deletes: int = 10000
+    tofqdns_max_deferred_connection_deletes: Annotated[int, Meta(ge=0)] = 10000
     """Most addresses an endpoint may keep after their TTL because it has connections to them."""
 
-    tofqdns_idle_connection_grace_period: Duration = seconds(0)
+    tofqdns_idle_connection_grace_period: Annotated[Duration, Meta(ge=0)] = seconds(0)
     """How long an address without connections stays known after its TTL."""
 
     tofqdns_dns_reject_response_code: Reject = Reject.REFUSED
@@ -73,17 +69,17 @@ class DNSProxySettings(Settings, frozen=True):
     tofqdns_pre_cache: Path | None = None
     """File of answers (as of fqdn cache list -o json) that count from the start, until their TTL ends."""
 
-    tofqdns_proxy_response_max_delay: Duration = seconds(0.1)
+    tofqdns_proxy_response_max_delay: Annotated[Duration, Meta(ge=0)] = seconds(0.1)
     """How long an answer waits at most for its addresses to be allowed in policy maps and ipcache."""
 
     dnsproxy_enable_transparent_mode: bool | None = None
     """Whether servers are asked from the address and port of the pod, not the node's; unset: true, unless
     another plugin makes pods' links (cni-chaining-mode)."""
 
-    dnsproxy_concurrency_limit: int = 0
+    dnsproxy_concurrency_limit: Annotated[int, Meta(ge=0)] = 0
     """Most queries served at a time; 0: unlimited."""
 
-    dnsproxy_concurrency_processing_grace_period: Duration = seconds(0)
+    dnsproxy_concurrency_processing_grace_period: Annotated[Duration, Meta(ge=0)] = seconds(0)
     """How long a query waits where the limit is reached; 0 refuses it at once."""
 
     def forbids(self, address: IPAddress) -> AddressClass | None:
@@ -93,21 +89,3 @@ class DNSProxySettings(Settings, frozen=True):
             if getattr(inner, f"is_{one.name.lower()}"):
                 return one
         return None
-
-    def validate(self) -> None:
-        """Refuse what cannot be; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
-        for name, least in (
-            ("tofqdns_min_ttl", 0),
-            ("tofqdns_endpoint_max_ip_per_hostname", 1),
-            ("tofqdns_max_deferred_connection_deletes", 0),
-            ("tofqdns_idle_connection_grace_period", 0),
-            ("tofqdns_proxy_response_max_delay", 0),
-            ("dnsproxy_concurrency_limit", 0),
-            ("dnsproxy_concurrency_processing_grace_period", 0),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                yield f"{name.replace('_', '-')}={value}: expected {least} or more"

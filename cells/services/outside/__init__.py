@@ -58,7 +58,6 @@ from lifecycle import (
     module,
     provide,
     provide_private,
-    refuse,
     seconds,
 )
 from lifecycle.settings import RenamedFrom
@@ -271,11 +270,7 @@ class ForwardingSettings(Settings, frozen=True):
     """Let services choose by the annotation service.cilium.io/forwarding-mode, dsr or snat, how backends on
     other nodes are reached. bpf-lb-algorithm-annotation does so too, but for nodes with a tunnel."""
 
-    def validate(self) -> None:
-        """Refuse what is not served yet; raises ValueErrors of one line."""
-        refuse(self._wrong())
-
-    def _wrong(self) -> Iterator[str]:
+    def faults(self) -> Iterator[str]:
         if self.bpf_lb_dsr_dispatch != "opt":
             asked = self.bpf_lb_dsr_dispatch
             yield f"bpf-lb-dsr-dispatch={asked}: not supported yet, expected opt, or leave it unset"

@@ -157,10 +157,9 @@ class SocketLBSettings(Settings, frozen=True):
         """Whether services are served at sockets."""
         return self.bpf_lb_sock or services.replaces_kube_proxy
 
-    def validate(self) -> None:
-        """Refuse a relative path; raises ValueError with one line."""
+    def faults(self) -> Iterator[str]:
         if self.cgroup_root is not None and not self.cgroup_root.is_absolute():
-            raise ValueError(f"cgroup-root={self.cgroup_root}: expected an absolute path")
+            yield f"cgroup-root={self.cgroup_root}: expected an absolute path"
 
 
 _INDEX: Final = bytes(4)

@@ -3,6 +3,7 @@
 import pytest
 
 from cells.observe.events import EventsSettings, Lost, Sample, Subscription
+from tests.support.settings import refused
 
 ONE, TWO, THREE = (Sample(0, bytes([n])) for n in (1, 2, 3))
 
@@ -53,5 +54,4 @@ async def test_a_wrong_number_of_pages_is_refused(pages: int) -> None:
 
 
 async def test_a_queue_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="monitor-queue-size=0: expected at least 1"):
-        EventsSettings(monitor_queue_size=0).validate()
+    assert "expected at least 1" in refused(EventsSettings, monitor_queue_size=0)

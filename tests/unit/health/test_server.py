@@ -14,6 +14,7 @@ from cells.config import AgentConfig
 from cells.observe import controllers, health
 from lifecycle import Hive, StartError, supply
 from tests.support.ports import free_port
+from tests.support.settings import refused
 
 pytestmark = pytest.mark.anyio
 
@@ -111,5 +112,5 @@ async def test_a_used_port_is_reported_in_one_line(port: int) -> None:
 
 @pytest.mark.parametrize("number", [0, -1, 65536])
 def test_an_invalid_port_is_refused(number: int) -> None:
-    with pytest.raises(ValueError, match="expected a TCP port"):
-        health.HealthServerSettings(agent_health_port=number).validate()
+    text = refused(health.HealthServerSettings, agent_health_port=number)
+    assert text.endswith("expected at least 1, at most 65535")

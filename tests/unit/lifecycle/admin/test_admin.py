@@ -127,7 +127,7 @@ async def test_without_a_history_there_is_no_past_moment(tmp_path: Path) -> None
         assert (await client.ask("db/show orders --at=1"))[0] == (
             "--at=1: no moments are remembered; expected a setting such as admin-history=60"
         )
-    with pytest.raises(SettingsError, match="admin-history=-1: expected 0 or more"):
+    with pytest.raises(SettingsError, match="admin-history=-1: expected at least 0"):
         async with shell(tmp_path, history=-1):
             pass
 
