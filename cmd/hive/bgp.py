@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import click
 
-from hive.client import RefusedError, ask, socket_option, timeout_option
+from hive.client import RefusedError, agent_options, ask
 from hive.dbg.bgp import policy_actions, route_rows, uptime
-from hive.output import detailed, document, output_option, table_width
+from hive.output import detailed, shown_as_document, table_width
 
 _OFF: Final = 501
 _TABLES: Final = {"known": "loc-rib", "sent": "adj-rib-out", "received": "adj-rib-in"}
@@ -49,14 +49,11 @@ def command() -> None:
 
 
 @command.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def peers(agent_socket: Path, timeout: float, output: str) -> None:
     """Show sessions: whether they are established, how long, how many routes they have, or why they ended."""
     found = _asked("/v1/bgp/peers", agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo("No sessions: no CiliumBGPNodeConfig of this node has peers.", err=True)
@@ -93,9 +90,7 @@ def peers(agent_socket: Path, timeout: float, output: str) -> None:
 @router_option
 @click.option("--peer", type=_Address(), metavar="ADDRESS", help="Only what this peer is sent, or has sent.")
 @click.option("-f", "--family", type=click.Choice(_FAMILIES), help="Only routes of this family.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def routes(
     table: str,
     router: int | None,
@@ -121,8 +116,7 @@ def routes(
         for each in ([family] if family is not None else _FAMILIES)
         for route in _asked(f"/v1/bgp/routes?{urlencode({**given, 'afi': each})}", agent_socket, timeout)
     ]
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo(f"No routes are {table}{f' of {peer}' if peer else ''}.", err=True)
@@ -139,15 +133,12 @@ def routes(
 
 @command.command("route-policies")
 @router_option
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def route_policies(router: int | None, agent_socket: Path, timeout: float, output: str) -> None:
     """Show policies: which routes go to which peers, and what is added to them."""
     query = f"?router_asn={router}" if router is not None else ""
     found = _asked(f"/v1/bgp/route-policies{query}", agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo("No policies: no BGP instance runs on this node.", err=True)

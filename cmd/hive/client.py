@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from hive.output import F, output_option
+
 DEFAULT_SOCKET = Path("/var/run/cilium/cilium.sock")
 TIMEOUT = 30.0
 
@@ -233,3 +235,8 @@ timeout_option = click.option(
     show_default=True,
     help="Seconds to wait.",
 )
+
+
+def agent_options(command: F) -> F:
+    """The options of a command that shows what the agent answers: --socket, --timeout, --output."""
+    return socket_option(timeout_option(output_option(command)))

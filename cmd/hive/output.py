@@ -91,6 +91,14 @@ def document(value: object, form: str) -> str | None:
     return "".join(found)
 
 
+def shown_as_document(value: object, form: str) -> bool:
+    """Print `value` as a program wants it; False where the form is a table, which the command prints."""
+    if (text := document(value, form)) is None:
+        return False
+    click.echo(text)
+    return True
+
+
 def _parts(template: str) -> Iterator[tuple[str, Any]]:
     """Text, and the path after it; None after the last text. Raises ValueError with what is wrong."""
     import jsonpath  # 60 ms that no other command needs

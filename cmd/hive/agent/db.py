@@ -10,14 +10,14 @@ from urllib.parse import quote
 import click
 
 from hive import completion
-from hive.client import ask, follow, socket_option, timeout_option
+from hive.client import agent_options, ask, follow
 from hive.output import (
     BAD,
     GOOD,
     cell_text,
     document,
     fitted,
-    output_option,
+    shown_as_document,
     table,
     table_width,
     terminal_width,
@@ -36,14 +36,11 @@ def command() -> None:
 
 
 @command.command("list")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_tables(agent_socket: Path, timeout: float, output: str) -> None:
     """List the tables."""
     tables = ask("/statedb/tables", agent_socket, timeout=timeout)
-    if (text := document(tables, output)) is not None:
-        click.echo(text)
+    if shown_as_document(tables, output):
         return
     rows = [("TABLE", "ROWS", "REVISION", "STATE")]
     for one in tables:
@@ -57,9 +54,7 @@ def list_tables(agent_socket: Path, timeout: float, output: str) -> None:
 @command.command()
 @click.argument("name", metavar="TABLE", shell_complete=completion.tables)
 @click.argument("key", required=False)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @click.option("--columns", metavar="A,B", help="Show these columns.")
 @click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
 def show(
@@ -91,9 +86,7 @@ def show(
 
 @command.command()
 @click.argument("name", metavar="TABLE", shell_complete=completion.tables)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def watch(name: str, agent_socket: Path, timeout: float, output: str) -> int:
     """Show every row of a table (+), then rows that change (~) or are removed (-), until ctrl-C.
 

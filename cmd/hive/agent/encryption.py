@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option
+from hive.client import agent_options, ask, socket_option, timeout_option
+from hive.output import shown_as_document
 
 _PATH = "/encryption/rotation"
 _PACE = 1.0
@@ -44,14 +44,11 @@ def rotate(agent_socket: Path, timeout: float, wait: bool) -> None:
 
 
 @command.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def status(agent_socket: Path, timeout: float, output: str) -> None:
     """Show whether the key of this node is being rotated, and which nodes that waits for."""
     state = ask(_PATH, agent_socket, timeout=timeout)
-    if (text := document(state, output)) is not None:
-        click.echo(text)
+    if shown_as_document(state, output):
         return
     click.echo(f"Key:       {state['public_key'] or 'none: enable-wireguard is not set'}")
     if state["next_key"]:

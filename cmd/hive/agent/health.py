@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.dbg.go_text import short_ago
 from hive.dbg.health import latency_text, paths_of, reach
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, shown_as_document, table_width
 
 Json = dict[str, Any]
 
@@ -18,9 +18,7 @@ _PARTS = {"node": "host", "endpoint": "health-endpoint"}
 
 
 @click.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def command(agent_socket: Path, timeout: float, output: str) -> None:
     """Show every node of the cluster with the outcome of each probe, the worst first.
 
@@ -33,8 +31,7 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
             "nodes are not probed: set enable-health-checking=true, and restart the agent"
         )
     found = ask("/v1beta/status", socket, timeout=timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not (nodes := found.get("nodes")):
         click.echo("No probes yet: the first round is not complete.", err=True)

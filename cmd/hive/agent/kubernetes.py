@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.client import agent_options, ask
+from hive.output import shown_as_document, table
 
 HEAD = ("KIND", "STATE", "OBJECTS", "HEARD", "WRONG")
 
@@ -18,9 +18,7 @@ def command() -> None:
 
 
 @command.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def status(agent_socket: Path, timeout: float, output: str) -> None:
     """Show how each kind of object is followed, when it was last updated, and what is wrong."""
     server = ask("/v1/healthz", agent_socket, timeout=timeout).get("kubernetes") or {}
@@ -29,8 +27,7 @@ def status(agent_socket: Path, timeout: float, output: str) -> None:
         for name in ("k8s-sources", "manifests")
     )
     found = {"server": server, "kinds": kinds, "manifests": files}
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not kinds:
         click.echo("no source: the agent was given neither an API server nor a folder of manifests")

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, fitted, output_option, table_width
+from hive.client import agent_options, ask
+from hive.output import fitted, shown_as_document, table_width
 
 _FIRST = ("name", "ipv4 address", "ipv6 address", "source")
 
@@ -17,17 +17,14 @@ def command() -> None:
 
 
 @command.command("list")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_nodes(agent_socket: Path, timeout: float, output: str) -> None:
     """List all nodes, this one first."""
     answer = ask("/v1/cluster/nodes", agent_socket, timeout=timeout)
     found = sorted(
         answer.get("nodes-added") or (), key=lambda node: (node["name"] != answer["self"], node["name"])
     )
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo("No nodes: the agent does not know its own node yet.", err=True)

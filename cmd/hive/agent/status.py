@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from hive.agent.health import node_state
-from hive.client import RefusedError, ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, QUIET, document, fact_lines, output_option, terminal_width
+from hive.client import RefusedError, agent_options, ask
+from hive.output import BAD, GOOD, QUIET, fact_lines, shown_as_document, terminal_width
 
 HEALTHY = {"Ok", "Disabled"}
 DONE = "Done"
@@ -21,9 +21,7 @@ PAUSE = 0.1
 
 
 @click.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @click.option("--brief", is_flag=True, help="One line: OK, or what is wrong.")
 @click.option("--verbose", is_flag=True, help="Also all addresses, controllers and modules.")
 @click.option(
@@ -38,8 +36,7 @@ def command(
     """Show the status of the running agent. Exits 1 if it, or any part of it, is unhealthy."""
     headers = {"Brief": "true" if brief else "false"}
     answer = _answer(wanted, agent_socket, headers, timeout)
-    if (text := document(answer, output)) is not None:
-        click.echo(text)
+    if shown_as_document(answer, output):
         return
     wrong = trouble(answer)
     if brief:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, fact_lines, output_option, table_width
+from hive.client import agent_options, ask
+from hive.output import fact_lines, shown_as_document, table_width
 
 
 @click.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def command(agent_socket: Path, timeout: float, output: str) -> None:
     """Show the version of this command and, if an agent runs on this node, that of the agent."""
     found = {
@@ -24,8 +22,7 @@ def command(agent_socket: Path, timeout: float, output: str) -> None:
         "python": platform.python_version(),
         "kernel": platform.release(),
     }
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     facts = [(name, version or "none runs here") for name, version in found.items()]
     for line in fact_lines(facts, table_width(output)):

@@ -7,10 +7,10 @@ import click
 
 from hive.agent.command import pass_settings, settings_argument
 from hive.agent.process import ENV_PREFIX, FILE_FLAG, YAML_NAME, build, refuse
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.config.get import get_setting
 from hive.config.set import set_options
-from hive.output import GOOD, QUIET, document, fact_lines, fitted, output_option, terminal_width
+from hive.output import GOOD, QUIET, document, fact_lines, fitted, terminal_width
 
 if TYPE_CHECKING:
     from lifecycle import Cell
@@ -79,9 +79,7 @@ def _process(name: str) -> "tuple[Cell, ...]":
 @click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @click.option("--set", "given", is_flag=True, help="Only settings that differ from their default.")
 @click.option("--live", is_flag=True, help="Ask the running agent.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_settings(
     settings: tuple[str, ...],
     origin: bool,
@@ -151,9 +149,7 @@ def _show(changes: list[dict[str, str]]) -> None:
 
 
 @command.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def diff(agent_socket: Path, timeout: float, output: str) -> int:
     """Show which settings a restart of the running agent would change. Exits 1 if there are any.
 

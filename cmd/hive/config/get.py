@@ -9,15 +9,13 @@ from pathlib import Path
 import click
 
 from hive import completion
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option
+from hive.client import agent_options, ask
+from hive.output import document
 
 
 @click.command("get")
 @click.argument("name", shell_complete=completion.settings)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get_setting(name: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the value of NAME in the running agent: a setting (mtu), or an option (DropNotification).
 

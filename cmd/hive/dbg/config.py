@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from hive.dbg.go_text import json_text, model, output_option, printed
-from hive.dbg.requests import RequestFailedError, ask
+from hive.dbg.requests import ask_or_fail
 
 OPTIONS: Final = {
     "ConntrackAccounting": "Enable per flow (conntrack) statistics",
@@ -59,10 +59,7 @@ def command(
 
 
 def _config() -> Any:
-    try:
-        return ask("GET /config") or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Error while retrieving configuration: {error}\n") from error
+    return ask_or_fail("Error while retrieving configuration", "GET /config") or {}
 
 
 def _status() -> Any:
@@ -140,10 +137,7 @@ def _change(options: tuple[str, ...], num_pages: int) -> None:
     spec["options"] = {**(spec.get("options") or {}), **changed}
     if enforcement is not None:
         spec["policy-enforcement"] = enforcement
-    try:
-        ask("PATCH /config", body=spec)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Unable to change agent configuration: {error}\n") from error
+    ask_or_fail("Unable to change agent configuration", "PATCH /config", body=spec)
 
 
 def changed_options(

@@ -13,7 +13,7 @@ import click
 from hive.dbg.config import changed_options, option_lines, options_text
 from hive.dbg.go_text import ENDPOINT, aligned, model, output_option, printed, table
 from hive.dbg.main import Group
-from hive.dbg.requests import RequestFailedError, ask
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 _PREFIXES: Final = frozenset(
     {
@@ -62,10 +62,7 @@ def endpoint_id(text: str) -> str:
 @output_option
 def list_endpoints(no_headers: bool, output: str) -> None:
     """List all endpoints"""
-    try:
-        endpoints = ask("GET /endpoint") or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"cannot get endpoint list: {error}\n") from error
+    endpoints = ask_or_fail("cannot get endpoint list", "GET /endpoint") or []
     endpoints.sort(key=lambda one: one.get("id", 0))
     if output:
         click.echo(printed(model(endpoints, ENDPOINT), output))
@@ -144,10 +141,7 @@ def _sorted(value: Any) -> Any:
 def health(endpoint: str, output: str) -> None:
     """View endpoint health"""
     endpoint_id(endpoint)
-    try:
-        found = ask("GET /endpoint/{id}/healthz", id=endpoint)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get endpoint healthz {endpoint}: {error}\n") from error
+    found = ask_or_fail(f"Cannot get endpoint healthz {endpoint}", "GET /endpoint/{id}/healthz", id=endpoint)
     if output:
         click.echo(printed(model(found), output))
         return
@@ -166,10 +160,7 @@ def health(endpoint: str, output: str) -> None:
 def log(endpoint: str, output: str) -> None:
     """View endpoint status log"""
     endpoint_id(endpoint)
-    try:
-        found = ask("GET /endpoint/{id}/log", id=endpoint) or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get endpoint log {endpoint}: {error}\n") from error
+    found = ask_or_fail(f"Cannot get endpoint log {endpoint}", "GET /endpoint/{id}/log", id=endpoint) or []
     if output:
         click.echo(printed(model(found), output))
         return
@@ -183,10 +174,7 @@ def log(endpoint: str, output: str) -> None:
 def disconnect(endpoint: str) -> None:
     """Disconnect an endpoint from the network"""
     endpoint_id(endpoint)
-    try:
-        ask("DELETE /endpoint/{id}", id=endpoint)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot disconnect endpoint {endpoint}: {error}\n") from error
+    ask_or_fail(f"Cannot disconnect endpoint {endpoint}", "DELETE /endpoint/{id}", id=endpoint)
     click.echo(f"Endpoint {endpoint} successfully disconnected")
 
 
@@ -203,10 +191,8 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
     if not endpoint:
         raise click.ClickException("Missing endpoint id argument\n")
     endpoint_id(endpoint)
-    try:
-        status = ask("GET /endpoint/{id}/config", id=endpoint) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get configuration of endpoint {endpoint}: {error}\n") from error
+    failure = f"Cannot get configuration of endpoint {endpoint}"
+    status = ask_or_fail(failure, "GET /endpoint/{id}/config", id=endpoint) or {}
     realized = status.get("realized") or {}
     if not options:
         if output:
@@ -218,10 +204,9 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
     known = {name.lower(): name for name in (*_ENDPOINT_OPTIONS, *(realized.get("options") or {}))}
     changed = changed_options(options, known, {True: "1", False: "0"})
     realized["options"] = {**(realized.get("options") or {}), **changed}
-    try:
-        ask("PATCH /endpoint/{id}/config", id=endpoint, body=realized)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot update endpoint {endpoint}: {error}\n") from error
+    ask_or_fail(
+        f"Cannot update endpoint {endpoint}", "PATCH /endpoint/{id}/config", id=endpoint, body=realized
+    )
     click.echo(f"Endpoint {endpoint} configuration updated successfully")
 
 

@@ -19,7 +19,7 @@ from cells.netlink.xfrm import XfrmKernel
 from hive.dbg.bpf.maps import GLOBALS, entries_of, missing
 from hive.dbg.go_text import ENCRYPTION, Shape, aligned, model, output_option, printed, table
 from hive.dbg.main import Group, root_only
-from hive.dbg.requests import RequestFailedError, ask
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 _PODS: Final[Shape] = {"pod-metadatas[]": {"containers[]": {}, "ips[]": {}}}
 
@@ -33,10 +33,7 @@ def node() -> None:
 @output_option
 def list_nodes(output: str) -> None:
     """List nodes"""
-    try:
-        found = ask("GET /cluster/nodes") or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get node list: {error}\n") from error
+    found = ask_or_fail("Cannot get node list", "GET /cluster/nodes") or {}
     nodes = found.get("nodes-added") or []
     if output:
         click.echo(printed(model(nodes, {"secondary-addresses[]": {}}), output))
@@ -60,10 +57,7 @@ def nodeid() -> None:
 @output_option
 def list_node_ids(output: str) -> None:
     """List node IDs and their IP addresses"""
-    try:
-        found = ask("GET /node/ids") or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get node IDs: {error}\n") from error
+    found = ask_or_fail("Cannot get node IDs", "GET /node/ids") or []
     if output:
         click.echo(printed(model(found, {"ips[]": {}}), output))
         return
@@ -85,10 +79,7 @@ def cgroups() -> None:
 @output_option
 def list_cgroups(no_headers: bool, output: str) -> None:
     """Display cgroup metadata maintained by Cilium"""
-    try:
-        found = ask("GET /cgroup-dump-metadata") or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get cgroup metadata: {error}\n") from error
+    found = ask_or_fail("Cannot get cgroup metadata", "GET /cgroup-dump-metadata") or {}
     if output:
         click.echo(printed(model(found, _PODS), output))
         return
@@ -111,10 +102,8 @@ def encrypt() -> None:
 def encrypt_status(output: str) -> None:
     """Display the current encryption state"""
     root_only("cilium-dbg encrypt status")
-    try:
-        status = ask("GET /healthz", headers={"Brief": "false"}) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get daemon encryption status: {error}\n") from error
+    failure = "Cannot get daemon encryption status"
+    status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"}) or {}
     found = status.get("encryption") or {}
     if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves it to its clients
         try:

@@ -14,7 +14,7 @@ import click
 
 from hive.dbg.go_text import Shape, aligned, model, output_option, printed, table
 from hive.dbg.main import Group
-from hive.dbg.requests import RequestFailedError, ask
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 RESERVED: Final = {
     0: "unknown",
@@ -42,10 +42,7 @@ def policy() -> None:
 @output_option
 def get_policy(labels: tuple[str, ...], output: str) -> None:
     """Display policy node information"""
-    try:
-        found = ask("GET /policy", body=list(labels))
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get policy: {error}\n") from error
+    found = ask_or_fail("Cannot get policy", "GET /policy", body=list(labels))
     if output:
         click.echo(printed(model(found), output))
     else:
@@ -62,10 +59,7 @@ def delete_policy(labels: tuple[str, ...], delete_all: bool, force: bool, output
     del force
     if not labels and not delete_all:
         raise click.ClickException("No label provided. Use --all to delete all policies.")
-    try:
-        found = ask("DELETE /policy", body=list(labels)) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot delete policy: {error}\n") from error
+    found = ask_or_fail("Cannot delete policy", "DELETE /policy", body=list(labels)) or {}
     click.echo(printed(model(found), output) if output else f"Revision: {found.get('revision', 0)}")
 
 
@@ -84,10 +78,7 @@ def import_policy(
     if replace_with_labels:
         query["replace-with-labels"] = ",".join(replace_with_labels)
     text = json.dumps(rules, indent=2, ensure_ascii=False)
-    try:
-        found = ask("PUT /policy", body=text, query=query) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot import policy: {error}\n") from error
+    found = ask_or_fail("Cannot import policy", "PUT /policy", body=text, query=query) or {}
     if output:
         click.echo(printed(model(found), output))
     elif show:
@@ -144,10 +135,7 @@ def _sourced(selector: dict[str, Any]) -> dict[str, Any]:
 @output_option
 def selectors(verbose: bool, output: str) -> None:
     """Display cached information about selectors"""
-    try:
-        found = ask("GET /policy/selectors") or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get policy: {error}\n") from error
+    found = ask_or_fail("Cannot get policy", "GET /policy/selectors") or []
     if output:
         click.echo(printed([model(one, _SELECTORS) for one in found], output))
         return
@@ -177,10 +165,7 @@ def wait(revision: int, sleep_time: int, fail_wait_time: int, max_wait_time: int
     """Wait for all endpoints to have updated to a given policy revision"""
     start = time.monotonic()
     while True:
-        try:
-            endpoints = ask("GET /endpoint") or []
-        except RequestFailedError as error:
-            raise click.ClickException(f"cannot list endpoints: {error}\n") from error
+        endpoints = ask_or_fail("cannot list endpoints", "GET /endpoint") or []
         states = [_progress(one, revision) for one in endpoints]
         late, failed = sum(state != "ready" for state in states), states.count("failed")
         if not late:
@@ -303,10 +288,7 @@ def get_address(cidr: str | None, labels: tuple[str, ...], numeric: bool, verbos
 def _print_addresses(
     query: dict[str, str] | None, body: list[str] | None, numeric: bool, verbose: bool, output: str
 ) -> None:
-    try:
-        found = ask("GET /ip", query=query, body=body) or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get ipcache entries. err: {error}\n") from error
+    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", query=query, body=body) or []
     if output:
         click.echo(printed(model(found), output))
         return
@@ -382,10 +364,7 @@ def clean(force: bool, matchpattern: str) -> None:
     """Clean fqdn cache"""
     if not force:
         click.confirm("Are you sure you want to clean the FQDN cache?", abort=True)
-    try:
-        ask("DELETE /fqdn/cache", query={"matchpattern": matchpattern} if matchpattern else None)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Error: {error}\n") from error
+    ask_or_fail("Error", "DELETE /fqdn/cache", query={"matchpattern": matchpattern} if matchpattern else None)
     click.echo("FQDN proxy cache cleared")
 
 
@@ -393,10 +372,7 @@ def clean(force: bool, matchpattern: str) -> None:
 @output_option
 def names(output: str) -> None:
     """Show internal state Cilium has for DNS names / regexes"""
-    try:
-        found = ask("GET /fqdn/names") or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Error: {error}\n") from error
+    found = ask_or_fail("Error", "GET /fqdn/names") or {}
     shape: Shape = {"DNSPollNames[]": {}, "FQDNPolicySelectors[]": {}}
     click.echo(printed(model(found, shape), output or "json"))
 

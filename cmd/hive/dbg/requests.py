@@ -162,6 +162,14 @@ def ask(
     raise RequestFailedError(explain(operation, status, content), status)
 
 
+def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:
+    """As ask(); where the request fails, the command ends with a line that begins with ``failure``."""
+    try:
+        return ask(operation, **request)
+    except RequestFailedError as error:
+        raise click.ClickException(f"{failure}: {error}\n") from error
+
+
 def path_of(template: str, named: Mapping[str, str], query: Mapping[str, str] | None = None) -> str:
     """A path below /v1; of values, a slash is escaped."""
     path = template

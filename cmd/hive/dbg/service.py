@@ -9,7 +9,7 @@ import click
 
 from hive.dbg.go_text import SERVICE, Shape, aligned, model, output_option, printed, socket_text
 from hive.dbg.main import Group
-from hive.dbg.requests import RequestFailedError, ask
+from hive.dbg.requests import RequestFailedError, ask, ask_or_fail
 
 _DEPRECATED: Final = "Deprecation warning: --id parameter will change from int to string in v1.14"
 _RULES: Final[Shape] = {"status": {"realized": {"deny[]": {}}}}
@@ -25,10 +25,7 @@ def service() -> None:
 @output_option
 def list_services(clustermesh_affinity: bool, output: str) -> None:
     """List services"""
-    try:
-        found = ask("GET /service") or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get services list: {error}\n") from error
+    found = ask_or_fail("Cannot get services list", "GET /service") or []
     if output:
         click.echo(printed(model(found, SERVICE), output))
     else:
@@ -61,10 +58,7 @@ def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> 
 @output_option
 def get_service(number: str, output: str) -> None:
     """Display service information"""
-    try:
-        found = ask("GET /service/{id}", id=_number(number)) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get service '{number}': {error}\n") from error
+    found = ask_or_fail(f"Cannot get service '{number}'", "GET /service/{id}", id=_number(number)) or {}
     if not (found.get("status") or {}).get("realized"):
         raise click.ClickException(f"Cannot get service '{number}': empty response\n")
     click.echo(printed(model(found, SERVICE), output) if output else service_table([found]), nl=bool(output))
@@ -92,10 +86,7 @@ def delete_service(number: str | None, delete_all: bool) -> None:
 
 
 def _delete(number: str) -> None:
-    try:
-        ask("DELETE /service/{id}", id=number)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot delete service {number}: {error}\n") from error
+    ask_or_fail(f"Cannot delete service {number}", "DELETE /service/{id}", id=number)
     click.echo(f"Service {number} deleted successfully")
 
 
@@ -184,10 +175,7 @@ def update_service(
             raise click.ClickException(f"Cannot get service '{number}': {error}\n") from error
         click.echo(f"Creating new service with id '{number}'")
         verb = "Added"
-    try:
-        ask("PUT /service/{id}", id=str(number), body=spec)
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot add/update service: {error}\n") from error
+    ask_or_fail("Cannot add/update service", "PUT /service/{id}", id=str(number), body=spec)
     click.echo(f"{verb} service with {len(addresses)} backends")
 
 
@@ -207,10 +195,7 @@ def lrp() -> None:
 @output_option
 def list_redirects(output: str) -> None:
     """List local redirect policies"""
-    try:
-        found = ask("GET /lrp") or []
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get lrp list: {error}\n") from error
+    found = ask_or_fail("Cannot get lrp list", "GET /lrp") or []
     if output:
         click.echo(printed(model(found), output))
         return
@@ -333,10 +318,7 @@ def _recorders(found: list[dict[str, Any]]) -> str:
 @output_option
 def get_recorder(number: str, output: str) -> None:
     """Display individual pcap recorder"""
-    try:
-        found = ask("GET /recorder/{id}", id=_number(number)) or {}
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot get recorder '{number}': {error}\n") from error
+    found = ask_or_fail(f"Cannot get recorder '{number}'", "GET /recorder/{id}", id=_number(number)) or {}
     click.echo(printed(model(found), output) if output else _recorders([found]), nl=bool(output))
 
 
@@ -344,10 +326,7 @@ def get_recorder(number: str, output: str) -> None:
 @click.argument("number")
 def delete_recorder(number: str) -> None:
     """Delete individual pcap recorder"""
-    try:
-        ask("DELETE /recorder/{id}", id=_number(number))
-    except RequestFailedError as error:
-        raise click.ClickException(f"Cannot delete recorder {number}: {error}\n") from error
+    ask_or_fail(f"Cannot delete recorder {number}", "DELETE /recorder/{id}", id=_number(number))
 
 
 @recorder.command("update")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from hive.client import change, socket_option, timeout_option
+from hive.client import agent_options, change
 from hive.endpoint.detail import ask_one, endpoint_argument, one_path
-from hive.output import cell_text, document, fitted, output_option, table_width
+from hive.output import cell_text, fitted, shown_as_document, table_width
 
 
 @click.command()
@@ -18,9 +18,7 @@ from hive.output import cell_text, document, fitted, output_option, table_width
 @click.option(
     "-d", "--delete", "removed", multiple=True, metavar="LABEL", help="Remove a label that was added so."
 )
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def labels(
     endpoint: str,
     added: tuple[str, ...],
@@ -37,8 +35,7 @@ def labels(
     if added or removed:
         _relabel(endpoint, found, added, removed, agent_socket, timeout)
         return
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     status = found.get("status", {})
     kinds = {
@@ -85,9 +82,7 @@ def _named(label: str) -> str:
 @click.command()
 @endpoint_argument
 @click.argument("options", nargs=-1, metavar="[OPTION=VALUE]...")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
     """Show the options of an endpoint (a number, pod or address), or change them.
 
@@ -99,8 +94,7 @@ def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout:
         wanted = {"options": known | _wanted(options, known)}
         change("PATCH", one_path(endpoint, "/config", agent_socket, timeout), wanted, agent_socket, timeout)
         return
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     rows = [{"option": name, "value": cell_text(value)} for name, value in sorted(known.items())]
     for line in fitted(rows, None, ""):

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.endpoint import change as endpoint_change
 from hive.endpoint import detail as endpoint_detail
 from hive.names import pod_of
-from hive.output import BAD, GOOD, detailed, document, output_option, table_width
+from hive.output import BAD, GOOD, detailed, shown_as_document, table_width
 
 HEADER = (
     *("ENDPOINT", "POD", "POLICY", "IDENTITY", "IPv4", "IPv6", "STATUS"),
@@ -28,9 +28,7 @@ for _detail in (*endpoint_detail.COMMANDS, *endpoint_change.COMMANDS):
 
 
 @command.command("list")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @click.option("--no-headers", is_flag=True, help="Leave the header out.")
 def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: bool) -> None:
     """List the endpoints: one for every pod on this node, and for the node itself if it has a policy.
@@ -40,8 +38,7 @@ def list_endpoints(agent_socket: Path, timeout: float, output: str, no_headers: 
     """
     endpoints = ask("/v1/endpoint", agent_socket, timeout=timeout)
     endpoints.sort(key=lambda endpoint: endpoint["id"])
-    if (text := document(endpoints, output)) is not None:
-        click.echo(text)
+    if shown_as_document(endpoints, output):
         return
     if not endpoints:
         click.echo("No endpoints: no pod runs on this node, or none was given to this agent.", err=True)

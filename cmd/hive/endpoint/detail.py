@@ -12,7 +12,7 @@ from urllib.parse import quote
 import click
 
 from hive import completion
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.names import endpoint_number, labels_text, pod_of
 from hive.output import (
     BAD,
@@ -20,7 +20,7 @@ from hive.output import (
     document,
     fact_lines,
     fitted,
-    output_option,
+    shown_as_document,
     table,
     table_width,
     terminal_width,
@@ -45,9 +45,7 @@ def ask_one(endpoint: str, below: str, agent_socket: Path, timeout: float) -> An
 
 @click.command()
 @endpoint_argument
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show an endpoint: by its number, POD or NAMESPACE/POD, an address, cni-attachment-id:CONTAINER:eth0."""
     found = ask_one(endpoint, "", agent_socket, timeout)
@@ -87,14 +85,11 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @click.command()
 @endpoint_argument
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the log of an endpoint (a number, pod or address), latest entry first."""
     found = ask_one(endpoint, "/log", agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     rows = [{name: one.get(name, "") for name in ("timestamp", "code", "state", "message")} for one in found]
     for line in fitted(rows, table_width(output), "-o wide", first=("timestamp", "state", "message")):
@@ -103,9 +98,7 @@ def log(endpoint: str, agent_socket: Path, timeout: float, output: str) -> None:
 
 @click.command()
 @endpoint_argument
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def health(endpoint: str, agent_socket: Path, timeout: float, output: str) -> int:
     """Show the health of an endpoint (a number, pod or address). Exits 1 on a warning or failure."""
     found = ask_one(endpoint, "/healthz", agent_socket, timeout)

@@ -33,14 +33,7 @@ from hive.lab.cluster.manifests import Manifests, Object, with_defaults
 from hive.lab.cluster.network import Place as Spot
 from hive.lab.names import manifests_named, name_option
 from hive.lab.namespaces import Namespaces
-from hive.lab.node import (
-    NODE_ADDRESS,
-    OUTSIDE_ADDRESS,
-    Lab,
-    LabError,
-    exclusive,
-    need_root,
-)
+from hive.lab.node import NODE_ADDRESS, OUTSIDE_ADDRESS, Lab, LabError, exclusive, need_root
 from hive.signals import orderly
 
 PODS, SERVICES, POLICIES, SPACE = "check-pods", "check-services", "check-policies", "check-namespace"

@@ -17,7 +17,7 @@ from hive.lab.cluster.network import MOST_SEGMENTS
 from hive.lab.names import name_option, node_named, nodes_named, number_option
 from hive.lab.node import NODE_ADDRESS, Lab, LabError, create, destroy, exclusive, labs, need_root
 from hive.lab.objects import apply, delete, get
-from hive.output import BAD, GOOD, document, json_text, output_option, table
+from hive.output import BAD, GOOD, json_text, output_option, shown_as_document, table
 from hive.signals import orderly
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
@@ -152,8 +152,7 @@ def list_nodes(output: str) -> None:
     nodes = [(lab, lab.exists, agent_process.running(lab), lab.pods()) for lab in labs()]
     keys = ("name", "complete", "agent_pid", "pods")
     rows = [dict(zip(keys, (lab.name, *rest), strict=True)) for lab, *rest in nodes]
-    if (text := document(rows, output)) is not None:
-        click.echo(text)
+    if shown_as_document(rows, output):
         return
     if not nodes:
         click.echo("No lab node on this machine. Make one: hive lab up")

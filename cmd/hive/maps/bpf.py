@@ -13,7 +13,7 @@ from cells.maps.map import Map, MapType, open_map
 from hive.maps.bpf_rows import Row
 from hive.maps.pinned import directory_of, refusal, root_option, rows_in
 from hive.maps.policy import command as policy_command
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, output_option, shown_as_document, table_width
 from hive.services.lookup import command as maglev_command
 from hive.services.maps import command as lb_command
 
@@ -41,8 +41,7 @@ command.add_command(policy_command, "policy")
 def list_maps(bpf_root: Path, output: str) -> None:
     """List the maps: name, size and number of entries."""
     found = summaries(bpf_root)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     for line in fitted(found, table_width(output), "-o wide", first=("name", "type", "rows", "max")):
         click.echo(line)
@@ -67,8 +66,7 @@ def dump(name: str, bpf_root: Path, output: str, raw: bool, wide: bool) -> None:
             rows = rows_in(opened, path.name, raw=raw)
     except BpfError as error:
         raise refusal(path, error) from error
-    if (text := document(rows, output)) is not None:
-        click.echo(text)
+    if shown_as_document(rows, output):
         return
     for line in fitted(rows, None if wide else table_width(output), "--wide or -o json", first=FIRST):
         click.echo(line)

@@ -6,8 +6,8 @@ from urllib.parse import quote
 import click
 
 from hive import completion
-from hive.client import ask, follow, socket_option, timeout_option
-from hive.output import document, fitted, output_option, table, table_width
+from hive.client import agent_options, ask, follow
+from hive.output import document, fitted, shown_as_document, table, table_width
 
 
 @click.group()
@@ -16,14 +16,11 @@ def command() -> None:
 
 
 @command.command("list")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
     """List the maps, and the number of rows of those that only the agent writes."""
     found = ask("/v1/map", agent_socket, timeout=timeout)["maps"]
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     rows = [("NAME", "ROWS", "ERRORS")]
     for one in found:
@@ -40,15 +37,12 @@ def list_maps(agent_socket: Path, timeout: float, output: str) -> None:
 
 @command.command()
 @click.argument("name", shell_complete=completion.maps)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the rows of map NAME, with or without cilium_, as the agent wrote them."""
     name = _whole(name)
     found = ask(_path(name), agent_socket, timeout=timeout, missing=_missing(name))
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if found.get("cache") is None:
         raise click.ClickException(
@@ -67,9 +61,7 @@ def get(name: str, agent_socket: Path, timeout: float, output: str) -> None:
 @click.option(
     "-f", "--follow", "goes_on", is_flag=True, help="Then show changes as they happen, until ctrl-C."
 )
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def events(name: str, goes_on: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the latest changes that the agent made to map NAME, with or without cilium_."""
     name = _whole(name)

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from hive import completion
-from hive.client import socket_option, timeout_option
+from hive.client import agent_options
 from hive.maps.bpf_rows import Row, family_of
 from hive.maps.pinned import directory_of, root_option, rows_of
 from hive.names import Names, endpoint_number
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, shown_as_document, table_width
 
 _FIRST = ("pod", "verdict", "direction", "peer", "port/protocol")
 
@@ -21,9 +21,7 @@ _FIRST = ("pod", "verdict", "direction", "peer", "port/protocol")
 @click.command()
 @click.argument("endpoint", metavar="[ENDPOINT]", required=False, shell_complete=completion.endpoints)
 @root_option
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @click.option("--wide", is_flag=True, help="Show every column, however wide the lines get.")
 def command(
     endpoint: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str, wide: bool
@@ -42,8 +40,7 @@ def command(
         )
     names = Names(agent_socket, timeout, quiet=True)
     rows = [{"endpoint": one, **row} for one in chosen for row in sorted(rows_of(pins[one]), key=_place)]
-    if (text := document(rows, output)) is not None:
-        click.echo(text)
+    if shown_as_document(rows, output):
         return
     named = [_named(row, names) for row in rows]
     for line in fitted(named, None if wide else table_width(output), "--wide or -o json", first=_FIRST):

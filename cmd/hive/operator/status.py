@@ -7,7 +7,7 @@ from urllib.request import urlopen
 
 import click
 
-from hive.output import document, fact_lines, output_option, terminal_width
+from hive.output import fact_lines, output_option, shown_as_document, terminal_width
 
 DEFAULT = "localhost:9234"
 
@@ -27,8 +27,7 @@ DEFAULT = "localhost:9234"
 def status(server: str, timeout: float, output: str) -> None:
     """Show whether a running operator is healthy, and which one leads. Exits 1 if a part is not healthy."""
     answer = asked(server, timeout)
-    if (text := document(answer, output)) is not None:
-        click.echo(text)
+    if shown_as_document(answer, output):
         return
     for line in fact_lines(facts(answer), terminal_width()):
         click.echo(line)

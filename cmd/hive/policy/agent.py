@@ -11,16 +11,14 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import BAD, GOOD, detailed, document, output_option, table_width
+from hive.client import agent_options, ask, socket_option, timeout_option
+from hive.output import BAD, GOOD, detailed, shown_as_document, table_width
 
 NAME, NAMESPACE = "io.cilium.k8s.policy.name", "io.cilium.k8s.policy.namespace"
 
 
 @click.command("list")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @click.option("--refused", is_flag=True, help="Only those that are refused, or not enforced as written.")
 def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool) -> None:
     """List the policy objects: whether each is in force as it is written, or why not.
@@ -33,8 +31,7 @@ def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool
     found: list[dict[str, Any]] = [row["obj"] for row in rows_of_table]
     found = [one for one in found if not (refused and one["valid"])]
     found.sort(key=lambda one: (one["kind"], one["namespace"], one["name"]))
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo(
@@ -55,29 +52,23 @@ def list_policies(agent_socket: Path, timeout: float, output: str, refused: bool
 
 @click.command()
 @click.argument("labels", nargs=-1)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(labels: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
     """Show the rules in force, or those that have all LABELS (source:key=value), and their revision."""
     missing = f"no rule has the labels {' '.join(labels)}"
     found = ask("/v1/policy", agent_socket, timeout=timeout, missing=missing, body=list(labels))
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     click.echo(found["policy"])
     click.echo(f"Revision: {found['revision']}")
 
 
 @click.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def selectors(agent_socket: Path, timeout: float, output: str) -> None:
     """Show the selectors of this node's policies: their policy, what they select, and how many use them."""
     found = ask("/v1/policy/selectors", agent_socket, timeout=timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo("No selectors: no policy selects anything here.", err=True)

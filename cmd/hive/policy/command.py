@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from hive import completion
-from hive.client import RefusedError, ask, socket_option, timeout_option
+from hive.client import RefusedError, agent_options, ask
 from hive.kube import NAMESPACE, has_kubeconfig, kubeconfig_options
 from hive.output import document, echo_fitted, output_option, table
 from hive.policy import agent
@@ -91,9 +91,7 @@ def check(folder: Path, output: str) -> int:
     "--all", "namespace", metavar="NAMESPACE", help="A table instead: which pods of NAMESPACE reach which."
 )
 @click.option("--port", "table_port", metavar="PORT[/PROTO]", help="With --all: on this port only.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 @kubeconfig_options
 @click.option(
     "--agents-namespace",

@@ -8,9 +8,9 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask, socket_option, timeout_option
 from hive.names import Names, endpoint_number
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, shown_as_document, table_width
 
 PATTERN = "Only names like PATTERN, such as *.example.org."
 
@@ -32,9 +32,7 @@ def cache() -> None:
     "-s", "--source", type=click.Choice(["lookup", "connection"]), help="Only names from this source."
 )
 @click.option("-c", "--cidr", default="", help="Only addresses inside CIDR.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_names(
     endpoint: str,
     matchpattern: str,
@@ -52,8 +50,7 @@ def list_names(
     path = f"/v1/fqdn/cache/{quote(endpoint, safe='')}" if endpoint else "/v1/fqdn/cache"
     missing = f"there is no endpoint {endpoint}"
     found = ask(f"{path}?{query}" if query else path, agent_socket, timeout=timeout, missing=missing)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         click.echo("No names: pods have looked up none through the DNS proxy.", err=True)
@@ -90,14 +87,11 @@ def clean(matchpattern: str, force: bool, agent_socket: Path, timeout: float) ->
 
 
 @command.command()
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def names(agent_socket: Path, timeout: float, output: str) -> None:
     """List the names that policies select."""
     found = ask("/v1/fqdn/names", agent_socket, timeout=timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found["FQDNPolicySelectors"]:
         click.echo("No names: no policy selects any (toFQDNs).", err=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
-from hive.output import document, output_option, table
+from hive.client import agent_options, ask
+from hive.output import shown_as_document, table
 
 
 @click.group()
@@ -17,9 +17,7 @@ def command() -> None:
 @command.command("list")
 @click.argument("labels", nargs=-1)
 @click.option("--endpoints", is_flag=True, help="Only those that endpoints of this node have, and how many.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_identities(
     labels: tuple[str, ...], endpoints: bool, agent_socket: Path, timeout: float, output: str
 ) -> None:
@@ -31,8 +29,7 @@ def list_identities(
         found = ask("/v1/identity", agent_socket, timeout=timeout)
     found = [one for one in found if set(labels) <= set(one.get("labels", ()))]
     found.sort(key=lambda one: one["id"])
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         wanted = f" has {' and '.join(labels)}: a label is source:key=value" if labels else " is known yet"
@@ -43,9 +40,7 @@ def list_identities(
 
 @command.command()
 @click.argument("number")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(number: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the labels that identity NUMBER stands for."""
     if not number.isdigit():
@@ -53,8 +48,7 @@ def get(number: str, agent_socket: Path, timeout: float, output: str) -> None:
         raise click.UsageError(f"{number}: {expected}; hive identity list LABEL finds it by a label")
     missing = f"there is no identity {number}; hive identity list shows all"
     found = ask(f"/v1/identity/{number}", agent_socket, timeout=timeout, missing=missing)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     _show([found], counted=False)
 

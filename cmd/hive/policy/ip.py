@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import click
 
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.names import labels_text, prefix_pod
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, shown_as_document, table_width
 
 NONE = "there are no prefixes yet"
 
@@ -21,9 +21,7 @@ def command() -> None:
 
 @command.command("list")
 @click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """List every prefix with its identity."""
     found = ask("/v1/ip", agent_socket, timeout=timeout, missing=NONE)
@@ -33,9 +31,7 @@ def list_prefixes(numeric: bool, agent_socket: Path, timeout: float, output: str
 @command.command()
 @click.argument("prefix")
 @click.option("-n", "--numeric", is_flag=True, help="Numbers instead of labels.")
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(prefix: str, numeric: bool, agent_socket: Path, timeout: float, output: str) -> None:
     """Show the prefixes inside PREFIX, such as 10.0.1.0/24; for an address, the prefix that matches it."""
     try:
@@ -62,8 +58,7 @@ def _longest(entries: list[dict[str, Any]], address: str) -> list[dict[str, Any]
 def _show(
     entries: list[dict[str, Any]], numeric: bool, agent_socket: Path, timeout: float, output: str
 ) -> None:
-    if (text := document(entries, output)) is not None:
-        click.echo(text)
+    if shown_as_document(entries, output):
         return
     labels = {}
     if not numeric:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from hive.client import RefusedError, ask, socket_option, timeout_option
-from hive.output import document, output_option
+from hive.client import RefusedError, agent_options, ask
+from hive.output import document
 
 if TYPE_CHECKING:
     from cells.hubble.flow import Flow, FlowEndpoint, Layer4
@@ -68,9 +68,7 @@ class Seen(NamedTuple):
     show_default=True,
     help="Where the agent serves its flows.",
 )
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def try_policies(
     files: tuple[Path, ...],
     since: str | None,

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from hive import completion
-from hive.client import ask, socket_option, timeout_option
+from hive.client import agent_options, ask
 from hive.names import Names, service_of, services_of
-from hive.output import detailed, document, output_option, table_width
+from hive.output import detailed, shown_as_document, table_width
 
 HEADER = ("ID", "FRONTEND", "TYPE", "SERVICE", "BACKENDS")
 
@@ -20,16 +20,13 @@ def command() -> None:
 
 @command.command("list")
 @click.argument("words", nargs=-1)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, output: str) -> None:
     """List services by number, or those with all WORDS in their name, address or type."""
     found = ask("/v1/service", agent_socket, timeout=timeout)
     found = [one for one in found if all(word in _line(one) for word in words)]
     found.sort(key=lambda one: one["spec"]["id"])
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     if not found:
         wanted = f" has {' and '.join(words)} in its name, address or type" if words else " is known here"
@@ -40,9 +37,7 @@ def list_services(words: tuple[str, ...], agent_socket: Path, timeout: float, ou
 
 @command.command()
 @click.argument("service", shell_complete=completion.services)
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def get(service: str, agent_socket: Path, timeout: float, output: str) -> None:
     """Show SERVICE: a name, NAMESPACE/NAME, an address, ADDRESS:PORT, or a frontend's number of the list.
 
@@ -54,8 +49,7 @@ def get(service: str, agent_socket: Path, timeout: float, output: str) -> None:
         found = ask(f"/v1/service/{service}", agent_socket, timeout=timeout, missing=missing)
     else:
         found = services_of(service, agent_socket, timeout)
-    if (text := document(found, output)) is not None:
-        click.echo(text)
+    if shown_as_document(found, output):
         return
     _show(found if isinstance(found, list) else [found], output, agent_socket, timeout)
 

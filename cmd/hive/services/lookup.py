@@ -11,7 +11,7 @@ import click
 
 from cells.maps.bpf import BpfError
 from cells.maps.map import map_by_id, open_map
-from hive.output import document, output_option
+from hive.output import output_option, shown_as_document
 from hive.services.maps import GLOBALS, Rows, bpf_root_option, show
 
 _NUMBER = struct.Struct("<I")
@@ -47,8 +47,7 @@ def _print(tables: dict[tuple[int, int], list[int]], output: str) -> None:
         {"SVC ID": f"[{number}]/v{version}", "LOOKUP TABLE": f"[{' '.join(map(str, numbers))}]"}
         for (number, version), numbers in sorted(tables.items())
     ]
-    if (text := document(rows, output)) is not None:
-        click.echo(text)
+    if shown_as_document(rows, output):
         return
     show(rows, output)
 

@@ -15,9 +15,9 @@ import click
 from cells.maps.bpf import BpfError
 from cells.maps.map import open_map
 from cells.services import PROTOCOLS, ServiceFlag
-from hive.client import socket_option, timeout_option
+from hive.client import agent_options
 from hive.names import Names
-from hive.output import document, fitted, output_option, table_width
+from hive.output import fitted, shown_as_document, table_width
 
 GLOBALS = Path("tc", "globals")
 _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
@@ -81,9 +81,7 @@ def command() -> None:
     "--source-ranges", "what", flag_value="source-ranges", help="Client networks that may use a service."
 )
 @bpf_root_option
-@socket_option
-@timeout_option
-@output_option
+@agent_options
 def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: float, output: str) -> None:
     """List services with their backends; slot 0 has a service's flags and number of backends.
 
@@ -91,8 +89,7 @@ def list_entries(what: str | None, bpf_root: Path, agent_socket: Path, timeout: 
     """
     maps = {name: _entries(bpf_root / GLOBALS / name) for name in _names(what)}
     rows = _VIEWS[what or "services"](maps)
-    if (text := document(rows, output)) is not None:
-        click.echo(text)
+    if shown_as_document(rows, output):
         return
     if what is None:
         names = Names(agent_socket, timeout, quiet=True)
