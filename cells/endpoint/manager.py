@@ -220,14 +220,17 @@ class Endpoints:
         nothing. After a failure the endpoint shows ``not-ready``. Regenerations is who calls this in turn.
         """
         registry = self._registry
-        if not registry.set_state(endpoint_id, State.REGENERATING, model.STARTING, builder=True):
-            return "not to be built"
-        endpoint, status = registry.table.get(endpoint_id), registry.status(endpoint_id)
-        if endpoint is None:
+        present = registry.get(endpoint_id)
+        if present is None:
             return "not there"
+        # a build is one step of the event loop: its state between is in the log, and in no row to be watched
+        building = registry.moved(present, State.REGENERATING, model.STARTING, builder=True)
+        if building is None:
+            return "not to be built"
+        status = registry.status(endpoint_id)
         wrong, began = "", time.perf_counter()
         try:
-            self._realization.rewrite(endpoint, level)
+            self._realization.rewrite(building, level)
         except Exception as error:  # noqa: BLE001  # one endpoint's failure must not stop the other builds
             wrong = str(error) or type(error).__name__
             message = f"Error regenerating endpoint: {wrong}"
@@ -243,7 +246,8 @@ class Endpoints:
         else:
             status.add(Code.OK, Subject.BPF, model.regenerated(reason), State.REGENERATING)
         self.builds.count(began, worked=not wrong)
-        registry.set_state(endpoint_id, State.READY, model.COMPLETED, builder=True)
+        if (ready := registry.moved(building, State.READY, model.COMPLETED, builder=True)) is not None:
+            registry.put(ready)
         return wrong
 
     # Delete

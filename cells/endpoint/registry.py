@@ -198,22 +198,28 @@ class Registry:
         ``builder`` asks on behalf of a regeneration, which has transitions of its own.
         """
         endpoint = self.table.get(endpoint_id)
-        if endpoint is None:
-            return False
-        status = self._status[endpoint_id]
+        moved = None if endpoint is None else self.moved(endpoint, state, reason, builder=builder)
+        if moved is not None:
+            self.put(moved)
+        return moved is not None
+
+    def moved(
+        self, endpoint: Endpoint, state: State, reason: str, *, builder: bool = False
+    ) -> Endpoint | None:
+        """The row in another state, not yet put; None if that is not allowed. As set_state() in all else."""
+        status = self._status[endpoint.id]
         match transition(endpoint.state, state, builder=builder):
             case TransitionOutcome.ACCEPTED:
                 status.add(Code.OK, Subject.OTHER, reason, state)
-                self.put(replace(endpoint, state=state))
-                return True
+                return replace(endpoint, state=state)
             case TransitionOutcome.SKIPPED:
                 message = f"Skipped invalid state transition to {state} due to: {reason}"
                 status.add(Code.WARNING, Subject.OTHER, message, endpoint.state)
                 self._log.info(
                     "Invalid state transition skipped",
-                    endpoint=endpoint_id,
+                    endpoint=endpoint.id,
                     state=endpoint.state.value,
                     wanted=state.value,
                     reason=reason,
                 )
-        return False
+        return None

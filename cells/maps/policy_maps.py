@@ -12,6 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Final
 
@@ -343,7 +344,7 @@ class PolicyMaps:
         self._pinned = set(self._unclaimed)
         self._spare.extend(spare)
         there = self._unclaimed.keys() | {policy.endpoint_id for policy in spare}
-        self._untouched = deque(each for each in range(1, ENDPOINT_IDS + 1) if each not in there)
+        self._untouched = deque(filterfalse(there.__contains__, range(1, ENDPOINT_IDS + 1)))
         await self._fill()
 
     async def _stop(self) -> None:
@@ -371,7 +372,7 @@ class PolicyMaps:
 
     async def _fill(self) -> None:
         short = self._settings.policy_map_pool + self._waiting - len(self._spare)
-        self._spare.extend(await self._create([*self._untouched][: max(short, 0)]))
+        self._spare.extend(await self._create(list(islice(self._untouched, max(short, 0)))))
 
     async def _create(self, ids: list[int]) -> list[PolicyMap]:
         if not ids:

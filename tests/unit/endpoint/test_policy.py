@@ -105,6 +105,14 @@ async def test_a_policy_change_is_in_the_status_log(node: Node, changes: PolicyE
     ]
 
 
+async def test_a_build_is_one_change_of_the_endpoints_table(node: Node) -> None:
+    endpoint = node.create(request(1))
+    before = node.table.revision
+    assert node.build(endpoint.id) == ""
+    assert [one.state for one in node.endpoints.all()] == [State.READY]
+    assert node.table.revision == before + 2  # announced, then ready
+
+
 async def test_a_map_that_refuses_fails_its_endpoint_and_is_tried_again(
     node: Node, changes: PolicyEnforcement
 ) -> None:
