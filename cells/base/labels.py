@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -133,7 +133,7 @@ VERSION: Final = 1
 """Of label prefix files."""
 
 
-class LabelRule(NamedTuple):
+class LabelRule(msgspec.Struct, frozen=True):
     """Labels that count for identities, or with ``ignored`` that do not."""
 
     pattern: re.Pattern[str]
@@ -312,7 +312,7 @@ class IdentitySettings(Settings, frozen=True):
         return [text for text in re.split(r"[,\s]+", self.labels) if text]
 
 
-class AgentNamespace(NamedTuple):
+class AgentNamespace(msgspec.Struct, frozen=True):
     """Where the agents' own pods and Leases are."""
 
     name: str

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio.to_thread
+import msgspec
 
 from cells.endpoint import Endpoint
 from cells.netlink.connection import NetlinkError
@@ -30,7 +31,7 @@ __all__ = ["LinkMtu", "cell", "resize_pods"]
 # Changes of links inside pods, by entering their network namespaces.
 
 
-class PodSize(NamedTuple):
+class PodSize(msgspec.Struct, frozen=True):
     """What a pod's link is to have; bytes."""
 
     ifindex: int

@@ -6,7 +6,8 @@ Why: native devices have programs if clients outside are served, though nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from lifecycle import Duration, Settings, config, module, provide, seconds
 
@@ -76,7 +77,7 @@ class AnnouncementSettings(Settings, frozen=True):
             )
 
 
-class AgentLiveness(NamedTuple):
+class AgentLiveness(msgspec.Struct, frozen=True):
     """For how long programs answer for services' addresses without a living agent."""
 
     milliseconds: int
@@ -124,7 +125,7 @@ class EndpointSettings(Settings, frozen=True):
     pods of this node. Running pods get theirs at the next start."""
 
 
-class PodRouting(NamedTuple):
+class PodRouting(msgspec.Struct, frozen=True):
     """How packets between the node and its pods find their way."""
 
     own_routes: bool
@@ -138,14 +139,14 @@ class ChainingSettings(Settings, frozen=True):
     """Give the routes of pods on other plugins' links this node's MTU."""
 
 
-class ServiceProxyName(NamedTuple):
+class ServiceProxyName(msgspec.Struct, frozen=True):
     """Which services are served here: see served_by()."""
 
     name: str
     """The value of their label service.kubernetes.io/service-proxy-name; empty: those without it."""
 
 
-class ServiceReach(NamedTuple):
+class ServiceReach(msgspec.Struct, frozen=True):
     """Which clients outside the cluster's pods are served."""
 
     replaces_kube_proxy: bool

@@ -5,9 +5,9 @@ Source: Cilium 1.17, PUT /endpoint and the labels of pods.
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import NamedTuple
 
 import anyio
+import msgspec
 from msgspec.structs import replace
 
 from cells.base.labels import RESERVED, Label, LabelFilter, parse, texts
@@ -19,7 +19,7 @@ from cells.endpoint.model import Endpoint, EndpointError, EndpointRequest, State
 from cells.endpoint.registry import Registry
 
 
-class EndpointLabels(NamedTuple):
+class EndpointLabels(msgspec.Struct, frozen=True):
     """Labels by what they are for, each sorted."""
 
     identity: tuple[str, ...]

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ ASK_AGAIN: Final = 10.0
 """Seconds until a server without a known version is asked again."""
 
 
-class ServerState(NamedTuple):
+class ServerState(msgspec.Struct, frozen=True):
     """How the API server is, as in ``cilium-dbg status``."""
 
     state: Literal["Disabled", "Ok", "Warning", "Failure"]

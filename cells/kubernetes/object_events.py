@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import msgspec
 from msgspec import field
 
 from cells.kubernetes.objects.kind import Kind, Object
@@ -49,7 +50,7 @@ class Regarding(NamedTuple):
     uid: str = ""
 
 
-class EventDraft(NamedTuple):
+class EventDraft(msgspec.Struct, frozen=True):
     """A warning about an object, to be reported for as long as its row is so."""
 
     about: Regarding
@@ -61,7 +62,7 @@ class EventDraft(NamedTuple):
     """Whether the agents of all nodes find the same, so that a few of them report it."""
 
 
-class EventSource(NamedTuple):
+class EventSource(msgspec.Struct, frozen=True):
     """A table, and what is to be reported of each of its rows."""
 
     name: str

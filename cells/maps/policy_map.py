@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple, TypeVar, overload
+from typing import Final, TypeVar, overload
+
+import msgspec
 
 from cells.maps.bpf import BpfError
 from cells.maps.map import Epochs, Map
@@ -32,7 +34,7 @@ _NOTHING: Final[_Slice] = {}
 _NO_GROUP: Final[_Group] = [_NOTHING] * _FAN
 
 
-class PolicyEntryWrite(NamedTuple):
+class PolicyEntryWrite(msgspec.Struct, frozen=True):
     """An entry to be set, as values and as the kernel has it."""
 
     key: PolicyKey

@@ -3,7 +3,7 @@ open them by path and refuse other sizes.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -173,7 +173,7 @@ class MapSizes(msgspec.Struct, frozen=True):
     egress_gateway: int = 16384
 
 
-class MapSizing(NamedTuple):
+class MapSizing(msgspec.Struct, frozen=True):
     """What others follow of the sizes of maps."""
 
     dynamic_ratio: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -33,7 +33,7 @@ _KUBERNETES: Final = "k8s:"
 # What policies say.
 
 
-class EgressPolicy(NamedTuple):
+class EgressPolicy(msgspec.Struct, frozen=True):
     """A policy in force."""
 
     name: str
@@ -126,7 +126,7 @@ def _of_namespace(selector: LabelSelector) -> LabelSelector:
 # What they are followed with.
 
 
-class GatewayPod(NamedTuple):
+class GatewayPod(msgspec.Struct, frozen=True):
     """A pod of the cluster that policies may select."""
 
     address: IPv4Address
@@ -136,7 +136,7 @@ class GatewayPod(NamedTuple):
     """An address of its node."""
 
 
-class GatewayLinks(NamedTuple):
+class GatewayLinks(msgspec.Struct, frozen=True):
     """What a gateway sends by."""
 
     devices: Sequence[Device]

@@ -7,7 +7,9 @@ import errno
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cells.netlink.connection import Connection, NetlinkError, answers, open_socket
 from cells.netlink.wire import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, attribute, attributes, encode
@@ -66,13 +68,13 @@ NftablesExpression = bytes
 """One expression of a rule, encoded."""
 
 
-class NftablesRule(NamedTuple):
+class NftablesRule(msgspec.Struct, frozen=True):
     """What it matches, and then does."""
 
     expressions: tuple[NftablesExpression, ...]
 
 
-class NftablesChain(NamedTuple):
+class NftablesChain(msgspec.Struct, frozen=True):
     """A base chain of type filter, with its rules; what no rule ends is accepted."""
 
     name: str

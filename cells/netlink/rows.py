@@ -319,7 +319,7 @@ _IFLA_MASTER: Final = 10
 _IFA_F_SECONDARY: Final = 0x01
 
 
-class LinkRow(NamedTuple):
+class LinkRow(msgspec.Struct, frozen=True):
     """A link. ``flags`` are those of linux/if.h; ``master`` is the index of its bridge or bond, or 0."""
 
     ifindex: int
@@ -331,7 +331,7 @@ class LinkRow(NamedTuple):
     master: int
 
 
-class AddressRow(NamedTuple):
+class AddressRow(msgspec.Struct, frozen=True):
     """An address of a link, with its scope as in linux/rtnetlink.h."""
 
     ifindex: int
@@ -340,7 +340,7 @@ class AddressRow(NamedTuple):
     secondary: bool
 
 
-class RouteRow(NamedTuple):
+class RouteRow(msgspec.Struct, frozen=True):
     """A route of any table; ``ifindex`` is 0 where it leads nowhere, or over several links."""
 
     table: int

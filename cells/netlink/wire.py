@@ -4,6 +4,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 NLM_F_REQUEST = 0x001
 NLM_F_ACK = 0x004
 NLM_F_DUMP_INTR = 0x010
@@ -41,7 +43,7 @@ class Request(NamedTuple):
     tolerate: tuple[int, ...] = ()
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True):
     """One message from the kernel, without its header."""
 
     type: int

@@ -5,7 +5,7 @@ Repeating any of it on a pair that is right touches nothing: a restart must not 
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_interface, ip_network
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -77,7 +77,7 @@ class DevicePair(msgspec.Struct, frozen=True):
     net: LinkInfo
 
 
-class Macs(NamedTuple):
+class Macs(msgspec.Struct, frozen=True):
     """Those a new pair gets."""
 
     host: bytes

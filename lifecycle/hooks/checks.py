@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import math
+import types
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,9 @@ def check_seconds(value: object, what: str, place: Place, *, zero: bool = False)
 
 def _not_async(call: object) -> str | None:
     """Why awaiting a call of it would fail; None if it would not, or that is unknown."""
+    function = getattr(call, "__func__", call)
+    if isinstance(function, types.FunctionType) and function.__code__.co_flags & inspect.CO_COROUTINE:
+        return None  # nearly always
     if not callable(call):
         return "cannot be called"
     inner = _inner(call)

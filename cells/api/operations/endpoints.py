@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from lifecycle.http import Request, Response
 # Endpoints as the API's JSON, each encoded once for as long as it shows the same.
 
 
-class _Encoded(NamedTuple):
+class _Encoded(msgspec.Struct, frozen=True):
     """A text and all it was made of."""
 
     endpoint: Endpoint

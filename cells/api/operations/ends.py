@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
-from typing import NamedTuple
+
+import msgspec
 
 from cells.api.operations.status import NodeSummary
 from cells.base.addresses import IPAddress
@@ -31,7 +32,7 @@ from lifecycle import ReadTable, Table
 SOMEWHERE = "its node"
 
 
-class KnownPods(NamedTuple):
+class KnownPods(msgspec.Struct, frozen=True):
     """Pods that have one identity, or what a reserved identity stands for."""
 
     ask: str
@@ -44,7 +45,7 @@ class KnownPods(NamedTuple):
     """Those of this node, by namespace and name."""
 
 
-class RemotePod(NamedTuple):
+class RemotePod(msgspec.Struct, frozen=True):
     """A pod of another node."""
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address, ip_network
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -236,7 +236,7 @@ LOOKUP, CONNECTION = "lookup", "connection"
 _PATTERN: Final = re.compile(r"[-a-zA-Z0-9_.*]*")
 
 
-class _Wanted(NamedTuple):
+class _Wanted(msgspec.Struct, frozen=True):
     """Which of all that is known is asked for."""
 
     matches: Callable[[str], bool]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
@@ -96,7 +96,7 @@ class RulePeerSettings(Settings, frozen=True):
         )
 
 
-class RulePeers(NamedTuple):
+class RulePeers(msgspec.Struct, frozen=True):
     """What rules of policies select besides pods by their labels."""
 
     nodes_by_labels: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -230,7 +230,7 @@ class OwnCiliumNode:
         )
 
 
-class RequestedPools(NamedTuple):
+class RequestedPools(msgspec.Struct, frozen=True):
     """What this node asks of pools, and has of them; empty in other IPAM modes than multi-pool."""
 
     requests: Table[str, PoolRequest] | None

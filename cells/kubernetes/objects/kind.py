@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -151,7 +151,7 @@ class Condition(ObjectPart, frozen=True, gc=False):
 T = TypeVar("T", bound=Object)
 
 
-class Column(NamedTuple):
+class Column(msgspec.Struct, frozen=True):
     """A printer column of a custom resource definition."""
 
     name: str

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import field
@@ -39,7 +39,7 @@ _NOT_FOR_PODS6: Final = tuple(map(IPv6Network, ("::/96", "::ffff:0:0/96", "fe80:
 _OUR_DEVICES: Final = ("cilium_", "lxc")
 
 
-class PodAddressing(NamedTuple):
+class PodAddressing(msgspec.Struct, frozen=True):
     """Where addresses of this node's pods come from, as it is configured."""
 
     mode: str
@@ -236,7 +236,7 @@ FILE: Final = "pod-ranges.json"
 POOLS_FILE: Final = "pod-pools.json"
 
 
-class SavedRanges(NamedTuple):
+class SavedRanges(msgspec.Struct, frozen=True):
     """What an earlier run of the agent used."""
 
     primary: Mapping[Family, IPNetwork]

@@ -6,7 +6,9 @@ Source: Go's package encoding/gob.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 __all__ = [
     "BYTES",
@@ -32,7 +34,7 @@ class GobError(ValueError):
     """What came is not gob, or of types that are not read here."""
 
 
-class Type(NamedTuple):
+class Type(msgspec.Struct, frozen=True):
     """A type by name: a struct of ``fields``, else a slice of ``of`` or a map by text to it, else bytes."""
 
     name: str

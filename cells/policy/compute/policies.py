@@ -113,7 +113,7 @@ class _Shared:
                 entries.pop(identity, None)
 
 
-class _Refill(NamedTuple):
+class _Refill(msgspec.Struct, frozen=True):
     """What changes when one policy of a direction takes the place of another."""
 
     changed: ChangedEntries

@@ -7,7 +7,8 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import NamedTuple
+
+import msgspec
 
 from cells.policy.labels import LabelSet
 from cells.policy.selectors import IndexKey, PeerSelector
@@ -15,7 +16,7 @@ from cells.policy.selectors import IndexKey, PeerSelector
 __all__ = ["SelectorCache"]
 
 
-class SelectorChange(NamedTuple):
+class SelectorChange(msgspec.Struct, frozen=True):
     """An identity that came or went, and the selectors that select it."""
 
     identity: int

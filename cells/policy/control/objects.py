@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from ipaddress import ip_network
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import anyio
 import msgspec
@@ -56,7 +56,7 @@ class L7ProxySettings(Settings, frozen=True):
     """Whether the DNS proxy serves toFQDNs and rules for names; without it they are refused."""
 
 
-class L7Proxy(NamedTuple):
+class L7Proxy(msgspec.Struct, frozen=True):
     """Whether proxies may read what pods send."""
 
     enabled: bool

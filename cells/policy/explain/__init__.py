@@ -56,7 +56,7 @@ class UnanswerableError(Exception):
     """Raised when a question cannot be understood or answered: one line."""
 
 
-class Around(NamedTuple):
+class Around(msgspec.Struct, frozen=True):
     """A network that rules name, around an address of a family; identity 0: they name none around it."""
 
     version: int

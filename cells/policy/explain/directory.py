@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.explain import End, Target, UnanswerableError, port_text
@@ -36,7 +38,7 @@ _DNS_OF_SERVICE = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]+)\.svc(\..*)?
 _PORT = re.compile(r"[0-9]+|[a-z0-9-]{1,63}")
 
 
-class Served(NamedTuple):
+class Served(msgspec.Struct, frozen=True):
     """A backend, as clients of a frontend see it."""
 
     end: End
@@ -45,7 +47,7 @@ class Served(NamedTuple):
     """Why this client does not get there."""
 
 
-class ServedPort(NamedTuple):
+class ServedPort(msgspec.Struct, frozen=True):
     """A port at which a service is served, and the pods or addresses behind it."""
 
     service: str
@@ -102,7 +104,7 @@ def _within(network: IPv4Network | IPv6Network | None, around: str) -> bool:
     return isinstance(network, IPv6Network) and isinstance(outer, IPv6Network) and network.subnet_of(outer)
 
 
-class RequestedPort(NamedTuple):
+class RequestedPort(msgspec.Struct, frozen=True):
     """A destination's port as it was asked for: a number or a name, or nothing; likewise the protocol."""
 
     port: str = ""

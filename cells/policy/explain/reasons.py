@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -18,7 +17,7 @@ from cells.policy.selectors import PeerSelector, Selector
 __all__ = ["Near", "OtherSide", "Reason", "decide"]
 
 
-class OtherSide(NamedTuple):
+class OtherSide(msgspec.Struct, frozen=True):
     """The other side: its identity, and the network around its address, where networks select pods, too."""
 
     identity: int

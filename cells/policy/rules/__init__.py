@@ -185,7 +185,7 @@ class PortRange(NamedTuple):
     end: int = 0
 
 
-class ListenerReference(NamedTuple):
+class ListenerReference(msgspec.Struct, frozen=True):
     """A listener by its qualified name, ``NAMESPACE/CONFIG/LISTENER``; priority 0 is none."""
 
     name: str

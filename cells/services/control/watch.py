@@ -48,7 +48,7 @@ Row = TypeVar("Row")
 Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
 
 
-class _Follow(NamedTuple):
+class _Follow(msgspec.Struct, frozen=True):
     """A table that frontends follow from: what its rows mean now, and as they change."""
 
     first: Callable[[ServiceCatalog], None]
@@ -76,7 +76,7 @@ class WatchedObjects(NamedTuple):
     """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
 
 
-class ServiceReports(NamedTuple):
+class ServiceReports(msgspec.Struct, frozen=True):
     """The tables of what is not served as requested. None stands for features that are off."""
 
     conflicts: Table[FrontendKey, ServiceConflict] | None = None

@@ -7,7 +7,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from cells.services import MAGLEV_SIZES, Backend, BackendState, Seed
 
@@ -23,7 +24,7 @@ LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
 _STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
 
 
-class MaglevBackend(NamedTuple):
+class MaglevBackend(msgspec.Struct, frozen=True):
     """A backend as the table sees it."""
 
     name: str

@@ -11,7 +11,9 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from cells.netlink.nftables import NOT_SUPPORTED, OWN_TABLE, nftables_rows
 
@@ -26,7 +28,7 @@ _HOOKS_AT, _COUNT_AT = 32, 76
 """Where struct ipt_getinfo, of 84 bytes, has the hooks of a table, and how many entries and bytes it has."""
 
 
-class FoundRules(NamedTuple):
+class FoundRules(msgspec.Struct, frozen=True):
     """Where there are rules, as people call it."""
 
     kube_proxy: list[str]
@@ -34,7 +36,7 @@ class FoundRules(NamedTuple):
     """In tables where kube-proxy has none."""
 
 
-class _Legacy(NamedTuple):
+class _Legacy(msgspec.Struct, frozen=True):
     """One family of iptables-legacy."""
 
     name: str

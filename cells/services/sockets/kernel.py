@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, Protocol, Self
+
+import msgspec
 
 from cells.config import AgentConfig
 from cells.config.shared import ServiceReach
@@ -44,7 +46,7 @@ _MESSAGE = struct.Struct("=BBBB")  # struct inet_diag_msg, then its id
 _WITH_PEER: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11
 
 
-class DiagSocket(NamedTuple):
+class DiagSocket(msgspec.Struct, frozen=True):
     """A socket with a peer, as the kernel describes it."""
 
     family: int
