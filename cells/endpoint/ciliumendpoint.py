@@ -39,7 +39,6 @@ from cells.kubernetes.sink import ForgottenObject
 from cells.policy.maps import RealizedPolicy
 from lifecycle import (
     Backoff,
-    BatchError,
     Change,
     Jobs,
     ReadTable,
@@ -53,6 +52,7 @@ from lifecycle import (
     provide,
     provide_private,
 )
+from lifecycle.tables import BatchFailures
 
 __all__ = ["PodEndpoint", "cell"]
 
@@ -351,18 +351,14 @@ class CiliumEndpointObjects:
     async def _each(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
         from cells.kubernetes.client.errors import KubernetesError  # loaded where there is a server
 
-        failures: dict[Key, Exception] = {}
-        for key in keys:
-            await self._api.reachable()
-            try:
-                if (one := wanted.get(key)) is not None:
-                    await self._write(one)
-                else:
-                    await self._drop(key)
-            except KubernetesError as error:
-                failures[key] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(KubernetesError) as failures:
+            for key in keys:
+                await self._api.reachable()
+                with failures.of(key):
+                    if (one := wanted.get(key)) is not None:
+                        await self._write(one)
+                    else:
+                        await self._drop(key)
 
     async def _write(self, wanted: PodEndpoint) -> None:
         from cells.kubernetes.client.errors import ConflictError, NotFoundError

@@ -26,7 +26,7 @@ from cells.maps.records.flows import (
 from cells.netlink.connection import NetlinkError
 from cells.node.addresses import device_addresses, masquerade_address, node_addresses
 from cells.node.devices import Device, matches, native_uplinks
-from lifecycle import BatchError, HiveError, Logger, Settings
+from lifecycle import HiveError, Logger, Settings
 from lifecycle.tables import BatchFailures
 
 __all__ = ["MasqueradeSettings", "NativeDevice"]
@@ -262,18 +262,19 @@ class DeviceTarget:
 
     async def drop(self, batch: Collection[int]) -> None:
         """Leave devices alone again. Raises BatchError."""
-        failures: dict[int, Exception] = {}
-        for ifindex in batch:
-            self._slow.pop(ifindex, None)
-            try:
-                self._programs.detach_device(ifindex)
-            except NetlinkError as error:
-                if error.errno != errno.ENODEV:
-                    failures[ifindex] = error
-                    continue
-            self._rows().delete(_INDEX.pack(ifindex))
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(NetlinkError) as failures:
+            for ifindex in batch:
+                self._slow.pop(ifindex, None)
+                with failures.of(ifindex):
+                    self._detach(ifindex)
+                    self._rows().delete(_INDEX.pack(ifindex))
+
+    def _detach(self, ifindex: int) -> None:
+        try:
+            self._programs.detach_device(ifindex)
+        except NetlinkError as error:
+            if error.errno != errno.ENODEV:
+                raise
 
     async def _put(self, device: NativeDevice) -> None:
         key, config = _INDEX.pack(device.ifindex), device.config

@@ -12,7 +12,7 @@ import msgspec
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.rows import LinkInfo, RouteInfo, random_mac
-from lifecycle import BatchError, HiveError, Logger, Target
+from lifecycle import HiveError, Logger, Target
 from lifecycle.tables import BatchFailures
 
 HOST = "cilium_host"
@@ -331,23 +331,17 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
         IPv4 routes go with the address that was their source; IPv6 ones only forget it.
         """
         host = self.pair.host.ifindex
-        failures: dict[str, Exception] = {}
         present = {AddressObject(each).key: each for each in lasting(self._links.addresses().get(host, ()))}
-        for key, address in present.items():
-            if key in batch:
-                try:
-                    await self.writer.remove_address(host, HOST, address)
-                except OSError as error:
-                    failures[key] = error
-        for route in await self._links.routes(host):
-            key = f"route {route.destination}"
-            if key in batch:
-                try:
-                    await self.writer.remove_route(host, route.destination)
-                except OSError as error:
-                    failures[key] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(OSError) as failures:
+            for key, address in present.items():
+                if key in batch:
+                    with failures.of(key):
+                        await self.writer.remove_address(host, HOST, address)
+            for route in await self._links.routes(host):
+                key = f"route {route.destination}"
+                if key in batch:
+                    with failures.of(key):
+                        await self.writer.remove_route(host, route.destination)
 
     async def _make(self, wanted: RouterObject) -> None:
         match wanted:

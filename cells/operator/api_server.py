@@ -5,15 +5,17 @@ Edge: finds the server, lends its client; every cell that writes needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta
 
 from cells.kubernetes.api_server import access_of
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.settings import KubernetesSettings
 from lifecycle import (
     Duration,
@@ -29,8 +31,12 @@ from lifecycle import (
     provide,
     seconds,
 )
+from lifecycle.tables import BatchFailures, PatchTarget
 
-__all__ = ["ApiServerSettings", "ClusterAPI", "cell"]
+__all__ = ["ApiServerSettings", "ClusterAPI", "ObjectWriter", "cell"]
+
+Key = TypeVar("Key")
+Patch = TypeVar("Patch")
 
 
 # The client of the API server that every part of the operator shares.
@@ -120,6 +126,34 @@ class ClusterAPI:
     async def _stop(self) -> None:
         if self._client is not None:
             await self._client.reset()
+
+
+class ObjectWriter(PatchTarget[Key, Patch]):
+    """Writes patches to objects of the cluster, each by itself: a Target. Subclasses have write()."""
+
+    def __init__(self, server: ClusterAPI) -> None:
+        self._server = server
+
+    async def put(self, batch: Mapping[Key, Patch]) -> None:
+        """Write them. Raises BatchError."""
+        with BatchFailures(KubernetesError) as failures:
+            for key, patch in batch.items():
+                with failures.of(key):
+                    await self.write_if_there(patch)
+
+    async def write_if_there(self, patch: Patch) -> None:
+        """Write one, unless its object is absent, or another of that name: the watch shows those."""
+        try:
+            await self.write(patch)
+        except NotFoundError:
+            return
+        except ConflictError as error:
+            if "uid" not in str(error).lower():
+                raise
+
+    @abstractmethod
+    async def write(self, patch: Patch) -> None:
+        """Write one. Raises KubernetesError."""
 
 
 cell = module("api-server", "Connection to the API server", config(ApiServerSettings), provide(ClusterAPI))

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_bgp import (
     CILIUM_BGP_CLUSTER_CONFIGS,
     CILIUM_BGP_NODE_CONFIG_OVERRIDES,
@@ -34,11 +34,10 @@ from cells.kubernetes.objects.cilium_bgp import (
 )
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
 from cells.kubernetes.objects.kind import Condition, Kind, OwnerReference
-from cells.operator.api_server import ClusterAPI
+from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.lb_ipam import ConditionsPatch, ConditionsWriter, either
 from cells.operator.objects import CLUSTER_SECRETS, ClusterObjects
 from lifecycle import (
-    BatchError,
     Health,
     Jobs,
     Logger,
@@ -52,7 +51,6 @@ from lifecycle import (
     module,
     provide,
 )
-from lifecycle.tables import PatchTarget
 
 __all__ = ["BGPNodeConfigs", "BGPOperatorSettings", "NodeConfigPatch", "cell"]
 
@@ -402,29 +400,11 @@ def _labels_changed(key: object, old: CiliumNode | None, new: CiliumNode | None)
 # Writes NodeConfigs.
 
 
-class NodeConfigWriter(PatchTarget[str, NodeConfigPatch]):
-    """CiliumBGPNodeConfigs, all but their status: a Target."""
+class NodeConfigWriter(ObjectWriter[str, NodeConfigPatch]):
+    """CiliumBGPNodeConfigs, all but their status."""
 
-    def __init__(self, server: ClusterAPI) -> None:
-        self._server = server
-
-    async def put(self, batch: Mapping[str, NodeConfigPatch]) -> None:
-        """Write them. Raises BatchError."""
-        failures: dict[str, Exception] = {}
-        for name, patch in batch.items():
-            try:
-                await self._write(patch)
-            except NotFoundError:
-                continue  # the watch shows that it is absent
-            except ConflictError as error:
-                if not error.exists and "uid" not in str(error).lower():
-                    failures[name] = error  # else another one of that name comes by the watch
-            except KubernetesError as error:
-                failures[name] = error
-        if failures:
-            raise BatchError(failures)
-
-    async def _write(self, patch: NodeConfigPatch) -> None:
+    async def write(self, patch: NodeConfigPatch) -> None:
+        """Write one; what is there already comes by the watch. Raises KubernetesError."""
         client, kind = self._server.client, CILIUM_BGP_NODE_CONFIGS
         if patch.action == "delete":
             await client.delete(kind, patch.name, uid=patch.uid)
@@ -433,7 +413,11 @@ class NodeConfigWriter(PatchTarget[str, NodeConfigPatch]):
         else:
             metadata = {"name": patch.name, "ownerReferences": [msgspec.to_builtins(patch.owner)]}
             body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
-            await client.create(kind, {**body, "spec": msgspec.to_builtins(patch.spec)})
+            try:
+                await client.create(kind, {**body, "spec": msgspec.to_builtins(patch.spec)})
+            except ConflictError as error:
+                if not error.exists:
+                    raise
 
 
 def _updated(patch: NodeConfigPatch, live: dict[str, Any]) -> dict[str, Any] | None:

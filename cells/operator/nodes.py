@@ -8,21 +8,19 @@ Why:        pods that need a network are not to be scheduled where there is none
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from cells.kubernetes.client.errors import KubernetesError, NotFoundError
 from cells.kubernetes.objects.core import NODES, Node
 from cells.kubernetes.objects.kind import LabelSelector
-from cells.operator.api_server import ClusterAPI
+from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
 from cells.operator.options import ServedCluster
 from lifecycle import (
-    BatchError,
     Jobs,
     ReadTable,
     Reconciler,
@@ -33,7 +31,6 @@ from lifecycle import (
     module,
     provide,
 )
-from lifecycle.tables import PatchTarget
 
 __all__ = ["NodeMark", "OperatorNodeSettings", "cell"]
 
@@ -158,28 +155,19 @@ def _marks(settings: OperatorNodeSettings, pair: tuple[Node, Agents | None]) -> 
 MERGE = b"application/strategic-merge-patch+json"
 
 
-class MarkWriter(PatchTarget[str, NodeMark]):
-    """Nodes, as far as the operator writes them: a Target."""
+class MarkWriter(ObjectWriter[str, NodeMark]):
+    """Nodes, as far as the operator writes them."""
 
     def __init__(self, server: ClusterAPI, taint: str) -> None:
-        self._server = server
+        super().__init__(server)
         self._taint = taint
 
-    async def put(self, batch: Mapping[str, NodeMark]) -> None:
-        """Write them. Raises BatchError."""
-        failures: dict[str, Exception] = {}
-        for name, mark in batch.items():
-            try:
-                if mark.untaint or mark.taint:
-                    await self._change_taints(mark)
-                if mark.available:
-                    await self._write_available(mark.name)
-            except NotFoundError:
-                continue
-            except KubernetesError as error:
-                failures[name] = error
-        if failures:
-            raise BatchError(failures)
+    async def write(self, patch: NodeMark) -> None:
+        """See ObjectWriter."""
+        if patch.untaint or patch.taint:
+            await self._change_taints(patch)
+        if patch.available:
+            await self._write_available(patch.name)
 
     async def _change_taints(self, mark: NodeMark) -> None:
         live = json.loads(await self._server.client.raw("GET", NODES.path("", mark.name)))

@@ -9,28 +9,26 @@ Why:        users see it in the object, and ``kubectl get cnp`` shows it as a co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from cells.kubernetes.client.errors import KubernetesError, NotFoundError
 from cells.kubernetes.objects.cilium_policy import (
     CILIUM_CLUSTERWIDE_NETWORK_POLICIES,
     CILIUM_NETWORK_POLICIES,
     CiliumNetworkPolicy,
 )
 from cells.kubernetes.objects.kind import Kind
-from cells.operator.api_server import ClusterAPI
+from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import ServedCluster
 from cells.policy import rules
 from cells.policy.rules.peers import World
 from cells.policy.rules.translate import translate
 from lifecycle import (
-    BatchError,
     Change,
     Jobs,
     Logger,
@@ -43,7 +41,6 @@ from lifecycle import (
     module,
     provide,
 )
-from lifecycle.tables import PatchTarget
 
 __all__ = ["OperatorPolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
 
@@ -166,28 +163,14 @@ def policy_options(settings: OperatorPolicySettings, cluster: ServedCluster) -> 
 # Source: CiliumNetworkPolicy ``status.conditions``; one of type Valid, without a reason.
 
 
-class ConditionWriter(PatchTarget[tuple[str, str, str], PolicyVerdict]):
-    """The conditions of policies: a Target."""
+class ConditionWriter(ObjectWriter[tuple[str, str, str], PolicyVerdict]):
+    """The conditions of policies; conditions of others stay."""
 
-    def __init__(self, server: ClusterAPI) -> None:
-        self._server = server
-
-    async def put(self, batch: Mapping[tuple[str, str, str], PolicyVerdict]) -> None:
-        """Write them; conditions of others stay. Raises BatchError."""
-        kinds = {kind.kind: kind for kind in KINDS}
-        failures: dict[tuple[str, str, str], Exception] = {}
-        for key, verdict in batch.items():
-            change = partial(with_condition, verdict)
-            try:
-                await self._server.client.update(
-                    kinds[verdict.kind], verdict.name, change, verdict.namespace, subresource="status"
-                )
-            except NotFoundError:
-                continue
-            except KubernetesError as error:
-                failures[key] = error
-        if failures:
-            raise BatchError(failures)
+    async def write(self, patch: PolicyVerdict) -> None:
+        """See ObjectWriter."""
+        kind = next(kind for kind in KINDS if kind.kind == patch.kind)
+        change = partial(with_condition, patch)
+        await self._server.client.update(kind, patch.name, change, patch.namespace, subresource="status")
 
 
 def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:

@@ -26,7 +26,6 @@ from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import HealthAnswer, health_answers
 from lifecycle import (
-    BatchError,
     HiveError,
     Hook,
     Jobs,
@@ -45,6 +44,7 @@ from lifecycle import (
     provide,
 )
 from lifecycle.http import SCRAPED, HttpServer, Request, Response
+from lifecycle.tables import BatchFailures
 
 __all__ = ["HealthCheckPorts", "HealthCheckSettings", "HealthzServer", "cell"]
 
@@ -134,16 +134,12 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
 
     async def put(self, batch: Mapping[int, HealthPort]) -> None:
         """Answer so from now on. Raises BatchError."""
-        failures: dict[int, Exception] = {}
-        for port, row in batch.items():
-            try:
-                if port not in self._servers:
-                    await self._listen(port)
-                self._answers[port] = row
-            except HiveError as error:
-                failures[port] = error
-        if failures:
-            raise BatchError(failures)
+        with BatchFailures(HiveError) as failures:
+            for port, row in batch.items():
+                with failures.of(port):
+                    if port not in self._servers:
+                        await self._listen(port)
+                    self._answers[port] = row
 
     async def drop(self, batch: Collection[int]) -> None:
         """Listen there no more."""

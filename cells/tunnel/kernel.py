@@ -310,19 +310,14 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
 
     async def drop(self, batch: Collection[str]) -> None:
         """Have the programs forget the tunnel, then remove its device. Raises BatchError."""
-        failures: dict[str, Exception] = {}
         if TunnelFacts(0, 0).key in batch:
             try:
                 self._maps.set_facts(TunnelConfig())
             except OSError as error:
                 raise BatchError(dict.fromkeys(batch, error)) from error
         if DEVICE in batch:
-            try:
+            with BatchFailures(OSError) as failures, failures.of(DEVICE):
                 await self._remove_all_but("")
-            except OSError as error:
-                failures[DEVICE] = error
-        if failures:
-            raise BatchError(failures)
 
     async def _found(self) -> dict[str, FoundOverlay]:
         """Links that have the name of a tunnel's, by name."""

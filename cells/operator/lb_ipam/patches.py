@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
-from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.objects.kind import Condition, Key, Kind
-from cells.operator.api_server import ClusterAPI
+from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.lb_ipam.allocation import (
     SATISFIED,
     AddressPool,
@@ -23,8 +22,6 @@ from cells.operator.lb_ipam.allocation import (
     LoadBalancerPool,
 )
 from cells.operator.objects import CLUSTER_SERVICES, ClusterService
-from lifecycle import BatchError
-from lifecycle.tables import PatchTarget
 
 CONFLICT = "cilium.io/PoolConflict"
 COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")
@@ -106,29 +103,11 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-class ServiceWriter(PatchTarget[Key, ServicePatch]):
-    """The status of services: a Target."""
+class ServiceWriter(ObjectWriter[Key, ServicePatch]):
+    """The status of services."""
 
-    def __init__(self, server: ClusterAPI) -> None:
-        self._server = server
-
-    async def put(self, batch: Mapping[Key, ServicePatch]) -> None:
-        """Write them. Raises BatchError."""
-        failures: dict[Key, Exception] = {}
-        for key, patch in batch.items():
-            try:
-                await self._write(patch)
-            except NotFoundError:
-                continue
-            except ConflictError as error:
-                if "uid" not in str(error).lower():
-                    failures[key] = error
-            except KubernetesError as error:
-                failures[key] = error
-        if failures:
-            raise BatchError(failures)
-
-    async def _write(self, patch: ServicePatch) -> None:
+    async def write(self, patch: ServicePatch) -> None:
+        """See ObjectWriter."""
         condition: dict[str, Any] = {"type": SATISFIED, "$patch": "delete"}
         if patch.condition is not None:
             status, reason, message = patch.condition
@@ -149,27 +128,17 @@ class ServiceWriter(PatchTarget[Key, ServicePatch]):
         await self._server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
 
 
-class ConditionsWriter(PatchTarget[str, ConditionsPatch]):
-    """The conditions of the objects of a kind of the cluster: a Target."""
+class ConditionsWriter(ObjectWriter[str, ConditionsPatch]):
+    """The conditions of the objects of a kind of the cluster; conditions of others stay."""
 
     def __init__(self, server: ClusterAPI, kind: Kind[Any]) -> None:
-        self._server = server
+        super().__init__(server)
         self._kind = kind
 
-    async def put(self, batch: Mapping[str, ConditionsPatch]) -> None:
-        """Write them; conditions of others stay. Raises BatchError."""
-        failures: dict[str, Exception] = {}
-        for name, patch in batch.items():
-            try:
-                await self._server.client.update(
-                    self._kind, name, partial(_with_conditions, patch), subresource="status"
-                )
-            except NotFoundError:
-                continue
-            except KubernetesError as error:
-                failures[name] = error
-        if failures:
-            raise BatchError(failures)
+    async def write(self, patch: ConditionsPatch) -> None:
+        """See ObjectWriter."""
+        change = partial(_with_conditions, patch)
+        await self._server.client.update(self._kind, patch.name, change, subresource="status")
 
 
 def _with_conditions(patch: ConditionsPatch, live: dict[str, Any]) -> dict[str, Any] | None:

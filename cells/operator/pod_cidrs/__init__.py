@@ -15,9 +15,9 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
+from cells.kubernetes.client.errors import KubernetesError
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, AllocatedPool
-from cells.operator.api_server import ClusterAPI
+from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import ServedCluster
 from cells.operator.pod_cidrs.ledger import (
@@ -31,7 +31,6 @@ from cells.operator.pod_cidrs.ledger import (
     reported_ranges,
 )
 from lifecycle import (
-    BatchError,
     HiveError,
     Hook,
     Jobs,
@@ -46,7 +45,7 @@ from lifecycle import (
     module,
     provide,
 )
-from lifecycle.tables import PatchTarget
+from lifecycle.tables import BatchFailures
 
 __all__ = [
     "AGAIN",
@@ -198,46 +197,33 @@ def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dic
     return live
 
 
-class NodeWriter(PatchTarget[str, NodePatch]):
-    """CiliumNodes, as far as the operator writes them: a Target."""
-
-    def __init__(self, server: ClusterAPI) -> None:
-        self._server = server
+class NodeWriter(ObjectWriter[str, NodePatch]):
+    """CiliumNodes, as far as the operator writes them."""
 
     async def put(self, batch: Mapping[str, NodePatch]) -> None:
         """Write them, several at a time. Raises BatchError."""
-        failures: dict[str, Exception] = {}
         waiting = iter(batch.values())
+        with BatchFailures(KubernetesError) as failures:
 
-        async def work() -> None:
-            for patch in waiting:
-                try:
-                    await self._write(patch)
-                except KubernetesError as error:
-                    failures[patch.name] = error
+            async def work() -> None:
+                for patch in waiting:
+                    with failures.of(patch.name):
+                        await self.write_if_there(patch)
 
-        async with anyio.create_task_group() as group:
-            for _ in range(min(AT_ONCE, len(batch))):
-                group.start_soon(work)
-        if failures:
-            raise BatchError(failures)
+            async with anyio.create_task_group() as group:
+                for _ in range(min(AT_ONCE, len(batch))):
+                    group.start_soon(work)
 
-    async def _write(self, patch: NodePatch) -> None:
-        try:
-            if patch.cidrs is not None:
-                await self._patch(patch, {"spec": {"ipam": {"podCIDRs": list(patch.cidrs)}}})
-            if patch.pools is not None:
-                await self._server.client.update(
-                    CILIUM_NODES, patch.name, partial(with_pools, patch, patch.pools)
-                )
-            if patch.error_changed:
-                status = {"ipam": {"operator-status": {"error": patch.error or None}}}
-                await self._patch(patch, {"status": status}, "status")
-        except NotFoundError:
-            return
-        except ConflictError as error:
-            if "uid" not in str(error).lower():
-                raise  # else it is another node of that name: its own plan follows
+    async def write(self, patch: NodePatch) -> None:
+        """See ObjectWriter."""
+        if patch.cidrs is not None:
+            await self._patch(patch, {"spec": {"ipam": {"podCIDRs": list(patch.cidrs)}}})
+        if patch.pools is not None:
+            change = partial(with_pools, patch, patch.pools)
+            await self._server.client.update(CILIUM_NODES, patch.name, change)
+        if patch.error_changed:
+            status = {"ipam": {"operator-status": {"error": patch.error or None}}}
+            await self._patch(patch, {"status": status}, "status")
 
     async def _patch(self, patch: NodePatch, change: dict[str, Any], subresource: str = "") -> None:
         body = {"metadata": {"uid": patch.uid}, **change}
