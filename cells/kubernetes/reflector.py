@@ -300,14 +300,14 @@ class Reflector(Generic[T]):
 
         It is read in one go. Of any other block None: it is looked at event by event.
         """
+        stored, rows = self._kind.stored, dict[Any, T]()
         try:
-            found = self._kind.event_decoder.decode_lines(block)
-            if not found or not all(one.type in PRESENT for one in found):
-                return None
-            rows = [self._kind.stored(one.object) for one in found]
+            for one in self._kind.present_decoder.decode_lines(block):
+                row = stored(one.object)
+                rows[row.key] = row
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return {row.key: row for row in rows}
+        return rows or None
 
     def _gather(self, event: WatchEvent, found: dict[Any, T], broken: list[str]) -> None:
         if event.type == "DELETED":

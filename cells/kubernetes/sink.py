@@ -58,18 +58,28 @@ class ObjectEvents:
         self.processed: Counter[tuple[str, str, str]] = Counter()
         """(kind, action, status) -> how many."""
 
-    def changed(self, kind: str, old: Object | None, new: Object | None) -> None:
-        """A row is about to be put, or deleted where ``new`` is None."""
-        if new is None:
-            if old is None:
-                return
-            action, equal = "delete", "false"
-        elif old is None:
-            action, equal = "create", "false"
-        else:
-            action, equal = "update", "true" if old == new else "false"
-        self.received[kind, action, "true", equal] += 1
-        self.processed[kind, action, "success"] += 1
+    def changed(self, kind: str, rows: Mapping[Key, Object | None], known: ReadTable[Key, Any]) -> None:
+        """These rows are about to be put, or deleted where they are None; ``known`` is the table before."""
+        created = updated = same = deleted = 0
+        for key, new in rows.items():
+            old = known.get(key)
+            if new is None:
+                deleted += old is not None
+            elif old is None:
+                created += 1
+            elif old is new or old == new:
+                same += 1
+            else:
+                updated += 1
+        for action, equal, count in (
+            ("create", "false", created),
+            ("update", "false", updated),
+            ("update", "true", same),
+            ("delete", "false", deleted),
+        ):
+            if count:
+                self.received[kind, action, "true", equal] += count
+                self.processed[kind, action, "success"] += count
 
     def unreadable(self, kind: str, count: int) -> None:
         """So many objects could not be read."""
@@ -285,10 +295,8 @@ class Sink(Generic[T]):
         return [row.key for row in self._table.all() if row.key not in rows]
 
     def _count(self, rows: Mapping[Key, T | None], broken: Sequence[str]) -> None:
-        kind, events = self._kind.kind, self._events
-        for key, row in rows.items():
-            events.changed(kind, self._table.get(key), row)
-        events.unreadable(kind, len(broken))
+        self._events.changed(self._kind.kind, rows, self._table)
+        self._events.unreadable(self._kind.kind, len(broken))
 
     def _complete(self, broken: Sequence[str], state: State) -> None:
         self._broken = dict(_split(one) for one in broken)
@@ -304,20 +312,20 @@ class Sink(Generic[T]):
         """
         removed = self._missing(rows)
         if self._forgotten is None or not self._synced or 2 * len(removed) <= len(self._table):
-            rest = iter(rows.values())
+            rest = iter(rows.items())
             for _ in range((len(rows) - 1) // PART):
-                part = list(islice(rest, PART))
-                self._count({row.key: row for row in part}, ())
+                part = dict(islice(rest, PART))
+                self._count(part, ())
                 with self._table.txn() as txn:
-                    for row in part:
+                    for row in part.values():
                         txn.put(row)
                 if self._forgotten is not None:  # lest they are taken out of force meanwhile
-                    self._forgotten.reported(self._kind.qualified, [row.key for row in part])
+                    self._forgotten.reported(self._kind.qualified, part.keys())
                 await anyio.lowlevel.checkpoint()
-            last = list(rest)
-            self._count({**{row.key: row for row in last}, **dict.fromkeys(removed)}, broken)
+            last = dict(rest)
+            self._count({**last, **dict.fromkeys(removed)}, broken)
             with self._table.txn() as txn:
-                for row in last:
+                for row in last.values():
                     txn.put(row)
                 for key in removed:
                     txn.delete(key)

@@ -87,7 +87,7 @@ class Arrivals(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.parts.append(data)
         self._size += len(data)
-        if self._size >= READ and self._reads and self._transport is not None:
+        if self._size > READ and self._reads and self._transport is not None:
             self._reads = False
             self._transport.pause_reading()
         self._wake()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -243,11 +243,10 @@ class Kind(Generic[T]):
         return msgspec.json.Decoder(self.struct)
 
     @cached_property
-    def event_decoder(self) -> msgspec.json.Decoder[Any]:
-        """Of a line of a watch: ``type`` and ``object``. Raises msgspec.ValidationError."""
-        made = msgspec.defstruct(
-            f"{self.kind}Event", [("type", str), ("object", self.struct)], frozen=True, gc=False
-        )
+    def present_decoder(self) -> msgspec.json.Decoder[Any]:
+        """Of a line of a watch about an object that exists. Raises msgspec.ValidationError."""
+        fields: list[Any] = [("type", Literal["ADDED", "MODIFIED"]), ("object", self.struct)]
+        made = msgspec.defstruct(f"{self.kind}Event", fields, frozen=True, gc=False)
         return msgspec.json.Decoder(made)
 
     @cached_property

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio._backends._asyncio  # noqa: F401  # what clients import with their first request is not measured
 import structlog
 
 from lifecycle import invoke
@@ -46,7 +47,7 @@ async def ours(url: str, token: str) -> dict[str, float]:
     """Reflectors of pods and nodes."""
     from cells.kubernetes.client import connect
     from cells.kubernetes.client.access import Access
-    from cells.kubernetes.client.http import HttpConnection  # noqa: F401  # comes with the first request: not measured
+    from cells.kubernetes.client.dial import Dialler  # noqa: F401  # comes with the first request: not measured
     from cells.kubernetes.objects.core import NODES, PODS
     from cells.kubernetes.reflector import Reflector
     from cells.kubernetes.sink import Sink, SourceStatus
