@@ -113,16 +113,20 @@ def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
 class KernelNumbers:
     """The numbers that maps of the kernel have: what an earlier agent wrote, and may not have saved.
 
-    Why: an agent that is killed within a second of a new number leaves it in the maps alone. Given to other
-         labels, it would give packets of the old prefix the rights of the new one.
+    Why: an agent that is killed within a second of a new number leaves it in the maps alone, and a pod that
+         goes while no agent runs leaves its own. Given to other labels, such a number would give packets of
+         the old ones the rights of the new, or the reverse.
     """
 
-    def __init__(self, maps: Maps | None, policy_maps: PolicyMaps | None) -> None:
+    def __init__(
+        self, maps: Maps | None, policy_maps: PolicyMaps | None, cluster: ClusterAllocator | None
+    ) -> None:
+        self._scopes = OF_THIS_NODE | ({Scope.CLUSTER} if cluster is None else set())
         self._maps = maps
         self._policy_maps = policy_maps
 
     def read(self) -> Collection[int]:
-        """Numbers of this node's own in the ipcache, networks of policies and policy maps; raises OSError."""
+        """Numbers that this node gives, in ipcache, networks of policies and policy maps; raises OSError."""
         found: set[int] = set()
         if self._maps is not None:
             of_networks = [self._maps.ipcache]
@@ -131,7 +135,7 @@ class KernelNumbers:
             found.update(*(_NUMBER.unpack_from(value) for table in of_networks for _, value in table.items()))
         if self._policy_maps is not None:
             found.update(key.identity for each in self._policy_maps.all() for key in each.held)
-        return [number for number in found if scope_of(number) in OF_THIS_NODE]
+        return [number for number in found if scope_of(number) in self._scopes]
 
 
 class Checkpoint:

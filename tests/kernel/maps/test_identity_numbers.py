@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.anyio]
 
 NETWORK = ip_network("192.0.2.0/24")
 A, B = (("cidr:192.0.2.0/24", "reserved:world"), ("cidr:203.0.113.0/24", "reserved:world"))
+POD_A, POD_B = (("k8s:app=a",), ("k8s:app=b",))
 NODE_A, NODE_B = (("k8s:zone=a", "reserved:remote-node"), ("k8s:zone=b", "reserved:remote-node"))
 
 
@@ -45,7 +46,9 @@ async def number(hive: Hive, labels: tuple[str, ...]) -> int:
 
 
 @pytest.mark.parametrize("where", ["ipcache", "policy_prefixes", "policy map"])
-@pytest.mark.parametrize(("old", "new"), [(A, B), (NODE_A, NODE_B)], ids=["prefixes", "nodes"])
+@pytest.mark.parametrize(
+    ("old", "new"), [(A, B), (NODE_A, NODE_B), (POD_A, POD_B)], ids=["prefixes", "nodes", "pods"]
+)
 async def test_a_number_left_in_a_map_is_given_to_no_other_labels(
     in_node: None, tmp_path: Path, where: str, old: tuple[str, ...], new: tuple[str, ...]
 ) -> None:
@@ -57,7 +60,7 @@ async def test_a_number_left_in_a_map_is_given_to_no_other_labels(
             value = IpcacheValue(left).pack() if where == "ipcache" else left.to_bytes(4, "little")
             getattr(hive.get(Maps), where).update(IpcacheKey.of(NETWORK).pack(), value)
     # As an agent leaves it that is killed before it saves the number.
-    (tmp_path / "state" / identity.FILE).unlink()
+    (tmp_path / "state" / identity.FILE).unlink(missing_ok=True)
     async with agent(tmp_path) as hive:
         given = await number(hive, new)
         assert given != left
