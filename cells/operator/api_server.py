@@ -132,7 +132,7 @@ class ObjectWriter(PatchTarget[Key, Patch]):
     """Writes patches to objects of the cluster, each by itself: a Target. Subclasses have write()."""
 
     def __init__(self, server: ClusterAPI) -> None:
-        self._server = server
+        self.server = server
 
     async def put(self, batch: Mapping[Key, Patch]) -> None:
         """Write them. Raises BatchError."""

@@ -405,7 +405,7 @@ class NodeConfigWriter(ObjectWriter[str, NodeConfigPatch]):
 
     async def write(self, patch: NodeConfigPatch) -> None:
         """Write one; what is there already comes by the watch. Raises KubernetesError."""
-        client, kind = self._server.client, CILIUM_BGP_NODE_CONFIGS
+        client, kind = self.server.client, CILIUM_BGP_NODE_CONFIGS
         if patch.action == "delete":
             await client.delete(kind, patch.name, uid=patch.uid)
         elif patch.action == "update":

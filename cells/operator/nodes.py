@@ -170,7 +170,7 @@ class MarkWriter(ObjectWriter[str, NodeMark]):
             await self._write_available(patch.name)
 
     async def _change_taints(self, mark: NodeMark) -> None:
-        live = json.loads(await self._server.client.raw("GET", NODES.path("", mark.name)))
+        live = json.loads(await self.server.client.raw("GET", NODES.path("", mark.name)))
         old: list[dict[str, Any]] = live["spec"].get("taints") or []
         new = [one for one in old if one.get("key") != self._taint]
         if mark.taint:
@@ -179,7 +179,7 @@ class MarkWriter(ObjectWriter[str, NodeMark]):
             return
         steps: list[dict[str, Any]] = [{"op": "test", "path": "/spec/taints", "value": old}] if old else []
         steps.append({"op": "replace" if old else "add", "path": "/spec/taints", "value": new})
-        await self._server.client.patch(NODES, mark.name, steps, how="json")
+        await self.server.client.patch(NODES, mark.name, steps, how="json")
 
     async def _write_available(self, name: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -193,8 +193,8 @@ class MarkWriter(ObjectWriter[str, NodeMark]):
         }
         body = json.dumps({"status": {"conditions": [condition]}}).encode()
         path = NODES.path("", name, "status")
-        query = {"fieldManager": self._server.client.manager}
-        await self._server.client.raw("PATCH", path, query, body, MERGE)
+        query = {"fieldManager": self.server.client.manager}
+        await self.server.client.raw("PATCH", path, query, body, MERGE)
 
 
 AGAIN: Final = minutes(1)

@@ -170,7 +170,7 @@ class ConditionWriter(ObjectWriter[tuple[str, str, str], PolicyVerdict]):
         """See ObjectWriter."""
         kind = next(kind for kind in KINDS if kind.kind == patch.kind)
         change = partial(with_condition, patch)
-        await self._server.client.update(kind, patch.name, change, patch.namespace, subresource="status")
+        await self.server.client.update(kind, patch.name, change, patch.namespace, subresource="status")
 
 
 def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:

@@ -124,8 +124,8 @@ class ServiceWriter(ObjectWriter[Key, ServicePatch]):
             status_part["conditions"] = [condition]
         body = {"metadata": {"uid": patch.uid}, "status": status_part}
         path = CLUSTER_SERVICES.path(patch.namespace, patch.name, "status")
-        query = {"fieldManager": self._server.client.manager}
-        await self._server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
+        query = {"fieldManager": self.server.client.manager}
+        await self.server.client.raw("PATCH", path, query, json.dumps(body).encode(), STRATEGIC)
 
 
 class ConditionsWriter(ObjectWriter[str, ConditionsPatch]):
@@ -138,7 +138,7 @@ class ConditionsWriter(ObjectWriter[str, ConditionsPatch]):
     async def write(self, patch: ConditionsPatch) -> None:
         """See ObjectWriter."""
         change = partial(_with_conditions, patch)
-        await self._server.client.update(self._kind, patch.name, change, subresource="status")
+        await self.server.client.update(self._kind, patch.name, change, subresource="status")
 
 
 def _with_conditions(patch: ConditionsPatch, live: dict[str, Any]) -> dict[str, Any] | None:

@@ -220,14 +220,14 @@ class NodeWriter(ObjectWriter[str, NodePatch]):
             await self._patch(patch, {"spec": {"ipam": {"podCIDRs": list(patch.cidrs)}}})
         if patch.pools is not None:
             change = partial(with_pools, patch, patch.pools)
-            await self._server.client.update(CILIUM_NODES, patch.name, change)
+            await self.server.client.update(CILIUM_NODES, patch.name, change)
         if patch.error_changed:
             status = {"ipam": {"operator-status": {"error": patch.error or None}}}
             await self._patch(patch, {"status": status}, "status")
 
     async def _patch(self, patch: NodePatch, change: dict[str, Any], subresource: str = "") -> None:
         body = {"metadata": {"uid": patch.uid}, **change}
-        await self._server.client.patch(CILIUM_NODES, patch.name, body, subresource=subresource)
+        await self.server.client.patch(CILIUM_NODES, patch.name, body, subresource=subresource)
 
 
 AGAIN = minutes(1)
