@@ -23,7 +23,7 @@ from cells.services import (
     ServiceName,
     map_entries,
 )
-from cells.services.model.backends import refused_backends
+from cells.services.model.backends import SliceBackends, refused_backends, with_missing
 from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy
@@ -74,12 +74,11 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
     def merged(self, row: ServedFrontend) -> ServedFrontend:
         """As the row, with the backends and source ranges of both: the maps may have either's."""
         frontend, old = row.shown, self.shown
-        now = {one.address for one in frontend.backends}
-        left = [one for one in old.backends if one.address not in now]
+        backends = with_missing(frontend.backends, old.backends)
         ranges = tuple(dict.fromkeys((*frontend.source_ranges, *old.source_ranges)))
-        if not left and ranges == frontend.source_ranges:
+        if backends is frontend.backends and ranges == frontend.source_ranges:
             return row
-        both = msgspec.structs.replace(frontend, backends=(*frontend.backends, *left), source_ranges=ranges)
+        both = msgspec.structs.replace(frontend, backends=backends, source_ranges=ranges)
         return ServedFrontend(row.id, row.frontend, both)
 
     def with_states(self, frontend: Frontend) -> Frontend:
@@ -87,9 +86,10 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
 
         Sources have active by default: terminating is final; other states end manually, as they were set.
         """
-        states = {
-            one.address: one.state for one in self.shown.backends if one.state is not BackendState.ACTIVE
-        }
+        backends = self.shown.backends
+        if isinstance(backends, SliceBackends):  # all of them active
+            return frontend
+        states = {one.address: one.state for one in backends if one.state is not BackendState.ACTIVE}
         if not states:
             return frontend
         return msgspec.structs.replace(

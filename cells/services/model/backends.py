@@ -41,6 +41,7 @@ __all__ = [
     "refused_backends",
     "state_of",
     "weight_of",
+    "with_missing",
 ]
 
 
@@ -63,7 +64,7 @@ class SliceBackends(Sequence[Backend]):
     def __init__(
         self, addresses: Sequence[bytes], endpoints: Sequence[SliceEndpoint], port_name: str, weight: int
     ) -> None:
-        """``addresses``, which are in order, have the bytes of a ServiceAddress."""
+        """``addresses`` have the bytes of a ServiceAddress."""
         self.addresses = addresses
         self._endpoints = endpoints
         self._port_name = port_name
@@ -95,10 +96,21 @@ class SliceBackends(Sequence[Backend]):
             _hinted(endpoint),
         )
 
+    def extended(self, more: Sequence[Backend], at: Iterable[int]) -> Sequence[Backend]:
+        """These, and some of others."""
+        if not isinstance(more, SliceBackends) or self.shared() != more.shared():
+            return (*self, *(more[each] for each in at))
+        addresses = [*self.addresses, *(more.addresses[each] for each in at)]
+        endpoints = [*self._endpoints, *(more._endpoints[each] for each in at)]  # noqa: SLF001  # of the same class
+        return SliceBackends(addresses, endpoints, *self.shared())
+
+    def shared(self) -> tuple[str, int]:
+        """The name of the port, and the weight of each."""
+        return self._port_name, self._weight
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SliceBackends):
-            own = (self.addresses, self._port_name, self._weight)
-            if own != (other.addresses, other._port_name, other._weight):
+            if self.addresses != other.addresses or self.shared() != other.shared():
                 return False
             return self._endpoints == other._endpoints or tuple(self) == tuple(other)
         return tuple(self) == other if isinstance(other, tuple) else NotImplemented
@@ -140,6 +152,17 @@ def weight_of(slice_: EndpointSlice) -> int:
     if not (text.isascii() and text.isdigit() and digits and int(digits) <= _HEAVIEST):
         raise ValueError(f"{text!r}: expected a number from 1 to {_HEAVIEST}")
     return int(digits)
+
+
+def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequence[Backend]:
+    """Backends, and behind them what was there before and has none of their addresses."""
+    now = set(addresses_of(backends))
+    missing = [at for at, address in enumerate(addresses_of(before)) if address not in now]
+    if not missing:
+        return backends
+    if isinstance(backends, SliceBackends):
+        return backends.extended(before, missing)
+    return (*backends, *(before[at] for at in missing))
 
 
 def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:
