@@ -4,7 +4,7 @@ Controller: the table ``nodes`` in, a report of all nodes out; a listening port 
 Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is the api cell's.
 Why:        with enable-health-checking=false nothing of this runs: no socket is opened.
 
-Settings: see :class:`~cells.health.settings.NodeHealthSettings`.
+Settings: see :class:`~cells.health.prober.NodeHealthSettings`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from cells.health.paths import (
     ProbedPath,
     ProbeResults,
 )
-from cells.health.prober import NodeProber, ProbeTransport, SocketTransport
-from cells.health.settings import NodeHealthSettings
+from cells.health.prober import NodeHealthSettings, NodeProber, ProbeTransport, SocketTransport
 from lifecycle import (
     Change,
     HiveError,

@@ -29,8 +29,7 @@ from cells.cluster.identity.numbers import HEALTH, RESERVED_IDENTITIES
 from cells.cluster.nodes.local import HealthAddress, LocalNodeStore
 from cells.endpoint import Endpoint, EndpointRequest, Endpoints, NewEndpoint
 from cells.endpoint.restore import OldEndpoints, RestoredEndpoints
-from cells.health.prober import ProbeTransport
-from cells.health.settings import NodeHealthSettings
+from cells.health.prober import NodeHealthSettings, ProbeTransport
 from cells.maps.policy_maps import PolicyMaps, PoolEmpty
 from cells.netlink.connection import open_socket
 from cells.netlink.links import HostLinks, is_present

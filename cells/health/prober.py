@@ -15,11 +15,52 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import anyio
+from msgspec import Meta
 
 from cells.health.paths import ClusterReport, Outcome, ProbeResults
+from lifecycle import Settings
+
+# Settings, under Cilium's names.
+#
+# Source: Cilium 1.17; connectivity-probe-frequency-ratio is of 1.18.
+
+FASTEST: Final = 10.0
+SLOWER_BY: Final = 100.0
+"""Seconds between two probes of an address at the ratio 0, and how many more at the ratio 1."""
+
+
+class NodeHealthSettings(Settings, frozen=True):
+    """Probes between the nodes of the cluster."""
+
+    enable_health_checking: bool = False
+    """Probe all nodes by ICMP and HTTP, answer probes of others, and serve health.sock."""
+
+    enable_endpoint_health_checking: bool = True
+    """With enable-health-checking, give this node an endpoint of identity health that answers probes as a pod
+    would, and probe those of all nodes."""
+
+    cluster_health_port: Annotated[int, Meta(ge=1, le=65535)] = 4240
+    """TCP port that probes go to, and that answers them."""
+
+    health_check_icmp_failure_threshold: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Echo requests of one probe; one answer is enough."""
+
+    connectivity_probe_frequency_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    """How rarely to probe: each address every 10 seconds at 0, every 110 seconds at 1."""
+
+    @property
+    def endpoints(self) -> bool:
+        """Whether nodes have health endpoints."""
+        return self.enable_health_checking and self.enable_endpoint_health_checking
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one probe of an address to the next."""
+        return FASTEST + SLOWER_BY * self.connectivity_probe_frequency_ratio
+
 
 DEADLINE: Final = 10.0
 """Seconds for each probe."""

@@ -49,7 +49,7 @@ def is_library(name: str) -> bool:
 
 # Numbers of docs/design/0002-few-full-files.md: what a reader has to hold in mind. They fall, and rise for a
 # reason only.
-MOST_FILES = 381
+MOST_FILES = 380
 MOST_SHORT_FILES, SHORT = 30, 40
 MOST_LINES = 600
 MOST_LONG_FILES, LONG = 29, 500

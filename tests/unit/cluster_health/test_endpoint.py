@@ -23,8 +23,7 @@ from cells.health.endpoint import (
     HealthNetwork,
 )
 from cells.health.paths import Outcome
-from cells.health.prober import ProbeTransport
-from cells.health.settings import NodeHealthSettings
+from cells.health.prober import NodeHealthSettings, ProbeTransport
 from cells.maps.policy_maps import PolicyMaps
 from cells.observe import controllers
 from cells.observe.bootstrap import PodsExposed
