@@ -67,7 +67,7 @@ def touched() -> list[Path]:
             "--ipv4-range=10.0.0.1/32",
             "--ipv4-range=10.0.0.1/32: too small, expected at most a /31: the node takes one address",
         ),
-        ("--agent-health-port=0", "--agent-health-port=0: expected a TCP port, 1 to 65535"),
+        ("--agent-health-port=0", "--agent-health-port=0: expected at least 1, at most 65535"),
         (
             "--cni-chaining-mode=generic-veth",
             (
