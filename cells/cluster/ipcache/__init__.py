@@ -178,7 +178,7 @@ class Ipcache:
 
 # Numbers of identities in the maps of before, which are given to no other labels.
 #
-# Whoever gives an address an identity needs the ipcache, so this is done before.
+# A cell that gives an address its identity needs the ipcache, so this is done before.
 
 _NUMBER: Final = struct.Struct("<I")
 """What values of the ipcache and of networks of policies begin with."""
