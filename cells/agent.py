@@ -138,6 +138,7 @@ agent = module(
     kubernetes_events.cell,
     cluster_health.cell,
     hubble.cell,
+    hubble.notifications_cell,
     cni_server.cell,
     cni_config.cell,
     link_mtu.cell,

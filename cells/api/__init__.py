@@ -54,7 +54,6 @@ from cells.cni import QueueLock
 from cells.config import AgentConfig
 from cells.datapath.datapath import Datapath
 from cells.endpoint.restore import ExposedEndpoints
-from cells.hubble.hubble import AgentNotifications, followed_tables
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.observe.bootstrap import ApiServed
@@ -218,11 +217,10 @@ _api = module(
         policy_pool,
     ),
     provide_private(PodLinks),
-    provide_private(followed_tables, AgentNotifications),
     provide_private(NodeView, as_=(NodeSummary,)),
     provide_private(StatusView, as_=(StatusSummary,)),
     provide_private(*SECTIONS),
-    invoke(Api, HealthApi, StartedDaemon, AgentNotifications),
+    invoke(Api, HealthApi, StartedDaemon),
 )
 
 cell = group(_load, _api)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from cells.hubble.export.drop_events import DropEvents, DropEventSettings
 from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.hubble import (
+    AgentNotifications,
     Hubble,
     HubbleSettings,
     followed_tables,
@@ -35,4 +36,11 @@ cell = module(
     provide(Hubble, HubbleServer, HubbleMetrics),
     provide_private(known_names, followed_tables, HubbleMetricsServer, Exporters, DropEvents),
     invoke(Hubble, HubbleServer, HubbleMetrics, HubbleMetricsServer, Exporters, DropEvents),
+)
+
+notifications_cell = module(
+    "monitor-notifications",
+    "What changes in the agent, for clients of the monitor",
+    provide_private(followed_tables, AgentNotifications),
+    invoke(AgentNotifications),
 )

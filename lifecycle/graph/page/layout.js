@@ -1,7 +1,7 @@
 // A layered drawing: rows from what needs nothing to what needs most, few crossings, straight long arrows.
 // After Sugiyama: rows of bounded length, barycentres against crossings, least squares for the places.
 
-const CELL = { width: 300, gap: 18 };
+const CELL = { width: 300, gap: 12 };
 const BEND = { width: 4, gap: 4 }; // the room a passing arrow takes in a row
 const ROW = { near: 26, far: 80 }; // between rows; more where many arrows pass
 const MANY = 200; // cells that no window shows with legible names
@@ -173,8 +173,10 @@ function settle(row, wish) {
 }
 
 function spread(rows) {
+  let widest = 0;
   for (const row of rows) {
     const length = row.reduce((sum, point, index) => sum + (index ? apart(row[index - 1], point) : 0), 0);
+    widest = Math.max(widest, length);
     row.forEach((point, index) => {
       point.x = index ? row[index - 1].x + apart(row[index - 1], point) : -length / 2;
     });
@@ -184,7 +186,8 @@ function spread(rows) {
     for (const row of down ? rows : [...rows].reverse()) {
       settle(row, (point) => {
         const sides = round < 10 ? point[down ? "above" : "below"] : [...point.above, ...point.below];
-        return sides.length ? mean(sides, "x") : point.x;
+        const wish = sides.length ? mean(sides, "x") : point.x;
+        return Math.max(-widest / 2, Math.min(widest / 2, wish)); // no row drifts out beside the widest one
       });
     }
   }
