@@ -20,13 +20,14 @@ from cells.config import AgentConfig
 from cells.endpoint import Endpoint
 from cells.kubernetes.objects.core import Node, Pod
 from cells.observe.events import AgentNotification, Events
+from cells.observe.health import AgentReady
 from cells.observe.monitor import MonitorClient
 from cells.policy.control import PolicyObject, PolicyView
 from cells.policy.maps import RealizedPolicy
 from cells.proxy.dns import NameStore
 from cells.services import FrontendKey
 from cells.services.control import ServedFrontend
-from lifecycle import Change, Jobs, ReadTable, Settings, Table
+from lifecycle import Change, Jobs, ReadTable, Settings, Table, after
 
 if TYPE_CHECKING:
     from cells.hubble.notifications import Notification, Notified
@@ -196,6 +197,7 @@ class Hubble:
             await self._sources.run(self._events, self._queue_size)
 
 
+@after(AgentReady)
 class AgentNotifications:
     """Publishes what changes in the agent for the monitor's clients; follows no table while there are none.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cells.api import Api, StartedDaemon
 from cells.cluster.host_ip_sync import HostIPSync
-from cells.cluster.ipcache import Ipcache
+from cells.cluster.identity.identities import Identities
 from cells.cni import CniServer, DeleteQueue, QueueLock
 from cells.cni.configuration import CniConfig
 from cells.config import AgentConfig
@@ -41,9 +41,8 @@ ORDER: tuple[tuple[object, object], ...] = (
     (PolicyMaps, RestoredEndpoints),
     (OldEndpoints, RestoredEndpoints),
     # the maps are open before a number is given that they might have
-    (Maps, Ipcache),
-    (PolicyMaps, Ipcache),
-    (Ipcache, RestoredEndpoints),
+    (Maps, Identities),
+    (PolicyMaps, Identities),
     # 27 < 29 < 30 < 31: the range, then the addresses of old endpoints, then new ones, the router's first
     (Table[int, Device], Ipam),
     (Ipam, RestoredEndpoints),

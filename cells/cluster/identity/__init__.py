@@ -1,7 +1,7 @@
 """Security identities: a number for each set of labels, by which the datapath knows who sends a packet.
 
 Controller: label sets in, the table ``identities`` out. This node's own are saved in
-            local_allocator_state.json.
+            local_allocator_state.json. Numbers that maps in the kernel have are given to no other labels.
 Why:        a number may have to be agreed upon with other nodes, so asking for one may wait:
             ClusterAllocator. Without one this node gives the numbers.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import os
+import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,10 +39,12 @@ from cells.cluster.identity.identities import (
 )
 from cells.cluster.identity.numbers import CLUSTER, Scope, scope_for, scope_of, well_known_identities
 from cells.config import AgentConfig
+from cells.maps.node_maps import Maps
+from cells.maps.policy_maps import PolicyMaps
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 from lifecycle.settings import read_regular
 
-__all__ = ["OF_THIS_NODE", "cell"]
+__all__ = ["KernelNumbers", "cell"]
 
 
 # This node's own identities, preserved over a restart: prefixes and names have the numbers they had before.
@@ -57,6 +60,8 @@ DEBOUNCE: Final = 1.0
 
 OF_THIS_NODE: Final = {Scope.LOCAL, Scope.REMOTE_NODE}
 """Scopes of numbers that no other node has to know."""
+_NUMBER: Final = struct.Struct("<I")
+"""What values of the ipcache and of networks of policies begin with."""
 
 
 class _Label(msgspec.Struct):
@@ -105,6 +110,34 @@ def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
     fresh.replace(path)
 
 
+class KernelNumbers:
+    """The numbers that maps of the kernel have: what an earlier agent wrote, and may not have saved.
+
+    Why: an agent that is killed within a second of a new number leaves it in the maps alone, and a pod that
+         goes while no agent runs leaves its own. Given to other labels, such a number would give packets of
+         the old ones the rights of the new, or the reverse.
+    """
+
+    def __init__(
+        self, maps: Maps | None, policy_maps: PolicyMaps | None, cluster: ClusterAllocator | None
+    ) -> None:
+        self._scopes = OF_THIS_NODE | ({Scope.CLUSTER} if cluster is None else set())
+        self._maps = maps
+        self._policy_maps = policy_maps
+
+    def read(self) -> Collection[int]:
+        """Numbers that this node gives, in ipcache, networks of policies and policy maps; raises OSError."""
+        found: set[int] = set()
+        if self._maps is not None:
+            of_networks = [self._maps.ipcache]
+            if self._maps.uses("policy_prefixes"):
+                of_networks.append(self._maps.policy_prefixes)
+            found.update(*(_NUMBER.unpack_from(value) for table in of_networks for _, value in table.items()))
+        if self._policy_maps is not None:
+            found.update(key.identity for each in self._policy_maps.all() for key in each.held)
+        return [number for number in found if scope_of(number) in self._scopes]
+
+
 class Checkpoint:
     """Restores numbers when its hook runs, and writes them whenever they change."""
 
@@ -112,12 +145,14 @@ class Checkpoint:
         self,
         identities: Identities,
         folder: Path,
+        kernel: KernelNumbers,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         self._identities = identities
+        self._kernel = kernel
         self._path = folder / FILE
         self._log = log
         self._written: dict[int, Identity] = {}
@@ -128,6 +163,8 @@ class Checkpoint:
     async def _restore(self) -> None:
         restored = read_checkpoint(self._path, self._log)
         self._identities.restore_local(restored)
+        for number in self._kernel.read():
+            self._identities.hold(number)
         if restored:
             self._log.info("Restored local identities", identities=len(restored))
 
@@ -180,6 +217,7 @@ def known_identities(
     cluster: IdentityAllocator,
     keep: LabelFilter,
     agent: AgentConfig,
+    kernel: KernelNumbers,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -187,7 +225,7 @@ def known_identities(
 ) -> Identities:
     """The identities of this node; its own have their earlier numbers."""
     found = Identities(table, cluster, keep)
-    Checkpoint(found, agent.state, lifecycle=lifecycle, jobs=jobs, log=log)
+    Checkpoint(found, agent.state, kernel, lifecycle=lifecycle, jobs=jobs, log=log)
     return found
 
 
@@ -210,6 +248,6 @@ cell = module(
     "identity",
     "Security identities of sets of labels",
     config(IdentitySettings),
-    provide(identities, allocator, configured_filter, known_identities),
+    provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
     provide(identity_metrics, agent_namespace),
 )

@@ -8,7 +8,6 @@ Why: an address may be the node's and a pod's, or be known from several places. 
      other: where the stronger claim goes, the other one counts again.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Protocol
@@ -16,9 +15,7 @@ from typing import Final, Protocol
 from cells.base.addresses import IPAddress
 from cells.base.metrics import Collector, MetricFamily, counter
 from cells.cluster.encryption import ClusterEncryption
-from cells.cluster.identity import OF_THIS_NODE
-from cells.cluster.identity.identities import ClusterAllocator, Identities
-from cells.cluster.identity.numbers import Scope, scope_of
+from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache.rows import (
     IpcacheEntry,
     IpcacheTarget,
@@ -30,12 +27,11 @@ from cells.cluster.ipcache.rows import (
     withdrawn,
 )
 from cells.maps.node_maps import Maps
-from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import IpcacheValue
 from cells.maps.target import MapTable
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Member, Table, Tables, invoke, minutes, module, provide
 
-__all__ = ["IdentityFollower", "Ipcache", "KernelNumbers", "cell"]
+__all__ = ["IdentityFollower", "Ipcache", "cell"]
 
 
 # Claims of prefixes: made and withdrawn by resource, in the map at once.
@@ -176,42 +172,6 @@ class Ipcache:
             raise
 
 
-# Numbers of identities in the maps of before, which are given to no other labels.
-#
-# A cell that gives an address its identity needs the ipcache, so this is done before.
-
-_NUMBER: Final = struct.Struct("<I")
-"""What values of the ipcache and of networks of policies begin with."""
-
-
-class KernelNumbers:
-    """The numbers that maps of the kernel have: what an earlier agent wrote, and may not have saved.
-
-    Why: an agent that is killed within a second of a new number leaves it in the maps alone, and a pod that
-         goes while no agent runs leaves its own. Given to other labels, such a number would give packets of
-         the old ones the rights of the new, or the reverse.
-    """
-
-    def __init__(
-        self, maps: Maps | None, policy_maps: PolicyMaps | None, cluster: ClusterAllocator | None
-    ) -> None:
-        self._scopes = OF_THIS_NODE | ({Scope.CLUSTER} if cluster is None else set())
-        self._maps = maps
-        self._policy_maps = policy_maps
-
-    def read(self) -> Collection[int]:
-        """Numbers that this node gives, in ipcache, networks of policies and policy maps; raises OSError."""
-        found: set[int] = set()
-        if self._maps is not None:
-            of_networks = [self._maps.ipcache]
-            if self._maps.uses("policy_prefixes"):
-                of_networks.append(self._maps.policy_prefixes)
-            found.update(*(_NUMBER.unpack_from(value) for table in of_networks for _, value in table.items()))
-        if self._policy_maps is not None:
-            found.update(key.identity for each in self._policy_maps.all() for key in each.held)
-        return [number for number in found if scope_of(number) in self._scopes]
-
-
 # How the ipcache cell is put together.
 
 SWEEP: Final = minutes(1)
@@ -233,7 +193,6 @@ def ipcache(
     identities: Identities | None,
     followers: list[Member[IdentityFollower]],
     encryption: ClusterEncryption | None,
-    numbers: KernelNumbers,
     *,
     lifecycle: Lifecycle,
     jobs: Jobs,
@@ -246,14 +205,7 @@ def ipcache(
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
     tables.add(rows.reconciler.statuses)
-
-    async def read() -> None:
-        await rows.read()
-        if identities is not None:
-            for number in numbers.read():
-                identities.hold(number)
-
-    lifecycle.append(Hook("read the ipcache", read))
+    lifecycle.append(Hook("read the ipcache", rows.read))
     sweep = jobs.timer("sweep", rows.reconciler.sweep, SWEEP)
     sweep.trigger()
     pods_key = encryption.pods if encryption is not None else 0
@@ -286,6 +238,6 @@ def release_restored(table: Table[str, IpcacheEntry], identities: Identities | N
 cell = module(
     "ipcache",
     "The identity of every prefix",
-    provide(ipcache_table, ipcache_map, KernelNumbers, ipcache, ipcache_metrics),
+    provide(ipcache_table, ipcache_map, ipcache, ipcache_metrics),
     invoke(Ipcache, release_restored),
 )

@@ -72,7 +72,9 @@ async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None
         assert local(opened) == {gateway: LxcValue(flags=1)}
         assert identities(opened) == {"0.0.0.0/0": 2, f"{gateway}/32": 1}
         pod = LxcValue(ifindex=9, endpoint_id=7, identity=300)
-        hive.get(LocalAddresses).put_endpoint([IPv4Address("10.0.1.200")], pod)
+        # the router has any address of the range
+        ip = next(one for one in ("10.0.1.200", "10.0.1.201") if one != gateway)
+        hive.get(LocalAddresses).put_endpoint([IPv4Address(ip)], pod)
         links.add_address(1, "lo", NODE)
         await eventually(lambda: f"{NODE}/32" in identities(opened))
         assert local(opened)[str(NODE)] == LxcValue(flags=1)
@@ -81,7 +83,7 @@ async def test_addresses_of_the_node_are_in_the_maps_and_follow_it(in_node: None
         links.remove_address(1, "lo", IPv4Interface(NODE))
         await eventually(lambda: str(NODE) not in local(opened))
         assert set(identities(opened)) == {str(IPv4Network("0.0.0.0/0")), f"{gateway}/32"}
-        assert local(opened)["10.0.1.200"].endpoint_id == 7
+        assert local(opened)[ip].endpoint_id == 7
 
 
 async def test_both_families_are_in_the_maps_and_verdicts_are_void_with_every_change(in_node: None) -> None:

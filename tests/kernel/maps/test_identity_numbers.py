@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from cells import config, maps
-from cells.cluster import identity, ipcache
+from cells.cluster import identity
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import scope_of
-from cells.cluster.ipcache import Ipcache
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
@@ -29,16 +28,15 @@ POD_A, POD_B = (("k8s:app=a",), ("k8s:app=b",))
 NODE_A, NODE_B = (("k8s:zone=a", "reserved:remote-node"), ("k8s:zone=b", "reserved:remote-node"))
 
 
-def needs(maps: Maps, ipcache: Ipcache) -> None:
+def needs(maps: Maps, _: Identities) -> None:
     """Cells in which policies select pods by prefixes, too."""
     maps.use("policy_prefixes")
-    ipcache.table.initializer("policies")
 
 
 @asynccontextmanager
 async def agent(folder: Path) -> AsyncIterator[Hive]:
     settings = {**SMALL, "state-dir": str(folder)}
-    cells = (config.cell, maps.cell, identity.cell, ipcache.cell, invoke(needs))
+    cells = (config.cell, maps.cell, identity.cell, invoke(needs))
     async with Hive(*cells, settings=settings).started() as hive:
         yield hive
 

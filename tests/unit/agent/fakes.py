@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from cells.cluster.host_ip_sync import HostIPSync
-from cells.cluster.ipcache import KernelNumbers
+from cells.cluster.identity import KernelNumbers
 from cells.cluster.ipcache.rows import IpcacheTarget
 from cells.config import AgentConfig
 from cells.datapath import DatapathWatchdog

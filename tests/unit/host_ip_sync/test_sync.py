@@ -10,7 +10,7 @@ import structlog
 
 from cells.cluster.host_ip_sync import HostEntries, HostIPSettings, HostIPSync, wanted
 from cells.cluster.identity.numbers import HOST, WORLD
-from cells.cluster.ipcache import Ipcache, KernelNumbers, ipcache, ipcache_table
+from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.node.devices import Device
 from cells.node.local_addresses import LxcTarget, local_address_table, local_addresses
@@ -223,7 +223,7 @@ def hive(table: Table[int, Device], maps: FakeMaps) -> Hive:
         return maps.prefixes.target
 
     parts = (
-        provide(ipcache_table, prefixes, KernelNumbers, ipcache),
+        provide(ipcache_table, prefixes, ipcache),
         config(HostIPSettings),
         provide(device_table),
         replace(Router, FakeRouter()),

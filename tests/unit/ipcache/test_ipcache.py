@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER
-from cells.cluster.ipcache import Ipcache, KernelNumbers, ipcache, ipcache_table
+from cells.cluster.ipcache import Ipcache, ipcache, ipcache_table
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source, prefix_of
 from cells.maps.records.cluster import IpcacheValue
 from lifecycle import HealthTree, Hive, Tables, invoke, module, provide, supply
@@ -233,11 +233,7 @@ class Known:
 def running(kernel: FakeIpcacheMap) -> Hive:
     def needed(_: Ipcache, __: Known, ___: HealthTree, ____: Tables) -> None: ...
 
-    parts = (
-        provide(ipcache_table, KernelNumbers, ipcache, Known),
-        supply(kernel.target, IpcacheTarget),
-        invoke(needed),
-    )
+    parts = (provide(ipcache_table, ipcache, Known), supply(kernel.target, IpcacheTarget), invoke(needed))
     return Hive(module("ipcache", "the ipcache over a dict", *parts))
 
 

@@ -15,6 +15,7 @@ from cells.endpoint import Endpoint
 from cells.hubble.hubble import AT_ONCE, AgentNotifications, FollowedTables
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import AgentNotification, Events, decode
+from cells.observe.health import AgentReady
 from cells.observe.monitor import MonitorClient, monitor_clients
 from cells.policy.maps import RealizedPolicy
 from cells.services import FrontendKey
@@ -63,6 +64,7 @@ class Agent:
             invoke(AgentNotifications),
             supply(self.clients, Table[int, MonitorClient]),
             supply(followed),
+            supply(AgentReady()),
             replace(Events, fake(Events, publish=self.take)),
         )
         async with hive.started():
