@@ -21,6 +21,13 @@ class ChildDiedError(RuntimeError):
     """Raised when a child ended without a result: killed, or it left by itself."""
 
 
+def readable(fd: int, seconds: float) -> bool:
+    """Wait up to `seconds` until a read would not block. Unlike select(2), of any descriptor (poll(2))."""
+    waiting = select.poll()
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000))
+
+
 class Stop:
     """What a child looks at to learn that it should finish: the parent closed its end of a pipe, or died."""
 
@@ -29,7 +36,7 @@ class Stop:
 
     def wait(self, seconds: float) -> bool:
         """Sleep up to `seconds`; true as soon as the parent wants the child to finish."""
-        return bool(select.select([self.fd], [], [], max(0.0, seconds))[0])
+        return readable(self.fd, seconds)
 
 
 _TO_END = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -125,7 +132,7 @@ class Child(Generic[T]):
         chunks: list[bytes] = []
         while True:
             left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and (left <= 0 or not select.select([self._result], [], [], left)[0]):
+            if left is not None and (left <= 0 or not readable(self._result, left)):
                 raise TimeoutError(f"a child process gave no result within {within:g} s")
             chunk = os.read(self._result, 1 << 16)
             if not chunk:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import click
 
 from hive import syscalls
 from hive.lab import cgroups
-from hive.lab.children import undisturbed
+from hive.lab.children import readable, undisturbed
 from hive.lab.namespaces import Namespaces, hold, mounted_below, new_held_node, new_netns, release
 from hive.lab.requirements import missing
 
@@ -237,7 +236,7 @@ def wait_exited(pid: int, within: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([process], [], [], within)[0])
+        return readable(process, within)
     finally:
         os.close(process)
 

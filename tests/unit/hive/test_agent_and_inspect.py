@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hive.agent import preload
 from lifecycle import (
     Cell,
     HiveError,
@@ -85,7 +86,8 @@ def apiary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, cell: Cell) -> None:
-    """Let `cell` be what the command takes for the agent."""
+    """Let `cell` be what the command takes for the agent, of which nothing is loaded into the kernel."""
+    monkeypatch.setattr(preload, "preload", lambda _: None)
     monkeypatch.setitem(sys.modules, "cells.agent", SimpleNamespace(agent=cell))
 
 

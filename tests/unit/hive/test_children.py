@@ -2,12 +2,16 @@
 
 import gc
 import os
+import resource
 import time
 from pathlib import Path
 
 import pytest
 
 from hive.lab.children import Child, ChildDiedError, Stop, run_child
+
+MANY = 1100
+"""More than select(2) takes."""
 
 
 def test_the_result_of_a_child_process_is_returned() -> None:
@@ -52,6 +56,21 @@ def test_child_processes_run_until_each_is_finished() -> None:
     second = Child(wait_for_stop)
     assert first.finish(within=30) == "finished"
     assert second.finish(within=30) == "finished"
+
+
+def test_a_process_with_thousands_of_descriptors_waits_for_its_child() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MANY + 100:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MANY + 100, hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        opened += [os.dup(opened[0]) for _ in range(MANY)]
+        child = Child(lambda stop: stop.wait(30))
+        assert child.finish(within=30)
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_no_descriptor_is_left_open() -> None:
