@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, ip_address
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -325,7 +325,7 @@ class RemoteEndpoints:
         (NODE_NAME; objects of Cilium, and slices, name none), and have the addresses in its ranges, if it
         has ranges of that family.
         """
-        at = _address(endpoint.node)
+        at = _number_of_node(endpoint.node)
         node = self._holders.at(at) if at is not None else None
         named = endpoint.node_name
         if named and (node is None or node.name != named):
@@ -333,17 +333,18 @@ class RemoteEndpoints:
         if node is None:
             return f"no node is known with the address {endpoint.node}"
         for prefix in endpoint.prefixes:
-            ip = _address(prefix.partition("/")[0])
-            if ip is None:
+            ip = prefix.partition("/")[0]
+            number = number_of(ip)
+            if number is None:
                 continue
-            if (taken := self._holders.at(ip)) is not None:
+            if (taken := self._holders.at(number)) is not None:
                 return f"{ip} is an address of node {taken.name}"
             if not self._own_addresses:
                 continue
-            holder = self._holders.of_range(ip)
-            if holder is not None and holder.full_name != node.full_name:
+            holder = self._holders.of_range(number)
+            if holder is not None and holder is not node and holder.full_name != node.full_name:
                 return f"{ip} is in the pods' range of node {holder.name}"
-            if holder is None and _has_range(node, ip):
+            if holder is None and _has_range(node, number[0]):
                 return f"{ip} is in no range of its node {node.name}"
         return ""
 
@@ -466,8 +467,14 @@ def _wrong_identity(endpoint: RemoteEndpoint) -> str:
     return f"identity {number} is not an identity of pods"
 
 
-def _has_range(node: ClusterNode, ip: IPAddress) -> bool:
-    return bool(node.ipv6_alloc_cidrs if isinstance(ip, IPv6Address) else node.ipv4_alloc_cidrs)
+def _has_range(node: ClusterNode, version: int) -> bool:
+    return bool(node.ipv6_alloc_cidrs if version == 6 else node.ipv4_alloc_cidrs)
+
+
+@lru_cache(maxsize=8192)
+def _number_of_node(address: str) -> tuple[int, int] | None:
+    """Many pods have one node."""
+    return number_of(address)
 
 
 def _address(text: str) -> IPAddress | None:

@@ -138,24 +138,49 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressHolders:
-    """Which node has an address, or the range that an address is in, by the table of nodes."""
+    """Which node has an address, or the range that an address is in, by the table of nodes.
+
+    Addresses are asked for by their numbers, see number_of(): most of many thousands are of pods.
+    """
 
     def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
         self._nodes = nodes
         self._changes: Changes[str, ClusterNode] | None = None
+        self._revision = -1
+        self._at: dict[tuple[int, int], list[ClusterNode]] = {}
+        """Address -> nodes: two may claim it."""
         self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
         """(family, bits that are shifted out) -> network -> node."""
 
-    def at(self, ip: IPAddress) -> ClusterNode | None:
+    def at(self, number: tuple[int, int]) -> ClusterNode | None:
         """The node that has the address itself."""
-        return next(iter(self._nodes.by("address").get(ip)), None)
+        self._follow()
+        found = self._at.get(number)
+        return found[0] if found else None
 
-    def of_range(self, ip: IPAddress) -> ClusterNode | None:
+    def of_range(self, number: tuple[int, int]) -> ClusterNode | None:
         """The node of the pods of this prefix; ranges of nodes do not overlap."""
+        self._follow()
+        family, bits = number
+        for (version, shift), networks in self._ranges.items():
+            if version == family and (found := networks.get(bits >> shift)) is not None:
+                return found
+        return None
+
+    def _follow(self) -> None:
+        if self._revision == self._nodes.revision:
+            return
+        self._revision = self._nodes.revision
         if self._changes is None:
             self._changes = self._nodes.changes()
         changes = self._changes.take()
         for change in changes:
+            for number in _numbers(change.old):
+                left = [one for one in self._at[number] if one.full_name != change.key]
+                if left:
+                    self._at[number] = left
+                else:
+                    del self._at[number]
             for cidr in change.old.all_cidrs() if change.old is not None else ():
                 shift = cidr.max_prefixlen - cidr.prefixlen
                 self._ranges[cidr.version, shift].pop(int(cidr.network_address) >> shift, None)
@@ -164,11 +189,12 @@ class AddressHolders:
                 shift = cidr.max_prefixlen - cidr.prefixlen
                 of_length = self._ranges.setdefault((cidr.version, shift), {})
                 of_length[int(cidr.network_address) >> shift] = cast("ClusterNode", change.row)
-        number = int(ip)
-        for (version, shift), networks in self._ranges.items():
-            if version == ip.version and (found := networks.get(number >> shift)) is not None:
-                return found
-        return None
+            for number in _numbers(change.row):
+                self._at.setdefault(number, []).append(cast("ClusterNode", change.row))
+
+
+def _numbers(node: ClusterNode | None) -> set[tuple[int, int]]:
+    return set() if node is None else {(each.ip.version, int(each.ip)) for each in node.addresses}
 
 
 class ChangedPlaces:
@@ -179,7 +205,7 @@ class ChangedPlaces:
         self._ranges: dict[tuple[int, int], set[int]] = {}
         """(IP version, bits that are shifted out) -> networks."""
         for node in nodes:
-            self._addresses.update((each.ip.version, int(each.ip)) for each in node.addresses)
+            self._addresses |= _numbers(node)
             for cidr in node.all_cidrs():
                 shift = cidr.max_prefixlen - cidr.prefixlen
                 numbers = self._ranges.setdefault((cidr.version, shift), set())

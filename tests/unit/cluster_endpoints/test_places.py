@@ -97,5 +97,5 @@ def test_holders_of_ranges_follow_the_nodes(rounds: Iterable[list[tuple[str, int
                 for number, name in held.items()
             )
         for number in range(6):
-            found = holders.of_range(IPv4Address("10.0.0.7") + 256 * number)
+            found = holders.of_range((4, 0x0A000007 + 256 * number))
             assert (found.name if found is not None else None) == held.get(number)
