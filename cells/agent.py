@@ -51,7 +51,6 @@ from cells.endpoint import gc as endpoint_gc
 from cells.endpoint import host as host_endpoint
 from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
-from cells.endpoint.host import policy as policy_host
 from cells.hubble import node as hubble
 from cells.masquerade import egress_gateway
 from cells.node import addresses, devices, ipam, local_addresses, router, sysctl
@@ -112,7 +111,7 @@ agent = module(
     sysctl.cell,
     policy_maps.cell,
     policy_control.cell,
-    policy_host.cell,
+    host_endpoint.policy_cell,
     service_settings.cell,
     dns_proxy.cell,
     envoy.cell,

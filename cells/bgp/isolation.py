@@ -19,8 +19,8 @@ import msgspec
 
 from cells.base.addresses import IPAddress
 from cells.bgp.gobgp_facts import PeerFacts, PolicyRules, SpeakerFacts, wanted_facts
-from cells.bgp.gobgpd import Speakers
 from cells.bgp.sessions import Crash
+from cells.bgp.speaker_processes import Speakers
 from cells.bgp.speaker_state import (
     NOT_LISTENING,
     AnnouncedPath,

@@ -35,16 +35,10 @@ from cells.bgp.gobgp_facts import (
     route,
     rule_messages,
 )
-from cells.bgp.gobgpd import (
-    Gobgp,
-    GobgpError,
-    GobgpUnreachableError,
-    SpeakerError,
-    Speakers,
-    connected,
-)
+from cells.bgp.gobgpd import Gobgp, GobgpError, GobgpUnreachableError, connected
 from cells.bgp.isolation import Isolation, WantedSpeaker, wanted_speakers
 from cells.bgp.sessions import SpeakerLog, held_peer, moment, observed_peer
+from cells.bgp.speaker_processes import SpeakerError, Speakers
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     IPV6_UNICAST,

@@ -31,7 +31,7 @@ from lifecycle import Change, Jobs, ReadTable, Settings, Table, after
 
 if TYPE_CHECKING:
     from cells.hubble.notifications import Notification, Notified
-    from cells.hubble.ring import FlowObserver
+    from cells.hubble.observer import FlowObserver
     from cells.hubble.sources import EventSources
 
 

@@ -18,10 +18,10 @@ from cells.hubble.enums import LostEventSource
 from cells.hubble.flow import LostEvent
 from cells.hubble.hubble import MONITOR_EVENTS, HubbleSettings, KnownNames
 from cells.hubble.moments import FrontendIndex, Moment, Moments
+from cells.hubble.observer import FlowObserver
 from cells.hubble.parser import EventError, FlowOrigin, Parser, Stamp
 from cells.hubble.parser.l7 import ACCESS_LOG, L7Parser, Redaction, access_log_record
 from cells.hubble.parser.node_events import agent_event
-from cells.hubble.ring import FlowObserver
 from cells.kubernetes.objects.core import Node
 from cells.observe.events import (
     Events,

@@ -14,8 +14,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from cells.netlink import messages as m
-from cells.netlink.async_exchange import Ahead
-from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.connection import Ahead, Connection, NetlinkError, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
 from cells.netlink.rows import (
     IndexReader,

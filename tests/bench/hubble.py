@@ -24,7 +24,7 @@ from cells.hubble.codec import decode, encode
 from cells.hubble.export.files import FlowLog, RotatingFile
 from cells.hubble.flow import Flow
 from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
-from cells.hubble.ring import SeenEvent
+from cells.hubble.observer import SeenEvent
 from cells.hubble.rpc.observer import GetFlowsRequest, GetFlowsResponse
 from cells.hubble.sources import EventSources
 from cells.observe.events import Sample as Event

@@ -14,7 +14,8 @@ from pathlib import Path
 import anyio
 
 from cells.bgp import gobgp_messages as api
-from cells.bgp.gobgpd import GobgpError, connected, end_speakers
+from cells.bgp.gobgpd import GobgpError, connected
+from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import IPV4_UNICAST, AnnouncedPath, PeerRestart, RoutePolicy, SpeakerName
 from hive.lab.namespaces import new_node
 from tests.bench.stats import Figure, Sample

@@ -30,7 +30,7 @@ from lifecycle.tables import snapshot
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from cells.hubble.flow import Flow
-    from cells.hubble.ring import FlowObserver, SeenRecord
+    from cells.hubble.observer import FlowObserver, SeenRecord
 
 # The agent's metrics as JSON: ``cilium-dbg metrics list`` asks for them, up to 1.16.
 #

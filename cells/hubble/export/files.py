@@ -24,7 +24,7 @@ import yaml
 from cells.hubble.codec import FieldMask, InvalidFieldMask, from_json, to_json
 from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter
-from cells.hubble.ring import SeenEvent
+from cells.hubble.observer import SeenEvent
 from cells.hubble.rpc.observer import ExportEvent
 from cells.hubble.scalars import DecodeError, parse_rfc3339
 

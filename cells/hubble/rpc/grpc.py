@@ -11,7 +11,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -28,6 +28,8 @@ from anyio.abc import ByteStream, TaskGroup
 from cells.hubble.rpc.messages import (
     ClientStream,
     MessageReader,
+    Method,
+    Requests,
     RpcCode,
     RpcError,
     code_name,
@@ -52,47 +54,6 @@ def _seconds(timeout: str | None) -> float:
 
 _DATA: Final = b"\0\0"
 """Type and flags of a frame of data that does not end its stream."""
-
-Requests = AsyncIterator[bytes]
-Answers = AsyncIterator[Iterable[bytes]]
-
-
-class Method(msgspec.Struct, frozen=True):
-    """One method of a service."""
-
-    service: str
-    name: str
-    answer: Callable[[Requests], Answers]
-    """Takes the client's messages; gives encoded answers, each batch when the client has room for it."""
-    kind: str = "server_stream"
-    """unary, server_stream or bidi_stream, as metrics name it."""
-
-
-async def _only(requests: Requests) -> bytes:
-    async for request in requests:
-        return request
-    raise RpcError(RpcCode.INTERNAL, "the request has no message")
-
-
-def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> Method:
-    """A method with one request and one answer."""
-
-    async def answer(requests: Requests) -> Answers:
-        yield [await call(await _only(requests))]
-
-    return Method(service, name, answer, "unary")
-
-
-def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) -> Method:
-    """A method with one request and a stream of answers, which the call gives in batches."""
-
-    async def answer(requests: Requests) -> Answers:
-        batches = call(await _only(requests))
-        async with aclosing(batches):  # type: ignore[type-var]
-            async for batch in batches:
-                yield batch
-
-    return Method(service, name, answer, "server_stream")
 
 
 class GrpcLimits(msgspec.Struct, frozen=True):

@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar, Final, TypeVar
 import anyio
 
 from cells.hubble.codec import Wire, WireMessage, decode, encode
-from cells.hubble.rpc.grpc import Answers, server_streaming, unary
-from cells.hubble.rpc.messages import RpcCode, RpcError
+from cells.hubble.rpc.messages import Answers, RpcCode, RpcError, server_streaming, unary
 from cells.hubble.scalars import DecodeError
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"

@@ -1,4 +1,4 @@
-"""Messages and statuses of gRPC, as both sides of a call write and read them; and a client's socket.
+"""Messages, statuses and methods of gRPC, as both sides of a call write and read them; and a client's socket.
 
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md).
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import anyio
 import anyio.lowlevel
+import msgspec
 from anyio.abc import ByteStream
 
 
@@ -109,6 +111,48 @@ def encode_message(text: str) -> str:
 def decode_message(text: str) -> str:
     """The text of a ``grpc-message``."""
     return unquote_to_bytes(text).decode(errors="replace")
+
+
+Requests = AsyncIterator[bytes]
+Answers = AsyncIterator[Iterable[bytes]]
+
+
+class Method(msgspec.Struct, frozen=True):
+    """One method of a service."""
+
+    service: str
+    name: str
+    answer: Callable[[Requests], Answers]
+    """Takes the client's messages; gives encoded answers, each batch when the client has room for it."""
+    kind: str = "server_stream"
+    """unary, server_stream or bidi_stream, as metrics name it."""
+
+
+async def _only(requests: Requests) -> bytes:
+    async for request in requests:
+        return request
+    raise RpcError(RpcCode.INTERNAL, "the request has no message")
+
+
+def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) -> Method:
+    """A method with one request and one answer."""
+
+    async def answer(requests: Requests) -> Answers:
+        yield [await call(await _only(requests))]
+
+    return Method(service, name, answer, "unary")
+
+
+def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) -> Method:
+    """A method with one request and a stream of answers, which the call gives in batches."""
+
+    async def answer(requests: Requests) -> Answers:
+        batches = call(await _only(requests))
+        async with aclosing(batches):  # type: ignore[type-var]
+            async for batch in batches:
+                yield batch
+
+    return Method(service, name, answer, "server_stream")
 
 
 # A client's socket, as the server reads and writes it.

@@ -23,9 +23,8 @@ from cells.hubble.filters.descriptors import (
     service,
 )
 from cells.hubble.rpc import health
-from cells.hubble.rpc.grpc import Answers, Method, Requests
 from cells.hubble.rpc.health import HEALTH_SERVICE, decoded
-from cells.hubble.rpc.messages import RpcCode
+from cells.hubble.rpc.messages import Answers, Method, Requests, RpcCode
 
 PACKAGE: Final = "grpc.reflection.v1"
 EARLIER: Final = "grpc.reflection.v1alpha"

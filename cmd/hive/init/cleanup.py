@@ -176,6 +176,6 @@ def _end_envoy(state_dir: Path) -> list[str]:
 
 
 def _end_speakers(state_dir: Path) -> list[str]:
-    from cells.bgp.gobgpd import end_speakers
+    from cells.bgp.speaker_processes import end_speakers
 
     return end_speakers(state_dir)

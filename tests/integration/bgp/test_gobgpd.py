@@ -22,16 +22,10 @@ from cells.base.addresses import IPNetwork
 from cells.bgp import SpeakerSettings
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import policy_rules
-from cells.bgp.gobgpd import (
-    GobgpError,
-    GobgpUnreachableError,
-    SpeakerError,
-    Speakers,
-    connected,
-    end_speakers,
-)
+from cells.bgp.gobgpd import GobgpError, GobgpUnreachableError, connected
 from cells.bgp.isolation import WantedSpeaker, wanted_speakers
 from cells.bgp.speaker import SpeakerTarget
+from cells.bgp.speaker_processes import SpeakerError, Speakers, end_speakers
 from cells.bgp.speaker_state import (
     ALLOW_LOCAL,
     IPV4_UNICAST,

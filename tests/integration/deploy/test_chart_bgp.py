@@ -18,9 +18,9 @@ import pytest
 import structlog
 
 from cells.bgp import SpeakerSettings
-from cells.bgp.gobgpd import Speakers
 from cells.bgp.isolation import configuration_of, wanted_speakers
 from cells.bgp.speaker import SpeakerTarget
+from cells.bgp.speaker_processes import Speakers
 from cells.bgp.speaker_state import BGPInstance, BGPPeer, IsolatedPeer, SpeakerName
 from lifecycle import BatchError
 from lifecycle.testing import eventually

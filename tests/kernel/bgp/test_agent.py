@@ -14,8 +14,8 @@ from cells import kubernetes
 from cells.base.addresses import IPNetwork
 from cells.bgp import control
 from cells.bgp.control import BGPControl
-from cells.bgp.gobgpd import end_speakers
 from cells.bgp.rest import BGPState
+from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import IPV4_UNICAST, PeerState, RouteTable
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cells.bgp.gobgpd import end_speakers
 from cells.bgp.speaker import BGPSpeakers
+from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import IPV4_UNICAST, ObservedPeer, PeerRestart, PeerState, RouteTable
 from lifecycle import Secret
 from lifecycle.testing import eventually

@@ -12,8 +12,9 @@ import msgspec
 
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import route
-from cells.bgp.gobgpd import connected, end_speakers
+from cells.bgp.gobgpd import connected
 from cells.bgp.speaker import BGPSpeakers
+from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     IPV6_UNICAST,

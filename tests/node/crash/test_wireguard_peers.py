@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from cells.encryption.wireguard.device import SOCKETS, UserspaceControl
+from cells.encryption.wireguard.control import UserspaceControl
+from cells.encryption.wireguard.device import SOCKETS
 from cells.encryption.wireguard.peers import DUMMY_KEY
 from hive.lab import agent_process
 from hive.lab.node import Lab

@@ -19,7 +19,7 @@ from cells import kubernetes
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.bgp import BGPSettings, control
 from cells.bgp.control import BGPControl, BGPSessions
-from cells.bgp.gobgpd import end_speakers
+from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import (
     IPV4_UNICAST,
     FamilyCounts,

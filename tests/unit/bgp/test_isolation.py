@@ -13,9 +13,9 @@ import pytest
 import structlog
 
 from cells.bgp.gobgp_facts import policy_rules
-from cells.bgp.gobgpd import Speakers
 from cells.bgp.isolation import Isolation, Suspects, wanted_speakers
 from cells.bgp.sessions import Crash
+from cells.bgp.speaker_processes import Speakers
 from cells.bgp.speaker_state import (
     NOT_LISTENING,
     AnnouncedPath,

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
 from cells.bgp import gobgp_messages
-from cells.encryption.wireguard.device import KernelControl
+from cells.encryption.wireguard.control import KernelControl
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall
 from cells.hubble import flow
 from cells.hubble.codec import WireMessage, members_of
@@ -378,7 +378,7 @@ def test_a_device_of_wireguard_is_read_as_it_was_written(
     wireguard = SimpleNamespace(set=change, info=info)
     Overheard.sent.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cells.encryption.wireguard.device._generic", lambda _: nullcontext(wireguard))
+        patch.setattr("cells.encryption.wireguard.control._generic", lambda _: nullcontext(wireguard))
         control.configure_self(private, port, mark)
         control.configure(PeerCall(key, endpoint, allowed, keepalive))
         state = control.read()

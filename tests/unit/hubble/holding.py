@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from cells.hubble.hubble import Hubble
+from cells.hubble.observer import FlowObserver
 from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver
 from cells.observe.events import Sample
 from tests.unit.hubble.recordings import recording
 from tests.unit.hubble.worlds import world

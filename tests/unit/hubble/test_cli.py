@@ -15,9 +15,9 @@ import pytest
 
 from cells.hubble.codec import WireMessage, decode, encode, from_json, to_json
 from cells.hubble.rpc import observer
-from cells.hubble.rpc.grpc import Answers, GrpcServer, Method, server_streaming, unary
+from cells.hubble.rpc.grpc import GrpcServer
 from cells.hubble.rpc.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
-from cells.hubble.rpc.messages import RpcCode, RpcError, code_name
+from cells.hubble.rpc.messages import Answers, Method, RpcCode, RpcError, code_name, server_streaming, unary
 from hive.observe.hubble import run
 from lifecycle.process.logs import logger_for
 from tests.support.recordings import recordings

@@ -14,8 +14,8 @@ from cells.hubble.enums import DropReason, FlowVerdict, IPVersion, TrafficDirect
 from cells.hubble.export.drop_events import DropEvents, DropEventSettings, drop_note
 from cells.hubble.flow import IP, TCP, UDP, Flow, FlowEndpoint, ICMPv4, Layer4
 from cells.hubble.hubble import Hubble
+from cells.hubble.observer import FlowObserver
 from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access

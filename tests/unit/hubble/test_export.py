@@ -17,8 +17,8 @@ from cells.hubble.export.exporters import Exporters, HubbleExportSettings
 from cells.hubble.export.files import FlowLog, RotatingFile, parse_flow_logs
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter, HubbleEvent, LostEvent
 from cells.hubble.hubble import Hubble
+from cells.hubble.observer import FlowObserver, SeenEvent
 from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver, SeenEvent
 from lifecycle import HealthTree, Hive, config, invoke, module, provide, replace
 from lifecycle.testing import eventually, fake
 from tests.support.recordings import recordings

@@ -16,15 +16,20 @@ import h2.events
 import pytest
 from anyio.abc import ByteStream, SocketStream
 
-from cells.hubble.rpc.grpc import Answers, GrpcLimits, GrpcServer, Method, Requests, server_streaming, unary
+from cells.hubble.rpc.grpc import GrpcLimits, GrpcServer
 from cells.hubble.rpc.messages import (
+    Answers,
     ClientStream,
     MessageReader,
+    Method,
+    Requests,
     RpcCode,
     RpcError,
     decode_message,
     encode_message,
     framed,
+    server_streaming,
+    unary,
 )
 from lifecycle.process.logs import logger_for
 from tests.support.waiting import eventually

@@ -17,9 +17,9 @@ from cells.hubble.enums import AgentEventType, DebugEventType, FlowVerdict, Lost
 from cells.hubble.filters import InvalidFilter
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowEndpoint, FlowFilter, HubbleEvent, LostEvent
 from cells.hubble.hubble import check_capacity
+from cells.hubble.observer import FlowObserver, InvalidRequest
 from cells.hubble.parser import FlowOrigin, Parser
 from cells.hubble.parser.resolver import Resolver
-from cells.hubble.ring import FlowObserver, InvalidRequest
 from cells.hubble.rpc.observer import (
     GetAgentEventsRequest,
     GetAgentEventsResponse,
@@ -494,7 +494,7 @@ def test_filters_of_many_clients_are_asked_once_for_each_event(monkeypatch: pyte
     def compiled(*_: object) -> Callable[[HubbleEvent], bool]:
         return lambda event: not asked.append(event)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr("cells.hubble.ring.compile_filters", compiled)
+    monkeypatch.setattr("cells.hubble.observer.compile_filters", compiled)
     requests = [GetFlowsRequest(follow=True, whitelist=(FlowFilter(source_pod=("ns1/",)),))] * 20
     assert anyio.run(_followed, observer_of(63), requests, "fff") == [["flow-0", "flow-1", "flow-2"]] * 20
     assert len(asked) == 3

@@ -31,8 +31,8 @@ from cells.hubble.enums import FlowVerdict
 from cells.hubble.flow import Flow, FlowEndpoint
 from cells.hubble.hubble import Hubble
 from cells.hubble.metrics.server import HubbleMetrics, HubbleMetricsServer, HubbleMetricsSettings
+from cells.hubble.observer import FlowObserver
 from cells.hubble.parser import FlowOrigin, Parser
-from cells.hubble.ring import FlowObserver
 from cells.hubble.rpc.observer import (
     ChangeNotification,
     GetFlowsRequest,

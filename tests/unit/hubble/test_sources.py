@@ -333,7 +333,8 @@ def test_an_agent_without_hubble_loads_none_of_what_reads_and_serves_events() ->
         cwd=Path(__file__).parents[3],
     )
     heavy = (
-        "cells.hubble." + name for name in ("ring", "codec", "parser", "filters", "rpc.grpc", "rpc.services")
+        "cells.hubble." + name
+        for name in ("observer", "ring", "codec", "parser", "filters", "rpc.grpc", "rpc.services")
     )
     assert not {*heavy, "h2", "hpack", "re2"} & set(done.stdout.split())
 

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from cells.hubble.flow import FlowFilter
-from cells.hubble.ring import FlowObserver
+from cells.hubble.observer import FlowObserver
+from cells.hubble.ring import ReaderTurns
 from cells.hubble.rpc.observer import GetFlowsRequest
-from cells.hubble.turns import ReaderTurns
 from cells.observe.events import Sample
 from tests.support.waiting import settled
 from tests.unit.cni_server.fakes import FakeNode

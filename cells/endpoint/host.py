@@ -3,32 +3,47 @@
 Kernel edge: a policy map, and whether the programs go by it.
 
 Why: a policy map outlives the agent, and stays in force meanwhile: restore must not take it for a pod's that
-     is removed.
+     is removed. Until the rules are known the node goes by the policy of an earlier agent, or by none:
+     neither a start nor a restart locks it up or opens it.
 
+Source: Cilium 1.17, the host endpoint.
 Settings: enable-host-firewall.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_network
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from cells.base.labels import CIDR, Label, cidr_label, texts
+from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import HOST, RESERVED_IDENTITIES
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.parse import RulePeers
 from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import Code, Endpoint, State, StatusLog, Subject
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps, PoolEmpty
-from cells.policy.maps import EndpointPolicies, NodePolicy
-from lifecycle import HiveError, Hook, Lifecycle, Logger, module, provide
+from cells.policy.maps import EndpointPolicies, KnownRules, NodePolicy, RealizedPolicy
+from lifecycle import (
+    Change,
+    HiveError,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    ReadTable,
+    Table,
+    invoke,
+    module,
+    provide,
+)
 
-__all__ = ["HostEndpoint", "HostPrograms", "cell"]
-
-# The host endpoint: its number, its policy map, and whether it is in force.
-#
-# Source: Cilium 1.17, the host endpoint.
+__all__ = ["HostEndpoint", "HostPrograms", "cell", "policy_cell"]
 
 IFNAME: Final = "cilium_host"
 NO_MAC: Final = bytes(6)
@@ -160,6 +175,64 @@ class HostEndpoint:
                 await self._pool.ready()
 
 
+class HostLabels:
+    """Gives the host endpoint its node's labels, and puts its policy in force once all rules are known."""
+
+    def __init__(
+        self,
+        host: HostEndpoint,
+        identities: Identities,
+        nodes: ReadTable[str, ClusterNode],
+        rules: KnownRules | None,
+        peers: RulePeers,
+        realized: Table[int, RealizedPolicy],
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._host = host
+        self._identities = identities
+        self._nodes = nodes
+        self._rules = rules
+        self._selectable = peers.nodes_by_labels
+        if host.enabled:
+            self._realized = realized.initializer("host endpoint")
+            jobs.one_shot("put in force", self._first)
+        self._by_cidr = peers.nodes_by_cidr
+        if host.enabled or self._selectable or self._by_cidr:
+            jobs.observe("labels of the node", nodes.changes, self._follow)
+
+    async def _first(self) -> None:
+        await self._nodes.wait_initialized()
+        self._label(self._nodes.all())
+        if self._rules is not None:
+            await self._rules.known()
+        try:
+            self._host.put_in_force()
+        finally:
+            self._realized.done()
+
+    async def _follow(self, changes: list[Change[str, ClusterNode]]) -> None:
+        self._label(change.row for change in changes if change.row is not None)
+
+    def _label(self, nodes: Iterable[ClusterNode]) -> None:
+        for node in nodes:
+            if node.local:
+                self._identities.label_host("node", texts(self._labels(node)))
+        known = self._identities.get(HOST)
+        if known is not None:
+            self._host.relabel(known.labels)
+
+    def _labels(self, node: ClusterNode) -> Iterator[Label]:
+        """Those by which policies select the node, and those by which fromNodes, toNodes and networks do."""
+        if self._host.enabled:
+            counting, _ = self._identities.filter.split(Label("k8s", *one) for one in node.labels.items())
+            yield from counting
+        if self._selectable:
+            yield from (Label("node", *one) for one in node.labels.items())
+        if self._by_cidr:
+            yield from (Label(CIDR, cidr_label(ip_network(each.ip))) for each in node.addresses)
+
+
 def host_programs(datapath: Datapath, maps: Maps, mode: NodePolicy) -> HostPrograms:
     """The node's datapath, as the host endpoint uses it; the node has IPv6 though its pods have none."""
     if mode.host_firewall:
@@ -168,3 +241,4 @@ def host_programs(datapath: Datapath, maps: Maps, mode: NodePolicy) -> HostProgr
 
 
 cell = module("host-endpoint", "The node itself as an endpoint", provide(host_programs, HostEndpoint))
+policy_cell = module("host-policy", "The policy of the node itself", provide(HostLabels), invoke(HostLabels))
