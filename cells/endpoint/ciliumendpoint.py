@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cells.base.addresses import Family
 from cells.cluster.nodes.node import ClusterNode
@@ -257,8 +258,13 @@ class PodEndpoints:
         self._publish(one.id for one in self._endpoints.all())
         self._first.done()
 
-    def _matters(self, number: Hashable, _old: object, _row: object) -> bool:
-        """Whether the endpoint has, or may get, an object: without pods there is none."""
+    def _matters(self, number: Hashable, old: Endpoint | None, row: Endpoint | None) -> bool:
+        """Whether the endpoint has, or may get, an object that is to say something else.
+
+        Without pods there is none. Builds move endpoints through states that are shown as one.
+        """
+        if old is not None and row is not None and _shown_alike(old, row):
+            return False
         return number in self._names or len(self._pods) > 0
 
     def _differs(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
@@ -291,6 +297,13 @@ class PodEndpoints:
         if pod is None:
             return None
         return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
+
+
+def _shown_alike(old: Endpoint, row: Endpoint) -> bool:
+    """Whether the rows differ in nothing but states that an object does not distinguish."""
+    if not (old.state in SHOWN_AS_READY and row.state in SHOWN_AS_READY):
+        return False
+    return replace(old, state=row.state) == row
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:

@@ -103,14 +103,12 @@ class _Shared:
             if ports not in new:
                 changed[Key(identity, ports)] = None
 
-    def set(self, direction: Direction, some: Mapping[int, Entries]) -> None:
-        """Make the entries of these identities so."""
+    def set(self, direction: Direction, some: Mapping[int, Entries], without: Iterable[int]) -> None:
+        """Make the entries of some identities so; those ``without`` any have none."""
         entries = self.entries[direction]
-        for identity, new in some.items():
-            if new:
-                entries[identity] = new
-            else:
-                entries.pop(identity, None)
+        entries.update(some)
+        for identity in without:
+            entries.pop(identity, None)
 
 
 class _Refill(msgspec.Struct, frozen=True):
@@ -119,6 +117,8 @@ class _Refill(msgspec.Struct, frozen=True):
     changed: ChangedEntries
     entries: Mapping[int, Entries]
     """All that the identities concerned have afterwards."""
+    without: frozenset[int]
+    """Those of them that have none."""
 
 
 class ComputedPolicies:
@@ -421,7 +421,7 @@ class ComputedPolicies:
             return self._fill(shared, direction)
         step = self._refills.get((policy, previous))
         if step is not None:
-            shared.set(direction, step.entries)
+            shared.set(direction, step.entries, step.without)
             return step.changed
         changed: ChangedEntries = {}
         shared.replace(direction, ANYBODY, policy.anybody(), changed)
@@ -431,8 +431,9 @@ class ComputedPolicies:
         for identity in identities:
             shared.replace(direction, identity, policy.of(identity), changed)
         entries = shared.entries[direction]
-        touched = {key.identity: entries.get(key.identity, _NOTHING) for key in changed}
-        self._refills[policy, previous] = _Refill(changed, touched)
+        touched = {key.identity for key in changed}
+        there = {identity: entries[identity] for identity in touched if identity in entries}
+        self._refills[policy, previous] = _Refill(changed, there, frozenset(touched - there.keys()))
         return changed
 
     def _fill(self, shared: _Shared, direction: Direction) -> ChangedEntries:

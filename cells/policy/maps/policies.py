@@ -377,14 +377,15 @@ class EndpointPolicies:
 
     def _mark(self, *policies: EndpointPolicy) -> None:
         """The maps have these policies."""
+        if len(policies) == 1:  # as nearly always, and pods wait for it
+            self.outdated.delete(policies[0].endpoint_id)
+            self.realized.put(self._realized(policies[0]))
+            return
         waiting = self.outdated.keys()
         if done := [one.endpoint_id for one in policies if one.endpoint_id in waiting]:
             with self.outdated.txn() as outdated:
                 for endpoint_id in done:
                     outdated.delete(endpoint_id)
-        if len(policies) == 1:  # as nearly always, and pods wait for it
-            self.realized.put(self._realized(policies[0]))
-            return
         with self.realized.txn() as rows:
             for policy in policies:
                 rows.put(self._realized(policy))

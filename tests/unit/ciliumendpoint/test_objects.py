@@ -146,6 +146,9 @@ async def test_a_pod_has_an_object_that_follows_it_and_goes_with_it(one: Cluster
         node.put(endpoint(identity=301))
         await eventually(lambda: found(one)["status"]["identity"]["id"] == 301)
         assert int(found(one)["metadata"]["resourceVersion"]) > int(written)
+        for state in (State.WAITING_FOR_IDENTITY, State.READY):
+            node.put(endpoint(identity=301, state=state))
+            await eventually(lambda state=state: found(one)["status"]["state"] == state.value)  # type: ignore[misc]
         node.remove(7)
         await eventually(lambda: not found(one))
 
