@@ -486,8 +486,8 @@ class BGPSpeaking:
         """Raises BatchError for a speaker that does not end, which is tried again."""
         if not any((self._agent.state_dir / FOLDER).glob("*.json")):
             return
-        from cells.bgp.speaker import SpeakerTarget
         from cells.bgp.speaker_processes import Speakers
+        from cells.bgp.speaker_target import SpeakerTarget
 
         speakers = Speakers(self._settings, self._agent.state_dir, self._log)
         await SpeakerTarget(speakers).drop(list(speakers.running()))

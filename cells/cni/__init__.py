@@ -17,7 +17,7 @@ from cells.endpoint import Endpoints
 from cells.endpoint.restore import ExposedEndpoints
 from cells.maps.policy_maps import PolicyMaps
 from cells.netlink.links import HostLinks
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
 from cells.node.router import Router

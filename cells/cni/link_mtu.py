@@ -18,8 +18,7 @@ import msgspec
 from cells.endpoint import Endpoint
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import HostLinks
-from cells.netlink.namespaces import own_netns_cookie, run_in_each
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink, own_netns_cookie, run_in_each
 from cells.netlink.rows import LinkInfo
 from cells.node.devices import Device, PodMtu
 from cells.tunnel.settings import RouteMtu

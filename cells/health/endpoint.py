@@ -34,8 +34,7 @@ from cells.maps.policy_maps import PolicyMaps, PoolEmpty
 from cells.netlink.connection import open_socket
 from cells.netlink.links import HostLinks, is_present
 from cells.netlink.messages import VethPair
-from cells.netlink.namespaces import run_in_new
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink, run_in_new
 from cells.netlink.rows import random_mac
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam

@@ -28,8 +28,7 @@ from cells.kubernetes.client.errors import (
     UnreachableError,
     status_error,
 )
-from cells.kubernetes.objects.kind import Kind, Object
-from cells.kubernetes.objects.nulls import decode
+from cells.kubernetes.objects.kind import Kind, Object, decode
 from cells.kubernetes.sink import Sink
 from lifecycle.jobs import TimeSlice
 

@@ -1,4 +1,4 @@
-"""The custodian of IPsec's keys: the key in force, those it has replaced, and what the kernel has of them.
+"""The custodian of IPsec's keys: what the kernel has of the key in force, and of those it has replaced.
 
 Controller: the tables ``nodes``, ``node-ids`` and ``ipsec-key`` in, ``ipsec`` out: states and policies.
 Reconciler: ``ipsec`` in, XFRM out; ``ipsec-routes`` in, routing table 200 and its rules out; the table
@@ -13,9 +13,7 @@ Without enable-ipsec it removes at the start what an agent with it has left: sta
 from __future__ import annotations
 
 import errno
-import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -24,28 +22,18 @@ import msgspec
 from anyio import to_thread
 
 from cells.api import EncryptionStatus, StatusFacts, StatusSection
-from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.base.addresses import IPAddress, IPNetwork
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.encryption import EncryptionKey, PublishedKey
 from cells.cluster.node_ids import NodeAddressID
-from cells.cluster.nodes.local import read_boot_id
 from cells.cluster.nodes.node import ClusterNode
-from cells.config import AgentConfig
-from cells.config.drift import directory_changes
 from cells.datapath.settings import XfrmMarks
+from cells.encryption.ipsec.key_in_force import NUMBER, GuardedNetwork, IpsecKeys, KeyInForce
 from cells.encryption.ipsec.keys import (
-    EXPECTED,
-    IpsecKey,
     IpsecSettings,
-    KeyRing,
-    networks_of_pods,
-    read_keys,
-    refused_beside,
-    wrong_file,
 )
 from cells.encryption.ipsec.plan import (
     DECRYPT,
-    ENCRYPT,
     FAMILIES,
     KIND,
     RULES,
@@ -59,11 +47,9 @@ from cells.encryption.ipsec.plan import (
     XfrmKey,
     XfrmObject,
     XfrmTarget,
-    blocks,
     wanted_routes,
 )
 from cells.maps.node_maps import Maps
-from cells.maps.records.cluster import IpcacheKey
 from cells.maps.target import Codec, MapTarget
 from cells.netlink import news
 from cells.netlink.network import (
@@ -81,7 +67,6 @@ from cells.netlink.xfrm import (
     XFRM_REMOVALS,
     Direction,
     XfrmKernel,
-    XfrmMark,
     XfrmPolicy,
     XfrmState,
 )
@@ -91,9 +76,6 @@ from cells.tunnel.settings import RouteMtu
 from lifecycle import (
     BatchError,
     Derived,
-    Health,
-    HiveError,
-    HiveView,
     Hook,
     Jobs,
     Lifecycle,
@@ -103,7 +85,6 @@ from lifecycle import (
     Reconciler,
     Table,
     Tables,
-    UsageError,
     after,
     config,
     group,
@@ -114,180 +95,12 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["IpsecCustodian", "IpsecKeys", "cell"]
+__all__ = ["IpsecCustodian", "cell"]
 
 SWEEP: Final = minutes(1)
-OVERHEAD: Final = 77
-"""Bytes by which a packet grows with an integrity check value of 16: in tunnel mode, with IPv6 outside."""
-TRIAL: Final = {
-    Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
-    Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
-}
-"""Addresses for documentation (RFC 5737, RFC 3849), of a state that shows what the kernel supports."""
-
-
-NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
 INDEX: Final = Codec[int](
     lambda value: value.to_bytes(4, "little"), lambda data: int.from_bytes(data, "little")
 )
-NETWORK: Final = Codec[IPNetwork](
-    lambda network: IpcacheKey.of(network).pack(), lambda data: IpcacheKey.unpack(data).network
-)
-
-
-# The key file, the key that is published, and where pods are that nothing in clear text is sent to.
-
-
-class GuardedNetwork(msgspec.Struct, frozen=True):
-    """A row of the table ``pod-networks``: where pods have their addresses."""
-
-    network: IPNetwork
-    elsewhere: bool
-    """Of other nodes, also of those that no table has yet; what this node's pods send there is encrypted."""
-
-
-class KeyInForce(msgspec.Struct, frozen=True):
-    """The row of the table ``ipsec-key``: the key of which states are made."""
-
-    spi: int
-    overhead: int
-    """Bytes by which a packet grows."""
-
-
-class IpsecKeys:
-    """Read at the start, before any program marks a packet, and whenever the file changes.
-
-    The hook raises UsageError for what cannot be beside IPsec and for a file without a good key, HiveError
-    for a kernel without ESP. Then it has the kernel block what is marked, and programs what would leave in
-    clear text, and publishes the key. A key that replaces another is published once there are states of it:
-    see :class:`IpsecCustodian`.
-    """
-
-    def __init__(
-        self,
-        settings: IpsecSettings,
-        agent: AgentConfig,
-        kernel: XfrmEdge,
-        published: PublishedKey,
-        view: HiveView,
-        maps: Maps,
-        *,
-        lifecycle: Lifecycle,
-        jobs: Jobs,
-        tables: Tables,
-        health: Health,
-        log: Logger,
-    ) -> None:
-        self.enabled = settings.enable_ipsec
-        """Whether packets are encrypted."""
-        self.ring = KeyRing(settings.ipsec_key_rotation_duration, time.monotonic)
-        self.table: Table[int, KeyInForce] = Table("ipsec-key", key=lambda row: row.spi)
-        self.published = published
-        self.networks: dict[IPNetwork, GuardedNetwork] = {}
-        """Of all pods, as far as settings have them."""
-        self.guard: MapTarget[IPNetwork, GuardedNetwork, int] = MapTarget(
-            lambda: (maps.pod_networks,), NETWORK, NUMBER, lambda row: int(row.elsewhere)
-        )
-        """What programs know of all such networks."""
-        self._settings = settings
-        self._path = Path(settings.ipsec_key_file)
-        self._agent = agent
-        self._kernel = kernel
-        self._view = view
-        self._health = health.child("key file")
-        self._log = log
-        if not self.enabled:
-            return
-        maps.use("pod_networks")
-        tables.add(self.table)
-        lifecycle.append(Hook("load the keys of IPsec", self._start))
-        if settings.enable_ipsec_key_watcher:
-            jobs.observe("watch the key file", self._changes, self._reload)
-
-    @property
-    def families(self) -> tuple[Family, ...]:
-        """Those of pods' addresses."""
-        on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
-        return tuple(family for family in Family if on[family])
-
-    def publish(self) -> None:
-        """Have nodes and programs use the key in force."""
-        for row in self.table.all():
-            if self.published.number != row.spi:
-                self.published.publish(EncryptionKey(row.spi, overhead=row.overhead))
-
-    async def _start(self) -> None:
-        values = {one.option.name: one.value for one in self._view.loaded.settings}
-        if wrong := list(refused_beside(values, self._settings)):
-            raise UsageError(f"enable-ipsec=true: {'; '.join(wrong)}")
-        if not read_boot_id():
-            raise HiveError("enable-ipsec=true: the kernel shows no boot ID, from which nodes' keys follow")
-        try:
-            self.ring.load(self._read())
-        except (ValueError, OSError) as error:
-            raise UsageError(f"{wrong_file(self._path, error)}; {EXPECTED}") from None
-        if (key := self.ring.current) is None:
-            raise UsageError(f"ipsec-key-file={self._path}: no key in it; {EXPECTED}")
-        await self._try_kernel(key)
-        results = await self._kernel.set_policies(blocks(self.families))
-        if refused := [error for error in results if error is not None]:
-            raise HiveError(f"enable-ipsec=true: failed to block what is not encrypted: {refused[0]}")
-        found = (networks_of_pods(values, self._settings, family) for family in self.families)
-        self.networks = {each: GuardedNetwork(each, True) for family in found for each in family}
-        self.guard.write_now(self.networks)
-        self._note()
-        self.publish()
-        self._log.info("IPsec encrypts with a key", spi=key.spi)
-
-    async def _try_kernel(self, key: IpsecKey) -> None:
-        """Add and remove a state with an output mark in each family. Raises HiveError."""
-        for family in self.families:
-            source, destination = TRIAL[family]
-            state = XfrmState(
-                source=source,
-                destination=destination,
-                spi=key.spi,
-                mark=XfrmMark(ENCRYPT, KIND),
-                output_mark=XfrmMark(ENCRYPT, KIND),
-                aead=key.aead,
-                auth=key.auth,
-                crypt=key.crypt,
-            )
-            (error,) = await self._kernel.add_states([state])
-            await self._kernel.delete_states([state])
-            if error is not None and error.errno != errno.EEXIST:
-                raise HiveError(
-                    f"enable-ipsec=true: this kernel has no ESP for {family.text} with the key's algorithms:"
-                    f" {error.reason or error.strerror}; load the modules esp4, esp6 and those of the"
-                    " algorithms (CONFIG_INET_ESP, CONFIG_INET6_ESP, CONFIG_CRYPTO_GCM), or set it to false"
-                )
-
-    def _read(self) -> str:
-        return self._path.read_text(encoding="utf-8")
-
-    def _note(self) -> None:
-        if (key := self.ring.current) is not None:
-            with self.table.txn() as txn:
-                txn.replace_all([KeyInForce(key.spi, OVERHEAD + key.auth_size - 16)])
-
-    async def _changes(self) -> AsyncIterator[None]:
-        async for change in directory_changes([self._path.parent]):
-            yield change
-
-    async def _reload(self, _: None) -> None:
-        """Put another key of the file in force; until it has a good one, the one in force stays."""
-        try:
-            text = await to_thread.run_sync(self._read)
-            if read_keys(text)[-1:] != (self.ring.current,):
-                self.ring.load(text)
-                self._log.info("the keys of IPsec were replaced", spi=self.ring.spi)
-        except (ValueError, OSError) as error:
-            why = wrong_file(self._path, error)
-            self._log.error(f"{why}; key {self.ring.spi} stays in force")
-            self._health.degraded(why)
-        else:
-            self._health.ok(f"key {self.ring.spi} is in force")
-        self._note()
 
 
 # The kernel.

@@ -47,7 +47,7 @@ from cells.cluster.encryption import (
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
 from cells.datapath.datapath import Datapath
-from cells.encryption.ipsec.custodian import IpsecKeys
+from cells.encryption.ipsec.key_in_force import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerError, PeerNode, WireguardPeers
 from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardRotation

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import field
 
-from cells.kubernetes.objects.nulls import convert
+from cells.kubernetes.objects.kind import convert
 from cells.kubernetes.settings import AccessError, checked_proxy, checked_url
 
 __all__ = ["Access", "Exec", "from_kubeconfig", "in_cluster"]

@@ -22,7 +22,7 @@ from anyio import to_thread
 
 from cells.kubernetes.client.access import Access, Exec
 from cells.kubernetes.client.errors import CredentialsError
-from cells.kubernetes.objects.nulls import decode
+from cells.kubernetes.objects.kind import decode
 
 __all__ = ["Credentials"]
 

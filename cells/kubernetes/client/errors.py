@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from cells.kubernetes.objects.nulls import decode
+from cells.kubernetes.objects.kind import decode
 
 __all__ = [
     "ApiError",

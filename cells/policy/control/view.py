@@ -12,7 +12,7 @@ from cells.base.addresses import IPAddress
 from cells.base.labels import Label, parse
 from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.cluster.identity.numbers import is_endpoint
-from cells.kubernetes.objects.nulls import convert
+from cells.kubernetes.objects.kind import convert
 from cells.policy.compute import SelectorPolicy
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.map_state import Match, lookup

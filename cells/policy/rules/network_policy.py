@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from cells.kubernetes.objects.nulls import convert
+from cells.kubernetes.objects.kind import convert
 from cells.policy.labels import Prefix, except_prefixes
 from cells.policy.rules import (
     PeerRule,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
-from cells.kubernetes.objects.nulls import convert
+from cells.kubernetes.objects.kind import convert
 from cells.policy.labels import FQDNSelector, Prefix
 from cells.policy.rules import (
     Above,

@@ -1,295 +1,28 @@
 """The checks of ``hive check`` and ``hive lab check``: what is tried, in order, and what a failure means.
 
-Every node is tried as sender and receiver once: with a pod of its own, and with one of the next node. What
-pods cannot reach of each other is left out of later checks, so that one fault fails one check.
+Every node is tried as sender and receiver once: with a pod of its own, and with one of the next node.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from ipaddress import ip_address
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from hive.check.objects import OPEN, SHUT, policies, server_name
-from hive.check.probe import Answer, Kind, Try
-
-Role = Literal["client", "server", "host", "outside"]
-State = Literal["passed", "failed", "skipped"]
-WITHIN: Final = 10.0
-"""Seconds for which a check tries, before it fails."""
-FAMILIES: Final = {4: "IPv4", 6: "IPv6"}
-PAGE: Final = "Does the cluster work?"
-"""The title of the documentation's page that has a section about each check."""
-
-
-class Place(NamedTuple):
-    """Where the probe runs: a pod of a node, the node itself, or outside."""
-
-    name: str
-    node: str
-    role: Role
-    addresses: tuple[str, ...]
-
-    def address(self, version: int) -> str:
-        """Its address of a family, empty without one."""
-        return next((one for one in self.addresses if ip_address(one).version == version), "")
-
-
-class Facts(NamedTuple):
-    """What is known before anything is tried."""
-
-    cluster: str
-    """Where it is."""
-    nodes: tuple[str, ...]
-    without_agent: Mapping[str, str]
-    """Nodes where no agent is ready, and why."""
-    routing: str
-    """``native`` or the protocol of the tunnel."""
-
-
-class Service(NamedTuple):
-    """A service in front of one server."""
-
-    addresses: tuple[str, ...]
-    port: int
-    node_port: int
-
-
-class Site(Protocol):
-    """A cluster that checks run at."""
-
-    namespace: str
-    host_port: int
-    untried: dict[str, str]
-    """Checks that cannot be tried here, and why."""
-
-    def facts(self) -> Facts:
-        """Look around. Raises click.ClickException."""
-
-    def start(self, nodes: Sequence[str]) -> tuple[list[Place], dict[str, str]]:
-        """Make namespace and pods; the places there are, and nodes where pods did not start, and why."""
-
-    def ask(self, tries: Mapping[Place, Sequence[Try]]) -> Mapping[Place, Sequence[Answer]]:
-        """Try from several places at once."""
-
-    def services(self) -> Mapping[str, Service]:
-        """The service of each node's server."""
-
-    def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Create objects of the namespace. Raises click.ClickException."""
-
-    def remove(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Remove them; those that are not there are fine. Raises click.ClickException."""
-
-
-class Path(NamedTuple):
-    """Between pods of two nodes, or from pods of one to the other itself."""
-
-    sender: str
-    receiver: str
-    version: int
-    of: Literal["pods", "nodes"]
-
-    def __str__(self) -> str:
-        to = f"node {self.receiver}" if self.of == "nodes" else self.receiver
-        return f"{self.sender} → {to} ({FAMILIES.get(self.version, 'by name')})"
-
-
-class Asked(NamedTuple):
-    """One try, from where, and what a person reads of it."""
-
-    place: Place
-    to_node: str
-    about: str
-    what: Try
-    who: str = ""
-    """Who has to answer, if that matters."""
-    by: str = ""
-    """The node by which it goes, of a node port."""
-
-    @property
-    def path(self) -> Path:
-        """The nodes it goes from and to."""
-        return Path(self.place.node, self.to_node, _version(self.what["to"]), "pods")
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All that has to work for it."""
-        return (self.path, self.path._replace(receiver=self.by, of="nodes")) if self.by else (self.path,)
-
-
-@dataclass
-class Result:
-    """How a check went."""
-
-    name: str
-    title: str
-    state: State = "passed"
-    tries: int = 0
-    seconds: float = 0.0
-    failures: list[str] = field(default_factory=list)
-    note: str = ""
-    """Why it is skipped, or what it left out."""
-    what_to_do: str = ""
-    see: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the output."""
-
-    name: str
-    title: str
-    """With ``{routing}`` where that matters."""
-    do: str
-    """What to do when it fails."""
-    run: Callable[[Run, Result], None]
-
-    @property
-    def see(self) -> str:
-        """The part of the documentation about it."""
-        return f'"{PAGE}" in the documentation, section {self.name}'
-
-
-class _SkipError(Exception):
-    """There is nothing to try."""
-
-
-class Run:
-    """One run over a site."""
-
-    def __init__(self, site: Site, *, outside: str = "", within: float = WITHIN) -> None:
-        self.site = site
-        self.outside = outside
-        self.within = within
-        self.facts = site.facts()
-        self.wanted = self.facts.nodes
-        self.places: dict[tuple[str, Role], Place] = {}
-        self.nodes: tuple[str, ...] = ()
-        """Those where the pods run."""
-        self.versions: tuple[int, ...] = ()
-        """Families that all pods have."""
-        self.broken: set[Path] = set()
-        """What earlier checks found: later ones leave it out."""
-
-    def results(self, names: Sequence[str]) -> Iterator[Result]:
-        """Run these checks; each result as it comes. Raises click.ClickException."""
-        for check in CHECKS:
-            if check.name not in names:
-                continue
-            result = Result(check.name, check.title.format(routing=self.facts.routing))
-            began = time.monotonic()
-            try:
-                self._run(check, result)
-            except _SkipError as error:
-                result.state, result.note = "skipped", str(error)
-            result.seconds = round(time.monotonic() - began, 3)
-            yield result
-
-    def _run(self, check: Check, result: Result) -> None:
-        """Raises _SkipError, click.ClickException."""
-        if why := self.site.untried.get(check.name):
-            raise _SkipError(why)
-        if check.name not in NEEDED and not self.nodes:
-            raise _SkipError("no pods run: see above")
-        check.run(self, result)
-        if result.failures:
-            result.state, result.what_to_do, result.see = "failed", check.do, check.see
-
-    # ---- what checks are made of
-
-    def place(self, node: str, role: Role) -> Place:
-        """A place of a node."""
-        return self.places[node, role]
-
-    def pairs(self, *, local: bool = True, remote: bool = True) -> Iterator[tuple[str, str]]:
-        """Senders' and receivers' nodes: each with itself, each with the next."""
-        for number, node in enumerate(self.nodes):
-            if local:
-                yield node, node
-            if remote and len(self.nodes) > 1:
-                yield node, self.nodes[(number + 1) % len(self.nodes)]
-
-    def between(
-        self,
-        roles: tuple[Role, Role],
-        pairs: Iterable[tuple[str, str]],
-        kinds: Sequence[Kind] = ("tcp",),
-        *,
-        port: int = OPEN,
-        answers: bool = True,
-    ) -> Iterator[Asked]:
-        """Tries of every kind and family from one place to another."""
-        for sender, receiver in pairs:
-            one, other = self.place(sender, roles[0]), self.place(receiver, roles[1])
-            for version in self.versions:
-                if address := other.address(version):
-                    for kind in kinds:
-                        what = self.what(kind, address, port, answers=answers)
-                        about = f"{_title(one)} → {_title(other)}, {_spot(address, port, kind)}"
-                        yield Asked(one, receiver, about, what, other.name if answers else "")
-
-    def what(self, kind: Kind, to: str, port: int = 0, *, answers: bool = True) -> Try:
-        """One try, for as long as a check may take."""
-        return Try(kind=kind, to=to, port=port, answers=answers, within=self.within)
-
-    def ask(self, result: Result, asked: Iterable[Asked]) -> list[Asked]:
-        """Try all that is not known to be broken; what went wrong, which the result gets, too.
-
-        Raises _SkipError where nothing is left to try.
-        """
-        asked = list(asked)
-        wanted = [one for one in asked if self.broken.isdisjoint(one.paths)]
-        left = sorted({str(path) for one in asked for path in self.broken.intersection(one.paths)})
-        if left:
-            result.note = f"without {', '.join(left)}, which fails above"
-        if not wanted:
-            raise _SkipError(result.note or "there is nothing of the kind to try")
-        tries: dict[Place, list[Asked]] = {}
-        for one in wanted:
-            tries.setdefault(one.place, []).append(one)
-        answers = self.site.ask({place: [one.what for one in each] for place, each in tries.items()})
-        failed = []
-        for place, each in tries.items():
-            for one, answer in zip(each, answers[place], strict=True):
-                result.tries += 1
-                if why := _wrong(one, answer):
-                    result.failures.append(f"{one.about}: {why}")
-                    failed.append(one)
-        return failed
-
-
-def _wrong(asked: Asked, answer: Answer) -> str:
-    if not answer.ok:
-        return answer.why
-    if asked.who and asked.what["kind"] in {"tcp", "udp", "bulk"} and answer.who != asked.who:
-        return f"{answer.who or 'another program'} answers instead of {asked.who}"
-    return ""
-
-
-def _version(to: str) -> int:
-    try:
-        return ip_address(to).version
-    except ValueError:  # a name
-        return 0
-
-
-def _title(place: Place) -> str:
-    if place.role == "outside":
-        return "outside"
-    return f"node {place.node}" if place.role == "host" else place.name
-
-
-def _spot(address: str, port: int, kind: Kind) -> str:
-    if not port:
-        return address
-    where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-    return f"{where} over {'UDP' if kind in {'udp', 'mtu'} else 'TCP'}"
-
-
-# The checks
+from hive.check.probe import Try
+from hive.check.run import (
+    FAMILIES,
+    Asked,
+    Check,
+    Place,
+    Result,
+    Role,
+    Run,
+    SkippedError,
+    ip_version,
+    place_title,
+    shown_address,
+)
 
 
 def _agents(run: Run, result: Result) -> None:
@@ -304,7 +37,7 @@ def _agentless(run: Run) -> list[str]:
 def _pods(run: Run, result: Result) -> None:
     able = [node for node in run.wanted if node not in run.facts.without_agent]
     if not able:
-        raise _SkipError("no node has a ready agent")
+        raise SkippedError("no node has a ready agent")
     if len(able) < len(run.wanted):
         result.note = f"without {', '.join(_agentless(run))}, where no agent is ready"
     places, failed = run.site.start(able)
@@ -322,9 +55,9 @@ def _pods_same_node(run: Run, result: Result) -> None:
 
 def _pods_other_node(run: Run, result: Result) -> None:
     if len(run.wanted) < 2:
-        raise _SkipError("there is one node")
+        raise SkippedError("there is one node")
     if len(run.nodes) == 1:
-        raise _SkipError("pods run on one node only")
+        raise SkippedError("pods run on one node only")
     _reach(run, result, run.pairs(local=False))
 
 
@@ -345,8 +78,9 @@ def _service(run: Run, result: Result) -> None:
         one, server = run.place(sender, "client"), run.place(receiver, "server")
         service = services[receiver]
         for address in service.addresses:
-            if _version(address) in run.versions:
-                about = f"{_title(one)} → service of {server.name}, {_spot(address, service.port, 'tcp')}"
+            if ip_version(address) in run.versions:
+                where = shown_address(address, service.port, "tcp")
+                about = f"{place_title(one)} → service of {server.name}, {where}"
                 what = run.what("tcp", address, service.port)
                 asked.append(Asked(one, receiver, about, what, server.name))
     run.ask(result, asked)
@@ -361,10 +95,10 @@ def _node_port(run: Run, result: Result) -> None:
         for place in (run.place(sender, "client"), *_outsiders(run)):
             for node in dict.fromkeys((sender, receiver)):
                 host = run.place(node, "host")
-                for version in sorted({_version(one) for one in services[receiver].addresses}):
+                for version in sorted({ip_version(one) for one in services[receiver].addresses}):
                     if port and (address := host.address(version)):
-                        spot = _spot(address, port, "tcp")
-                        about = f"{_title(place)} → node port of {server.name} at {node}, {spot}"
+                        spot = shown_address(address, port, "tcp")
+                        about = f"{place_title(place)} → node port of {server.name} at {node}, {spot}"
                         what = run.what("tcp", address, port)
                         if place.role == "outside":  # it enters at the node, and goes on from there
                             asked.append(Asked(place._replace(node=node), receiver, about, what, server.name))
@@ -383,7 +117,7 @@ def _dns(run: Run, result: Result) -> None:
     for node in run.nodes:
         client = run.place(node, "client")
         name = f"{server_name(node)}.{run.site.namespace}.svc"
-        asked.append(Asked(client, node, f"{_title(client)}: {name}", run.what("name", name)))
+        asked.append(Asked(client, node, f"{place_title(client)}: {name}", run.what("name", name)))
     for one in asked:
         wanted = set(services[one.place.node].addresses)
         answers = run.site.ask({one.place: [one.what]})[one.place]
@@ -409,15 +143,15 @@ def _outside(run: Run, result: Result) -> None:
         for place in _outsiders(run):
             for version in run.versions:
                 if address := place.address(version):
-                    about = f"{_title(client)} → outside, {_spot(address, OPEN, 'tcp')}"
+                    about = f"{place_title(client)} → outside, {shown_address(address, OPEN, 'tcp')}"
                     what = run.what("tcp", address, OPEN)
                     asked.append(Asked(client, node, about, what, place.name))
         if run.outside:
             host, port = outside_of(run.outside)
-            about = f"{_title(client)} → outside, {_spot(host, port, 'connect')}"
+            about = f"{place_title(client)} → outside, {shown_address(host, port, 'connect')}"
             asked.append(Asked(client, node, about, run.what("connect", host, port)))
     if not asked:
-        raise _SkipError("give an address to try: --outside ADDRESS:PORT")
+        raise SkippedError("give an address to try: --outside ADDRESS:PORT")
     run.ask(result, asked)
 
 
@@ -432,7 +166,7 @@ def outside_of(text: str) -> tuple[str, int]:
         port = port.removeprefix(":") or "443"
     elif text.count(":") == 1:
         host, _, port = text.partition(":")
-    wrong = ":" in host and not _version(host)
+    wrong = ":" in host and not ip_version(host)
     if wrong or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r}: expected ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT")
     return host, int(port)
@@ -481,12 +215,14 @@ CHECKS: Final = (
         "an agent is ready on every node",
         "look at the agent's pod and its log: kubectl -n kube-system describe pod -l k8s-app=cilium",
         _agents,
+        needed=True,
     ),
     Check(
         "pods",
         "pods start on every node",
         "look at the pod's events, and at the agent of its node: hive status",
         _pods,
+        needed=True,
     ),
     Check(
         "pods-same-node",
@@ -549,5 +285,5 @@ CHECKS: Final = (
 )
 """In the order they run: each needs what is above it."""
 NAMES: Final = tuple(check.name for check in CHECKS)
-NEEDED: Final = ("agents", "pods")
+NEEDED: Final = tuple(check.name for check in CHECKS if check.needed)
 """Checks that run whatever is chosen."""

@@ -20,7 +20,6 @@ from anyio.from_thread import start_blocking_portal
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.errors import ApiError, KubernetesError, NotFoundError
-from hive.check.checks import Facts, Place, Role, Service
 from hive.check.objects import (
     HOST_PORT,
     LABEL,
@@ -34,6 +33,7 @@ from hive.check.objects import (
     service_object,
 )
 from hive.check.probe import Answer, Try
+from hive.check.run import Facts, Place, Role, Service
 from hive.kube import AGENT, CONTAINER, Found, is_ready, list_objects, node_of, why_not_ready
 from hive.kube import name_of as own_name
 from hive.pod_exec import execute

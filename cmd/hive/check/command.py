@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from hive.check import report
-from hive.check.checks import Run, outside_of
+from hive.check.checks import outside_of
 from hive.check.objects import HOST_PORT, NAMESPACE
+from hive.check.run import Run
 from hive.kube import access_of, cluster_options
 from hive.signals import orderly
 

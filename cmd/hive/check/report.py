@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from hive.check.checks import CHECKS, FAMILIES, NAMES, NEEDED, Result, Run
+from hive.check.checks import CHECKS, NAMES, NEEDED
+from hive.check.run import FAMILIES, Result, Run
 from hive.output import BAD, GOOD, QUIET, json_text, line_fitted, terminal_width
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -69,7 +70,7 @@ def perform(run: Run, names: Sequence[str], *, as_json: bool) -> None:
     printer.header(run)
     results = []
     printer.running(_title(run, names[0]))
-    for result in run.results(names):
+    for result in run.results(check for check in CHECKS if check.name in names):
         results.append(result)
         printer.show(result)
         if following := names[names.index(result.name) + 1 :]:

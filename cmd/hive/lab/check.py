@@ -11,7 +11,6 @@ from typing import Any, Final
 import click
 
 from hive.check import report
-from hive.check.checks import Facts, Place, Role, Run, Service
 from hive.check.objects import (
     HOST_PORT,
     NAMESPACE,
@@ -25,6 +24,7 @@ from hive.check.objects import (
     service_object,
 )
 from hive.check.probe import Answer, Server, Try, attempt
+from hive.check.run import Facts, Place, Role, Run, Service
 from hive.client import ask
 from hive.lab import agent_process, pods
 from hive.lab.children import Child, Stop, undisturbed

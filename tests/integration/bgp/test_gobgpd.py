@@ -24,7 +24,6 @@ from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import policy_rules
 from cells.bgp.gobgpd import GobgpError, GobgpUnreachableError, connected
 from cells.bgp.isolation import WantedSpeaker, wanted_speakers
-from cells.bgp.speaker import SpeakerTarget
 from cells.bgp.speaker_processes import SpeakerError, Speakers, end_speakers
 from cells.bgp.speaker_state import (
     ALLOW_LOCAL,
@@ -42,6 +41,7 @@ from cells.bgp.speaker_state import (
     RoutePolicy,
     SpeakerName,
 )
+from cells.bgp.speaker_target import SpeakerTarget
 from lifecycle import BatchError, Secret
 from tests.support.examples import scaled
 

@@ -19,9 +19,9 @@ import structlog
 
 from cells.bgp import SpeakerSettings
 from cells.bgp.isolation import configuration_of, wanted_speakers
-from cells.bgp.speaker import SpeakerTarget
 from cells.bgp.speaker_processes import Speakers
 from cells.bgp.speaker_state import BGPInstance, BGPPeer, IsolatedPeer, SpeakerName
+from cells.bgp.speaker_target import SpeakerTarget
 from lifecycle import BatchError
 from lifecycle.testing import eventually
 from tests.support import chart

@@ -20,7 +20,7 @@ from cells.agent import agent
 from cells.netlink.connection import open_socket
 from cells.netlink.links import HostLinks
 from cells.netlink.messages import VethPair
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import mac_text, random_mac
 from lifecycle import Hive
 from tests.support.namespaces import inside, new_netns

@@ -19,7 +19,7 @@ from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.server import CniServer
 from cells.netlink.links import HostLinks
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from lifecycle import HealthTree, Hive, Lifecycle, invoke
 from tests.support.cni_plugin import Ended, environment, run_plugin
 from tests.support.namespaces import Namespaces, inside

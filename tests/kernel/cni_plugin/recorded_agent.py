@@ -19,7 +19,7 @@ from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.server import CniServer
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.netlink.links import HostLinks
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import mac_text
 from cells.node.ipam.allocator import Allocation
 from cells.node.ipam.ranges import IpamError

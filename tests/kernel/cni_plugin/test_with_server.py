@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from cells.netlink.connection import NetlinkError
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import mac_text
 from lifecycle.testing import eventually
 from tests.kernel.cni_plugin.real_links import add_veth, configuration, look, path_of, serving

@@ -31,7 +31,7 @@ from cells.maps.specs import policy_spec
 from cells.netlink.connection import open_socket
 from cells.netlink.links import HostLinks
 from cells.netlink.messages import VethPair
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import parse_mac
 from lifecycle import Hive, invoke
 from tests.support.all_maps import every_map

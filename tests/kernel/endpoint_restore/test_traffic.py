@@ -12,7 +12,7 @@ from cells.cluster import host_ip_sync
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.endpoint import Endpoint, Endpoints, State
 from cells.netlink.connection import open_socket
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.node import router, sysctl
 from cells.node.router import Router
 from hive.lab.traffic.flows import udp_socket

@@ -16,7 +16,7 @@ from cells.maps.bpf import buffer, command, program_info
 from cells.netlink.connection import NetlinkError, open_socket
 from cells.netlink.links import HostLinks, programs_of
 from cells.netlink.messages import IPAddress, IPNetwork, VethPair
-from cells.netlink.pod import PodLink
+from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import LinkInfo, LinkPrograms
 from lifecycle import NotStartedError
 from tests.kernel.netlink.host_links import HOST_MAC, POD_MAC, host_links

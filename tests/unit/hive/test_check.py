@@ -19,8 +19,9 @@ from click.shell_completion import ShellComplete
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.errors import ApiError, NotFoundError
-from hive.check.checks import CHECKS, NAMES, PAGE
+from hive.check.checks import CHECKS, NAMES
 from hive.check.objects import LABEL, OPEN
+from hive.check.run import PAGE
 from hive.main import cli
 from hive.pod_exec import execute
 from lifecycle.testing import eventually
