@@ -26,12 +26,10 @@ from cells.bgp.facts import (
     BGPPassword,
 )
 from cells.bgp.speaker_state import (
-    AFIS,
     ALLOW_LOCAL,
     IPV4_UNICAST,
     IPV6_UNICAST,
     NOT_LISTENING,
-    SAFIS,
     AfiSafi,
     AnnouncedPath,
     BGPFault,
@@ -46,6 +44,9 @@ from cells.bgp.speaker_state import (
 )
 from cells.cluster.nodes.node import ClusterNode
 from cells.kubernetes.objects.cilium_bgp import (
+    AFIS,
+    COMMUNITIES,
+    SAFIS,
     BGPAdvertisement,
     BGPAttributes,
     BGPNodeInstance,
@@ -63,23 +64,6 @@ __all__ = ["BGPFacts", "InstancePlan", "plans"]
 
 
 POD_CIDR, POOL, SERVICE = "PodCIDR", "CiliumPodIPPool", "Service"
-WELL_KNOWN: Final = {
-    "internet": 0x00000000,
-    "planned-shut": 0xFFFF0000,
-    "accept-own": 0xFFFF0001,
-    "route-filter-translated-v4": 0xFFFF0002,
-    "route-filter-v4": 0xFFFF0003,
-    "route-filter-translated-v6": 0xFFFF0004,
-    "route-filter-v6": 0xFFFF0005,
-    "llgr-stale": 0xFFFF0006,
-    "no-llgr": 0xFFFF0007,
-    "blackhole": 0xFFFF029A,
-    "no-export": 0xFFFFFF01,
-    "no-advertise": 0xFFFFFF02,
-    "no-export-subconfed": 0xFFFFFF03,
-    "no-peer": 0xFFFFFF04,
-}
-"""Communities by name (IANA, BGP Well-known Communities)."""
 MOST_31: Final = 0x7FFFFFFF
 MOST_32: Final = 0xFFFFFFFF
 REFUSED: Final = (
@@ -501,9 +485,9 @@ def _attributes(given: BGPAttributes | None) -> _Attributes:
         return _Attributes(preference=preference)
     standard = [_standard(text) for text in communities.standard or ()]
     for name in communities.well_known or ():
-        if name not in WELL_KNOWN:
-            raise _BadValueError(f"community {name}: expected one of {', '.join(WELL_KNOWN)}")
-        standard.append(WELL_KNOWN[name])
+        if name not in COMMUNITIES:
+            raise _BadValueError(f"community {name}: expected one of {', '.join(COMMUNITIES)}")
+        standard.append(COMMUNITIES[name])
     large = [_large(text) for text in communities.large or ()]
     return _Attributes(tuple(dict.fromkeys(standard)), tuple(dict.fromkeys(large)), preference)
 

@@ -21,8 +21,6 @@ from cells.api.wire import FrameworkError, answer, parse_int
 from cells.base.addresses import IPAddress
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.bgp.speaker_state import (
-    AFIS,
-    SAFIS,
     AfiSafi,
     BGPInstance,
     BGPPeer,
@@ -36,6 +34,7 @@ from cells.bgp.speaker_state import (
     RouteTable,
     WantedSpeakers,
 )
+from cells.kubernetes.objects.cilium_bgp import AFIS, SAFIS
 from lifecycle import HiveError, Member, ReadTable, module, provide, provide_private
 from lifecycle.http import Request, Response
 

@@ -19,12 +19,10 @@ from cells.base.addresses import IPAddress, IPNetwork
 from lifecycle import ReadTable, Secret, Table
 
 __all__ = [
-    "AFIS",
     "ALLOW_LOCAL",
     "IPV4_UNICAST",
     "IPV6_UNICAST",
     "NOT_LISTENING",
-    "SAFIS",
     "AfiSafi",
     "AnnouncedPath",
     "BGPFault",
@@ -55,29 +53,6 @@ __all__ = [
     "peer_table",
     "policy_table",
 ]
-
-
-AFIS: Final = frozenset({"ipv4", "ipv6", "l2vpn", "ls", "opaque"})
-SAFIS: Final = frozenset(
-    {
-        "unicast",
-        "multicast",
-        "mpls_label",
-        "encapsulation",
-        "vpls",
-        "evpn",
-        "ls",
-        "sr_policy",
-        "mup",
-        "mpls_vpn",
-        "mpls_vpn_multicast",
-        "route_target_constraints",
-        "flowspec_unicast",
-        "flowspec_vpn",
-        "key_value",
-    }
-)
-"""Families in the words of Cilium's resources (IANA, Address Family Numbers and SAFI)."""
 
 
 class AfiSafi(NamedTuple):

@@ -6,7 +6,7 @@ Why:        a configuration tool that resets rp_filter or forwarding would silen
 """
 
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["Sysctl", "SysctlFiles", "Sysctls", "cell", "sysctl_files"]
+__all__ = ["Sysctl", "SysctlFiles", "Sysctls", "cell", "reserved_ports", "sysctl_files"]
 
 
 # The kernel's settings as files.
@@ -65,6 +65,46 @@ class SysctlFiles:
 def sysctl_files() -> SysctlFiles:
     """The node's."""
     return SysctlFiles()
+
+
+# Ports that the kernel must not give to connections by itself, for they are served.
+#
+# Source: kernel Documentation/networking/ip-sysctl.rst, ip_local_port_range and ip_local_reserved_ports.
+
+
+def reserved_ports(local: str, reserved: str, ports: Sequence[int]) -> str | None:
+    """The change that ip_local_reserved_ports needs, None if the ranges are apart or already reserved.
+
+    ``local`` and ``reserved`` are the kernel's current values; ``ports`` are the first and the last.
+    """
+    first, last = ports
+    bounds = [int(word) for word in local.split()]
+    if len(bounds) == 2 and (last < bounds[0] or first > bounds[1]):
+        return None
+    held = [_range(part) for part in reserved.split(",") if part]
+    if any(low <= first and last <= high for low, high in held):
+        return None
+    return ",".join(_range_text(*each) for each in _merged([*held, (first, last)]))
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    return int(low), int(high or low)
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """As the kernel writes them: in order, and neighbours as one."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _range_text(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
 
 
 # Settings that are maintained: as a table, and in the kernel.

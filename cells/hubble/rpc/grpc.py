@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import aclosing
@@ -35,22 +34,10 @@ from cells.hubble.rpc.messages import (
     code_name,
     encode_message,
     framed,
+    timeout_seconds,
 )
 from lifecycle import Logger
 from lifecycle.http import turns_of
-
-_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
-_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-
-
-def _seconds(timeout: str | None) -> float:
-    if timeout is None:
-        return math.inf
-    found = _TIMEOUT.fullmatch(timeout)
-    if found is None:
-        raise RpcError(RpcCode.INTERNAL, f"malformed grpc-timeout: {timeout!r}")
-    return int(found[1]) * _UNITS[found[2]]
-
 
 _DATA: Final = b"\0\0"
 """Type and flags of a frame of data that does not end its stream."""
@@ -380,7 +367,7 @@ class GrpcConnection:
 
     async def _run(self, call: _Call, method: Method, labels: tuple[str, str, str]) -> None:
         counts = self._server.counts
-        seconds = _seconds(call.headers.get("grpc-timeout"))
+        seconds = timeout_seconds(call.headers.get("grpc-timeout"))
         with anyio.fail_after(seconds if math.isfinite(seconds) else None):
             requests = call.requests(lambda: counts.received.update([labels]))
             async with aclosing(requests), aclosing(method.answer(requests)) as batches:  # type: ignore[type-var]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from typing import Self
+from typing import Final, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import anyio
@@ -111,6 +113,20 @@ def encode_message(text: str) -> str:
 def decode_message(text: str) -> str:
     """The text of a ``grpc-message``."""
     return unquote_to_bytes(text).decode(errors="replace")
+
+
+_TIMEOUT: Final = re.compile(r"([0-9]{1,8})([HMSmun])")
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def timeout_seconds(timeout: str | None) -> float:
+    """The value of ``grpc-timeout``; infinity without one. Raises RpcError."""
+    if timeout is None:
+        return math.inf
+    found = _TIMEOUT.fullmatch(timeout)
+    if found is None:
+        raise RpcError(RpcCode.INTERNAL, f"malformed grpc-timeout: {timeout!r}")
+    return int(found[1]) * _UNITS[found[2]]
 
 
 Requests = AsyncIterator[bytes]

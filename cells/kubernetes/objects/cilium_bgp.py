@@ -18,6 +18,7 @@ from cells.kubernetes.objects.cilium_pools import PolicyMeta
 from cells.kubernetes.objects.kind import AGE, Condition, Kind, LabelSelector, Object, ObjectPart
 
 __all__ = [
+    "AFIS",
     "CILIUM_BGP_ADVERTISEMENTS",
     "CILIUM_BGP_CLUSTER_CONFIGS",
     "CILIUM_BGP_KINDS",
@@ -25,6 +26,8 @@ __all__ = [
     "CILIUM_BGP_NODE_CONFIG_OVERRIDES",
     "CILIUM_BGP_PEERING_POLICIES",
     "CILIUM_BGP_PEER_CONFIGS",
+    "COMMUNITIES",
+    "SAFIS",
     "BGPAdvertisement",
     "BGPAttributes",
     "BGPClusterConfigSpec",
@@ -53,6 +56,31 @@ __all__ = [
     "CiliumBGPPeerConfig",
     "CiliumBGPPeeringPolicy",
 ]
+
+AFIS: Final = ("ipv4", "ipv6", "l2vpn", "ls", "opaque")
+SAFIS: Final = (
+    *("unicast", "multicast", "mpls_label", "encapsulation", "vpls", "evpn", "ls", "sr_policy", "mup"),
+    *("mpls_vpn", "mpls_vpn_multicast", "route_target_constraints"),
+    *("flowspec_unicast", "flowspec_vpn", "key_value"),
+)
+"""Families of addresses in the words of the resources (IANA, Address Family Numbers and SAFI)."""
+COMMUNITIES: Final = {
+    "internet": 0x00000000,
+    "planned-shut": 0xFFFF0000,
+    "accept-own": 0xFFFF0001,
+    "route-filter-translated-v4": 0xFFFF0002,
+    "route-filter-v4": 0xFFFF0003,
+    "route-filter-translated-v6": 0xFFFF0004,
+    "route-filter-v6": 0xFFFF0005,
+    "llgr-stale": 0xFFFF0006,
+    "no-llgr": 0xFFFF0007,
+    "blackhole": 0xFFFF029A,
+    "no-export": 0xFFFFFF01,
+    "no-advertise": 0xFFFFFF02,
+    "no-export-subconfed": 0xFFFFFF03,
+    "no-peer": 0xFFFFFF04,
+}
+"""Communities by name (IANA, BGP Well-known Communities)."""
 
 _OCTET: Final = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4: Final = rf"({_OCTET}\.){{3}}{_OCTET}"
@@ -103,52 +131,11 @@ _ConnectRetry = Annotated[int, _int32(1, 2147483647, default=120)]
 _HoldTime = Annotated[int, _int32(3, 65535, default=90)]
 _KeepAlive = Annotated[int, _int32(1, 65535, default=30)]
 _Multihop = Annotated[int, _int32(1, 255, default=1)]
-_AFI = Annotated[str, _schema(enum=["ipv4", "ipv6", "l2vpn", "ls", "opaque"])]
-_SAFI = Annotated[
-    str,
-    _schema(
-        enum=[
-            "unicast",
-            "multicast",
-            "mpls_label",
-            "encapsulation",
-            "vpls",
-            "evpn",
-            "ls",
-            "sr_policy",
-            "mup",
-            "mpls_vpn",
-            "mpls_vpn_multicast",
-            "route_target_constraints",
-            "flowspec_unicast",
-            "flowspec_vpn",
-            "key_value",
-        ]
-    ),
-]
+_AFI = Annotated[str, _schema(enum=list(AFIS))]
+_SAFI = Annotated[str, _schema(enum=list(SAFIS))]
 _Standard = Annotated[str, _schema(pattern=rf"^{_U32}$|^{_U16}:{_U16}$")]
 _Large = Annotated[str, _schema(pattern=rf"^{_U32}:{_U32}:{_U32}$")]
-_WellKnown = Annotated[
-    str,
-    _schema(
-        enum=[
-            "internet",
-            "planned-shut",
-            "accept-own",
-            "route-filter-translated-v4",
-            "route-filter-v4",
-            "route-filter-translated-v6",
-            "route-filter-v6",
-            "llgr-stale",
-            "no-llgr",
-            "blackhole",
-            "no-export",
-            "no-advertise",
-            "no-export-subconfed",
-            "no-peer",
-        ]
-    ),
-]
+_WellKnown = Annotated[str, _schema(enum=list(COMMUNITIES))]
 _ServiceAddress = Literal["LoadBalancerIP", "ClusterIP", "ExternalIP"]
 
 

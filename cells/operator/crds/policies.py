@@ -6,7 +6,7 @@ Source: Cilium 1.17, custom resources of group cilium.io. Patterns with an alter
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, get_args
 
 from cells.operator.crds.schema import (
     CIDR,
@@ -23,6 +23,7 @@ from cells.operator.crds.schema import (
     texts,
     within,
 )
+from cells.policy.rules.schema import Entity
 
 PORT: Final = (
     r"^(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[0-9]{1,4}"
@@ -45,21 +46,7 @@ ICMP_TYPE: Final[Schema] = {
     "pattern": f"^([0-9]|[1-9][0-9]|1[0-9]{{2}}|2[0-4][0-9]|25[0-5]|{ICMP_NAMES})$",
     "x-kubernetes-int-or-string": True,
 }
-ENTITY: Final = among(
-    "all",
-    "world",
-    "world-ipv4",
-    "world-ipv6",
-    "cluster",
-    "host",
-    "init",
-    "ingress",
-    "unmanaged",
-    "remote-node",
-    "health",
-    "none",
-    "kube-apiserver",
-)
+ENTITY: Final = among(*get_args(Entity))
 
 _ICMPS: Final = items(
     obj(

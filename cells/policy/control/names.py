@@ -38,27 +38,11 @@ from cells.policy.labels import (
     network_labels,
     prefix_labels,
 )
-from cells.policy.maps import EndpointPolicies, EndpointPolicy
+from cells.policy.maps import EndpointPolicies
 from cells.policy.rules import PolicyOptions
 from cells.policy.selectors import ALL
 from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, minutes
 from lifecycle.tables import Initializer
-
-# Waiting until the policy maps have what policies became.
-
-
-async def realize(policies: EndpointPolicies, rows: Iterable[EndpointPolicy], reason: str) -> None:
-    """Have the maps follow, and wait until they have, or a map has failed. Raises PolicyMapError."""
-    latest = {row.endpoint_id: row for row in rows}
-    if not latest:
-        return
-    policies.change(latest.values(), reason)
-    await policies.apply()
-    for endpoint_id, row in latest.items():
-        seen = policies.realized.get(endpoint_id)
-        while seen is not None and not seen.error and seen.written < row.revision:
-            seen = await policies.realized.wait_changed(endpoint_id, seen)
-
 
 RESOURCE: Final = "policy//names"
 """The owner of the claims of addresses in the ipcache."""
@@ -234,7 +218,7 @@ class NamedAddresses:
                         found = await self._identities.acquire(tuple(sorted(map(str, labels))))
                         given[address] = labels, found
                 rows = self._policy.know(identity for _, identity in given.values())
-                await realize(self._policies, rows, "addresses of names changed")
+                await self._policies.change_and_wait(rows, "addresses of names changed")
                 self._ipcache.upsert(*(self._claim(one, identity.id) for one, (_, identity) in given.items()))
             except BaseException:
                 for _, identity in given.values():

@@ -27,7 +27,7 @@ from cells.policy.compute import in_slices
 from cells.policy.compute.repository import RulesChanged
 from cells.policy.control.computer import RulePolicy
 from cells.policy.control.http_redirects import HTTPProxyState
-from cells.policy.control.names import NamedAddresses, PolicyPrefixes, realize
+from cells.policy.control.names import NamedAddresses, PolicyPrefixes
 from cells.policy.control.objects import (
     NONE,
     ClusterPorts,
@@ -282,7 +282,7 @@ class PolicyRollout:
 
     async def realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
         """Have the endpoints of these rows follow."""
-        await realize(self._policies, rows, reason)
+        await self._policies.change_and_wait(rows, reason)
 
 
 class PeerWatch:

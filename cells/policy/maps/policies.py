@@ -302,6 +302,18 @@ class EndpointPolicies:
 
     # Jobs
 
+    async def change_and_wait(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
+        """As change(); wait until the maps have followed, or one has failed. Raises PolicyMapError."""
+        latest = {row.endpoint_id: row for row in policies}
+        if not latest:
+            return
+        self.change(latest.values(), reason)
+        await self.apply()
+        for endpoint_id, row in latest.items():
+            seen = self.realized.get(endpoint_id)
+            while seen is not None and not seen.error and seen.written < row.revision:
+                seen = await self.realized.wait_changed(endpoint_id, seen)
+
     async def apply(self) -> None:
         """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
         failed = []

@@ -9,12 +9,12 @@ import pytest
 
 from cells.config.shared import ServiceSettings, service_reach
 from cells.node.devices import Device
+from cells.node.sysctl import reserved_ports
 from cells.services.outside import (
     ForwardingSettings,
     Selection,
     direct_addresses,
     node_port_addresses,
-    reserved_ports,
 )
 
 MAC = bytes.fromhex("0a0000000001")
