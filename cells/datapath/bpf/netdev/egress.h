@@ -216,11 +216,14 @@ static __always_inline bool is_done(__u32 mark)
 
 static __always_inline int to_netdev(struct __sk_buff *skb, struct flow *flow)
 {
+	const struct device_config *device;
 	__u32 ifindex = skb->ifindex;
-	const struct device_config *device = bpf_map_lookup_elem(&hive_devices, &ifindex);
 	__be16 protocol;
 
-	if (!device || is_done(mark_read(skb)))
+	if (is_done(mark_read(skb)))
+		return TC_ACT_OK;
+	device = bpf_map_lookup_elem(&hive_devices, &ifindex);
+	if (!device)
 		return TC_ACT_OK;
 	protocol = packet_protocol(skb);
 	if (protocol == bpf_htons(ETH_P_IP))
