@@ -81,13 +81,14 @@ static __always_inline int nodeport_answer_apart(context_t *ctx, struct flow *fl
 static __always_inline int nodeport_returns(context_t *ctx, struct flow *flow, enum direction direction, __u32 now,
 					    __u8 family)
 {
-	int done = nodeport_answer_apart(ctx, flow, now, family);
+	int verdict, done = nodeport_answer_apart(ctx, flow, now, family);
 	__be32 node;
 
 	if (done < 0)
 		return DROP(direction, -done);
 	if (!done)
 		return UNDECIDED;
-	node = tunnel_node(flow, family);
-	return family == FAMILY_IPV4 ? nodeport4_send(ctx, flow, node) : nodeport6_send(ctx, flow, node);
+	node = nodeport_node(flow, family);
+	verdict = family == FAMILY_IPV4 ? nodeport4_send(ctx, flow, node) : nodeport6_send(ctx, flow, node);
+	return nodeport_sent(flow, verdict, family);
 }

@@ -23,9 +23,9 @@ static __always_inline void nodeport_source(const struct nodeport_config *own, b
 static __always_inline int nodeport_forward(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					    __u8 family)
 {
-	__be32 node = tunnel_node(flow, family);
+	__be32 node = nodeport_node(flow, family);
 	struct address source;
-	int refused;
+	int refused, verdict;
 
 	nodeport_source(own, node, &source, family);
 	flow->source_identity = world_identity(family);
@@ -34,8 +34,9 @@ static __always_inline int nodeport_forward(context_t *ctx, struct flow *flow, c
 	else
 		refused = nat_leave(ctx, flow, &source, false, family);
 	if (refused)
-		return DROP(EGRESS, refused);
-	return family == FAMILY_IPV4 ? nodeport4_send(ctx, flow, node) : nodeport6_send(ctx, flow, node);
+		return nodeport_sent(flow, DROP(EGRESS, refused), family);
+	verdict = family == FAMILY_IPV4 ? nodeport4_send(ctx, flow, node) : nodeport6_send(ctx, flow, node);
+	return nodeport_sent(flow, verdict, family);
 }
 
 /* Bring the packet, which is addressed to a backend now, to it; the verdict. */
