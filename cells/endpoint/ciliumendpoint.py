@@ -259,13 +259,14 @@ class PodEndpoints:
         self._first.done()
 
     def _matters(self, number: Hashable, old: Endpoint | None, row: Endpoint | None) -> bool:
-        """Whether the endpoint has, or may get, an object that is to say something else.
-
-        Without pods there is none. Builds move endpoints through states that are shown as one.
-        """
-        if old is not None and row is not None and _shown_alike(old, row):
-            return False
-        return number in self._names or len(self._pods) > 0
+        """Whether an object (there is none without pods) has to say something else, or may be made."""
+        alike = (
+            old is not None
+            and row is not None
+            and {old.state, row.state} <= SHOWN_AS_READY
+            and replace(old, state=row.state) == row
+        )
+        return not alike and (number in self._names or len(self._pods) > 0)
 
     def _differs(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
         """Whether an object has to say something else; one that is yet to be made will read the policy."""
@@ -297,13 +298,6 @@ class PodEndpoints:
         if pod is None:
             return None
         return pod_endpoint(endpoint, pod, self._policies.get(number), self._nodes.get(self._own))
-
-
-def _shown_alike(old: Endpoint, row: Endpoint) -> bool:
-    """Whether the rows differ in nothing but states that an object does not distinguish."""
-    if not (old.state in SHOWN_AS_READY and row.state in SHOWN_AS_READY):
-        return False
-    return replace(old, state=row.state) == row
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
