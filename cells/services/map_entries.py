@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from cells.maps.bpf import PackedColumn
+from cells.maps.bpf import PackedColumn, joined
 from cells.services import (
     Backend,
     BackendState,
@@ -103,6 +103,7 @@ BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
 """What a backend's value ends with behind its address, by state, without a zone."""
 
 _QUARANTINED = ServiceFlag.QUARANTINED.value
+NUMBER_SIZE = 4
 SLOT_SIZE = 12
 """Bytes of a slot: three words of 32 bits."""
 
@@ -195,7 +196,7 @@ class WritePlan:
 
     def __init__(self) -> None:
         self._steps: list[dict[str, dict[bytes, bytes]] | None] = [None] * len(_STEPS)
-        self._new: dict[tuple[WriteStep, str], list[tuple[list[bytes], list[bytes]]]] = {}
+        self._new: dict[tuple[WriteStep, str], list[tuple[Sequence[bytes], Sequence[bytes]]]] = {}
         self._new_slots: dict[str, tuple[list[bytes], list[bytes]]] = {}
         self._chosen: dict[str, tuple[list[bytes], list[Sequence[int]], list[bytes]]] = {}
 
@@ -212,7 +213,7 @@ class WritePlan:
         """Remove entries in a step."""
         self.at(step, name).update(dict.fromkeys(keys, b""))
 
-    def add(self, step: WriteStep, name: str, keys: list[bytes], values: list[bytes]) -> None:
+    def add(self, step: WriteStep, name: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Write many entries that the map does not have, ahead of the others of the step."""
         self._new.setdefault((step, name), []).append((keys, values))
 
@@ -250,8 +251,8 @@ class WritePlan:
         for name, keys, values in columns:
             slots = PackedColumn(values, SLOT_SIZE)
             if slots:
-                joined = b"".join(keys)
-                yield Batch(name, PackedColumn(joined, len(joined) // len(slots)), slots)
+                all_keys = b"".join(keys)
+                yield Batch(name, PackedColumn(all_keys, len(all_keys) // len(slots)), slots)
 
 
 def batched(writes: Iterable[MapWrite]) -> list[Batch]:
@@ -354,9 +355,19 @@ def backend_number(number: int) -> bytes:
     return _U32(number)
 
 
-def backend_numbers(numbers: Sequence[int]) -> list[bytes]:
-    """The keys of several."""
-    return list(map(_U32, numbers))
+def numbers_of(keys: Sequence[bytes]) -> Sequence[int]:
+    """The backends' numbers that are in keys."""
+    return array("I", joined(keys))
+
+
+def active_backends(addresses: Sequence[bytes]) -> PackedColumn:
+    """The values of active backends of one family, without a zone, made by column: of all at once."""
+    width = len(addresses[0]) if addresses else 1
+    blank = bytes(width - 1) + BACKEND_ENDS[BackendState.ACTIVE]
+    values, given = bytearray(blank * len(addresses)), b"".join(addresses)
+    for at in range(1, width):
+        values[at - 1 :: len(blank)] = given[at::width]
+    return PackedColumn(bytes(values), len(blank))
 
 
 def backend_value(address: bytes, state: BackendState, zone: int = 0) -> bytes:

@@ -47,6 +47,7 @@ from cells.services.map_entries import (
     WritePlan,
     WriteStep,
     digest,
+    numbers_of,
     read,
     service_flags,
 )
@@ -86,7 +87,8 @@ class LoadBalancer:
 
     def _forget_all(self) -> None:
         self.held: Entries = {}
-        """The entries of the maps: of look-up tables a digest, of services those of unsettled frontends."""
+        """The entries of the maps: of look-up tables a digest, of services those of unsettled frontends, and
+        of backends those with a second number: the others follow from their numbers."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
         self._backends = NumberedBackends()
@@ -142,6 +144,18 @@ class LoadBalancer:
             if not self._backends.restore(number, address, backend.state, found.zones[number]):
                 # it has another number: an agent ended before all led there
                 self._second_numbers[number] = BACKENDS[address.version]
+        for version in self._families():
+            held = self.held.pop(BACKENDS[version], {})
+            self._backends.observe(version, held)
+            second = map(map_entries.backend_number, self._second_numbers)
+            self.held[BACKENDS[version]] = {key: held[key] for key in second if key in held}
+
+    def wanted(self, held: Entries) -> Entries:
+        """What the maps are to hold, but for slots. Of backends that are not written, what they do hold."""
+        found = {**self.held}
+        for version, name in BACKENDS.items():
+            found[name] = found.get(name, {}) | self._backends.wanted(version, held.get(name, _NOTHING))
+        return found
 
     def _remove_stray_matches(self, found: Restored, plan: WritePlan) -> None:
         known = {
@@ -307,7 +321,6 @@ class LoadBalancer:
         ``more`` are those that the frontend did not have.
         """
         backends, own = self._backends, frontend.backends
-        name = BACKENDS[frontend.key.address[0]]  # they are of its family
         addresses = addresses_of(own)
         fresh = dict.fromkeys([one for one in addresses if one not in backends.numbers])
         if fresh:
@@ -322,10 +335,8 @@ class LoadBalancer:
                 elif one.address in fresh or not (one.manual or one.state is BackendState.TERMINATING):
                     continue
                 backends.set_state(one.address, one.state)
-        held = self.held.get(name, _NOTHING)
-        missing = [each for each in backends.entries(addresses) if held.get(each[0]) != each[1]]
-        if missing:
-            plan.at(WriteStep.BACKENDS, name).update(missing)
+        name = BACKENDS[frontend.key.address[0]]  # they are of its family
+        plan.at(WriteStep.BACKENDS, name).update(backends.missing(addresses))
 
     def _number_new_backends(self, addresses: Sequence[bytes], name: str, plan: WritePlan) -> Sequence[int]:
         """Number active ones that the map of this name does not have, each in use by one frontend."""
@@ -522,11 +533,7 @@ class LoadBalancer:
         if self._unread:
             return plan
         for address, key in self._backends.unused():
-            name = BACKENDS[address.version]
-            if key in self.held.get(name, _NOTHING):
-                plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
-            else:
-                self._forget_backends([key])
+            plan.remove(WriteStep.BACKENDS_DROPPED, BACKENDS[address.version], [key])
         if self._second_numbers:
             named = {
                 value[:4] for name in SERVICES.values() for value in self.held.get(name, _NOTHING).values()
@@ -546,6 +553,8 @@ class LoadBalancer:
             self._unread -= {MapKey(batch.map, key) for key in batch.keys}
             values = map(digest, batch.values or ())
             held.update(zip(batch.keys, values, strict=False))
+        elif batch.map in self._own_backends and batch.values is not None:
+            self._backends.unwritten.difference_update(numbers_of(batch.keys))
         elif batch.values is not None:
             held.update(zip(batch.keys, batch.values, strict=True))
         if batch.values is None:
@@ -566,7 +575,9 @@ class LoadBalancer:
 
     def maybe_written(self, batch: Batch) -> None:
         """Some of it may have been written; how much is unknown."""
-        if batch.values is not None:
+        if batch.map in self._own_backends:
+            self._backends.unwritten.update(numbers_of(batch.keys))
+        elif batch.values is not None:
             self.held.setdefault(batch.map, {}).update(dict.fromkeys(batch.keys, UNKNOWN))
 
     def _forget_backends(self, keys: Iterable[bytes]) -> None:

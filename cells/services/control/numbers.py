@@ -5,11 +5,13 @@ A number that comes back soon would be taken for the old one by connections that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
+from cells.maps.bpf import PackedColumn
 from cells.services import BackendState, ServiceAddress, map_entries
-from cells.services.map_entries import backend_number
+from cells.services.map_entries import backend_number, numbers_of
 
 __all__ = ["IdAllocator", "IdsExhaustedError", "NumberedBackends", "active_entries"]
 
@@ -90,6 +92,8 @@ class NumberedBackends:
         self._more_users: dict[bytes, int] = {}
         """Of those with several, how many besides the first."""
         self._unused: dict[bytes, None] = {}
+        self.unwritten: set[int] = set()
+        """Numbers with entries that the maps may lack, or have otherwise; of all others they have these."""
 
     def restore(self, number: int, address: ServiceAddress, state: BackendState, zone: int) -> bool:
         """One that the maps hold, in use by none; False where it has another number already."""
@@ -100,20 +104,25 @@ class NumberedBackends:
         if zone:
             self._zones[address] = zone
         self._unused[address] = None
+        self.unwritten.add(number)
         return True
 
     def add(self, addresses: Sequence[bytes]) -> Sequence[int]:
         """Number new ones, active and in use by one frontend. Raises IdsExhaustedError; then none is."""
         numbers = self._allocator.allocate_all(addresses)
         self.numbers.update(zip(addresses, numbers, strict=True))
+        self.unwritten.update(numbers)
         return numbers
 
     def set_state(self, address: bytes, state: BackendState) -> None:
         """The state that its entry is to have."""
+        if self._states.get(address, BackendState.ACTIVE) is state:
+            return
         if state is BackendState.ACTIVE:
-            self._states.pop(address, None)
+            del self._states[address]
         else:
             self._states[address] = state
+        self.unwritten.add(self.numbers[address])
 
     def entries(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Key and value in the map of each of some."""
@@ -125,6 +134,28 @@ class NumberedBackends:
             (backend_number(numbers[one]), value(one, states.get(one, active), zones.get(one, 0)))
             for one in addresses
         ]
+
+    def missing(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """The same of those of some that are to be written."""
+        unwritten = self.unwritten
+        return self.entries([one for one in addresses if self.numbers[one] in unwritten]) if unwritten else ()
+
+    def observe(self, version: int, held: Mapping[bytes, bytes]) -> None:
+        """The map of a family holds this: what is as it should be need not be written."""
+        right = [key for key, value in self._of_family(version) if held.get(key) == value]
+        self.unwritten = self.unwritten - {*numbers_of(right)}
+
+    def wanted(self, version: int, held: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """What the map of a family is to hold; of those that are not written, what it does hold."""
+        entries = dict(self._of_family(version))
+        for key in map(backend_number, self.unwritten):
+            entries.pop(key, None)
+            if key in held:
+                entries[key] = held[key]
+        return entries
+
+    def _of_family(self, version: int) -> Iterable[tuple[bytes, bytes]]:
+        return self.entries([one for one in self.numbers if one[0] == version])
 
     def use(self, addresses: Iterable[bytes]) -> None:
         """One frontend more has them."""
@@ -153,13 +184,14 @@ class NumberedBackends:
     def remove(self, number: int) -> None:
         """The maps have the number no more: it is free, and its backend goes if no frontend has it."""
         address = self._allocator.release(number)
+        self.unwritten.discard(number)
         if address in self._unused and self.numbers[address] == number:
             del self.numbers[address], self._unused[address]
             self._states.pop(address, None)
             self._zones.pop(address, None)
 
 
-def active_entries(addresses: Sequence[bytes], numbers: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
-    """Keys and values in the map of active ones without a zone."""
-    end = map_entries.BACKEND_ENDS[BackendState.ACTIVE]
-    return map_entries.backend_numbers(numbers), [one[1:] + end for one in addresses]
+def active_entries(addresses: Sequence[bytes], numbers: Sequence[int]) -> tuple[PackedColumn, PackedColumn]:
+    """Keys and values in the map of active ones without a zone, of one family."""
+    keys = PackedColumn(array("I", numbers).tobytes(), map_entries.NUMBER_SIZE)
+    return keys, map_entries.active_backends(addresses)

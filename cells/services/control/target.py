@@ -155,6 +155,7 @@ def _full(table: Map) -> Iterator[None]:
         raise
 
 
+_SLOTS: Final = frozenset(SERVICES.values())
 _CHUNK: Final = 256
 """Frontends that are taken over at a time."""
 
@@ -312,7 +313,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                     except FAILURES as error:
                         self._balancer.maybe_written(batch)
                         return error
-                    if isinstance(batch.keys, PackedColumn):
+                    if batch.map in _SLOTS and isinstance(batch.keys, PackedColumn):
                         slots.append(batch)
                     else:
                         self._balancer.written(batch)
@@ -325,7 +326,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
     async def _mend(self, held: Entries) -> None:
         """Write what others changed: what is pointed at first, and what is too much last."""
         self._balancer.learn(held)
-        missing, extra = _differences(held, await self._wanted())
+        missing, extra = _differences(held, await self._wanted(held))
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
             if name in LOOK_UP_TABLES:
@@ -335,10 +336,10 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                 for batch in batched(group):
                     self._maps.write(batch)
 
-    async def _wanted(self) -> Entries:
+    async def _wanted(self, held: Entries) -> Entries:
         """All that the maps are to hold."""
         balancer = self._balancer
-        found = {**balancer.held}
+        found = balancer.wanted(held)
         slots: Entries = {name: {**found.get(name, {})} for name in SERVICES.values()}
         of_family = {version: slots[name] for version, name in SERVICES.items()}
         for number, (key, row, _) in enumerate(self._served.items()):

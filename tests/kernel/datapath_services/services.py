@@ -14,7 +14,7 @@ from cells.services.map_entries import (
     BACKENDS,
     MapKey,
     affinity_key,
-    backend_numbers,
+    backend_number,
     backend_value,
     master_value,
     reverse_nat_key,
@@ -37,7 +37,7 @@ class Backend(NamedTuple):
 
     @property
     def key(self) -> MapKey:
-        return MapKey(BACKENDS[ip_address(self.ip).version], backend_numbers([self.number])[0])
+        return MapKey(BACKENDS[ip_address(self.ip).version], backend_number(self.number))
 
 
 class Services:

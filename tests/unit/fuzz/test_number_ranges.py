@@ -223,7 +223,7 @@ def test_service_entries_survive_any_number(
     assert int.from_bytes(index, "big") == number
     served = map_entries.master_value(count=1, quarantined=0, number=1, flags=0, proxy_port=port)
     assert int.from_bytes(served[:2], "big") == port
-    assert int.from_bytes(map_entries.backend_numbers([backend])[0], "little") == backend
+    assert int.from_bytes(map_entries.backend_number(backend), "little") == backend
     for version in (4, 6):
         assert int.from_bytes(map_entries.reverse_nat_key(number, version).key, "big") == number
         assert int.from_bytes(map_entries.maglev_key(number, version).key, "big") == number

@@ -24,7 +24,7 @@ from cells.services.control.target import ServicesTarget
 from cells.services.map_entries import (
     BACKENDS,
     MapKey,
-    backend_numbers,
+    backend_number,
     reverse_nat_key,
     service_key,
 )
@@ -145,7 +145,7 @@ async def test_without_a_source_of_objects_services_stay_and_a_line_is_logged(fo
 async def test_service_map_entries_of_a_disabled_family_are_removed(folder: Path) -> None:
     maps = FakeServiceMaps()
     six = FrontendKey(ServiceAddress(ip_address("fd00::10"), 80, 6))
-    backend = MapKey(BACKENDS[6], backend_numbers([9])[0])
+    backend = MapKey(BACKENDS[6], backend_number(9))
     off = [service_key(six, 0), service_key(six, 1), reverse_nat_key(7, 6), backend]
     maps.entries = dict.fromkeys(off, b"\0" * 12)
     async with agent(folder, maps):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from random import Random
@@ -21,7 +22,7 @@ from cells.services import (
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.tables import served_frontends
 from cells.services.control.target import ServicesTarget
-from cells.services.map_entries import read
+from cells.services.map_entries import Batch, read
 from cells.services.model.claims import frontends
 from lifecycle import BatchError
 from tests.unit.services.agent import FakeServiceMaps
@@ -59,11 +60,20 @@ def some(seed: int, count: int) -> list[Frontend]:
     return found
 
 
+class HalfRemoving(FakeServiceMaps):
+    """Maps of which the kernel removes a backend, and reports an error all the same."""
+
+    def write(self, batch: Batch) -> None:
+        super().write(batch)
+        if batch.values is None and "_backends_" in batch.map:
+            raise OSError(errno.EINTR, "the batch was interrupted")
+
+
 class Node:
     """The maps of a node, and their writer."""
 
-    def __init__(self, last_service_id: int = 65534) -> None:
-        self.maps, self.served, self.table = FakeServiceMaps(), served_frontends(), frontends()
+    def __init__(self, last_service_id: int = 65534, maps: FakeServiceMaps | None = None) -> None:
+        self.maps, self.served, self.table = maps or FakeServiceMaps(), served_frontends(), frontends()
         balancer = LoadBalancer(LoadBalancerOptions(), self.served, last_service_id=last_service_id)
         self.target = ServicesTarget(self.table, balancer, self.maps, self.served)
 
@@ -129,3 +139,15 @@ async def test_where_the_maps_get_full_nothing_half_served_is_left(entries: int)
     served = {one.key: {each.address for each in one.backends} for one in every if one.key not in failed}
     assert {key: set(addresses) for key, addresses in (await node.leads_to()).items()} == served
     assert set(node.served.keys()) == set(served)
+
+
+async def test_a_backend_that_was_removed_with_an_error_is_written_again_once_it_is_used() -> None:
+    node = Node(maps=HalfRemoving())
+    both, one = frontend(1, [backend(1), backend(2)]), frontend(1, [backend(1)])
+    await node.started([both])
+    with pytest.raises(BatchError):
+        await node.target.put({one.key: one})
+    await node.target.put({both.key: both})
+    assert {key: set(addresses) for key, addresses in (await node.leads_to()).items()} == {
+        both.key: {each.address for each in both.backends}
+    }
