@@ -129,7 +129,7 @@ class SecondPeers:
         self._present: dict[bytes, SecondPeer] = {}
 
     def sync(self, link: PeerDevice, wanted: Iterable[SecondPeer], *, made: bool) -> None:
-        """Have the device have these peers; ``made``: it is new. Addresses are added before others go."""
+        """Give the device these peers; ``made``: it is new. Addresses are added before others are removed."""
         if made:
             self._present = {}
         by_key = {peer.key: peer for peer in wanted}
@@ -255,7 +255,7 @@ class WireguardRotation:
         """When the last one changed, or the step began."""
         self._missed: list[str] = []
         self._socket: MessageSocket | None = None
-        self._talking = False
+        self._exchanging = False
         self._beginning = anyio.Lock()
         self._timer = (
             jobs.timer("rotate keys", self._step, INTERVAL) if key.settings.enable_wireguard else None
@@ -330,7 +330,7 @@ class WireguardRotation:
         self._changed_nodes.clear()
         self._progress = anyio.current_time()
 
-    # Having it so
+    # Devices and paths
 
     def start(self) -> None:
         """All nodes and prefixes are known by now: take part."""
@@ -347,7 +347,7 @@ class WireguardRotation:
             self._timer.trigger()
 
     async def _step(self) -> None:
-        """Do what is to be done now. Raises OSError, HiveError."""
+        """Advance each handover as far as it can go now. Raises OSError, HiveError."""
         if not (self._known and self._own.name):
             return
         if not self._loaded:
@@ -357,21 +357,21 @@ class WireguardRotation:
         self._decide()
         if not self._arranged or anyio.current_time() - self._arranged >= INTERVAL:
             await self._arrange()
-        self._ready()
-        if self._busy and not self._talking:
-            self._talking = True
-            self._jobs.one_shot("talk to nodes about keys", self._talk)
+        self._find_ready_devices()
+        if self._busy and not self._exchanging:
+            self._exchanging = True
+            self._jobs.one_shot("talk to nodes about keys", self._exchange_messages)
         for name, one in self._handovers.items():
             asks = one.own and name not in self._changed_nodes
             if asks or self._paths.get(name, FIRST).slot is not one.slot:
-                self._say(name, MessageKind.ASK)
+                self._send(name, MessageKind.ASK)
         if self._key.next_private:
             await self._advance()
         self._was_active = active
         self._report()
 
     def _load(self) -> None:
-        """What an agent before left in the kernel."""
+        """Read the paths that the last agent left in the kernel."""
         rows = self._rows.read()
         slots = {self._device.links[slot].ifindex: slot for slot in (Slot.NEXT, Slot.HELP)}
         slots.pop(0, None)
@@ -398,7 +398,7 @@ class WireguardRotation:
                 self._use(name, path.slot)
 
     async def _arrange(self) -> None:
-        """Have second devices with their peers, as far as they are needed. Raises OSError, HiveError."""
+        """Make and remove second devices, with their peers. Raises OSError, HiveError."""
         self._arranged = anyio.current_time()
         needed = {Slot.NEXT: bool(self._key.next_private), Slot.HELP: False}
         wanted: dict[Slot, list[SecondPeer]] = {slot: [] for slot in needed}
@@ -411,15 +411,15 @@ class WireguardRotation:
                         wanted[slot].append(peer)
                 for slot, wants in needed.items():
                     if wants:
-                        await to_thread.run_sync(self._have, slot, wanted[slot])
+                        await to_thread.run_sync(self._ensure_second_device, slot, wanted[slot])
                     else:
                         await to_thread.run_sync(self._device.remove_rotating, slot)
         except BaseException:
             self._arranged = 0.0
             raise
 
-    def _have(self, slot: Slot, peers: list[SecondPeer]) -> None:
-        """Have a second device with these peers. Runs in a worker thread."""
+    def _ensure_second_device(self, slot: Slot, peers: list[SecondPeer]) -> None:
+        """Make a second device if it is missing, and give it these peers. Runs in a worker thread."""
         made = self._device.ensure(slot)
         if made:
             self._sysctls.write({f"net/ipv4/conf/{slot.link}/rp_filter": "0"})
@@ -434,8 +434,8 @@ class WireguardRotation:
             return None
         return SecondPeer(key, endpoint, allowed, (Slot.HELP if one.own else Slot.NEXT).port)
 
-    def _ready(self) -> None:
-        """Find which devices have their programs: no packet may come by one that has none."""
+    def _find_ready_devices(self) -> None:
+        """Find the devices with programs: no packet may come by one without."""
         before, self._indexes = self._indexes, {}
         for slot, link in self._device.links.items():
             ifindex = link.ifindex
@@ -497,32 +497,32 @@ class WireguardRotation:
         else:
             self._health.ok(f"step {state.step}")
 
-    # What nodes say
+    # Messages between nodes
 
-    async def _talk(self) -> None:
-        """Hear messages, and have those sent again that are not answered, until no key is rotated."""
+    async def _exchange_messages(self) -> None:
+        """Receive messages, and repeat those without an answer, until no key is rotated."""
         with MessageSocket() as messages:
             self._socket = messages
             try:
                 messages.listen(self._indexes.values())
                 async with anyio.create_task_group() as group:
-                    group.start_soon(self._hear, messages)
+                    group.start_soon(self._receive_messages, messages)
                     while self._busy:
                         self._run_soon()
                         await anyio.sleep(PACE)
                     group.cancel_scope.cancel()
             finally:
                 self._socket = None
-        self._talking = False
+        self._exchanging = False
         self.look()
 
-    async def _hear(self, messages: MessageSocket) -> None:
+    async def _receive_messages(self, messages: MessageSocket) -> None:
         while True:
             for device, message in await messages.wait():
-                self._heard(device, message)
+                self._receive(device, message)
 
-    def _heard(self, device: str, message: RotationMessage) -> None:
-        """A message has come by a device: its sender gets what is sent by it, too."""
+    def _receive(self, device: str, message: RotationMessage) -> None:
+        """A message has come by a device: send to its sender by that device, too."""
         name = self._peers.node_by_ip.get(message.source, "")
         one = self._handovers.get(name)
         if one is None or one.slot.link != device or message.token != rotation_token(one.key):
@@ -532,7 +532,7 @@ class WireguardRotation:
         if self._paths.get(name, FIRST).slot is not one.slot:
             self._use(name, one.slot)
         if message.kind is MessageKind.ASK:
-            self._say(name, MessageKind.IN_USE)
+            self._send(name, MessageKind.IN_USE)
         elif one.own and name not in self._changed_nodes:
             self._changed_nodes.add(name)
             self._progress = anyio.current_time()
@@ -543,7 +543,7 @@ class WireguardRotation:
             one.own or one.slot is not Slot.MAIN or self._peers.key(name) == _decoded(one.key)
         )
 
-    def _say(self, name: str, kind: MessageKind) -> None:
+    def _send(self, name: str, kind: MessageKind) -> None:
         node, one = self._others.get(name), self._handovers[name]
         there = node.address if node is not None else None
         own = self._own.addresses.get(Family.of(there)) if there is not None else None

@@ -33,12 +33,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What arrived: distinct packets, repeated ones, those overtaken, and the longest silence in seconds."""
+    """What arrived: distinct packets, repeated ones, those overtaken, and the longest silence in seconds.
+
+    And the smallest and the largest number that came, -1 for none: what was lost before, within or after.
+    """
 
     packets: int
     duplicates: int
     reordered: int
     longest_gap: float
+    lowest: int
+    highest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ def udp_receiver(stop: Stop, sock: socket.socket) -> Received:
             packet = sock.recv(64)
         except TimeoutError:
             if stop.wait(0):
-                return Received(len(seen), duplicates, reordered, longest)
+                return Received(len(seen), duplicates, reordered, longest, min(seen, default=-1), highest)
             continue
         now = time.monotonic()
         number, _ = _PACKET.unpack(packet)
