@@ -4,6 +4,9 @@ Why: a device has one key, and an address one peer of a device: so both nodes us
      The node that rotates its key has the next one there (cilium_wg1), the others have theirs (cilium_wg2).
      Each sends by it once a message has come by it, and takes packets from both. Then cilium_wg0 gets the
      next key, and nodes change back in the same way. Cilium's nodes learn the next key when it is there.
+     The other node sends the first message: of two handshakes at once, wireguard-go (noise-protocol.go,
+     ConsumeMessageResponse) may take the keys of one with the index of the other, and then decrypts nothing
+     for fifteen seconds.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ INTERVAL: Final = seconds(30)
 """How often second devices are compared, besides every change of nodes, prefixes and links."""
 PACE: Final = seconds(1)
 """How often nodes are asked that have not answered."""
+HEAD_START: Final = seconds(3)
+"""How long the node that rotates its key lets the others ask first."""
 DRAIN: Final = seconds(1)
 """How long a device still takes packets after the last node has changed to another one."""
 PATIENCE: Final = minutes(5)
@@ -362,8 +367,7 @@ class WireguardRotation:
             self._exchanging = True
             self._jobs.one_shot("talk to nodes about keys", self._exchange_messages)
         for name, one in self._handovers.items():
-            asks = one.own and name not in self._changed_nodes
-            if asks or self._paths.get(name, FIRST).slot is not one.slot:
+            if self._asks(name, one):
                 self._send(name, MessageKind.ASK)
         if self._key.next_private:
             await self._advance()
@@ -521,6 +525,14 @@ class WireguardRotation:
             for device, message in await messages.wait():
                 self._receive(device, message)
 
+    def _asks(self, name: str, one: Handover) -> bool:
+        """Whether it is for this node to send a message, now that none is to be answered."""
+        sends_by_it = self._paths.get(name, FIRST).slot is one.slot
+        if not one.own:
+            return not sends_by_it
+        late = anyio.current_time() - self._progress >= HEAD_START
+        return name not in self._changed_nodes and (sends_by_it or late)
+
     def _receive(self, device: str, message: RotationMessage) -> None:
         """A message has come by a device: send to its sender by that device, too."""
         name = self._peers.node_by_ip.get(message.source, "")
@@ -531,9 +543,10 @@ class WireguardRotation:
             return
         if self._paths.get(name, FIRST).slot is not one.slot:
             self._use(name, one.slot)
+        waits = one.own and name not in self._changed_nodes
         if message.kind is MessageKind.ASK:
-            self._send(name, MessageKind.IN_USE)
-        elif one.own and name not in self._changed_nodes:
+            self._send(name, MessageKind.ASK if waits else MessageKind.IN_USE)
+        elif waits:
             self._changed_nodes.add(name)
             self._progress = anyio.current_time()
 

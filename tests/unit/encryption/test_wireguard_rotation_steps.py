@@ -18,7 +18,7 @@ from cells.cluster.nodes.node import INTERNAL_IP, WIREGUARD_ROTATION, ClusterNod
 from cells.datapath.datapath import Datapath
 from cells.encryption.wireguard import peer_of
 from cells.encryption.wireguard.device import Slot, WireguardDevice
-from cells.encryption.wireguard.messages import MessageKind, RotationMessage
+from cells.encryption.wireguard.messages import MessageKind, RotationMessage, rotation_token
 from cells.encryption.wireguard.peers import PeerCall, WireguardPeers
 from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardRotation
 from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
@@ -83,10 +83,68 @@ class FakeDevice(WireguardDevice):
         self.present.discard(slot)
 
 
-class FakeKey(WireguardKey):
-    """Without files."""
+class Network:
+    """Other nodes: they ask every second by the device to change to, until a message comes, and answer."""
 
     def __init__(self) -> None:
+        self.others: set[IPAddress] = set()
+        self.silent: set[IPAddress] = set()
+        self.waiting: set[IPAddress] = set()
+        """Those that answer, but do not ask."""
+        self.asked: list[IPAddress] = []
+        """Nodes that the node under test has asked."""
+        self._asking: dict[IPAddress, tuple[str, bytes]] = {}
+        self._messages: list[tuple[str, RotationMessage]] = []
+        self._some = anyio.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def announced(self, public: str, next_key: str) -> None:
+        slot = Slot.MAIN if public == next_key else Slot.NEXT
+        asking = self.others - self.waiting if next_key else ()
+        self._asking = dict.fromkeys(asking, (slot.link, rotation_token(next_key)))
+        self._ask()
+
+    def _ask(self) -> None:
+        for address, (device, token) in self._asking.items():
+            if address not in self.silent:
+                self._deliver(device, RotationMessage(address, FIRST, MessageKind.ASK, token))
+
+    def _deliver(self, device: str, message: RotationMessage) -> None:
+        self._messages.append((device, message))
+        self._some.set()
+
+    def listen(self, ifindexes: Collection[int]) -> None: ...
+
+    def send(self, device: str, message: RotationMessage) -> None:
+        there = message.destination
+        if message.kind is MessageKind.ASK:
+            self.asked.append(there)
+        if there not in self.silent:
+            self._asking.pop(there, None)
+            if message.kind is MessageKind.ASK:
+                self._deliver(device, RotationMessage(there, FIRST, MessageKind.IN_USE, message.token))
+
+    async def wait(self) -> Iterator[tuple[str, RotationMessage]]:
+        while not self._messages:
+            with anyio.move_on_after(1):
+                await self._some.wait()
+            self._some = anyio.Event()
+            if not self._messages:
+                self._ask()
+        messages, self._messages = self._messages, []
+        self._some = anyio.Event()
+        return iter(messages)
+
+
+class FakeKey(WireguardKey):
+    """Without files; others hear of it at once."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
         self.settings = EncryptionSettings(enable_wireguard=True)
         self.private, self.public = b"1", key(0)
         self.next_private, self.next_public = b"", ""
@@ -103,37 +161,7 @@ class FakeKey(WireguardKey):
 
     def publish(self) -> None:
         self.published.append((self.public, self.next_public))
-
-
-class Network:
-    """What other nodes answer, at once, by the device that they are asked by."""
-
-    def __init__(self) -> None:
-        self.silent: set[IPAddress] = set()
-        self.asked = 0
-        self._answers: list[tuple[str, RotationMessage]] = []
-        self._some = anyio.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def listen(self, ifindexes: Collection[int]) -> None: ...
-
-    def send(self, device: str, message: RotationMessage) -> None:
-        if message.kind is MessageKind.ASK:
-            self.asked += 1
-            if message.destination not in self.silent:
-                ends = message.destination, message.source
-                self._answers.append((device, RotationMessage(*ends, MessageKind.IN_USE, message.token)))
-                self._some.set()
-
-    async def wait(self) -> Iterator[tuple[str, RotationMessage]]:
-        await self._some.wait()
-        self._some = anyio.Event()
-        answers, self._answers = self._answers, []
-        return iter(answers)
+        self._network.announced(self.public, self.next_public)
 
 
 class FakeRows:
@@ -182,11 +210,13 @@ class World:
     """A node, and others of its cluster."""
 
     def __init__(self, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.network, self.key, self.device, self.paths = Network(), FakeKey(), FakeDevice(), FakeRows()
+        self.network, self.device, self.paths = Network(), FakeDevice(), FakeRows()
+        self.key = FakeKey(self.network)
         monkeypatch.setattr("cells.encryption.wireguard.rotation.MessageSocket", lambda: self.network)
         main: Any = self.device.links[Slot.MAIN]
         self.peers = WireguardPeers(main, frozenset(Family))
         self.others = [node(number) for number in range(1, others + 1)]
+        self.network.others = {FIRST + number for number in range(1, others + 1)}
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[WireguardRotation]:
@@ -282,4 +312,21 @@ async def test_five_thousand_nodes_change_in_one_round_of_messages(monkeypatch: 
             assert len(world.device.links[Slot.NEXT].table) == 5000
             await clock.advance(6)
             assert (rotation.state().step, rotation.state().missed) == ("none", [])
-    assert world.network.asked < 3 * 2 * 5000, "an answer ends the asking"
+    assert len(world.network.asked) < 3 * 2 * 5000, "an answer ends the asking"
+
+
+async def test_other_nodes_ask_first_and_one_that_does_not_is_asked_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(2, monkeypatch)
+    world.network.waiting = {FIRST + 2}
+    with VirtualClock() as clock:
+        async with world.agent() as rotation:
+            await clock.advance(1)
+            await rotation.begin()
+            await clock.advance(2.9)
+            assert world.network.asked == [FIRST + 1], "in answer to its question"
+            await clock.advance(2)
+            assert FIRST + 2 in world.network.asked
+            await clock.advance(8)
+            assert (rotation.state().step, rotation.state().missed) == ("none", [])
