@@ -281,7 +281,7 @@ class Limiter:
         return wait if wait > TICK else 0.0
 
     def _call_first(self) -> None:
-        """Have the first in line look again."""
+        """Wake the first in line."""
         if self._line:
             self._line[0].set()
 

@@ -222,7 +222,7 @@ class Gobgp:
         return found[0] if found else None
 
     async def assign(self, direction: api.AssignmentDirection, names: Iterable[str]) -> None:
-        """Have these policies decide for every peer, in this order, at once; the rest is rejected."""
+        """Apply these policies to every peer, in this order, atomically; the rest is rejected."""
         assignment = api.PolicyAssignment(
             name=api.GLOBAL_RIB,
             direction=direction,

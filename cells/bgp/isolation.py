@@ -244,7 +244,7 @@ class Isolation:
                     table.put(row)
 
     async def release(self) -> None:
-        """Have peers dialled again that were held down for long enough."""
+        """Release peers that were held down for long enough: they are dialled again."""
         changes = self.held.changes()
         while True:
             changes.take()

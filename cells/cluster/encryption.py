@@ -64,7 +64,7 @@ class PublishedKey:
         return next((row.number for row in self.table.all()), 0)
 
     def publish(self, row: EncryptionKey) -> None:
-        """Have other nodes know this one's key by it, in place of what they knew before."""
+        """Publish it as this node's key, in place of the last one."""
         with self.table.txn() as txn:
             txn.replace_all([row])
 

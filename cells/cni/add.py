@@ -65,7 +65,7 @@ class AddRequest(msgspec.Struct, eq=False):
         return self.prepared is not None and self.prepared.pair is not None
 
     def begin_link(self) -> bool:
-        """Have the link made meanwhile, of one pod at a time; False when that does not work: see error."""
+        """Start to make the link, of one pod at a time; False when that does not work: see error."""
         return self._step(self._begin_link) is not None
 
     def await_link(self) -> None:

@@ -183,7 +183,7 @@ class Attacher:
         return Prepared(call, pod, pod_side, pair, allocated)
 
     def begin_link(self, prepared: Prepared) -> bool:
-        """Have the link made while others go on, of one pod at a time; False where none is to be made."""
+        """Start to make the link while others go on, of one pod at a time; False where none is to be made."""
         if prepared.pair is None:
             return False
         self._links.begin_veth(prepared.pair)

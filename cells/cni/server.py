@@ -224,7 +224,7 @@ class CniServer:
         return addition.rest()
 
     def _go_ahead(self, addition: AddRequest) -> bool:
-        """Have this one's link made, and finish the ADD before it meanwhile; whether it could be started."""
+        """Start to make this link, and finish the ADD before it meanwhile; whether it could be started."""
         before, self._ahead = self._ahead, None
         if before is not None:
             before.await_link()

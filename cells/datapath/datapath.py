@@ -135,7 +135,7 @@ class Datapath:
         return MappingProxyType(self._started().programs | self._l3.programs)
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
-        """Have the programs see what a pod sends, through the host's end of its link; again is harmless.
+        """Attach the programs for what a pod sends to the host's end of its link; again is harmless.
 
         ``egress_prog``: and what comes to it by that link, which on our own links is seen before. Raises
         NetlinkError.
@@ -257,7 +257,7 @@ class Datapath:
         return HostPolicy(known.host_endpoint, audited=bool(known.flags & NODE_AUDITS_HOST))
 
     def set_host_policy(self, policy: HostPolicy) -> None:
-        """Have the node itself do only what an endpoint's policy allows, from now on. Raises BpfError."""
+        """Enforce an endpoint's policy on the node itself from now on. Raises BpfError."""
         before = self.host_policy
         self._host = policy
         if policy == before:
@@ -279,7 +279,7 @@ class Datapath:
         return row.pack()
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the programs report this of packets, from the next on. Raises BpfError, nothing changed."""
+        """Make the programs report this of packets, from the next on. Raises BpfError, nothing changed."""
         before, self.notifications = self.notifications, notifications
         if self._node is None:
             return

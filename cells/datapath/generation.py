@@ -223,7 +223,7 @@ def enter(
     generation: int,
     settings: DatapathSettings,
 ) -> None:
-    """Have these programs of an object in force on these maps, as of that generation; nothing if they are.
+    """Put these programs of an object in force on these maps, as of that generation; nothing if they are.
 
     Raises LoadError and BpfError.
     """

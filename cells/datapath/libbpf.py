@@ -134,7 +134,7 @@ class LoadedObject:
         return {n: handle for n, handle in self.maps.items() if not self._lib.bpf_map__is_internal(handle)}
 
     def use_maps(self, descriptors: Mapping[str, int]) -> None:
-        """Have these existing maps stand for the object's own of the same names."""
+        """Use these existing maps in place of the object's own of the same names."""
         self._steps.append(lambda again: again.use_maps(descriptors))
         for name, handle in self.tables.items():
             if name not in descriptors:
@@ -166,7 +166,7 @@ class LoadedObject:
             self._check(self._lib.bpf_program__set_autoload(handle, wanted), "cannot choose programs")
 
     def load(self) -> None:
-        """Have the verifier accept the programs; LoadError holds its log if it does not.
+        """Load the programs through the verifier; LoadError holds its log if it refuses.
 
         Without messages, of which a load has thousands: for each this thread would wait until it has the
         interpreter. So what is refused is loaded once more, with them.

@@ -67,7 +67,7 @@ class EndpointChanges:
         return await self._built(endpoint, "updated security labels")
 
     async def verify_source(self, endpoint: Endpoint, verify: bool) -> str:
-        """Have it send from its own addresses only, or from any; what its build failed with."""
+        """Let it send from its own addresses only, or from any; what its build failed with."""
         if endpoint.datapath.disable_sip_verification is not verify:
             return ""
         self._endpoints.verify_source(endpoint.id, verify)

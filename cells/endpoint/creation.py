@@ -79,7 +79,7 @@ class RegenerationRecovery:
         """Endpoints that have the controller: all that ever needed it."""
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
-        """Have ``attempt`` made now, and after 2, 4, 6 … seconds, until it succeeds."""
+        """Run ``attempt`` now, and after 2, 4, 6 … seconds, until it succeeds."""
         if endpoint_id in self._recovering:
             return
         self._recovering.add(endpoint_id)

@@ -60,7 +60,7 @@ class HostPrograms(Protocol):
         ...
 
     def set_host_policy(self, policy: HostPolicy) -> None:
-        """Have it go by this one. Raises BpfError."""
+        """Apply this one to it. Raises BpfError."""
         ...
 
 

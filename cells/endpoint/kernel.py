@@ -204,7 +204,7 @@ class KernelMaps:
         return self._maps.epochs
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Have the kernel go through the conntrack maps."""
+        """Collect garbage in the conntrack maps, in the kernel."""
         return await self._collector.forget(addresses)
 
 
@@ -232,7 +232,7 @@ class ConntrackScrub:
         self._scrub = jobs.timer("forget-flows", self._forget, math.inf, rest=REST)
 
     def forget_flows(self, address: IPAddress) -> None:
-        """Have the conntrack entries of this address removed soon; many at once cost no more than one."""
+        """Remove the conntrack entries of this address soon; many at once cost no more than one."""
         self._removed.add(address)
         self._scrub.trigger()
 
@@ -331,7 +331,7 @@ class Realization:
         self._files.refresh(endpoint)
 
     def carry(self, endpoint: Endpoint) -> None:
-        """Have the kernel know the endpoint by this row's identity: its peers' policies first, packets last.
+        """Give the endpoint this row's identity in the kernel: in its peers' policies first, in packets last.
 
         Raises OSError. Where its rules contradict each other the policy it has stays; its build reports it.
         """

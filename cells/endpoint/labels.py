@@ -124,7 +124,7 @@ class Relabel:
         self._realization = realization
 
     async def run(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
-        """Have the endpoint have the labels ``wanted`` of it; whether anything changed.
+        """Give the endpoint its ``wanted`` labels; whether anything changed.
 
         It waits for the identity as long as it takes, and goes on with the one it has until then; what
         changes meanwhile is taken into account. The state file follows with the next build. Raises

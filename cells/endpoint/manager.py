@@ -182,7 +182,7 @@ class Endpoints:
         return await self._relabel.run(endpoint_id, wanted)
 
     def realize_policy(self, endpoint_id: int) -> bool:
-        """Have the policy map of an endpoint that waits for another identity follow the rules meanwhile.
+        """Let the policy map of an endpoint that waits for another identity follow the rules meanwhile.
 
         Whether it waits; others are regenerated.
         """
@@ -193,7 +193,7 @@ class Endpoints:
         return True
 
     def verify_source(self, endpoint_id: int, verify: bool) -> None:
-        """Have the endpoint send from its own addresses only, or from any; with its next build."""
+        """Let the endpoint send from its own addresses only, or from any; with its next build."""
         endpoint = self._registry.get(endpoint_id)
         if endpoint is not None:
             datapath = replace(endpoint.datapath, disable_sip_verification=not verify)

@@ -80,7 +80,7 @@ class Regenerations:
         return tuple(self._waiting)
 
     def request(self, endpoint_id: int, level: Level, reason: str) -> Regeneration:
-        """Have the endpoint built soon; await the result(), or do not."""
+        """Queue a build of the endpoint; await the result(), or do not."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
             return _refused(endpoint_id, REMOVED)

@@ -421,7 +421,7 @@ class HealthEndpoint:
             await link.close()
 
     async def _check(self) -> None:
-        """Have the endpoint be there and answer. Raises HiveError, OSError: it is tried again."""
+        """Make the endpoint unless there is one; return once it answers. Raises HiveError, OSError."""
         wrong = self._fault()
         if wrong:
             await self._make(wrong)

@@ -284,7 +284,7 @@ async def _get(ip: str, port: int, host: str) -> str:
 
 
 def _only_replies(made: socket.socket) -> None:
-    """Have the kernel pass on echo replies alone."""
+    """Filter in the kernel: only echo replies pass."""
     if made.family == socket.AF_INET:
         blocked = 0xFFFFFFFF & ~(1 << _REPLY[socket.AF_INET])
         made.setsockopt(_SOL_RAW, _ICMP_FILTER, struct.pack("=I", blocked))

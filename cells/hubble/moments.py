@@ -319,7 +319,7 @@ class Moments:
         return moment
 
     def _ask(self, sample: Sample, moment: Moment) -> None:
-        """Have the moment remember what the event's flow asks for."""
+        """Record what the event's flow needs of the moment."""
         try:
             self._parser.read(sample.data, sample.cpu, _NO_STAMP, moment)
         except EventError:

@@ -94,7 +94,7 @@ def keep_keys(
     left: Callable[[], Mapping[str, str]] = nothing,
     after: Iterable[ReadTable[Any, Any]] = (),
 ) -> Reconciler[str, OwnKey]:
-    """Have the store hold these keys. None is deleted before all that is wanted, and ``after``, is known."""
+    """Write these keys to the store. None is deleted before all that is wanted, and ``after``, is known."""
 
     async def known() -> None:
         for table in after:

@@ -394,7 +394,7 @@ def attach_cgroup(program: int, cgroup: int, attach_type: int) -> int:
 
 
 def replace_program(link: int, program: int) -> None:
-    """Have the link run another program, from one call to the next. Raises BpfError."""
+    """Replace the link's program, from one call to the next. Raises BpfError."""
     attr = buffer(_UPDATE.pack(link, program, 0, 0))
     command(LINK_UPDATE, attr, "replace", f"the program of link fd {link}", call=sleeping)
 

@@ -108,7 +108,7 @@ class MapLog:
         await self._changed.wait()
 
     def wake(self) -> None:
-        """Have those who wait go on."""
+        """Wake those that wait."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None

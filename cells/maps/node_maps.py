@@ -222,7 +222,7 @@ class Maps:
             raise AttributeError(name)
 
     def use(self, *attributes: str, both_families: bool = False) -> None:
-        """Have these maps, beside those of every node. For constructors of cells that read or write them.
+        """Add these maps to those of every node. For constructors of cells that read or write them.
 
         Of a family that pods do not have a map is used only with ``both_families``. Raises RuntimeError once
         the maps are open and these are not among them; a cell that is enabled again uses what it had.

@@ -171,7 +171,7 @@ class MapTable(Generic[Key, Row, Value]):
         return self._target.lookup(key)
 
     def write(self, rows: Mapping[Key, Row | None], *, undo: bool = False) -> None:
-        """Have these rows in table and map, or none where it is None; what is right is not written.
+        """Write these rows to table and map, or delete where it is None; what is right is not written.
 
         Raises OSError when the kernel refuses one, once all were tried: the next sweep tries it again. With
         ``undo`` the table is as before then, and the map follows with the sweep.

@@ -102,7 +102,7 @@ class MasqueradedPods:
         return [network for network in found if network is not None]
 
     def forward(self) -> None:
-        """Have the kernel forward what is masqueraded; of IPv6 the router does it. Raises HiveError."""
+        """Enable forwarding in the kernel for what is masqueraded; the router does IPv6. Raises HiveError."""
         if self.ipv4:
             self._sysctls.keep({"net/ipv4/ip_forward": "1"})
 

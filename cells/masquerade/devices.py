@@ -194,7 +194,7 @@ class DevicePrograms(Protocol):
     """The node's programs; cells.datapath.Datapath. Methods raise NetlinkError."""
 
     async def prepare_l3(self) -> None:
-        """Have the programs of devices without Ethernet headers; HiveError if that cannot be."""
+        """Load the programs of devices without Ethernet headers. Raises HiveError if that cannot be."""
         ...
 
     def attach_device(self, ifindex: int, *, l3: bool) -> None:

@@ -256,7 +256,7 @@ class EgressGateways:
         self._health.degraded(f"{name}: {text}{more}")
 
     def _loosen(self, devices: set[str]) -> None:
-        """Have the kernel take answers by these devices. Raises HiveError."""
+        """Let the kernel accept answers by these devices. Raises HiveError."""
         self._sysctls.release(_filter_of(each) for each in self._filters - devices)
         self._filters = devices
         self._sysctls.keep({_filter_of(each): "2" for each in sorted(devices)})

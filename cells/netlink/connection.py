@@ -214,7 +214,7 @@ class Ahead:
         self._first = 0
 
     def start(self, *requests: Request) -> None:
-        """Have these sent as one datagram. Raises NetlinkError when an answer is still to be fetched."""
+        """Send these as one datagram. Raises NetlinkError when an answer is still to be fetched."""
         first, datagram = self._connection.prepared(requests)
         last = first + len(requests) - 1
         error = self._library.exchange_start(self._exchange, datagram, len(datagram), last)

@@ -184,7 +184,7 @@ def route(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[in
 
 
 def take_marked(marked: Marked, families: Collection[int]) -> None:
-    """Have the stack take these packets for the node's own. Raises NetlinkError, OSError.
+    """Make the stack deliver these packets to the node itself. Raises NetlinkError, OSError.
 
     What is there already is fine.
     """
@@ -303,7 +303,7 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
 def set_rows(
     rows: Collection[MarkedRule | TableRoute], table: int
 ) -> dict[MarkedRule | TableRoute, NetlinkError]:
-    """Have these rules, and these routes in the table in place of others to there; what was refused."""
+    """Add these rules, and these routes in the table in place of others to there; what was refused."""
     return _each(rows, lambda one: _set_row(one, table))
 
 

@@ -182,7 +182,7 @@ def own_rules(table: str) -> list[tuple[bytes, bytes]]:
 
 
 def replace_table(table: str, chains: Iterable[NftablesChain]) -> None:
-    """Have an inet table consist of these chains, at once: atomically. Raises NetlinkError."""
+    """Replace the chains of an inet table by these, atomically. Raises NetlinkError."""
     requests = [_table(_NEW_TABLE, table), _table(_DEL_TABLE, table), _table(_NEW_TABLE, table)]
     for chain in chains:
         requests.append(_chain(table, chain))

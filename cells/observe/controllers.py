@@ -94,12 +94,12 @@ class _Controller:
         """Its status, created on demand and reused until it changes."""
 
     def ask(self) -> None:
-        """Have it run now, or once more."""
+        """Run it now, or once more."""
         if self.wake is not None:
             self.wake.set()
 
     def end(self) -> None:
-        """Have it end, in the middle of a run too."""
+        """End it, in the middle of a run too."""
         self.removed = True
         if self.scope is not None:
             self.scope.cancel()

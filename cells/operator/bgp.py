@@ -435,7 +435,7 @@ def _updated(patch: NodeConfigPatch, live: dict[str, Any]) -> dict[str, Any] | N
 
 
 def write(server: ClusterAPI, objects: BGPObjects, jobs: Jobs) -> None:
-    """Have all of it written, where there is BGP."""
+    """Start the writers of all of it, where there is BGP."""
     if not objects.active:
         return
     node_configs = Reconciler(

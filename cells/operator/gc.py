@@ -468,7 +468,7 @@ def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[Me
 
 @after(NodeGC, CiliumEndpointGC, IdentityGC)
 def collect() -> None:
-    """Have all three collect."""
+    """Start all three collectors."""
 
 
 cell = module(

@@ -203,7 +203,7 @@ AGAIN: Final = minutes(1)
 def write(
     server: ClusterAPI, marks: ReadTable[str, NodeMark], settings: OperatorNodeSettings, jobs: Jobs
 ) -> None:
-    """Have marks written."""
+    """Start the writer of marks."""
     writer = MarkWriter(server, settings.agent_not_ready_taint_key)
     jobs.observe("write", Reconciler(marks, writer, full_every=AGAIN, put_early=True))
 

@@ -202,7 +202,7 @@ def policy_verdicts() -> Table[tuple[str, str, str], PolicyVerdict]:
 def write(
     server: ClusterAPI, rows: Table[tuple[str, str, str], PolicyVerdict], verdicts: PolicyVerdicts, jobs: Jobs
 ) -> None:
-    """Have verdicts written, where there are any."""
+    """Start the writer of verdicts, where there are any."""
     if verdicts.active:
         writer = ConditionWriter(server)
         jobs.observe("write", Reconciler(rows, writer, full_every=AGAIN, put_early=True))

@@ -217,7 +217,7 @@ def usual_metrics() -> MetricsSettings:
 
 @after(OperatorServer)
 def serve() -> None:
-    """Have it serve."""
+    """Serve while it runs."""
 
 
 cell = group(

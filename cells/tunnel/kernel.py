@@ -255,7 +255,7 @@ class TunnelMaps(Protocol):
         ...
 
     def set_facts(self, facts: TunnelConfig) -> None:
-        """Have them know this from the next packet on."""
+        """Configure the programs, from the next packet on."""
         ...
 
 
@@ -309,7 +309,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
                     await self._make(each)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Have the programs forget the tunnel, then remove its device. Raises BatchError."""
+        """Clear the programs' configuration of the tunnel, then remove its device. Raises BatchError."""
         if TunnelFacts(0, 0).key in batch:
             try:
                 self._maps.set_facts(TunnelConfig())

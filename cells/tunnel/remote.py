@@ -97,7 +97,7 @@ class KernelTunnelMaps:
         return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
 
     def set_facts(self, facts: TunnelConfig) -> None:
-        """Have them know this."""
+        """Write the facts that the programs read."""
         self._maps.tunnel.update(bytes(4), facts.pack())
 
 

@@ -54,7 +54,7 @@ class TunnelSettings(Settings, frozen=True):
     """Source UDP ports of encapsulated packets, LOW-HIGH, for vxlan; 0-0: the kernel chooses."""
 
     enable_ipv4_egress_gateway: bool = False
-    """Have pods that CiliumEgressGatewayPolicies select leave the cluster by their gateway, from its address.
+    """Let pods that CiliumEgressGatewayPolicies select leave the cluster by their gateway, from its address.
     They get to it in the tunnel, also with routing-mode=native."""
 
     egress_gateway_reconciliation_trigger_interval: Duration = seconds(1)

@@ -28,7 +28,7 @@ def orderly() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Have requests to end wait for nothing and do nothing while the block clears away."""
+    """Ignore requests to end while the block clears away."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_END}
     try:
         yield

@@ -37,7 +37,7 @@ class Columns:
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
 
     def fit(self, width: int, keep: Collection[str]) -> list[str]:
-        """Have lines of this width: without some columns, the empty and the widest first; then shorter cells.
+        """Fit lines into this width: first without empty and the widest columns; then with shorter cells.
 
         Those to keep, or without any the first, stay. Returns the names of those left out that are not empty.
         """

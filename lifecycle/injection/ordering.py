@@ -12,7 +12,7 @@ _MARK = "__comes_after__"
 
 
 def after(*types: Any) -> Callable[[T], T]:
-    """Have what a constructor (or an invoked function) registers start after all that provides these types.
+    """Start what a constructor (or an invoked function) registers after all that provides these types.
 
     It needs each of them as if it had a parameter of that type, without being given it: they are built before
     it, their hooks have started before its own start, and stop once its own have stopped. What nothing

@@ -44,7 +44,7 @@ class Pool(Generic[Item]):
         return sum(map(len, self._queues.values()))
 
     def put(self, item: Item) -> None:
-        """Have the item worked on, after those of its key."""
+        """Queue the item, after those of its key."""
         self._count += 1
         key = (self._count,) if self._key is None else self._key(item)
         if (queue := self._queues.get(key)) is not None:

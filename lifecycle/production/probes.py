@@ -190,7 +190,7 @@ def ask_the_cells(
     readiness: list[Member[Readiness]],
     lifecycle: Lifecycle,
 ) -> None:
-    """Have the cells asked once they have started, and no more before they stop."""
+    """Collect from the cells once they have started, and no more before they stop."""
 
     async def start() -> None:
         probes.collectors += collectors

@@ -188,7 +188,7 @@ class NodeView:
         return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the datapath report this of packets from now on; nothing happens when it does already."""
+        """Make the datapath report this of packets from now on; harmless when it already does."""
         if notifications != self._datapath.notifications:
             self._datapath.set_notifications(notifications)
 

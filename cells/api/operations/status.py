@@ -340,11 +340,11 @@ class NodeSummary(Protocol):
         ...
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Have the datapath report this of packets from now on; raises OSError."""
+        """Make the datapath report this of packets from now on. Raises OSError."""
         ...
 
     def log_debug(self, on: bool) -> None:
-        """Have the agent log what helps to find a fault, or no longer."""
+        """Turn the agent's debug log on or off."""
         ...
 
     def settings(self) -> Mapping[str, object]:

@@ -146,7 +146,7 @@ class KVStoreAllocator(AgreedNumbers):
             )
 
     async def keep(self, number: int, labels: Labels) -> None:
-        """Have a master key. Raises StoreError."""
+        """Create the master key if there is none. Raises StoreError."""
         if str(number) not in self._shared.table:
             await self._created(number, labels)
 
@@ -169,7 +169,7 @@ class KVStoreAllocator(AgreedNumbers):
         return self._shared.numbers(labels)
 
     async def _make(self, labels: Labels, previous: int) -> bool:
-        """Have a number stand for the labels, or find it; whether one does now. Raises StoreError."""
+        """Find or claim a number for the labels; whether they have one now. Raises StoreError."""
         self._store.lock_leases += 1
         try:
             async with lock(self._store.client, f"{LOCKS}{encode(labels)}.lock") as held:

@@ -196,7 +196,7 @@ class OwnCiliumNode:
         return {family for family, enabled in on.items() if enabled}
 
     def follow(self, jobs: Jobs, look: Callable[[object], Awaitable[None]]) -> None:
-        """Have ``look`` called whenever it may have changed."""
+        """Call ``look`` whenever it may have changed."""
         own_node = self._nodes.filter(lambda row: row.key == self.key, name="own-node-watched")
         jobs.observe("publish this node", self._store.table.changes, look)
         jobs.observe("publish addresses", self._addresses.table.changes, look)
@@ -284,7 +284,7 @@ class CiliumNodePublisher:
         await anyio.sleep(self._rate)
 
     async def _write(self) -> None:
-        """Have the object say what it should. Raises KubernetesError: it is tried again."""
+        """Update the object if it differs from what is wanted. Raises KubernetesError: it is tried again."""
         if not self._api.enabled:
             return
         await self._api.reachable()

@@ -114,7 +114,7 @@ class KernelIpsec(XfrmKernel):
         return await to_thread.run_sync(read_table, RULES.values(), FAMILIES.values())
 
     async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
-        """Have these; what was refused."""
+        """Add and remove until there are these; returns what was refused."""
         return await to_thread.run_sync(set_rows, rows, TABLE)
 
     async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
@@ -268,7 +268,7 @@ class IpsecCustodian:
             self.keys.publish()
 
     async def _retire(self, _: object) -> None:
-        """Have what replaced keys made removed when its time has come."""
+        """Remove what replaced keys made once its time has come."""
         while (left := self.keys.ring.next_end()) is not None:
             await anyio.sleep(left)
             self._reconciler.trigger()

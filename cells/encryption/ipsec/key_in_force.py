@@ -146,7 +146,7 @@ class IpsecKeys:
         return tuple(family for family in Family if on[family])
 
     def publish(self) -> None:
-        """Have nodes and programs use the key in force."""
+        """Publish the key in force to nodes and programs."""
         for row in self.table.all():
             if self.published.number != row.spi:
                 self.published.publish(EncryptionKey(row.spi, overhead=row.overhead))

@@ -199,7 +199,7 @@ class WireguardAgent:
         await self._look(None)
 
     async def _watch_program(self) -> None:
-        """Have wireguard-go started again when it ends."""
+        """Start wireguard-go again when it ends."""
         while True:
             if pid := self._device.program.pid:
                 await process_ended(pid)

@@ -185,7 +185,7 @@ class WireguardLink:
         return link.ifindex if link is not None else 0
 
     def ensure(self, private: bytes, mtu: int) -> bool:
-        """Have it up, with this key; whether it was made anew, without peers."""
+        """Create and configure it where needed, and set it up; whether it was made anew, without peers."""
         link = self._found()
         made = link is None
         if link is None:
@@ -291,7 +291,7 @@ class WireguardDevice:
         return self._main.state
 
     def ensure(self, slot: Slot = Slot.MAIN) -> bool:
-        """Have the device as it should be; whether it was made anew, without peers."""
+        """Create and configure the device where needed; whether it was made anew, without peers."""
         private = self._key.next_private if slot is Slot.NEXT else self._key.private
         made = self.links[slot].ensure(private, self.mtu)
         self._set_facts(self._facts())
@@ -303,7 +303,7 @@ class WireguardDevice:
         return self._mtu() - WIREGUARD_OVERHEAD
 
     def remove(self) -> None:
-        """Have the programs forget all of them, then remove them; none is fine."""
+        """Clear the programs' configuration, then remove all devices; none is fine."""
         self._set_facts(EncryptionConfig())
         for link in self.links.values():
             link.remove()

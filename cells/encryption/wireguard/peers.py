@@ -202,7 +202,7 @@ class WireguardPeers:
             self._apply(after)
 
     def heal(self) -> int:
-        """Have the device be as it was made: how many peers were not. Raises OSError.
+        """Restore peers that others changed; how many there were. Raises OSError.
 
         What failed before is done again. Only once all nodes and prefixes are known: what else is there goes.
         """

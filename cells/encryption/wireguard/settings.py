@@ -193,17 +193,17 @@ class WireguardKey:
     # The steps of a rotation. They write files, and block; raise OSError.
 
     def make_next(self) -> None:
-        """Have a next key."""
+        """Make and save the next key."""
         self.next_private, _ = load_key(self._next_path)
         self.next_public = _public_text(self.next_private)
 
     def adopt_next(self) -> None:
-        """Have the next key be the key, too."""
+        """Make the next key the key in force, too, and save it."""
         _write_key(self._path, self.next_private)
         self.private, self.public = self.next_private, self.next_public
 
     def end_rotation(self) -> None:
-        """Have no next key."""
+        """Remove the next key."""
         self._next_path.unlink(missing_ok=True)
         self.next_private, self.next_public = b"", ""
 
@@ -218,7 +218,7 @@ class WireguardKey:
         self.publish()
 
     def publish(self) -> None:
-        """Have other nodes know the keys as they are now."""
+        """Publish the keys to other nodes."""
         number = 0 if self.opted_out else WIREGUARD_KEY
         rotation = self.next_public or ROTATION_READY
         self._published.publish(EncryptionKey(number, self.public, rotation, WIREGUARD_OVERHEAD))

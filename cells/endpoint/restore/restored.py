@@ -285,7 +285,7 @@ class RestoredEndpoints:
         self._report(started, troubles)
 
     async def _prepare(self, numbers: list[int]) -> None:
-        """Have lost policy maps made anew beforehand; what fails here fails for its endpoint alone, later."""
+        """Make lost policy maps anew beforehand; what fails here fails for its endpoint alone, later."""
         try:
             await self._left.prepare_policies(numbers)
         except (HiveError, OSError) as error:

@@ -309,7 +309,7 @@ def _parties(headers: Headers, from_: int, to: int, resolver: Resolver) -> tuple
 
 
 def _restore_source(headers: Headers, original: bytes) -> bool:
-    """Have the source be the one before translation, if the record has one; whether it has."""
+    """Set the source to the one before translation, if the record has one; whether it has."""
     if not any(original):
         return False
     if (ip := headers.ip) is not None and (source := ip_text(original)) != ip.source:

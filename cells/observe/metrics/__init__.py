@@ -337,7 +337,7 @@ def listen(address: ListenAddress) -> socket.socket:
 
 @after(MetricsServer)
 def collect_from_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
-    """Have the cells asked once they have started, and no more before they stop."""
+    """Collect from the cells once they have started, and no more before they stop."""
 
     async def start() -> None:
         metrics.add(collectors)

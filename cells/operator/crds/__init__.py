@@ -217,7 +217,7 @@ class CustomResources:
 
 @after(CustomResources)
 def register() -> None:
-    """Have them registered."""
+    """Register them."""
 
 
 cell = module(

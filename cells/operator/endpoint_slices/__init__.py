@@ -230,7 +230,7 @@ def write(
     lifecycle: Lifecycle,
     jobs: Jobs,
 ) -> None:
-    """Have slices written, where there are any: those that go first, and beside them the others."""
+    """Start the writers of slices, where there are any: those that go first, and beside them the others."""
     if not slices.active:
         return
     limit, counts = SliceLimit(slices.limit), SliceCounts()

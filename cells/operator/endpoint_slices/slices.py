@@ -143,7 +143,7 @@ class Slices:
             self._note(row.name)
 
     def begin(self, endpoints: Iterable[CiliumEndpoint]) -> dict[str, SliceRow | None]:
-        """Have the slices hold all these endpoints and no others; every slice."""
+        """Distribute these endpoints over slices; returns every slice."""
         rows = {one.key: one for one in endpoints}
         self.update(rows)
         self.update(dict.fromkeys(self._of.keys() - rows.keys()))

@@ -309,7 +309,7 @@ class PodNetworks:
         return self._identities.get(number) if number is not None else None
 
     def write(self, numbers: Mapping[Prefix, int | None]) -> None:
-        """Have pods at addresses of these prefixes selected by them, or not: None. Raises OSError."""
+        """Select pods at addresses of these prefixes by them, or no more: None. Raises OSError."""
         if self._rows is not None:
             self._rows.write(
                 {

@@ -281,7 +281,7 @@ class PolicyRollout:
         await self._policies.apply()
 
     async def realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
-        """Have the endpoints of these rows follow."""
+        """Update the endpoints of these rows."""
         await self._policies.change_and_wait(rows, reason)
 
 

@@ -206,7 +206,7 @@ class EndpointPolicies:
         return endpoint_id in self._previous and bool(self.unknown_rules)
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
-        """Have the maps of all endpoints know this identity, before any packet carries it.
+        """Add this identity to the maps of all endpoints, before any packet carries it.
 
         A map that refuses is tried again, see apply().
         """

@@ -104,7 +104,7 @@ class EndpointNames:
             del self.zombies[address]
 
     def date_back(self, now: float) -> None:
-        """Have answers and zombies from the future count as of now: the clock was set back.
+        """Date answers and zombies from the future as of now: the clock was set back.
 
         Otherwise their addresses would stay open until it is that late again.
         """

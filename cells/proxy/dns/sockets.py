@@ -195,5 +195,5 @@ def upstream(
 
 
 def end_at_once(made: socket.socket) -> None:
-    """Have close(2) leave nothing of a connection: its ports are the pod's to use again."""
+    """Make close(2) leave nothing of a connection: the pod can use its ports again."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

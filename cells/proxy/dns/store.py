@@ -100,7 +100,7 @@ class Journal:
         os.write(self._fd, _encoder.encode(record) + b"\n")
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Have these and no others."""
+        """Replace all by these."""
         temporary = self._path.with_suffix(".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -408,7 +408,7 @@ class NameStore:
         return True
 
     def _rewrite(self) -> None:
-        """Have the file as what is known; what cannot be written is not fatal, and tried again later."""
+        """Write what is known to the file; what cannot be written is not fatal, and tried again later."""
         try:
             self._journal.rewrite(list(self._records()))
         except OSError as error:

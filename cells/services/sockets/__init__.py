@@ -224,7 +224,7 @@ class SocketTermination:
             jobs.observe("close sockets of removed backends", self._looks, self._look)
 
     async def _watch(self) -> None:
-        """Have sockets looked at: at first, for what was removed while no agent ran, and after each removal.
+        """Check sockets: at first, for what was removed while no agent ran, and after each removal.
 
         It never waits for a look. Changes of a row that wait are one change: a backend that was added and
         removed meanwhile would not be in it.

@@ -122,7 +122,7 @@ class SocketPrograms:
         self._links: dict[str, int] = {}
 
     def attach(self, root: CgroupRoot) -> list[str]:
-        """Have every hook of the control group run our program; the names of those that did not.
+        """Attach our program to every hook of the control group; the names of those that had another.
 
         What is attached as it should be is left alone.
         """

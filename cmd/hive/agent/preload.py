@@ -57,7 +57,7 @@ def make_maps(wanted: Forecast) -> tuple[Map, ...]:
 
 
 def load_programs(wanted: Forecast, made: Future[tuple[Map, ...]]) -> Preloaded:
-    """Have them verified, and try them on packets. Raises HiveError and OSError."""
+    """Load them through the verifier, and try them on packets. Raises HiveError and OSError."""
     path = wanted.programs.datapath_object or PACKAGED_OBJECTS / "datapath.o"
     tables, data = made.result(), read_object(path)
     with ExitStack() as parts:

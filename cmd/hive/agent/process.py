@@ -41,7 +41,7 @@ def run_agent(settings: Sequence[str]) -> int:
 
 
 def share_heap() -> None:
-    """Have all threads take memory from one heap of glibc's, before there is a thread; elsewhere nothing.
+    """Make all threads allocate from one heap of glibc's, before there is a thread; elsewhere nothing.
 
     Else each gets one of its own, and keeps what libbpf takes and frees: some 4 MB after a start.
     """

@@ -91,7 +91,7 @@ class Child(Generic[T]):
         _parent_ends.update((result_read, stop_write))
 
     def stop(self) -> None:
-        """Have the child finish; returns at once."""
+        """Ask the child to finish; returns at once."""
         if self._stop >= 0:
             _parent_ends.discard(self._stop)
             os.close(self._stop)
@@ -116,7 +116,7 @@ class Child(Generic[T]):
         return value  # type: ignore[no-any-return]
 
     def finish(self, within: float | None = None) -> T:
-        """Have the child finish and wait for its result."""
+        """Ask the child to finish and wait for its result."""
         self.stop()
         return self.result(within)
 

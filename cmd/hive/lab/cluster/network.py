@@ -81,7 +81,7 @@ class LabNetwork:
         return Namespaces.open(self.directory / "net")
 
     def route(self, place: Place) -> None:
-        """Have the router know the way to the node's pods."""
+        """Add routes to the node's pods to the router."""
         with self.open() as network:
             network.run(_route, place)
 

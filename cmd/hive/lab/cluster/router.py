@@ -81,7 +81,7 @@ class Router:
             raise LabError(f"the router keeps its session with {address}: {done.stdout}{done.stderr}")
 
     def start(self, *, ipv6: bool = False) -> None:
-        """Have it run; once it has been started with IPv6 it stays so. Raises LabError."""
+        """Start it if it does not run; once it has been started with IPv6 it stays so. Raises LabError."""
         if not self.installed():
             raise LabError("BGP in a lab needs FRR and gobgpd: install them (Debian: apt install frr gobgpd)")
         programs = {name: shutil.which(name, path=_PLACES) for name in _DAEMONS}

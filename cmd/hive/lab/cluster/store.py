@@ -69,7 +69,7 @@ class Store:
         return shutil.which("etcd", path=f"{os.environ.get('PATH', '')}:{os.defpath}")
 
     def start(self) -> None:
-        """Have it run, with the data it had. Raises LabError."""
+        """Start it, with the data it had. Raises LabError."""
         program = self.program()
         if program is None:
             raise LabError("--etcd needs etcd: install it (Debian: apt install etcd-server)")
@@ -118,7 +118,7 @@ class Store:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have it go on."""
+        """Resume it."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
