@@ -106,7 +106,7 @@ class Speakers:
         return [one.name for one in _running(self._folder)]
 
     async def ensure(self, name: SpeakerName) -> None:
-        """Start it unless it runs, and wait for its answer. Raises SpeakerError, GobgpUnreachableError, OSError."""
+        """Start it unless it runs; await its answer. Raises SpeakerError, GobgpUnreachableError, OSError."""
         if self._external and not name.peer:
             if (its := [one for one in self.running() if not one.peer]) not in ([], [name]):
                 raise SpeakerError(
