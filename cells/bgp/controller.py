@@ -41,6 +41,7 @@ from cells.bgp.speaker_state import (
     PolicyStatement,
     PrefixMatch,
     RoutePolicy,
+    without_zone,
 )
 from cells.cluster.nodes.node import ClusterNode
 from cells.kubernetes.objects.cilium_bgp import (
@@ -405,7 +406,7 @@ class _Announced:
         for name, parts in found.items():
             for routes, attributes in parts:
                 statement = PolicyStatement(
-                    (peer.address,),
+                    (without_zone(peer.address),),
                     routes.matches,
                     communities=attributes.communities,
                     large_communities=attributes.large,

@@ -142,9 +142,11 @@ def _announced(
         ingress = service.status.load_balancer.ingress or ()
         outside = spec.external_traffic_policy
         texts += [(LOAD_BALANCER_IP, INGRESS, each.ip, outside) for each in ingress if each.is_of_nodes]
-    texts += [
-        (EXTERNAL_IP, EXTERNAL_IPS, text, spec.external_traffic_policy) for text in spec.external_ips or ()
-    ]
+    if spec.type != "ExternalName":  # no node serves its externalIPs
+        texts += [
+            (EXTERNAL_IP, EXTERNAL_IPS, text, spec.external_traffic_policy)
+            for text in spec.external_ips or ()
+        ]
     if spec.cluster_ip not in _HEADLESS and spec.cluster_ips:
         own = dict.fromkeys((spec.cluster_ip, *spec.cluster_ips))
         texts += [(CLUSTER_IP, "", text, spec.internal_traffic_policy) for text in own]

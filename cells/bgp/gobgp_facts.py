@@ -27,6 +27,7 @@ from cells.bgp.speaker_state import (
     PolicyStatement,
     PrefixMatch,
     RoutePolicy,
+    without_zone,
 )
 from cells.hubble.codec import WireMessage, encode
 
@@ -64,7 +65,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
     """A policy of one statement: the peers, the prefixes, and what it adds to their routes."""
 
     neighbors: frozenset[IPAddress] = frozenset()
-    """Empty: for all."""
+    """Without zones; empty: for all."""
     version: int = 0
     """Of the prefixes; 0: routes are not matched by them."""
     local_routes: bool = False
@@ -86,6 +87,10 @@ class RuleFacts(msgspec.Struct, frozen=True):
             self.local_preference,
         )
         return RULE + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    def is_for(self, peer: IPAddress) -> bool:
+        """Whether it is about routes to a peer."""
+        return not self.neighbors or without_zone(peer) in self.neighbors
 
     def covers(self, route: IPNetwork) -> bool:
         """Whether it is about a route."""
@@ -245,7 +250,7 @@ def wanted_facts(
     assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
     for policy in policies:
         for direction, name, rule in policy.parts:
-            if only is not None and rule.neighbors and only not in rule.neighbors:
+            if only is not None and not rule.is_for(only):
                 continue
             grouped.setdefault(name, []).append(rule)
             assigned[direction].add(name)
@@ -369,7 +374,8 @@ def retiring(
             ]
             if not exact:
                 continue
-            rule = RuleFacts(neighbors=frozenset([address]), version=version, prefixes=frozenset(exact))
+            peer = frozenset([without_zone(address)])
+            rule = RuleFacts(neighbors=peer, version=version, prefixes=frozenset(exact))
             of_rule, policy = rule_messages(f"{name}-{version}", rule)
             sets += of_rule
             for statement in policy.statements:

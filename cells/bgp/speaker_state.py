@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -52,6 +52,7 @@ __all__ = [
     "path_table",
     "peer_table",
     "policy_table",
+    "without_zone",
 ]
 
 
@@ -179,6 +180,7 @@ class PolicyStatement(msgspec.Struct, frozen=True):
     """Accepts routes that match all of these, and adds to them. Without a match of a sort any fits."""
 
     neighbors: tuple[IPAddress, ...] = ()
+    """Without zones: see without_zone()."""
     prefixes: tuple[PrefixMatch, ...] = ()
     """Sorted."""
     local_routes: bool = False
@@ -189,6 +191,11 @@ class PolicyStatement(msgspec.Struct, frozen=True):
     """RFC 8092."""
     local_preference: int | None = None
     """For internal peers; None adds none."""
+
+
+def without_zone(address: IPAddress) -> IPAddress:
+    """The address of a peer as policies match it: ``fe80::1`` of ``fe80::1%eth0``."""
+    return IPv6Address(int(address)) if getattr(address, "scope_id", None) else address
 
 
 class RoutePolicy(msgspec.Struct, frozen=True):

@@ -256,12 +256,12 @@ def _retired(held: SpeakerFacts, wanted: SpeakerFacts) -> dict[IPAddress, set[IP
         if before is None or (before == after and not removed):
             continue
         lost = before.covered(stays) if after is None else before.differs(after, stays)
-        for address in peers & before.neighbors if before.neighbors else peers:
+        for address in filter(before.is_for, peers):
             found.setdefault(address, set()).update(before.covered(stays) if address in removed else lost)
     for address, routes in found.items():
         for name in wanted.assigned[PolicyDirection.EXPORT]:
             rule = wanted.rules[name]
-            if address not in removed and (not rule.neighbors or address in rule.neighbors):
+            if address not in removed and rule.is_for(address):
                 routes.difference_update(rule.covered(routes))
     return {address: routes for address, routes in found.items() if routes}
 
@@ -308,7 +308,7 @@ def _affected(held: SpeakerFacts, wanted: SpeakerFacts) -> set[IPAddress]:
             continue
         changed = before.differs(rule, stays) if before and after else rule.covered(stays)
         if changed:
-            found |= (peers & rule.neighbors) if rule.neighbors else peers
+            found.update(filter(rule.is_for, peers))
     return found
 
 

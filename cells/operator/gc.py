@@ -147,7 +147,7 @@ class NodeGC:
             jobs.timer("nodes", self.collect, settings.nodes_gc_interval)
 
     async def collect(self) -> None:
-        """One pass. Raises KubernetesError."""
+        """One pass. Raises KubernetesError when some could not be deleted."""
         await self._nodes.wait_initialized()
         await self._cilium_nodes.wait_initialized()
         orphans = {
@@ -157,12 +157,18 @@ class NodeGC:
         }
         found_twice = orphans.items() & self._suspects.items()
         self._suspects = orphans
+        failure: KubernetesError | None = None
         for name, uid in sorted(found_twice):
             try:
                 await self._server.client.delete(CILIUM_NODES, name, uid=uid)
             except ConflictError:
                 continue  # made anew meanwhile
+            except KubernetesError as error:
+                failure = error
+                continue
             self._log.info("CiliumNode without a Node deleted", node=name)
+        if failure is not None:
+            raise failure
 
 
 # Deletes CiliumEndpoints of pods that are deleted or have ended.

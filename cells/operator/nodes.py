@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from cells.kubernetes.objects.core import NODES, Node
-from cells.kubernetes.objects.kind import LabelSelector
+from cells.kubernetes.objects.kind import LabelSelector, selector_of
 from cells.operator.api_server import ClusterAPI, ObjectWriter
-from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod
 from cells.operator.options import ServedCluster
 from lifecycle import (
     Jobs,

@@ -5,19 +5,11 @@ Source: an API server; one reflector for each kind that is asked for, none for t
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from cells.kubernetes.objects.kind import (
-    Condition,
-    Kind,
-    LabelSelector,
-    LabelSelectorRequirement,
-    Meta,
-    Object,
-)
+from cells.kubernetes.objects.kind import Condition, Kind, Meta, Object
 from cells.kubernetes.reflector import Reflector
 from cells.kubernetes.sink import Sink, SourceStatus
 from cells.operator.api_server import ClusterAPI
@@ -35,7 +27,6 @@ __all__ = [
     "ClusterSecret",
     "ClusterService",
     "cell",
-    "selector_of",
 ]
 
 
@@ -157,64 +148,6 @@ CLUSTER_IDENTITIES: Final = Kind(
 CLUSTER_PODS: Final = Kind(ClusterPod, "v1", "pods", kind="Pod")
 CLUSTER_SECRETS: Final = Kind(ClusterSecret, "v1", "secrets", kind="Secret")
 CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)
-
-
-# Label selectors as text, as settings and annotations have them.
-#
-# Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k``.
-
-NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
-KEY: Final = rf"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?{NAME}"
-REQUIREMENT: Final = re.compile(
-    rf"""\s*(?:
-        !\s*(?P<absent>{KEY})
-      | (?P<key>{KEY})\s*(?:
-            (?P<equality>==|=|!=)\s*(?P<value>(?:{NAME})?)
-          | \s(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
-        )?
-    )\s*(?:,|$)""",
-    re.VERBOSE,
-)
-VALUE: Final = re.compile(rf"(?:{NAME})?")
-LONGEST: Final = 63
-"""Letters of a name or a value."""
-
-
-def selector_of(text: str) -> LabelSelector:
-    """The selector of a text; an empty one selects everything. Raises ValueError, without the text."""
-    found: list[LabelSelectorRequirement] = []
-    at, text = 0, text.strip()
-    while at < len(text):
-        match = REQUIREMENT.match(text, at)
-        if match is None or (text[match.end() - 1] == "," and match.end() == len(text)):
-            raise ValueError("expected labels such as key=value,other in (a,b),!third")
-        found.append(_requirement(match))
-        at = match.end()
-    return LabelSelector(match_expressions=tuple(found))
-
-
-def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
-    if (absent := match["absent"]) is not None:
-        return _checked(LabelSelectorRequirement(absent, "DoesNotExist", ()))
-    key: str = match["key"]
-    if match["equality"] is not None:
-        operator = "NotIn" if match["equality"] == "!=" else "In"
-        return _checked(LabelSelectorRequirement(key, operator, (match["value"],)))
-    if match["set"] is not None:
-        values = tuple(one.strip() for one in match["values"].split(","))
-        return _checked(LabelSelectorRequirement(key, "In" if match["set"] == "in" else "NotIn", values))
-    return _checked(LabelSelectorRequirement(key, "Exists", ()))
-
-
-def _checked(requirement: LabelSelectorRequirement) -> LabelSelectorRequirement:
-    name = requirement.key.rpartition("/")[2]
-    for one in (name, *(requirement.values or ())):
-        if len(one) > LONGEST or not VALUE.fullmatch(one):
-            raise ValueError(
-                f"{one!r}: expected at most {LONGEST} letters, digits, '-', '_' and '.',"
-                " with a letter or digit at either end"
-            )
-    return requirement
 
 
 # Fills a table for each kind that has a user.

@@ -17,10 +17,10 @@ from msgspec import Meta
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.client.errors import ConflictError
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS
-from cells.kubernetes.objects.kind import Key, LabelSelector
+from cells.kubernetes.objects.kind import Key, LabelSelector, selector_of
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
-from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod, selector_of
+from cells.operator.objects import CLUSTER_PODS, ClusterObjects, ClusterPod
 from lifecycle import Jobs, Lifecycle, Logger, Settings, config, invoke, module, provide
 
 __all__ = ["UnmanagedPodSettings", "UnmanagedPods", "cell"]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Final
@@ -23,6 +22,7 @@ from cells.cluster.encryption import (
 )
 from cells.config import AgentConfig
 from cells.kubernetes.objects.core import Node
+from cells.kubernetes.objects.kind import selector_of
 from lifecycle import (
     Duration,
     HiveError,
@@ -38,7 +38,6 @@ from lifecycle import (
 __all__ = ["EncryptionSettings", "WireguardKey"]
 
 _LONGEST_KEEPALIVE: Final = 65535
-_TERM: Final = re.compile(r"(!?)([A-Za-z0-9./_-]+)(?:(==|=|!=)([A-Za-z0-9._-]*))?")
 
 
 # Settings, under Cilium's names.
@@ -58,7 +57,8 @@ class EncryptionSettings(Settings, frozen=True):
     """Encrypt also what nodes send each other and pods of other nodes themselves; with enable-wireguard."""
 
     node_encryption_opt_out_labels: str = "node-role.kubernetes.io/control-plane"
-    """Nodes with these labels (key, !key, key=value, key!=value, by commas) keep out of encrypt-node."""
+    """Nodes that this label selector matches, such as key=value,other in (a,b),!third, keep out of
+    encrypt-node."""
 
     wireguard_persistent_keepalive: Duration = seconds(0)
     """How often a node sends something to each other one though it has nothing to say; 0: never."""
@@ -96,32 +96,15 @@ class EncryptionSettings(Settings, frozen=True):
                 f"wireguard-persistent-keepalive={self.wireguard_persistent_keepalive}: expected whole"
                 " seconds, up to 18h12m15s, or 0s"
             )
-        labels = self.node_encryption_opt_out_labels
-        if wrong := [term for term in _terms(labels) if not _TERM.fullmatch(term)]:
-            yield (
-                f"node-encryption-opt-out-labels={labels}: {wrong[0]!r} is none of key, !key, key=value,"
-                " key!=value"
-            )
+        try:
+            selector_of(self.node_encryption_opt_out_labels)
+        except ValueError as error:
+            yield f"node-encryption-opt-out-labels={self.node_encryption_opt_out_labels}: {error}"
 
-    def opts_out(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels keeps out of encrypt-node."""
-        terms = _terms(self.node_encryption_opt_out_labels)
-        return self.encrypt_node and bool(terms) and all(_has(labels, term) for term in terms)
-
-
-def _terms(text: str) -> list[str]:
-    return [term for each in text.split(",") if (term := each.strip())]
-
-
-def _has(labels: Mapping[str, str], term: str) -> bool:
-    """Whether labels meet one term of a selector (Kubernetes, equality-based requirements)."""
-    found = _TERM.fullmatch(term)
-    if found is None:
-        return False
-    absent, key, operator, value = found.groups()
-    if operator is None:
-        return (key in labels) is not bool(absent)
-    return (labels.get(key) == value) is (operator != "!=")
+    def opts_out(self, labels: dict[str, str]) -> bool:
+        """Whether a node with these labels keeps out of encrypt-node; without a selector none does."""
+        text = self.node_encryption_opt_out_labels.strip()
+        return self.encrypt_node and bool(text) and selector_of(text).matches(labels)
 
 
 # The key: 32 bytes in a file that only root reads.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache, cached_property
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +23,7 @@ __all__ = [
     "OwnerReference",
     "convert",
     "decode",
+    "selector_of",
 ]
 
 
@@ -135,6 +137,64 @@ def _fulfils(labels: dict[str, str], requirement: LabelSelectorRequirement) -> b
     if requirement.operator == "Exists":
         return value is not None
     return requirement.operator == "DoesNotExist" and value is None
+
+
+# Label selectors as text, as settings and annotations have them.
+#
+# Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k``.
+
+_NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_KEY: Final = rf"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?{_NAME}"
+_REQUIREMENT: Final = re.compile(
+    rf"""\s*(?:
+        !\s*(?P<absent>{_KEY})
+      | (?P<key>{_KEY})\s*(?:
+            (?P<equality>==|=|!=)\s*(?P<value>(?:{_NAME})?)
+          | \s(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
+        )?
+    )\s*(?:,|$)""",
+    re.VERBOSE,
+)
+_VALUE: Final = re.compile(rf"(?:{_NAME})?")
+_LONGEST: Final = 63
+"""Letters of a name or a value."""
+
+
+def selector_of(text: str) -> LabelSelector:
+    """The selector of a text; an empty one selects everything. Raises ValueError, without the text."""
+    found: list[LabelSelectorRequirement] = []
+    at, text = 0, text.strip()
+    while at < len(text):
+        match = _REQUIREMENT.match(text, at)
+        if match is None or (text[match.end() - 1] == "," and match.end() == len(text)):
+            raise ValueError("expected labels such as key=value,other in (a,b),!third")
+        found.append(_requirement(match))
+        at = match.end()
+    return LabelSelector(match_expressions=tuple(found))
+
+
+def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
+    if (absent := match["absent"]) is not None:
+        return _checked(LabelSelectorRequirement(absent, "DoesNotExist", ()))
+    key: str = match["key"]
+    if match["equality"] is not None:
+        operator = "NotIn" if match["equality"] == "!=" else "In"
+        return _checked(LabelSelectorRequirement(key, operator, (match["value"],)))
+    if match["set"] is not None:
+        values = tuple(one.strip() for one in match["values"].split(","))
+        return _checked(LabelSelectorRequirement(key, "In" if match["set"] == "in" else "NotIn", values))
+    return _checked(LabelSelectorRequirement(key, "Exists", ()))
+
+
+def _checked(requirement: LabelSelectorRequirement) -> LabelSelectorRequirement:
+    name = requirement.key.rpartition("/")[2]
+    for one in (name, *(requirement.values or ())):
+        if len(one) > _LONGEST or not _VALUE.fullmatch(one):
+            raise ValueError(
+                f"{one!r}: expected at most {_LONGEST} letters, digits, '-', '_' and '.',"
+                " with a letter or digit at either end"
+            )
+    return requirement
 
 
 class Condition(ObjectPart, frozen=True, gc=False):

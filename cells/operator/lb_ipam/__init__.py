@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, NODES, EndpointSlice, Node, served_by
-from cells.kubernetes.objects.kind import Key
+from cells.kubernetes.objects.kind import Key, selector_of
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.lb_ipam.allocation import (
@@ -44,7 +44,7 @@ from cells.operator.lb_ipam.patches import (
     pool_patch,
     service_patch,
 )
-from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService, selector_of
+from cells.operator.objects import CLUSTER_SERVICES, ClusterObjects, ClusterService
 from cells.operator.options import ServedCluster
 from lifecycle import (
     Health,

@@ -5,6 +5,7 @@ Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -96,14 +97,6 @@ class PoolRange(msgspec.Struct, frozen=True):
     def overlaps(self, other: PoolRange) -> bool:
         """Whether they have an address in common."""
         return other.first in self or self.first in other
-
-    def free(self, taken: Iterable[Address]) -> Address | None:
-        """The lowest free address; None when there is none."""
-        used = {int(one) for one in (*taken, *self.reserved) if one in self}
-        number = int(self.first)
-        while number in used:
-            number += 1
-        return type(self.first)(number) if number <= int(self.last) else None
 
     def __str__(self) -> str:
         return f"{self.first} - {self.last}"
@@ -315,10 +308,27 @@ class _Allocation:
         self.pools = pools
         self.holders: dict[Address, list[AllocationRequest]] = {}
         self.held: dict[Key, list[Address]] = {}
+        self._by_sharing_key: dict[str, list[Address]] = {}
+        """Those that services with the key have, the lowest first."""
+        self._lowest: dict[PoolRange, int] = {}
+        """Below it a range has no free address: none comes free while a plan is made."""
 
     def give(self, request: AllocationRequest, address: Address) -> None:
+        if address not in self.holders:
+            insort(self._by_sharing_key.setdefault(request.sharing, []), address, key=int)
         self.holders.setdefault(address, []).append(request)
         self.held.setdefault(request.key, []).append(address)
+
+    def free(self, within: PoolRange) -> Address | None:
+        """The lowest free address of a range; None when there is none."""
+        last, kind = int(within.last), type(within.first)
+        for number in range(self._lowest.get(within, int(within.first)), last + 1):
+            address = kind(number)
+            if address not in self.holders and address not in within.reserved:
+                self._lowest[within] = number
+                return address
+        self._lowest[within] = last + 1
+        return None
 
     def obstacle(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Why a service cannot have an address that others have; None when it can."""
@@ -368,17 +378,14 @@ class _Allocation:
         if not pools:
             return "no_pool", NO_POOL
         if request.sharing:
-            for address in sorted(
-                (one for one in self.holders if one.version == version), key=int
-            ):  # the lowest that is shared under this key
-                shared = all(other.sharing == request.sharing for other in self.holders[address])
+            for address in self._by_sharing_key.get(request.sharing, ()):
                 inside = any(pool.range_of(address) is not None for pool in pools)
-                if shared and inside and self.obstacle(request, address) is None:
+                if address.version == version and inside and self.obstacle(request, address) is None:
                     self.give(request, address)
                     return None
         for pool in pools:
             for one in pool.ranges:
-                if one.first.version == version and (free := one.free(self.holders)) is not None:
+                if one.first.version == version and (free := self.free(one)) is not None:
                     self.give(request, free)
                     return None
         return "out_of_ips", EXHAUSTED

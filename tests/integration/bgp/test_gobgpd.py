@@ -44,6 +44,7 @@ from cells.bgp.speaker_state import (
 from cells.bgp.speaker_target import SpeakerTarget
 from lifecycle import BatchError, Secret
 from tests.support.examples import scaled
+from tests.unit.bgp.replay import NODE, Played
 
 pytestmark = pytest.mark.anyio
 
@@ -177,6 +178,36 @@ async def test_a_peer_that_gobgpd_refuses_leaves_others_alone(short: Path) -> No
         wanted = row(65001, [refused, fine])
         assert "AddPeer: " in str(await fails(one, wanted))
         assert (await one.observe())[NAME].peers == {fine.address: wanted.facts.peers[fine.address]}
+
+
+async def test_a_link_local_peer_with_its_zone_leaves_others_alone(short: Path) -> None:
+    """gobgpd has sets of addresses without zones."""
+    played = Played(None)
+    spec = {"addresses": [{"type": "InternalIP", "ip": "192.0.2.9"}], "ipam": {"podCIDRs": ["10.0.0.0/24"]}}
+    played.apply({"kind": "CiliumNode", "metadata": {"name": NODE}, "spec": spec})
+    families = [{"afi": "ipv4", "safi": "unicast", "advertisements": {}}]
+    played.apply({"kind": "CiliumBGPPeerConfig", "metadata": {"name": "pc"}, "spec": {"families": families}})
+    announced = {"advertisements": [{"advertisementType": "PodCIDR"}]}
+    played.apply({"kind": "CiliumBGPAdvertisement", "metadata": {"name": "a"}, "spec": announced})
+    its = [
+        {"name": name, "peerAddress": address, "peerASN": 65002, "peerConfigRef": {"name": "pc"}}
+        for name, address in (("zoned", "fe80::1%lo"), ("plain", "192.0.2.1"))
+    ]
+    instances = [{"name": EDGE, "localASN": 65001, "peers": its}]
+    played.apply(
+        {"kind": "CiliumBGPNodeConfig", "metadata": {"name": NODE}, "spec": {"bgpInstances": instances}}
+    )
+    planned = played.plans()[EDGE]
+    assert planned.instance is not None
+    rules = list(map(policy_rules, planned.policies))
+    wanted = wanted_speakers([planned.instance], planned.peers, rules, planned.paths)[NAME]
+    assert sorted(map(str, wanted.facts.peers)) == ["192.0.2.1", "fe80::1%lo"]
+    async with running(short) as one:
+        await put(one, wanted)
+        assert asdict((await one.observe())[NAME]) == asdict(wanted.facts)
+        without = wanted_speakers([planned.instance], planned.peers[:1], rules[:1], planned.paths)[NAME]
+        await put(one, without)
+        assert asdict((await one.observe())[NAME]) == asdict(without.facts)
 
 
 async def test_gobgpd_errors_name_the_cause(short: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
+from tests.support.apiserver.faults import Fault
 from tests.support.operator import Operators
 
 pytestmark = pytest.mark.anyio
 IDENTITIES = Resource("cilium.io", "ciliumidentities")
 ENDPOINTS = Resource("cilium.io", "ciliumendpoints")
+NODES = Resource("cilium.io", "ciliumnodes")
 POOL = {"cluster-pool-ipv4-cidr": "10.0.0.0/8"}
 
 
@@ -67,6 +69,26 @@ async def test_identities_are_deleted_at_most_at_the_rate_limit(
         await eventually(lambda: len(server.requests) > passes + 10, 30)
         assert len(names(server, IDENTITIES)) == 7
         assert "1000" in names(server, IDENTITIES)
+
+
+async def test_a_ciliumnode_that_cannot_be_deleted_keeps_no_other(
+    server: ApiServer, operators: Operators
+) -> None:
+    """As where an admission webhook refuses one deletion, for ever."""
+    refused = Fault(
+        lambda one: one.method == "DELETE" and one.path.endswith("/ciliumnodes/a"), times=-1, status=403
+    )
+    server.faults.add(refused)
+    async with operators.running(POOL | {"nodes-gc-interval": "50ms"}):
+        for name in ("a", "b"):
+            body = {
+                "apiVersion": "cilium.io/v2",
+                "kind": "CiliumNode",
+                "metadata": {"name": name},
+                "spec": {},
+            }
+            server.add(body)
+        await eventually(lambda: names(server, NODES) == {"a"} and refused.hits > 0, 30)
 
 
 async def test_ciliumendpoints_without_pods_are_deleted(server: ApiServer, operators: Operators) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -57,6 +58,16 @@ def given_to(found: Plan) -> dict[str, list[str]]:
 def test_a_service_that_comes_first_takes_nothing_from_one_that_has_it() -> None:
     found = plan([pool("p", "203.0.113.0", "203.0.113.1")], [request("a"), request("m", "203.0.113.0")])
     assert given_to(found) == {"a": ["203.0.113.1"], "m": ["203.0.113.0"]}
+
+
+@pytest.mark.parametrize("sharing", ["", "key"])
+def test_thousands_of_services_are_planned_before_a_lease_runs_out(sharing: str) -> None:
+    """All at once, as on the day that the first pool is made; nothing else runs meanwhile."""
+    services = [request(str(number), sharing=sharing and f"{sharing}{number}") for number in range(4000)]
+    began = time.process_time()
+    found = plan([pool("p", "10.0.0.0", "10.0.255.255")], services)
+    assert time.process_time() - began < 2
+    assert len({address for one in found.grants.values() for address in one.addresses}) == 4000
 
 
 def test_a_port_may_be_shared_by_two_protocols() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cells.operator.objects import selector_of
+from cells.kubernetes.objects.kind import selector_of
 
 LABELS = {"app": "dns", "tier": "", "example.com/role": "edge"}
 

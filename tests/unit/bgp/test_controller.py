@@ -315,6 +315,27 @@ def test_a_peer_without_an_asn_and_an_invalid_community_leave_the_others_alone()
     assert "community 70000:1: expected decimal numbers up to 65535" in fault.error
 
 
+@pytest.mark.parametrize(("sort", "announced"), [("ClusterIP", True), ("ExternalName", False)])
+def test_external_addresses_of_an_external_name_are_not_announced(sort: str, announced: bool) -> None:
+    """As later versions: no node serves them."""
+    node = Played({})
+    metadata = {"name": "s", "namespace": "default"}
+    service = {"type": sort, "externalName": "example.org", "externalIPs": ["198.51.100.7"]}
+    node.apply({"kind": "Service", "metadata": metadata, "spec": service})
+    config = {"families": [{"afi": "ipv4", "safi": "unicast", "advertisements": {}}]}
+    peer = {"name": "p", "peerAddress": "192.0.2.1", "peerASN": 65000, "peerConfigRef": {"name": "pc"}}
+    instance = {"name": "i", "localASN": 65001, "routerID": "192.0.2.9", "peers": [peer]}
+    external = {"advertisementType": "Service", "service": {"addresses": ["ExternalIP"]}, "selector": {}}
+    for kind, name, spec in (
+        ("CiliumNode", "node-1", {}),
+        ("CiliumBGPNodeConfig", "node-1", {"bgpInstances": [instance]}),
+        ("CiliumBGPPeerConfig", "pc", config),
+        ("CiliumBGPAdvertisement", "a", {"advertisements": [external]}),
+    ):
+        node.apply({"kind": kind, "metadata": {"name": name}, "spec": spec})
+    assert [str(one.prefix) for one in node.plans()["i"].paths] == ["198.51.100.7/32"] * announced
+
+
 def test_policies_of_the_first_version_are_refused() -> None:
     refused = 0
     for name, scenario in scenarios("s17").items():

@@ -6,6 +6,7 @@ import base64
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cells.encryption.wireguard.settings import EncryptionSettings, load_key, public_key, x25519
@@ -70,7 +71,10 @@ POD_NETWORK = {"encryption_strict_mode_cidr": "10.0.0.0/8"}
         ({"encrypt_node": True}, "encrypt-node=true: needs enable-wireguard"),
         ({"enable_encryption_strict_mode": True, **POD_NETWORK}, "needs enable-wireguard"),
         ({"enable_wireguard": True, "enable_encryption_strict_mode": True}, "expected an IPv4 network"),
-        ({"node_encryption_opt_out_labels": "a in (b)"}, "node-encryption-opt-out-labels=a in"),
+        (
+            {"node_encryption_opt_out_labels": "a in b"},
+            "node-encryption-opt-out-labels=a in b: expected labels",
+        ),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(given: dict[str, object], states: str) -> None:
@@ -91,6 +95,10 @@ def test_labels_opt_a_node_out_of_the_encryption_of_nodes_alone() -> None:
         {"b": "", "c": "d", "e": "f"},
     ):
         assert not settings.opts_out(labels)
+    sets = msgspec.structs.replace(settings, node_encryption_opt_out_labels="a in (b, c), d notin (e)")
+    assert sets.opts_out({"a": "c"})
+    assert not sets.opts_out({"a": "c", "d": "e"})
+    assert not sets.opts_out({"a": "d"})
     assert not EncryptionSettings(enable_wireguard=True).opts_out(
         {"node-role.kubernetes.io/control-plane": ""}
     )
