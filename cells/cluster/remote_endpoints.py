@@ -5,9 +5,16 @@ Source: Cilium 1.17: disable-endpoint-crd counts with a kvstore only, and is put
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import lru_cache
 from ipaddress import IPv4Address, ip_address
 from itertools import islice
@@ -21,7 +28,15 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
-from cells.cluster.nodes.node import AddressHolders, ChangedPlaces, ClusterNode, number_of, place_of
+from cells.cluster.nodes.node import (
+    AddressHolders,
+    ChangedPlaces,
+    ClusterNode,
+    EndpointPlaces,
+    is_at,
+    number_of,
+    place_of,
+)
 from cells.config import ChainingMode
 from cells.kubernetes.objects.cilium_endpoint import (
     KNOWN_ENDPOINT_SLICES,
@@ -37,11 +52,9 @@ from lifecycle import Change, Health, Jobs, Logger, Member, ReadTable, Settings,
 __all__ = [
     "ClusterEndpointSettings",
     "EndpointObjects",
-    "EndpointPlaces",
     "RemoteEndpoint",
     "RemoteEndpoints",
     "endpoint_objects",
-    "is_at",
     "remote_endpoints",
     "stretches",
 ]
@@ -87,11 +100,8 @@ def endpoint_objects(
 #         a node, or outside the ranges of its own, or an identity that no pod has; or if no node is known.
 
 Item = TypeVar("Item")
-Place = TypeVar("Place", bound=Hashable)
 STRETCH: Final = 50
 """Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
-NEAR: Final = {4: 8, 6: 16}
-"""By IP version the bits by which addresses near each other may differ: fewer than ranges of nodes have."""
 GLANCES: Final = 1000
 """Objects of which it is seen, in the same time, that nothing changes for them."""
 
@@ -122,52 +132,6 @@ def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
             tunnel_endpoint=_tunnel_endpoint(endpoint.node),
             encrypt_key=endpoint.encrypt_key,
         )
-
-
-class EndpointPlaces:
-    """Which objects have endpoints on a node, or with an address near one.
-
-    What an object no longer has may be among it for a while; all that it has is.
-    """
-
-    def __init__(self) -> None:
-        self._on: dict[str, dict[Key, None]] = {}
-        """By a node's address, as it is written."""
-        self._near: dict[tuple[int, int], dict[Key, None]] = {}
-        """By the IP version, and the bits of an address before its last ones (NEAR)."""
-        self._order: list[tuple[int, int]] = []
-        """What _near has, sorted."""
-
-    def add(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
-        """An object as it is now."""
-        for endpoint in _endpoints(row):
-            self._on.setdefault(_node_text(endpoint), {})[row.key] = None
-            for near in _surroundings(endpoint):
-                if near not in self._near:
-                    self._near[near] = {}
-                    insort(self._order, near)
-                self._near[near][row.key] = None
-
-    def remove(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
-        """An object as it was before."""
-        for endpoint in _endpoints(row):
-            _remove(self._on, _node_text(endpoint), row.key)
-            for near in _surroundings(endpoint):
-                if _remove(self._near, near, row.key):
-                    del self._order[bisect_left(self._order, near)]
-
-    def around(self, node: ClusterNode) -> Iterator[Key]:
-        """Objects with an endpoint that this node may concern; some come more than once."""
-        for each in node.addresses:
-            yield from self._on.get(str(each.ip), ())
-            yield from self._near.get((each.ip.version, int(each.ip) >> NEAR[each.ip.version]), ())
-        for cidr in node.all_cidrs():
-            version, bits = cidr.version, NEAR[cidr.version]
-            last = version, int(cidr.broadcast_address) >> bits
-            at = bisect_left(self._order, (version, int(cidr.network_address) >> bits))
-            while at < len(self._order) and self._order[at] <= last:
-                yield from self._near[self._order[at]]
-                at += 1
 
 
 class RemoteEndpoints:
@@ -239,12 +203,9 @@ class RemoteEndpoints:
             self._claimed.done()
             self._first.done()
             return
-        for change in changes:
-            if change.old is not None:
-                self._places.remove(change.old)
-            if change.row is not None:
-                self._places.add(change.row)
-        for stretch in stretches(changes):
+        for stretch in self._stretches(changes, lambda change: change.key):
+            for change in stretch:
+                self._places.replace(change.old, change.row)
             self._take({change.key: self._endpoints_of(change.key) for change in stretch})
             await anyio.lowlevel.checkpoint()
         self._report()
@@ -253,10 +214,11 @@ class RemoteEndpoints:
         self._refused = {key: refused for key, refused in self._refused.items() if key in self._objects}
         known = self._names if self._slices else self.table.keys()
         removed = [key for key in known if key not in self._objects]
-        for lost in stretches(removed):
+        self._places = EndpointPlaces()
+        for lost in self._stretches(removed):
             self._take(dict.fromkeys(lost, ()))
             await anyio.lowlevel.checkpoint()
-        for keys in stretches(list(self._objects.keys())):
+        for keys in self._stretches(list(self._objects.keys())):
             for row in map(self._objects.get, keys):
                 if row is not None:
                     self._places.add(row)
@@ -281,13 +243,13 @@ class RemoteEndpoints:
         nodes = [node for each in moved for node in (each.old, each.row) if node is not None]
         places, concerned = ChangedPlaces(nodes), dict.fromkeys(self._refused)
         near = dict.fromkeys(key for node in nodes for key in self._places.around(node))
-        for some in stretches(near, GLANCES):
+        for some in self._stretches(near, most=GLANCES):
             rows = [row for row in map(self._objects.get, some) if row is not None]
             concerned |= dict.fromkeys(
-                row.key for row in rows if any(is_at(places, one) for one in _endpoints(row))
+                row.key for row in rows if any(is_at(places, one) for one in row.endpoints)
             )
             await anyio.lowlevel.checkpoint()
-        for keys in stretches(concerned):
+        for keys in self._stretches(concerned):
             found = {key: self._endpoints_of(key) for key in keys}
             differ = {
                 key: rows for key, rows in found.items() if {one.key for one in rows} != self._held(key)
@@ -298,6 +260,25 @@ class RemoteEndpoints:
         self._unchecked.clear()
         self._report()
 
+    def _stretches(
+        self, items: Iterable[Item], key_of: Callable[[Item], Any] = lambda item: item, most: int = STRETCH
+    ) -> Iterator[list[Item]]:
+        """Objects, with so many endpoints at a time as may be taken in at once; one slice may have more."""
+        if not self._slices:
+            yield from stretches(items, most)
+            return
+        stretch: list[Item] = []
+        count = 0
+        for item in items:
+            row: KnownEndpointSlice | None = self._objects.get(key_of(item))
+            count += max(1, len(self._names.get(key_of(item), ())), len(row.endpoints) if row else 0)
+            stretch.append(item)
+            if count >= most:
+                yield stretch
+                stretch, count = [], 0
+        if stretch:
+            yield stretch
+
     def _held(self, key: Any) -> set[Key]:
         """The endpoints of an object that are believed."""
         names = self._names.get(key, ()) if self._slices else (key,)
@@ -306,7 +287,7 @@ class RemoteEndpoints:
     def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
         """The endpoints of an object that are believed; what is refused is reported when it is new."""
         row: KnownEndpoint | KnownEndpointSlice | None = self._objects.get(key)
-        found = () if row is None else _endpoints(row)
+        found = () if row is None else row.endpoints
         reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
         reasons = {one.key: _wrong_identity(one) or self._wrong_place(one) for one in reached}
         refused = {name: reason for name, reason in reasons.items() if reason}
@@ -422,41 +403,6 @@ def stretches(items: Iterable[Item], most: int = STRETCH) -> Iterator[list[Item]
     rest = iter(items)
     while stretch := list(islice(rest, most)):
         yield stretch
-
-
-def _endpoints(row: KnownEndpoint | KnownEndpointSlice) -> tuple[KnownEndpoint, ...]:
-    """Those in an object."""
-    return row.endpoints if isinstance(row, KnownEndpointSlice) else (row,)
-
-
-def _node_text(endpoint: KnownEndpoint) -> str:
-    """The address of its node; one of IPv6 may be written in several ways."""
-    return str(_address(endpoint.node)) if ":" in endpoint.node else endpoint.node
-
-
-def is_at(places: ChangedPlaces, endpoint: KnownEndpoint) -> bool:
-    """Whether its node, or an address of it, is among them."""
-    addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
-    return places.have_node(endpoint.node) or any(map(places.hold, addresses))
-
-
-def _surroundings(endpoint: KnownEndpoint) -> Iterator[tuple[int, int]]:
-    """For EndpointPlaces."""
-    for prefix in endpoint.prefixes:
-        if (found := number_of(prefix.partition("/")[0])) is not None:
-            yield found[0], found[1] >> NEAR[found[0]]
-
-
-def _remove(index: dict[Place, dict[Key, None]], place: Place, key: Key) -> bool:
-    """Take a key out of an index; whether it was the last at its place."""
-    keys = index.get(place)
-    if keys is None or key not in keys:
-        return False
-    del keys[key]
-    if keys:
-        return False
-    del index[place]
-    return True
 
 
 def _wrong_identity(endpoint: RemoteEndpoint) -> str:

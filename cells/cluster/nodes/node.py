@@ -5,15 +5,18 @@ Source: Cilium 1.17, pkg/node/types.Node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.ipcache.rows import Source
+from cells.kubernetes.objects.cilium_endpoint import KnownEndpoint, KnownEndpointSlice
+from cells.kubernetes.objects.kind import Key
 from lifecycle import ReadTable
 from lifecycle.tables import Changes
 
@@ -25,7 +28,9 @@ __all__ = [
     "AddressHolders",
     "ChangedPlaces",
     "ClusterNode",
+    "EndpointPlaces",
     "NodeIP",
+    "is_at",
     "number_of",
     "place_of",
 ]
@@ -239,3 +244,115 @@ def place_of(node: ClusterNode | None) -> tuple[object, ...]:
     if node is None:
         return ()
     return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
+
+
+# Endpoints by where they are.
+
+Place = TypeVar("Place", bound=Hashable)
+NEAR: Final = {4: 8, 6: 16}
+"""By IP version the bits by which addresses near each other may differ: fewer than ranges of nodes have."""
+
+
+class EndpointPlaces:
+    """Which objects have endpoints on a node, or with an address near one.
+
+    What an object no longer has may be among it for a while; all that it has is.
+
+    Keys are in sorted lists: a cluster has each of its pods here twice, and in a set it takes five times the
+    memory.
+    """
+
+    def __init__(self) -> None:
+        self._on: dict[tuple[int, int], list[Key]] = {}
+        """By the number of a node's address, see number_of()."""
+        self._near: dict[tuple[int, int], list[Key]] = {}
+        """By the IP version, and the bits of an address before its last ones (NEAR)."""
+        self._order: list[tuple[int, int]] = []
+        """What _near has, sorted."""
+
+    def add(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+        """An object as it is now."""
+        for endpoint in row.endpoints:
+            if (at := number_of(endpoint.node)) is not None:
+                _insert(self._on, at, row.key)
+            for near in _surroundings(endpoint):
+                if _insert(self._near, near, row.key):
+                    insort(self._order, near)
+
+    def replace(
+        self,
+        old: KnownEndpoint | KnownEndpointSlice | None,
+        row: KnownEndpoint | KnownEndpointSlice | None,
+    ) -> None:
+        """An object as it was before and is now: what most changes change, its identity, costs nothing."""
+        if old is not None and row is not None and _located(old) == _located(row):
+            return
+        if old is not None:
+            self.remove(old)
+        if row is not None:
+            self.add(row)
+
+    def remove(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+        """An object as it was before."""
+        for endpoint in row.endpoints:
+            if (at := number_of(endpoint.node)) is not None:
+                _remove(self._on, at, row.key)
+            for near in _surroundings(endpoint):
+                if _remove(self._near, near, row.key):
+                    del self._order[bisect_left(self._order, near)]
+
+    def around(self, node: ClusterNode) -> Iterator[Key]:
+        """Objects with an endpoint that this node may concern; some come more than once."""
+        for each in node.addresses:
+            yield from self._on.get((each.ip.version, int(each.ip)), ())
+            yield from self._near.get((each.ip.version, int(each.ip) >> NEAR[each.ip.version]), ())
+        for cidr in node.all_cidrs():
+            version, bits = cidr.version, NEAR[cidr.version]
+            last = version, int(cidr.broadcast_address) >> bits
+            at = bisect_left(self._order, (version, int(cidr.network_address) >> bits))
+            while at < len(self._order) and self._order[at] <= last:
+                yield from self._near[self._order[at]]
+                at += 1
+
+
+def is_at(places: ChangedPlaces, endpoint: KnownEndpoint) -> bool:
+    """Whether its node, or an address of it, is among them."""
+    addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
+    return places.have_node(endpoint.node) or any(map(places.hold, addresses))
+
+
+def _surroundings(endpoint: KnownEndpoint) -> Iterator[tuple[int, int]]:
+    """For EndpointPlaces."""
+    for prefix in endpoint.prefixes:
+        if (found := number_of(prefix.partition("/")[0])) is not None:
+            yield found[0], found[1] >> NEAR[found[0]]
+
+
+def _located(row: KnownEndpoint | KnownEndpointSlice) -> list[tuple[str, str]]:
+    """All that EndpointPlaces reads of an object."""
+    return [(one.node, one.addresses) for one in row.endpoints]
+
+
+def _insert(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
+    """Put a key into an index; whether it is the first at its place."""
+    keys = index.get(place)
+    if keys is None:
+        index[place] = [key]
+        return True
+    at = bisect_left(keys, key)
+    if at == len(keys) or keys[at] != key:
+        keys.insert(at, key)
+    return False
+
+
+def _remove(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
+    """Take a key out of an index; whether it was the last at its place."""
+    keys = index.get(place)
+    at = bisect_left(keys, key) if keys else 0
+    if not keys or at == len(keys) or keys[at] != key:
+        return False
+    del keys[at]
+    if keys:
+        return False
+    del index[place]
+    return True

@@ -208,6 +208,11 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
         return self.key[1]
 
     @property
+    def endpoints(self) -> tuple[KnownEndpoint]:
+        """Itself: what an object of it alone has."""
+        return (self,)
+
+    @property
     def prefixes(self) -> list[str]:
         """Its addresses, each as a prefix."""
         return self.addresses.split()

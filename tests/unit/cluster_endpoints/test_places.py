@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cells.cluster.ipcache.rows import Source
-from cells.cluster.nodes.node import INTERNAL_IP, AddressHolders, ChangedPlaces, ClusterNode, NodeIP
-from cells.cluster.remote_endpoints import EndpointPlaces, is_at
+from cells.cluster.nodes.node import (
+    INTERNAL_IP,
+    AddressHolders,
+    ChangedPlaces,
+    ClusterNode,
+    EndpointPlaces,
+    NodeIP,
+    is_at,
+)
 from cells.kubernetes.objects.cilium_endpoint import KnownEndpoint
 from lifecycle import Table
 

@@ -418,3 +418,31 @@ async def test_a_node_that_joins_or_moves_has_endpoints_checked_again_that_are_o
         one.put_node("five", "10.0.2.9")
         await eventually(lambda: one.row("10.0.2.9/32") is None)
         assert set(checked) == {"other", "web-9"}
+
+
+async def test_many_big_slices_leave_the_event_loop_to_others_in_between(tmp_path: Path) -> None:
+    """At the start, and when all of them change at once; a change of a node looks at them as well."""
+    slices = {
+        at: [(f"web-{at}-{number}", f"10.{at}.1.{number}", 300) for number in range(100)] for at in range(20)
+    }
+
+    async def largest(count: int) -> int:
+        """How many endpoints others see change at once, until so many have."""
+        sizes: list[int] = []
+        async for batch in watch:
+            sizes.append(len(batch))
+            if sum(sizes) >= count:
+                break
+        return max(sizes)
+
+    async with room(tmp_path, served=EndpointObjects(slices=True)) as one:
+        watch = one.table.changes()
+        one.write(*(ces(f"ces-{at}", *pods) for at, pods in slices.items()))
+        assert await largest(2000) <= 200
+        one.write(
+            *(ces(f"ces-{at}", *((name, ip, 301) for name, ip, _ in pods)) for at, pods in slices.items())
+        )
+        assert await largest(2000) <= 200
+        one.put_node("two", "192.0.2.9")  # not where they are any more
+        assert await largest(2000) <= 200
+        assert len(one.table) == 0
