@@ -42,7 +42,7 @@ DEFAULTS: Final = tuple(
         ),
     )
 )
-"""While there is no file: private and reserved networks of IPv4."""
+"""While there is no file, or an empty one: private and reserved networks of IPv4."""
 LINK_LOCAL: Final = (ip_network("169.254.0.0/16"), ip_network("fe80::/10"))
 
 
@@ -67,15 +67,23 @@ class _MasqueradeFile(msgspec.Struct, rename="camel"):
 
 def read_networks(text: str | None) -> set[IPNetwork]:
     """The contents of the file; None: there is none. ValueError if they are invalid."""
-    if text is None:
+    if not text:  # as for a file that is not there, in Cilium too; one of blanks alone excludes nothing
         return {*DEFAULTS, *LINK_LOCAL}
     try:
         found = msgspec.yaml.decode(text, type=_MasqueradeFile) if text.strip() else _MasqueradeFile()
     except msgspec.MsgspecError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    networks: set[IPNetwork] = {ip_network(each, strict=False) for each in found.non_masquerade_cidrs}
+    networks = set(map(_network, found.non_masquerade_cidrs))
     masqueraded = (found.masq_link_local, found.masq_link_local_ipv6)
     return networks | {network for network, asked in zip(LINK_LOCAL, masqueraded, strict=True) if not asked}
+
+
+def _network(text: str) -> IPNetwork:
+    """The network; one without its length is refused, as in Cilium. Raises ValueError."""
+    _, _, length = text.partition("/")
+    if not (length.isascii() and length.isdigit()):
+        raise ValueError(f"nonMasqueradeCIDRs: {text!r}: expected a network such as 10.0.0.0/8")
+    return ip_network(text, strict=False)
 
 
 class IpMasqAgent:

@@ -30,7 +30,9 @@ PRIVATE = ip_network("10.0.0.0/8")
     ("text", "networks"),
     [
         (None, {*DEFAULTS, *LINK_LOCAL}),
-        ("", set(LINK_LOCAL)),
+        ("", {*DEFAULTS, *LINK_LOCAL}),
+        ("\n", set(LINK_LOCAL)),
+        ("{}", set(LINK_LOCAL)),
         ("nonMasqueradeCIDRs: [10.0.0.0/8]", {PRIVATE, *LINK_LOCAL}),
         ('{"nonMasqueradeCIDRs": ["10.0.0.0/8", "2001:db8::/32"], "masqLinkLocal": true, "resync": "1m"}',
          {PRIVATE, ip_network("2001:db8::/32"), LINK_LOCAL[1]}),
@@ -43,7 +45,16 @@ def test_networks_are_read_from_the_ip_masq_agent_file(text: str | None, network
 
 @pytest.mark.parametrize(
     "text",
-    ["[1, 2]", "nonMasqueradeCIDRs: 10.0.0.0/8", "nonMasqueradeCIDRs: [nowhere]", "a: [", "masqLinkLocal: 1"],
+    [
+        *(
+            "[1, 2]",
+            "nonMasqueradeCIDRs: 10.0.0.0/8",
+            "nonMasqueradeCIDRs: [nowhere]",
+            "a: [",
+            "masqLinkLocal: 1",
+        ),
+        *("nonMasqueradeCIDRs: [10.0.0.0]", "nonMasqueradeCIDRs: [10.0.0.0/255.0.0.0]"),
+    ],
 )
 def test_an_invalid_ip_masq_agent_file_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"\S") as refused:
