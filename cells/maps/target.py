@@ -47,6 +47,10 @@ BYTES: Final[Codec[bytes]] = Codec(bytes, bytes)
 """Of keys or values that have no members."""
 
 
+_BATCH: Final = 8
+"""Rows from which a call for all of them takes less than one for each."""
+
+
 def _first(_: object) -> int:
     return 0
 
@@ -108,6 +112,8 @@ class MapTarget(Generic[Key, Row, Value]):
 
     def _write(self, maps: Sequence[Map], rows: Mapping[Key, Row | None]) -> dict[Any, Exception]:
         failures: dict[Any, Exception] = {}
+        if len(rows) >= _BATCH and self._put_batch(maps, rows):
+            return failures
         for key, row in rows.items():
             table, packed = maps[self._which(key)], self._key.pack(key)
             try:
@@ -118,6 +124,22 @@ class MapTarget(Generic[Key, Row, Value]):
             except OSError as error:
                 failures[key] = error
         return failures
+
+    def _put_batch(self, maps: Sequence[Map], rows: Mapping[Key, Row | None]) -> bool:
+        """Write all rows by one call for each map; False if one is to be removed, or the kernel refuses."""
+        entries: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in maps]
+        for key, row in rows.items():
+            if row is None:
+                return False
+            keys, values = entries[self._which(key)]
+            keys.append(self._key.pack(key))
+            values.append(self._value.pack(self.value_of(row)))
+        try:
+            for table, (keys, values) in zip(maps, entries, strict=True):
+                table.update_all(keys, values)
+        except OSError:
+            return False  # one by one, each with its own error
+        return True
 
     def lookup(self, key: Key) -> Value | None:
         """What the datapath finds for the key: in a trie, that of the longest prefix. Raises OSError."""
