@@ -22,7 +22,7 @@ import msgspec
 
 from cells.config import AgentConfig
 from cells.observe.health import StatusCollector
-from cells.services import FrontendKey
+from cells.services import EXTERNAL, FrontendKey
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import HealthAnswer, health_answers
 from lifecycle import (
@@ -182,11 +182,12 @@ def _is_checked(served: ServedFrontend) -> bool:
 
 
 def _port_of(served: ServedFrontend) -> int:
-    return served.frontend.health_check_node_port
+    """Of a frontend for clients inside, which its twin for those outside answers for, none."""
+    return served.frontend.health_check_node_port if served.key.scope == EXTERNAL else 0
 
 
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
-    """The oldest service of a port has it."""
+    """The service that was first numbered has the port."""
     ordered = sorted(served, key=lambda one: one.id)
     return HealthPort(port, health_answers(one.shown for one in ordered)[port])
 

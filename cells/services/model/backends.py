@@ -311,7 +311,8 @@ class HealthAnswer(NamedTuple):
 def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
     """The answers by port, for every service that has a health check port.
 
-    200 while an active backend is local, 503 without one; a service behind a proxy always has one.
+    200 while an active backend is local, 503 without one; a service behind a proxy always has one. Of several
+    services with one port, the answer is for that of the first frontend.
     """
     counts: dict[int, tuple[ServiceName, int]] = {}
     for frontend in frontends:
@@ -320,7 +321,9 @@ def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
             continue
         active = sum(one.state is BackendState.ACTIVE for one in frontend.backends)
         count = 1 if frontend.l7_proxy_port else active
-        counts[port] = (frontend.service, max(count, counts.get(port, (frontend.service, 0))[1]))
+        service, most = counts.get(port, (frontend.service, 0))
+        if service == frontend.service:
+            counts[port] = (service, max(count, most))
     return {port: _answer(service, count) for port, (service, count) in counts.items()}
 
 

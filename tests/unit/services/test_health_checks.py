@@ -17,6 +17,8 @@ import structlog
 from cells.config import AgentConfig, AgentSettings
 from cells.observe.health import AgentStatus, StatusCollector
 from cells.services import (
+    EXTERNAL,
+    INTERNAL,
     Backend,
     BackendState,
     Frontend,
@@ -44,17 +46,20 @@ def port() -> int:
     return free_port()
 
 
-def served(port: int, *states: BackendState) -> ServedFrontend:
+def served(
+    port: int, *states: BackendState, number: int = 1, name: str = "web", scope: int = EXTERNAL
+) -> ServedFrontend:
     backends = [
         Backend(ServiceAddress(ip_address(f"10.0.0.{at}"), 80, 6), state=state)
         for at, state in enumerate(states, 1)
     ]
-    key = FrontendKey(ServiceAddress(ip_address("203.0.113.1"), 80, 6))
-    name = ServiceName("shop", "web")
+    key = FrontendKey(ServiceAddress(ip_address(f"203.0.113.{number}"), 80, 6), scope)
     return ServedFrontend(
-        1,
+        number,
         Frontend(
-            key, ServiceType.LOAD_BALANCER, name, tuple(backends), ext_local=True, health_check_node_port=port
+            *(key, ServiceType.LOAD_BALANCER, ServiceName("shop", name), tuple(backends)),
+            ext_local=True,
+            health_check_node_port=port,
         ),
     )
 
@@ -119,6 +124,32 @@ async def test_a_service_is_answered_for_at_its_own_port(port: int) -> None:
             with table.txn() as rows:
                 rows.replace_all([])
             await settled(port, None)
+
+
+async def test_of_two_services_with_one_health_check_port_the_first_is_answered_for(port: int) -> None:
+    running = hive()
+    async with running.started():
+        with running.get(Table[FrontendKey, ServedFrontend]).txn() as rows:
+            rows.put(served(port, BackendState.ACTIVE, BackendState.ACTIVE, number=2, name="late"))
+            rows.put(served(port, BackendState.ACTIVE, number=1, name="early"))
+        with anyio.fail_after(30):
+            answer = await settled(port, 200)
+        assert answer is not None
+        assert answer.body == {"service": {"namespace": "shop", "name": "early"}, "localEndpoints": 1}
+
+
+async def test_a_service_that_is_served_to_clients_inside_alone_holds_up_no_health_check_port(
+    port: int,
+) -> None:
+    """The address for clients outside may come later, or not fit into the maps."""
+    running, other = hive(), free_port()
+    async with running.started():
+        table = running.get(Table[FrontendKey, ServedFrontend])
+        table.put(served(other, BackendState.ACTIVE, number=2, scope=INTERNAL))
+        table.put(served(port, BackendState.ACTIVE))
+        with anyio.fail_after(30):
+            await settled(port, 200)
+        assert await ask(other) is None
 
 
 async def test_a_used_health_check_port_is_retried(port: int) -> None:
