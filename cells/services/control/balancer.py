@@ -57,7 +57,6 @@ from lifecycle import ReadTable
 
 LAST_SERVICE_ID: Final = 65534
 
-
 MaglevTable = Callable[[Sequence[Backend], Mapping[bytes, int]], bytes]
 """The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
 
@@ -482,13 +481,14 @@ class LoadBalancer:
     def _table(self, backends: Sequence[Backend]) -> bytes:
         return self._maglev(backends, self._backends.numbers) if self._maglev is not None else b""
 
-    def look_up_table(self, where: MapKey) -> bytes | None:
-        """The look-up table that belongs there, None if none does."""
-        for row in (*self.unsettled.values(), *self._served.all()):
-            if map_entries.maglev_key(row.id, row.key.address.version) == where:
-                _, _, backends = self._slots(row)
-                return self._table(backends) if backends else None
-        return None
+    def look_up_tables(self, places: Collection[MapKey]) -> Mapping[MapKey, bytes]:
+        """The look-up tables that belong at some places; a place that no frontend has is left out."""
+        rows = {
+            map_entries.maglev_key(row.id, row.key.address.version): row
+            for row in (*self._served.all(), *self.unsettled.values())
+        }
+        found = {where: self._slots(rows[where])[2] for where in places if where in rows}
+        return {where: self._table(backends) for where, backends in found.items() if backends}
 
     # Frontends and backends that are to be served no more.
 

@@ -330,7 +330,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
             if name in LOOK_UP_TABLES:
-                for batch in batched(map(self._with_table, group)):
+                for batch in batched(self._with_tables(list(group))):
                     await self._maps.write_tables(batch)
             else:
                 for batch in batched(group):
@@ -349,10 +349,11 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                 await anyio.lowlevel.checkpoint()
         return found | slots
 
-    def _with_table(self, write: MapWrite) -> MapWrite:
-        if write.value is None:
-            return write
-        return MapWrite(write.where, self._balancer.look_up_table(write.where))
+    def _with_tables(self, writes: Sequence[MapWrite]) -> Iterator[MapWrite]:
+        """The same with the look-up tables that are to be written in place of TABLE."""
+        tables = self._balancer.look_up_tables({one.where for one in writes if one.value is not None})
+        for where, value in writes:
+            yield MapWrite(where, tables.get(where) if value is not None else None)
 
 
 def _entries(batch: Batch) -> Iterator[Batch]:

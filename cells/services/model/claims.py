@@ -38,6 +38,7 @@ from cells.services import (
     parse_prefix,
     plain,
 )
+from cells.services.model.backends import addresses_of
 from cells.services.model.redirect import claimant
 from lifecycle import Table
 
@@ -383,6 +384,8 @@ class Claims:
         self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whatever the claims."""
         self._states: dict[ServiceAddress, BackendState] = {}
+        self._having: dict[ServiceAddress, FrontendKey] = {}
+        """Of each of those one frontend that has it: only where that one changes are others searched."""
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
         """Frontends that several services claim: the one that is served, then those that are not."""
 
@@ -437,6 +440,7 @@ class Claims:
             having = [key for key in self._keys() if self._has(key, address)]
             if having:
                 self._states[address] = state
+                self._having[address] = having[0]
             for key in having:
                 self._settle(key, self._claims_on(key))
 
@@ -514,17 +518,22 @@ class Claims:
 
     def _has(self, key: FrontendKey, address: ServiceAddress) -> bool:
         frontend = self._manual[key] if key in self._manual else _first(self._claims_on(key))
-        return frontend is not None and any(one.address == address for one in frontend.backends)
+        return frontend is not None and address in addresses_of(frontend.backends)
 
     def _forget_states(self) -> None:
-        for address in list(self._states):
-            if not any(self._has(key, address) for key in self._keys()):
-                del self._states[address]
+        for address, having in list(self._having.items()):
+            if self._has(having, address):
+                continue
+            other = next((key for key in self._keys() if self._has(key, address)), None)
+            if other is not None:
+                self._having[address] = other
+            else:
+                del self._states[address], self._having[address]
 
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
     """A source that ends a backend takes precedence over a state set manually."""
-    if not states or not any(one.address in states for one in frontend.backends):
+    if not states or states.keys().isdisjoint(addresses_of(frontend.backends)):
         return frontend
     backends = tuple(
         msgspec.structs.replace(one, state=states[one.address], manual=True)
