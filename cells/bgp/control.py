@@ -12,14 +12,13 @@ Source:     Cilium 1.17, BGP control plane.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
 from cells.bgp import FOLDER, BGPSettings, SpeakerSettings, rest
-from cells.bgp.rest import BGPState
+from cells.bgp.rest import BGPState, node_status
 from cells.bgp.speaker_state import (
     AfiSafi,
     BGPFault,
@@ -72,13 +71,11 @@ from lifecycle import (
 from lifecycle.tables import BatchFailures, RateLimit
 
 if TYPE_CHECKING:
-    from cells.bgp.controller import InstancePlan
-    from cells.bgp.facts import AnnouncedService, BGPPassword
+    from cells.bgp.advertisements import AnnouncedService
+    from cells.bgp.controller import BGPPassword, InstancePlan
     from cells.bgp.speaker import BGPSpeakers
     from cells.kubernetes.objects.cilium_bgp import (
-        BGPInstanceStatus,
         BGPNodeConfigStatus,
-        BGPPeerStatus,
         CiliumBGPAdvertisement,
         CiliumBGPNodeConfig,
         CiliumBGPPeerConfig,
@@ -114,7 +111,8 @@ class BGPResources:
         self.agent = agent
         if not self.enabled:
             return
-        from cells.bgp.facts import SECRETS, announced_services
+        from cells.bgp.advertisements import announced_services
+        from cells.bgp.controller import SECRETS
         from cells.kubernetes.objects import cilium_bgp as kinds
 
         self.secrets_namespace = settings.bgp_secrets_namespace
@@ -244,8 +242,8 @@ class BGPControl:
         passwords: list[BGPPassword],
         legacy: list[CiliumBGPPeeringPolicy],
     ) -> Mapping[str, InstancePlan]:
+        from cells.bgp.advertisements import announced_pools
         from cells.bgp.controller import BGPFacts, plans
-        from cells.bgp.facts import announced_pools
 
         del known
         if not nodes:
@@ -334,53 +332,6 @@ class BGPSessions:
 
 
 # The status of this node's CiliumBGPNodeConfig.
-
-
-def node_status(
-    config: CiliumBGPNodeConfig, plans: Iterable[InstancePlan], observed: Iterable[ObservedPeer]
-) -> BGPNodeConfigStatus:
-    """How the instances of a node are, in the order of its resource; those that do not run are left out."""
-    from cells.kubernetes.objects.cilium_bgp import BGPInstanceStatus, BGPNodeConfigStatus
-
-    running = {plan.name: {peer.name: peer.key for peer in plan.peers} for plan in plans if plan.instance}
-    sessions = {row.key: row for row in observed}
-    found: list[BGPInstanceStatus] = []
-    for instance in config.spec.bgp_instances:
-        if instance.name in running:
-            keys = running[instance.name]
-            peers = tuple(
-                _peer_status(
-                    peer.name,
-                    peer.peer_address,
-                    peer.peer_asn,
-                    sessions.get(keys[peer.name]) if peer.name in keys else None,
-                )
-                for peer in instance.peers or ()
-                if peer.peer_address and peer.peer_asn
-            )
-            found.append(BGPInstanceStatus(instance.name, instance.local_asn, peers or None))
-    return BGPNodeConfigStatus(tuple(found) or None)
-
-
-def _peer_status(name: str, address: str, asn: int, session: ObservedPeer | None) -> BGPPeerStatus:
-    from cells.kubernetes.objects.cilium_bgp import BGPNegotiatedTimers, BGPPeerStatus, BGPRouteCount
-
-    if session is None:
-        return BGPPeerStatus(name, address, asn)
-    since = session.established_at
-    return BGPPeerStatus(
-        name,
-        address,
-        asn,
-        session.state.value,
-        BGPNegotiatedTimers(session.hold_time, session.keepalive),
-        since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since is not None else None,
-        tuple(
-            BGPRouteCount(one.family.afi, one.family.safi, one.received, one.advertised)
-            for one in session.families
-        )
-        or None,
-    )
 
 
 class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):

@@ -1,4 +1,4 @@
-"""BGP as others look at it: the operations of the REST API, and metrics.
+"""BGP as it is shown: by the REST API, metrics, and the status of this node's CiliumBGPNodeConfig.
 
 Source: Cilium 1.17, api/v1/openapi.yaml (/bgp), pkg/bgpv1/api, pkg/bgpv1/metrics.
 Why:    sessions and routes are the speaker's, what they shall be is the controller's. Policies are
@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -34,11 +34,23 @@ from cells.bgp.speaker_state import (
     RouteTable,
     WantedSpeakers,
 )
-from cells.kubernetes.objects.cilium_bgp import AFIS, SAFIS
+from cells.kubernetes.objects.cilium_bgp import (
+    AFIS,
+    SAFIS,
+    BGPInstanceStatus,
+    BGPNegotiatedTimers,
+    BGPNodeConfigStatus,
+    BGPPeerStatus,
+    BGPRouteCount,
+    CiliumBGPNodeConfig,
+)
 from lifecycle import HiveError, Member, ReadTable, module, provide, provide_private
 from lifecycle.http import Request, Response
 
-__all__ = ["BGPOperations", "BGPState", "cell"]
+if TYPE_CHECKING:
+    from cells.bgp.controller import InstancePlan
+
+__all__ = ["BGPOperations", "BGPState", "cell", "node_status"]
 
 DISABLED: Final = "BGP control plane is disabled"
 LISTED: Final = frozenset({AfiSafi("ipv4", "unicast"), AfiSafi("ipv6", "unicast")})
@@ -314,6 +326,51 @@ def _statement(statement: PolicyStatement) -> wire.BgpStatement:
 def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
     """As a part of the API."""
     return ApiPart("bgp", operations.routes())
+
+
+# The status of this node's CiliumBGPNodeConfig.
+
+
+def node_status(
+    config: CiliumBGPNodeConfig, plans: Iterable[InstancePlan], observed: Iterable[ObservedPeer]
+) -> BGPNodeConfigStatus:
+    """How the instances of a node are, in the order of its resource; those that do not run are left out."""
+    running = {plan.name: {peer.name: peer.key for peer in plan.peers} for plan in plans if plan.instance}
+    sessions = {row.key: row for row in observed}
+    found: list[BGPInstanceStatus] = []
+    for instance in config.spec.bgp_instances:
+        if instance.name in running:
+            keys = running[instance.name]
+            peers = tuple(
+                _peer_status(
+                    peer.name,
+                    peer.peer_address,
+                    peer.peer_asn,
+                    sessions.get(keys[peer.name]) if peer.name in keys else None,
+                )
+                for peer in instance.peers or ()
+                if peer.peer_address and peer.peer_asn
+            )
+            found.append(BGPInstanceStatus(instance.name, instance.local_asn, peers or None))
+    return BGPNodeConfigStatus(tuple(found) or None)
+
+
+def _peer_status(name: str, address: str, asn: int, session: ObservedPeer | None) -> BGPPeerStatus:
+    if session is None:
+        return BGPPeerStatus(name, address, asn)
+    return BGPPeerStatus(
+        name,
+        address,
+        asn,
+        session.state.value,
+        BGPNegotiatedTimers(session.hold_time, session.keepalive),
+        _time(session.established_at) or None,
+        tuple(
+            BGPRouteCount(one.family.afi, one.family.safi, one.received, one.advertised)
+            for one in session.families
+        )
+        or None,
+    )
 
 
 # Metrics: of sessions that are wanted, whether there is a speaker or not.

@@ -9,8 +9,8 @@ from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
 from cells.base.addresses import Family, IPNetwork
-from cells.bgp.controller import BGPFacts, InstancePlan, plans
-from cells.bgp.facts import SECRETS, announced_pools, announced_services
+from cells.bgp.advertisements import announced_pools, announced_services
+from cells.bgp.controller import SECRETS, BGPFacts, InstancePlan, plans
 from cells.bgp.speaker_state import BGPPeer, PolicyDirection, PolicyStatement, RoutePolicy
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import ClusterNode, NodeIP

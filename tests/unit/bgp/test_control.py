@@ -322,7 +322,7 @@ async def test_without_bgp_nothing_is_followed_or_loaded(tmp_path: Path) -> None
 def test_the_controller_is_loaded_where_bgp_is_on() -> None:
     script = (
         "import sys, cells.bgp.control\n"
-        "late = ('controller', 'facts', 'sessions', 'speaker', 'gobgpd')\n"
+        "late = ('controller', 'advertisements', 'sessions', 'speaker', 'gobgpd')\n"
         "print([name for name in late if 'cells.bgp.' + name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)

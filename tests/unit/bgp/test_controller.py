@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cells.bgp.control import node_status
 from cells.bgp.controller import InstancePlan
+from cells.bgp.rest import node_status
 from cells.bgp.speaker_state import (
     AfiSafi,
     BGPPeer,
