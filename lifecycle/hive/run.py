@@ -1,15 +1,29 @@
 """A hive as a process: signals, exit code, messages for the user."""
 
+import asyncio
+import contextlib
 import gc
 import signal
 import sys
 import traceback
+import types
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 import anyio
 
-from lifecycle.errors import ExitRequestedError, ShutdownRequestedError, exit_code, leaves, texts
+from lifecycle.errors import (
+    ExitRequestedError,
+    HiveError,
+    HookTimeoutError,
+    ShutdownRequestedError,
+    StartError,
+    StopError,
+    exit_code,
+    leaves,
+    texts,
+)
 from lifecycle.hive.reload import Reload
 from lifecycle.hive.signals import leave, signals
 from lifecycle.hooks.shutdown import Shutdown
@@ -99,6 +113,25 @@ def _ended_by(hive: Process, error: Exception) -> int:
 
 
 def _message(name: str, error: Exception) -> str:
-    """A line for each fault the user can act on; the whole traceback for what only we can."""
-    lines = (f"{name}: {text}\n" for text in texts(error))
-    return "".join(lines) or "".join(traceback.format_exception(error))
+    """A line for each fault the user can act on; for others their tracebacks in cells, then what failed."""
+    if lines := texts(error):
+        return "".join(f"{name}: {text}\n" for text in lines)
+    raised = [leaf for leaf in leaves(error) if not isinstance(leaf, HiveError | HookTimeoutError)]
+    named = str(error) if isinstance(error, HiveError) else f"{type(error).__name__}: {error}"
+    last = str(error) if isinstance(error, StartError | StopError) else f"{name}: {named}"
+    return "".join([*map(_trace, raised), "\n".join([last, *getattr(error, "__notes__", ())]), "\n"])
+
+
+def _trace(error: BaseException) -> str:
+    """A traceback that begins in the code of a cell, without the frames of the hive that called it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_ours(trace):
+        trace = trace.tb_next
+    if isinstance(error.__context__, asyncio.CancelledError):  # the run was cancelled because of the error
+        error.__suppress_context__ = True
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _is_ours(trace: types.TracebackType) -> bool:
+    file = trace.tb_frame.f_code.co_filename
+    return file == contextlib.__file__ or file.startswith(f"{Path(__file__).parents[1]}/")

@@ -6,13 +6,13 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from lifecycle.hints.keys import type_name
 from lifecycle.hints.places import Place, has_place, place_of
 
-__all__ = ["check_async", "check_context", "check_iterates", "check_seconds"]
+__all__ = ["awaitable", "check_async", "check_context", "check_iterates", "check_seconds"]
 
 
 def check_async(call: object, what: str, place: Place) -> None:
@@ -23,6 +23,14 @@ def check_async(call: object, what: str, place: Place) -> None:
     """
     if (why := _not_async(call)) is not None:
         raise TypeError(f"{what} at {place}: {_named(call)} {why}: expected a coroutine function (async def)")
+
+
+def awaitable(result: Awaitable[object], call: object, what: str) -> Awaitable[object]:
+    """What a call returned. Raises TypeError if it cannot be awaited: a lambda may return anything."""
+    if type(result) is not types.CoroutineType and not isinstance(result, Awaitable):
+        text = f"its {what} returned {result!r}, nothing to await: expected a coroutine function"
+        raise TypeError(f"{text}, not {_named(call)}")
+    return result
 
 
 def check_context(make: object, what: str, place: Place) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from types import CoroutineType, TracebackType
+from types import TracebackType
 
 import msgspec
 
 from lifecycle.hints.places import Place, caller
-from lifecycle.hooks.checks import check_async, check_context, check_seconds
+from lifecycle.hooks.checks import awaitable, check_async, check_context, check_seconds
 
 __all__ = ["Hook", "HookSpec", "Lifecycle"]
 
@@ -109,17 +109,10 @@ class _Calls:
 
     async def __aenter__(self) -> None:
         if self._hook.start is not None:
-            await _awaitable(self._hook.start(), "start")
+            await awaitable(self._hook.start(), self._hook.start, "start")
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._hook.stop is not None:
-            await _awaitable(self._hook.stop(), "stop")
-
-
-def _awaitable(result: Awaitable[object], what: str) -> Awaitable[object]:
-    """What was returned, if it can be awaited: a lambda's can be anything."""
-    if type(result) is not CoroutineType and not isinstance(result, Awaitable):
-        raise TypeError(f"its {what} returned {result!r}, nothing to await: expected a coroutine function")
-    return result
+            await awaitable(self._hook.stop(), self._hook.stop, "stop")

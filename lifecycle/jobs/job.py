@@ -13,7 +13,7 @@ import msgspec
 
 from lifecycle.errors import BodyError, ExitRequestedError, HiveError, StopError, as_failure, thrown_away
 from lifecycle.hints.places import caller
-from lifecycle.hooks.checks import check_seconds
+from lifecycle.hooks.checks import awaitable, check_seconds
 from lifecycle.hooks.events import Events, JobEvent, JobStep
 from lifecycle.hooks.pending import task_stack
 from lifecycle.hooks.spans import span
@@ -21,7 +21,7 @@ from lifecycle.jobs.metrics import Meter
 from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
-__all__ = ["Backoff", "Job", "Work", "log_fields"]
+__all__ = ["Backoff", "Job", "ObserverHealth", "Work", "log_fields"]
 
 Work = Callable[[], Awaitable[object]]
 
@@ -141,7 +141,7 @@ class Job:
         try:
             if metered:
                 with self.meter, self.span():
-                    await work()
+                    await awaitable(work(), work, "work")
             else:
                 await work()
         except BaseException as error:  # containing them is what a job is for
@@ -220,6 +220,31 @@ class Job:
         self.meter.over = True
         if self._forget is not None:
             self._forget(self)
+
+
+class ObserverHealth(Health):
+    """The health of an observer, which handles its failures itself: the first is logged, and the recovery."""
+
+    __slots__ = ("_degraded", "_job", "_log")
+
+    def __init__(self, job: Job, log: Logger) -> None:
+        super().__init__(job.health._tree, job.health._module)  # noqa: SLF001  # in its place
+        self._job, self._log, self._degraded = job.name, log, False
+
+    def ok(self, message: str = "") -> None:
+        """All is well."""
+        if self._degraded:
+            self._log.info("job works again", job=self._job)
+        self._degraded = False
+        super().ok(message)
+
+    def degraded(self, message: str, error: BaseException | None = None) -> None:
+        """Something does not work, and is being worked on."""
+        if not self._degraded:
+            fields = log_fields(error) if isinstance(error, Exception) else {}
+            self._log.warning("job degraded", job=self._job, reason=message, **fields)
+        self._degraded = True
+        super().degraded(message, error)
 
 
 # frames that say nothing about the work of a job

@@ -26,7 +26,7 @@ from lifecycle.hooks.checks import check_async, check_iterates, check_seconds
 from lifecycle.hooks.events import Events
 from lifecycle.hooks.pending import awaiting
 from lifecycle.hooks.shutdown import Shutdown
-from lifecycle.jobs.job import Backoff, Job, Work, log_fields
+from lifecycle.jobs.job import Backoff, Job, ObserverHealth, Work, log_fields
 from lifecycle.jobs.metrics import JobKind, JobMetrics, JobStats
 from lifecycle.jobs.pool import Pool
 from lifecycle.process.health import Health
@@ -297,7 +297,8 @@ class Jobs:
             job.health.ok("watching")
             watch: Work
             if work is None:
-                watch = lambda: cast("Observer", items).run(job.health)  # noqa: E731  # as short as it is
+                health = ObserverHealth(job, self._log)
+                watch = lambda: cast("Observer", items).run(health)  # noqa: E731  # as short as it is
             else:
                 made = _Iterations(cast("Callable[[], AsyncIterable[Item]]", items), work)
                 watch = lambda: made.run(job)  # noqa: E731

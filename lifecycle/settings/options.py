@@ -205,6 +205,8 @@ def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
         if not values.known(option.kind):
             yield f"field {option.field!r}: no text can be read as {type_name(option.kind)}"
             continue
+        if not option.required and (why := _misfit(option)) is not None:
+            yield f"field {option.field!r}: its default {option.default!r}: {why}"
         if option.limits.metas:  # few have any
             yield from _unfit_limits(option)
         if CONFIG_DIR in option.names:
@@ -216,6 +218,17 @@ def _unfit_limits(option: Option) -> Iterator[str]:
         yield f"field {option.field!r}: Meta({limit}=...) means nothing for {type_name(option.kind)}"
     if not option.required and (why := _unlimited(option)) is not None:
         yield f"field {option.field!r}: its default {option.default_text}: {why}"
+
+
+def _misfit(option: Option) -> str | None:
+    """Why the default is not of the type of its option."""
+    default = option.default
+    try:
+        accepted = values.accept(default, option.kind)
+    except ValueError as error:
+        return str(error)
+    is_text = isinstance(default, str) and not isinstance(accepted, str)
+    return f"expected {values.expects(option.kind)}, not a text" if is_text else None
 
 
 def _unlimited(option: Option) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import anyio
 import msgspec
 
+from lifecycle.hints.keys import type_name
 from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.time_slice import TimeSlice
@@ -89,6 +90,10 @@ class Reconciler(Generic[Key, Row]):
         write_through: bool = False,
     ) -> None:
         self.name = name or source.name
+        needs = ["observe", "matches", "put", "drop", *(["write_now"] if write_through else [])]
+        if lacks := [method for method in needs if not callable(getattr(target, method, None))]:
+            kind = type_name(type(target))
+            raise TypeError(f"reconciler {self.name}: its target {kind} has no {', '.join(lacks)}")
         self.statistics = Statistics()
         self._source = source
         self._target = target

@@ -48,17 +48,17 @@ class Initializer:
 class Transaction(Generic[Key, Row]):
     """Writes that appear together when the `with` block ends, or not at all when it raises."""
 
-    __slots__ = ("_over", "_table", "_writes")
+    __slots__ = ("_closed", "_table", "_writes")
 
     def __init__(self, table: "Table[Key, Row]") -> None:
         self._table = table
         self._writes: dict[Key, Row | None] = {}
-        self._over = False
+        self._closed = "not open: write inside `with table.txn() as rows:`"
 
     def put(self, row: Row) -> None:
         """Insert the row, or put it in place of the one with its key."""
-        if self._over:
-            raise self._ended()
+        if self._closed:
+            raise self._outside()
         key = self._table.key(row)
         try:
             self._writes[key] = row
@@ -67,8 +67,8 @@ class Transaction(Generic[Key, Row]):
 
     def delete(self, key: Key) -> None:
         """Remove the row with this key, if there is one."""
-        if self._over:
-            raise self._ended()
+        if self._closed:
+            raise self._outside()
         self._writes[key] = None
 
     def replace_all(self, rows: Iterable[Row]) -> None:
@@ -88,29 +88,30 @@ class Transaction(Generic[Key, Row]):
         if self._table._open is not None:  # noqa: SLF001
             raise self._table._open_already()  # noqa: SLF001
         self._table._open = self  # noqa: SLF001
+        self._closed = ""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over = True
+        self._closed = "over; open another one"
         table = self._table
         table._open = None  # noqa: SLF001
         if kind is None:
             table._commit(self._writes)  # noqa: SLF001
 
     def _end(self) -> dict[Key, Row | None]:
-        self._over = True
+        self._closed = "over; open another one"
         self._table._open = None  # noqa: SLF001
         return self._writes
 
     def _usable(self) -> dict[Key, Row | None]:
-        if self._over:
-            raise self._ended()
+        if self._closed:
+            raise self._outside()
         return self._writes
 
-    def _ended(self) -> RuntimeError:
-        return RuntimeError(f"table {self._table.name}: this transaction is over; open another one")
+    def _outside(self) -> RuntimeError:
+        return RuntimeError(f"table {self._table.name}: this transaction is {self._closed}")
 
 
 class Transactions:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -449,3 +450,31 @@ async def test_a_stop_that_fails_is_raised_instead_of_a_cancellation() -> None:
     task.cancel()
     with pytest.raises(StopError, match=r"hook 'save' .* failed to stop: OSError: disk full"):
         await task
+
+
+@pytest.mark.parametrize("where", ["constructor", "hook", "job"])
+async def test_a_run_that_a_cell_broke_prints_where_in_the_cell_and_last_what_failed(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail() -> None:
+        raise OSError("no such device")
+
+    def build(lifecycle: Lifecycle, jobs: Jobs) -> None:
+        if where == "constructor":
+            raise OSError("no such device")
+        if where == "hook":
+            lifecycle.append(Hook("open", fail))
+        jobs.one_shot("read", fail, fatal=True)
+
+    assert await Hive(invoke(build)).run() == 1
+    printed = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("time=")]
+    first, *lines, last = printed
+    assert first == "Traceback (most recent call last):"
+    files = [line.split('"')[1] for line in lines if line.startswith('  File "')]
+    assert set(files) == {__file__}
+    ends = {
+        "constructor": r"hive: .*build \(hive\) at .*test_endings.py:\d+ raised OSError: no such device",
+        "hook": r"hive did not start: hook 'open' \(hive\) failed to start: OSError: no such device",
+        "job": r"hive: OSError: no such device",
+    }
+    assert re.fullmatch(ends[where], last)

@@ -325,3 +325,13 @@ def test_health_has_level_reason_and_time() -> None:
     child.stopped()
     assert tree.snapshot()[1] == HealthStatus("agent.ipam.expire", "stopped", "", 300.0)
     assert isinstance(child, Health)
+
+
+async def test_work_that_returns_nothing_to_await_is_named(bench: Bench) -> None:
+    bench.jobs.one_shot("job", lambda: 3, retries=0)  # type: ignore[arg-type,return-value]  # the mistake
+    async with bench.jobs.running():
+        await bench.until(lambda: bench.status("job").message == "failed for good")
+    error = bench.status("job").error
+    assert error is not None
+    assert error.startswith("TypeError: its work returned 3, nothing to await: expected a coroutine function")
+    assert "test_jobs.py:" in error

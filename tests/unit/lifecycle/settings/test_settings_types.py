@@ -222,6 +222,19 @@ def test_a_type_that_no_text_can_stand_for_is_a_fault_of_the_graph() -> None:
     assert "field 'config_dir': config-dir names the directory of settings; take another name" in message
 
 
+def test_a_default_of_another_type_is_a_fault_of_the_graph() -> None:
+    class Wrong(Settings, frozen=True):
+        count: int = "many"  # type: ignore[assignment]  # the mistake, as in the next
+        spool: Path = "spool"  # type: ignore[assignment]
+        wait: Duration = 5  # type: ignore[assignment]  # a number of seconds, as anywhere
+
+    with pytest.raises(GraphError) as caught:
+        Hive(config(Wrong)).check()
+    assert "field 'count': its default 'many': expected a whole number" in str(caught.value)
+    assert "field 'spool': its default 'spool': expected a path, not a text" in str(caught.value)
+    assert "'wait'" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "text", ["9" * 5000 + "s", "." + "9" * 5000 + "s", "0" * 5000 + "s"], ids=["long", "part", "zeros"]
 )

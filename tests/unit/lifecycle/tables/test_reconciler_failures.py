@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import structlog
 
 from lifecycle import BatchError, Hive, Jobs, Reconciler, invoke, module
 from lifecycle.tables import BatchFailures, ObjectStatus
@@ -125,3 +126,25 @@ def test_what_fails_of_a_batch_is_collected_and_the_rest_is_done() -> None:
     assert (done, list(caught.value.failures)) == ([0, 2], [1])
     with pytest.raises(ValueError, match="a bug"):
         write(ValueError("a bug"))
+
+
+def test_a_target_without_an_operation_is_refused_when_the_reconciler_is_made() -> None:
+    class Disk:
+        async def observe(self) -> dict[str, Row]:
+            return {}
+
+    with pytest.raises(TypeError, match=r"^reconciler rows: .*Disk has no matches, put, drop$"):
+        Reconciler(rows(), Disk(), full_every=10)  # type: ignore[arg-type]  # the mistake
+
+
+async def test_the_log_has_a_line_when_a_reconciler_begins_to_fail_and_when_it_works_again() -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with world(rows(Row("a")), FakeTarget(bad={"a"}), full_every=math.inf) as w:
+            await w.advance(60)
+            w.target.bad.clear()
+            await w.advance(60)
+    found = [(line["event"], line.get("reason"), line.get("error")) for line in lines if "job" in line]
+    assert found == [
+        ("job degraded", "1 of 1 objects failed, the first: a", "no memory"),
+        ("job works again", None, None),
+    ]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle import Change, Promise, Table
-from lifecycle.tables import LPM
+from lifecycle.tables import LPM, transaction
 from lifecycle.tables import core as table_module
 
 
@@ -94,6 +94,15 @@ def test_a_transaction_is_of_no_use_once_it_is_over() -> None:
     with pytest.raises(RuntimeError, match="this transaction is over"):
         txn.delete("a")
     assert table.all() == [Row("a")]
+
+
+def test_a_write_to_a_transaction_without_its_block_is_refused() -> None:
+    table = rows()
+    with pytest.raises(RuntimeError, match="table rows: this transaction is not open: write inside `with"):
+        table.txn().put(Row("a"))
+    with pytest.raises(RuntimeError, match="this transaction is not open"):
+        transaction(table)[table].delete("a")
+    assert table.all() == []
 
 
 def test_all_rows_may_be_replaced_at_once() -> None:
