@@ -144,8 +144,8 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
     async def observe(self) -> Mapping[str, SliceRow]:
         """What each slice holds."""
         return {
-            name: SliceRow(name, one.of_namespace, one.endpoints, self._first)
-            for name, one in self._slices.live().items()
+            one.name: SliceRow(one.name, one.of_namespace, one.endpoints, self._first)
+            for one in self._slices.live()
             if self._slices.goes_first(one.of_namespace) is self._first
         }
 
@@ -158,7 +158,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
             if since is not None:
                 queue = self._counts.delays["fast" if self._first else "standard"]
                 queue.observe(time.monotonic() - since)
-            held = self._slices.live().get(name)
+            held = self._slices.find(name)
             before = frozenset(one.name for one in held.endpoints) if held is not None else frozenset()
             try:
                 await self._write(row)
@@ -191,7 +191,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         client = self._server.client
         endpoints = msgspec.to_builtins(row.endpoints)
         kind = CILIUM_ENDPOINT_SLICES
-        if row.name in self._slices.live():
+        if self._slices.find(row.name) is not None:
             try:
                 await client.patch(kind, row.name, {"namespace": row.namespace, "endpoints": endpoints})
             except NotFoundError:

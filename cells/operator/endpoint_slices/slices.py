@@ -256,9 +256,13 @@ class EndpointSlices:
             jobs.one_shot("batch", self._run)
             jobs.observe("priorities", self._namespaces.changes, self._follow_namespaces)
 
-    def live(self) -> Mapping[str, CiliumEndpointSlice]:
+    def live(self) -> list[CiliumEndpointSlice]:
         """The slices there are."""
-        return {one.name: one for one in self._slices.all()}
+        return self._slices.all()
+
+    def find(self, name: str) -> CiliumEndpointSlice | None:
+        """The slice of this name, if there is one."""
+        return self._slices.get(("", name))
 
     def goes_first(self, namespace: str) -> bool:
         """Whether the slices of a namespace are written before those of others."""
