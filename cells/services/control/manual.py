@@ -8,7 +8,7 @@ A call that is refused changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import anyio
 import msgspec
@@ -16,7 +16,9 @@ import msgspec
 from cells.config import AgentConfig
 from cells.kubernetes.settings import ObjectSource
 from cells.services import (
+    ANY_PROTOCOL,
     INTERNAL,
+    PROTOCOLS,
     Backend,
     BackendState,
     Frontend,
@@ -27,6 +29,7 @@ from cells.services import (
     ServiceType,
 )
 from cells.services.control.tables import ServedFrontend
+from cells.services.model.backends import addresses_of
 from lifecycle import Table
 from lifecycle.http import Refusal
 
@@ -178,7 +181,7 @@ class ManualServices:
         with self._states.txn() as rows:
             for backend in known.values():
                 rows.put(ManualState(backend.address, self._next(), backend.state))
-        having = [one.key for one in served if any(each.address in known for each in one.shown.backends)]
+        having = [one.key for one in _having(known, served)]
         with anyio.move_on_after(PATIENCE):
             for key in having:
                 await self._served.wait_for(key, lambda row: _stand(row.shown, known))
@@ -242,17 +245,36 @@ def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) 
 
     Raises Refusal when one cannot become what it is to be.
     """
-    now = {each.address: each.state for one in served for each in one.shown.backends}
+    asked = {address for one in backends for address in _meant(one.address)}
+    now = {
+        each.address: each.state
+        for one in _having(asked, served)
+        for each in one.shown.backends
+        if each.address in asked
+    }
     known = [
         msgspec.structs.replace(one, address=address)
         for one in backends
-        for address in now
-        if one.address in (address, ServiceAddress(address.ip, address.port))
+        for address in _meant(one.address)
+        if address in now
     ]
     wrong = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
     if wrong:
         raise Refusal(501, "\n".join(_cannot(one, now[one.address]) for one in wrong))
     return known
+
+
+def _meant(address: ServiceAddress) -> Iterable[ServiceAddress]:
+    """The address, without a protocol those of every protocol."""
+    if address.protocol != ANY_PROTOCOL:
+        return (address,)
+    return [ServiceAddress(address.ip, address.port, protocol) for protocol in PROTOCOLS.values()]
+
+
+def _having(addresses: Collection[bytes], served: Iterable[ServedFrontend]) -> Iterator[ServedFrontend]:
+    """The frontends with a backend of these addresses."""
+    wanted = frozenset(addresses)
+    return (one for one in served if not wanted.isdisjoint(addresses_of(one.shown.backends)))
 
 
 def _cannot(backend: Backend, state: BackendState) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -13,7 +14,15 @@ from typing import Any
 import pytest
 
 from cells.api.operations.services import ServiceOperations
-from cells.services import BackendState, FrontendKey, ServiceAddress
+from cells.services import (
+    Backend,
+    BackendState,
+    Frontend,
+    FrontendKey,
+    ServiceAddress,
+    ServiceName,
+    ServiceType,
+)
 from cells.services.control import manual
 from cells.services.control.tables import ServedFrontend
 from cells.services.map_entries import backend_value
@@ -227,3 +236,31 @@ async def test_without_a_source_of_objects_manual_services_are_refused(tmp_path:
     async with agent(None, FakeServiceMaps(), operations=OPERATIONS) as hive:
         status, text = await Client(hive)("PUT", 700, made(700, "10.0.0.7"))
     assert (status, "no source of objects is set" in text) == (501, True)
+
+
+def test_states_of_many_backends_are_checked_in_the_time_that_one_takes() -> None:
+    addresses = [ServiceAddress(ip_address("10.0.0.1") + at, 8080, 6) for at in range(5000)]
+    served = [
+        ServedFrontend(
+            number,
+            Frontend(
+                FrontendKey(ServiceAddress(ip_address("10.96.0.1") + number, 80, 6)),
+                ServiceType.CLUSTER_IP,
+                ServiceName("shop", f"web-{number}"),
+                tuple(Backend(one) for one in addresses[10 * number : 10 * number + 10]),
+            ),
+        )
+        for number in range(500)
+    ]
+
+    def seconds(count: int) -> float:
+        asked = [
+            Backend(ServiceAddress(one.ip, one.port), BackendState.MAINTENANCE) for one in addresses[:count]
+        ]
+        began = time.process_time()
+        found = manual.check_states(asked, served)
+        spent = time.process_time() - began
+        assert [one.address for one in found] == addresses[:count]
+        return spent
+
+    assert seconds(100) < 0.1 + 5 * seconds(1)
