@@ -30,6 +30,7 @@ from cells.cni.attachment import (
     Undo,
     begin_endpoint,
     macs_of,
+    set_pod_mac,
 )
 from cells.cni.chained_attach import ChainedAttacher
 from cells.cni.detach import LinkTeardown, PodAddress
@@ -218,18 +219,10 @@ class Attacher:
         gateways = tuple(routers[ip.version] for ip in addresses)
         created = self._create(prepared, undo)
         new = self._register(call, pod, pair, created, allocated=allocated, cookie=pod_side.cookie, undo=undo)
-        attached = Attached(
-            pair.host_name,
-            pair.host_mac,
-            call.ifname,
-            pair.pod_mac,
-            call.netns,
-            addresses,
-            gateways,
-            route_mtu,
-        )
 
         def finish(endpoint: Endpoint) -> bytes:
+            if endpoint.pod_mac != pair.pod_mac:  # the pod's object asks for another
+                set_pod_mac(pod_side.link, created.pod_ifindex, call.ifname, endpoint.pod_mac)
             # Neither end may lose the pod's first packets: a lost first ARP costs it a second. The pod's end
             # comes up second and so has its queue at once; the node's end is given its own by sync_carrier().
             with _HOST_SIDE:
@@ -240,6 +233,16 @@ class Attacher:
             )
             with _HOST_SIDE:
                 self._links.sync_carrier(created.host_ifindex)
+            attached = Attached(
+                pair.host_name,
+                pair.host_mac,
+                call.ifname,
+                endpoint.pod_mac,
+                call.netns,
+                addresses,
+                gateways,
+                route_mtu,
+            )
             return result_json(attached, call.conf.cni_version)
 
         return PendingEndpoint(new, finish)

@@ -12,10 +12,11 @@ import msgspec
 from cells.base.addresses import Family, IPAddress
 from cells.cni.protocol import CniError, ErrorContext
 from cells.cni.request import NetConf, PodReference
-from cells.endpoint import Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
+from cells.endpoint import MAC_ANNOTATION, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
+from cells.netlink.connection import NetlinkError
 from cells.netlink.links import CreatedLink
 from cells.netlink.messages import VethPair
-from cells.netlink.rows import LinkInfo, parse_mac, random_mac
+from cells.netlink.rows import LinkInfo, parse_unicast_mac, random_mac
 from cells.node.ipam.allocator import Allocation
 from lifecycle import Logger
 
@@ -241,7 +242,6 @@ def begin_endpoint(endpoints: AttachEndpoints, request: EndpointRequest, undo: U
 
 # Which MAC addresses a new pod's interface and its other end get.
 
-ANNOTATION: Final = "cni.cilium.io/mac-address"
 MODES: Final = ("", "random", "deterministic")
 _FIRST_INTERFACE: Final = "eth0"
 
@@ -268,13 +268,21 @@ def macs_of(conf: NetConf, pod: PodReference, ifname: str) -> MacPair:
 
 
 def annotated_mac(conf: NetConf, ifname: str) -> bytes | None:
-    """What the pod's annotation asks for, if it does; raises CniError for what no interface can have."""
-    annotated = (conf.runtime_config.annotations or {}).get(ANNOTATION)
-    return _unicast(annotated, ifname, f"pod annotation {ANNOTATION}") if annotated else None
+    """The address of the annotation, where the runtime passes it; CniError for what no interface can have."""
+    annotated = (conf.runtime_config.annotations or {}).get(MAC_ANNOTATION)
+    return _unicast(annotated, ifname, f"pod annotation {MAC_ANNOTATION}") if annotated else None
+
+
+def set_pod_mac(inside: PodEnd, ifindex: int, name: str, mac: bytes) -> None:
+    """Give the pod's interface another MAC address. Raises CniError."""
+    try:
+        inside.set_mac(ifindex, name, mac)
+    except NetlinkError as error:
+        raise CniError(f"unable to set MAC address on interface {name}: {error}") from error
 
 
 def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
-    """The warnings for this pod, most important first."""
+    """The addresses asked for, most important first."""
     annotated = annotated_mac(conf, ifname)
     if annotated is not None:
         yield annotated
@@ -293,12 +301,9 @@ def _chosen(conf: NetConf, pod: PodReference, ifname: str) -> Iterator[bytes]:
 def _unicast(text: str, ifname: str, source: str) -> bytes:
     """The address of one interface; not of a group, not zero."""
     try:
-        mac = parse_mac(text)
+        return parse_unicast_mac(text)
     except ValueError as error:
         raise _invalid(text, ifname, f"{source}: {error}") from error
-    if mac[0] & 1 or mac == bytes(6):
-        raise _invalid(text, ifname, f"{source}: it is not the address of one interface")
-    return mac
 
 
 def _invalid(text: str, ifname: str, details: str) -> CniError:

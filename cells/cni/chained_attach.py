@@ -23,10 +23,11 @@ from cells.cni.attachment import (
     Undo,
     annotated_mac,
     begin_endpoint,
+    set_pod_mac,
 )
 from cells.cni.protocol import CniError, passed_on
 from cells.cni.request import PluginCall, PodReference
-from cells.endpoint import DatapathConfiguration, EndpointRequest
+from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest
 from cells.netlink.connection import NetlinkError
 from cells.netlink.rows import LinkInfo
 from lifecycle import Logger
@@ -82,9 +83,14 @@ class ChainedAttacher:
         except NetlinkError as error:
             raise CniError(f"unable to look at the link of the chained plugin: {error}") from error
         new = begin_endpoint(self._endpoints, self._request(call, pod, taken, mac or taken.pod.mac), undo)
-        changed = None if mac is None else (taken.pod.name, mac)
-        result = passed_on(bytes(call.conf.prev_result), call.conf.cni_version, changed)
-        return PendingEndpoint(new, lambda _: result)
+
+        def finish(endpoint: Endpoint) -> bytes:
+            if endpoint.pod_mac != (mac or taken.pod.mac):  # the pod's object asks for another
+                self._set_mac(taken.pod, endpoint.pod_mac, inside, undo)
+            changed = None if endpoint.pod_mac == taken.pod.mac else (taken.pod.name, endpoint.pod_mac)
+            return passed_on(bytes(call.conf.prev_result), call.conf.cni_version, changed)
+
+        return PendingEndpoint(new, finish)
 
     def _take(self, ifname: str, inside: PodEnd) -> Taken:
         """The pod's link: the one the runtime names, if it is a veth, else the first that is."""
@@ -111,10 +117,7 @@ class ChainedAttacher:
         return [ip for ip in inside.addresses_of(ifindex) if ip.version in families and not ip.is_link_local]
 
     def _set_mac(self, link: LinkInfo, mac: bytes, inside: PodEnd, undo: Undo) -> None:
-        try:
-            inside.set_mac(link.ifindex, link.name, mac)
-        except NetlinkError as error:
-            raise CniError(f"unable to set MAC address on interface {link.name}: {error}") from error
+        set_pod_mac(inside, link.ifindex, link.name, mac)
         undo.push("MAC address", partial(inside.set_mac, link.ifindex, link.name, link.mac))
 
     @staticmethod

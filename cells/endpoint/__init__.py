@@ -64,7 +64,7 @@ from cells.endpoint.model import (
     displayed,
     health_of,
 )
-from cells.endpoint.pods import KubernetesPods, PodMetadata, PodName
+from cells.endpoint.pods import MAC_ANNOTATION, KubernetesPods, PodFacts, PodMetadata, PodName
 from cells.endpoint.regeneration import Regeneration, Regenerations
 from cells.endpoint.registry import INDEXES, Registry
 from cells.endpoint.state.directory import Scan, StateFiles
@@ -77,6 +77,7 @@ from cells.node.local_addresses import LocalAddresses
 from lifecycle import Health, Jobs, Logger, Member, Table, config, invoke, module, provide, provide_private
 
 __all__ = [
+    "MAC_ANNOTATION",
     "Builds",
     "Code",
     "ConntrackScrub",
@@ -96,6 +97,7 @@ __all__ = [
     "KubernetesPods",
     "Level",
     "NewEndpoint",
+    "PodFacts",
     "PodMetadata",
     "PodName",
     "PolicyEnforcement",

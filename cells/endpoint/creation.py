@@ -20,9 +20,10 @@ from cells.endpoint import model
 from cells.endpoint.kernel import REFUSALS, EndpointAddresses, Realization, Undo
 from cells.endpoint.labels import INIT, EndpointLabels, called_labels, merged_labels
 from cells.endpoint.model import Code, Endpoint, EndpointError, EndpointRequest, State, Subject
-from cells.endpoint.pods import PodMetadata, PodName
+from cells.endpoint.pods import MAC_ANNOTATION, PodFacts, PodMetadata, PodName
 from cells.endpoint.registry import Registry
 from cells.maps.policy_maps import PolicyIdsExhausted, PoolEmpty
+from cells.netlink.rows import parse_unicast_mac
 from cells.observe.controllers import Controllers, Rules
 from cells.policy.maps import EndpointPolicies
 
@@ -151,7 +152,8 @@ class EndpointCreation:
         """
         if self._realization.own_routes:
             request = replace(request, datapath=request.datapath.with_endpoint_routes(wanted=True))
-        labels = self._labels_now(request)
+        known = self._known_now(request)
+        labels, mac = self._labels_now(request, known), _mac(request, known)
         self._registry.check_unused(request.attachment_id, request.addresses)
         try:
             number = self._policies.acquire()
@@ -162,7 +164,7 @@ class EndpointCreation:
         except REFUSALS as error:
             raise EndpointError(500, str(error)) from error
         pool = "" if request.datapath.external_ipam else self._addresses.default_pool
-        endpoint = _endpoint(request, number, labels or INIT, pool)
+        endpoint = _endpoint(request, number, labels or INIT, pool, mac=mac)
         new = self._new[endpoint.id] = NewEndpoint(endpoint, request, labelled=labels is not None)
         self._registry.open_log(endpoint.id).add(
             Code.OK, Subject.OTHER, model.CREATED, State.WAITING_FOR_IDENTITY, endpoint.created
@@ -245,25 +247,34 @@ class EndpointCreation:
         if new.waiting is not None:
             new.waiting.cancel()
 
-    def _labels_now(self, request: EndpointRequest) -> EndpointLabels | None:
+    def _known_now(self, request: EndpointRequest) -> PodFacts | None:
+        """What is known of the pod of an endpoint to be; None: nothing yet, or it has none."""
+        return self._pods.lookup(_pod_of(request)) if self._has_pod(request) else None
+
+    def _has_pod(self, request: EndpointRequest) -> bool:
+        """Whether an object of its pod is to be expected."""
+        named = request.pod_namespace and request.pod_name and not request.reserved
+        return bool(named) and self._pods.followed
+
+    def _labels_now(self, request: EndpointRequest, known: PodFacts | None) -> EndpointLabels | None:
         """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
         if request.reserved:
             return EndpointLabels(RESERVED_IDENTITIES[request.reserved])
         called = called_labels(request, self._pods.cluster, self._identities.filter)
-        if not (request.pod_namespace and request.pod_name and self._pods.followed):
+        if not self._has_pod(request):
             return called
-        known = self._pods.lookup(_pod_of(request))
-        return None if known is None else merged_labels(request, known, self._identities.filter)
+        return None if known is None else merged_labels(request, known.labels, self._identities.filter)
 
     async def _label(self, new: NewEndpoint) -> None:
-        """Wait for the labels of the pod; without any it begins with reserved:init."""
+        """Wait for the pod: its labels, without any it begins with reserved:init, and its MAC address."""
         if new.labelled:
             return
         known = await self._pods.resolve(_pod_of(new.request))
         labels = INIT
         if known or new.request.labels:
-            labels = merged_labels(new.request, known or (), self._identities.filter)
-        new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info)
+            labels = merged_labels(new.request, known.labels if known else (), self._identities.filter)
+        mac = _mac(new.request, known)
+        new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info, pod_mac=mac)
         new.labelled = True
         if self._new.get(new.endpoint.id) is new:
             self._registry.put(new.endpoint)
@@ -282,7 +293,19 @@ def _pod_of(request: EndpointRequest) -> PodName:
     return PodName(request.pod_namespace, request.pod_name, request.pod_uid)
 
 
-def _endpoint(request: EndpointRequest, number: int, labels: EndpointLabels, default_pool: str) -> Endpoint:
+def _mac(request: EndpointRequest, pod: PodFacts | None) -> bytes:
+    """The MAC address that the pod's annotation asks for, else the one it has. Raises EndpointError 400."""
+    if pod is None or not pod.mac:
+        return request.pod_mac
+    try:
+        return parse_unicast_mac(pod.mac)
+    except ValueError as error:
+        raise EndpointError(400, f"pod annotation {MAC_ANNOTATION}: {error}") from error
+
+
+def _endpoint(
+    request: EndpointRequest, number: int, labels: EndpointLabels, default_pool: str, *, mac: bytes
+) -> Endpoint:
     return Endpoint(
         id=number,
         container_id=request.container_id,
@@ -290,7 +313,7 @@ def _endpoint(request: EndpointRequest, number: int, labels: EndpointLabels, def
         container_name=request.container_name,
         ifname=request.ifname,
         ifindex=request.ifindex,
-        pod_mac=request.pod_mac,
+        pod_mac=mac,
         host_mac=request.host_mac,
         ipv4=request.ipv4,
         pool=(request.pool or default_pool) if request.ipv4 is not None else "",

@@ -1,4 +1,4 @@
-"""What pods' and namespaces' objects say of endpoints: their labels."""
+"""What pods' and namespaces' objects say of endpoints: their labels and MAC addresses."""
 
 from __future__ import annotations
 
@@ -26,8 +26,17 @@ class PodName(NamedTuple):
     """Distinguishes pods of the same name; empty if unknown."""
 
 
+class PodFacts(NamedTuple):
+    """What a new endpoint takes from its pod."""
+
+    labels: list[Label]
+    """Every label of the pod."""
+    mac: str = ""
+    """The MAC address that the pod's annotation asks for, as it is written; empty without one."""
+
+
 class PodMetadata(Protocol):
-    """The labels of pods, from wherever objects come."""
+    """The labels and annotations of pods, from wherever objects come."""
 
     @property
     def cluster(self) -> str:
@@ -39,11 +48,11 @@ class PodMetadata(Protocol):
         """Whether there is a source of objects; else an endpoint has the labels its request brings."""
         ...
 
-    def lookup(self, pod: PodName) -> list[Label] | None:
-        """Every label of the pod; None while it is not known."""
+    def lookup(self, pod: PodName) -> PodFacts | None:
+        """The pod's; None while it is not known."""
         ...
 
-    async def resolve(self, pod: PodName) -> list[Label] | None:
+    async def resolve(self, pod: PodName) -> PodFacts | None:
         """Wait for them for a limited time; None if there is no such pod, or no source answers."""
         ...
 
@@ -58,12 +67,13 @@ WATCH_SECONDS: Final = 2.0
 """How long the watch has to bring a pod, before the API server is asked for it."""
 METADATA_SECONDS: Final = 20.0
 """How long a pod is waited for in all. Without an answer its endpoint begins with reserved:init."""
+MAC_ANNOTATION: Final = "cni.cilium.io/mac-address"
 STATIC_POD: Final = "kubernetes.io/config.hash"
 """Annotation of a static pod's object: what kubelet calls its UID is here, the object has another one."""
 
 
 class KubernetesPods:
-    """Pods' labels as their objects say them.
+    """Pods' labels and MAC addresses as their objects say them.
 
     A pod without an object has none: its endpoint is reserved:init, denied unless a policy allows init.
     The API server may report a pod a moment after the kubelet runs it, so this waits; a folder of manifests
@@ -95,8 +105,8 @@ class KubernetesPods:
         """The name of the cluster."""
         return self._agent.cluster_name
 
-    def lookup(self, pod: PodName) -> list[Label] | None:
-        """Every label of the pod; None while it, or its namespace, or the rules for it are not known."""
+    def lookup(self, pod: PodName) -> PodFacts | None:
+        """The pod's; None while it, or its namespace, or the rules for it are not known."""
         if self._rules is not None:
             if self._rules.missing:
                 return None
@@ -106,18 +116,21 @@ class KubernetesPods:
             return None
         if namespace is None and not (self._folder and self.namespaces.initialized):
             return None
-        return self._labels(pod.namespace, row, namespace)
+        return self._facts(pod.namespace, row, namespace)
 
     def of(self, namespace: str, name: str, uid: str) -> list[Label] | None:
         """Every label of a pod that there is an object of; None without one: what was known stays."""
         row = self.pods.get((namespace, name))
-        return None if row is None or not is_meant(row, uid) else self.lookup(PodName(namespace, name, uid))
+        if row is None or not is_meant(row, uid):
+            return None
+        facts = self.lookup(PodName(namespace, name, uid))
+        return None if facts is None else facts.labels
 
     def labels_of(self, pod: Pod) -> list[Label]:
         """Every label that objects give a pod, whether or not the rules are known."""
         return self._labels(pod.namespace, pod, self.namespaces.get(("", pod.namespace)))
 
-    async def resolve(self, pod: PodName) -> list[Label] | None:
+    async def resolve(self, pod: PodName) -> PodFacts | None:
         """Wait until the watch or a request to the API server brings the pod; None if neither does."""
         with anyio.move_on_after(WATCH_SECONDS):
             await self.ready()
@@ -151,7 +164,7 @@ class KubernetesPods:
             await self._rules.known()
             self._rules = None
 
-    async def _watched(self, pod: PodName) -> list[Label]:
+    async def _watched(self, pod: PodName) -> PodFacts:
         while (found := self.lookup(pod)) is None:
             row = self.pods.get(pod[:2])
             if row is None or not is_meant(row, pod.uid):
@@ -160,7 +173,7 @@ class KubernetesPods:
                 await self.namespaces.wait_changed(("", pod.namespace), None)
         return found
 
-    async def _asked(self, pod: PodName) -> tuple[bool, list[Label] | None]:
+    async def _asked(self, pod: PodName) -> tuple[bool, PodFacts | None]:
         """Whether the API server has answered, and the pod that it has; None without one."""
         from cells.kubernetes.client.errors import (  # loaded where there is a server
             KubernetesError,
@@ -178,7 +191,10 @@ class KubernetesPods:
                 "asking the API server for a pod failed", pod=f"{pod.namespace}/{pod.name}", error=str(error)
             )
             return False, None
-        return True, self._labels(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None
+        return True, self._facts(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None
+
+    def _facts(self, name: str, pod: Pod, namespace: Namespace | None) -> PodFacts:
+        return PodFacts(self._labels(name, pod, namespace), pod.annotations.get(MAC_ANNOTATION, ""))
 
     def _labels(self, name: str, pod: Pod, namespace: Namespace | None) -> list[Label]:
         account = pod.spec.service_account_name

@@ -28,6 +28,7 @@ __all__ = [
     "list_routes",
     "mac_text",
     "parse_mac",
+    "parse_unicast_mac",
     "random_mac",
 ]
 
@@ -52,6 +53,14 @@ def parse_mac(text: str) -> bytes:
     if not _FORMS.fullmatch(text):
         raise ValueError(f"{text!r} is not a MAC address: expected six hex pairs like 02:00:00:00:00:01")
     return bytes.fromhex(text.translate(_WITHOUT_SEPARATORS))
+
+
+def parse_unicast_mac(text: str) -> bytes:
+    """The same of an address that one interface can have: not of a group, not zero."""
+    mac = parse_mac(text)
+    if mac[0] & 1 or mac == bytes(6):
+        raise ValueError(f"{text!r} is not the MAC address of one interface: it is of a group, or zero")
+    return mac
 
 
 def random_mac() -> bytes:

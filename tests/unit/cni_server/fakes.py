@@ -84,6 +84,8 @@ class FakeNode:
     may_refill: anyio.Event | None = None
     may_identify: anyio.Event | None = None
     """Identities have to be waited for until it is set."""
+    annotated_mac: bytes = b""
+    """What pods' objects ask for."""
     on_create: Callable[[], None] = lambda: None
     _next: int = 100
     _started: VethPair | None = None
@@ -207,6 +209,8 @@ class FakeNode:
             raise PoolEmpty("none")
         self.policy_maps -= 1
         endpoint = endpoint_of(request, self._number())
+        if self.annotated_mac:
+            endpoint = replace(endpoint, pod_mac=self.annotated_mac)
         self.book[endpoint.id] = endpoint
         known = None if self.may_identify else Identity(256, ())
         return NewEndpoint(endpoint, request, known)

@@ -365,3 +365,18 @@ async def test_a_plugin_that_goes_while_an_identity_is_waited_for_leaves_nothing
     call.close()
     node.may_identify.set()
     await eventually(node.clean)
+
+
+async def test_the_pods_end_has_the_mac_address_that_the_pods_object_asks_for(served: Harness) -> None:
+    served.node.annotated_mac = bytes.fromhex("0a0000000077")
+    reply = await served.call("ADD")
+    assert [one["mac"] for one in reply.json["interfaces"]][-1] == "0a:00:00:00:00:77"
+    assert "set MAC address 0a:00:00:00:00:77" in served.node.steps
+
+
+async def test_an_add_that_cannot_set_the_mac_address_leaves_nothing(served: Harness) -> None:
+    served.node.annotated_mac = bytes.fromhex("0a0000000077")
+    served.node.refuse = {"set MAC address 0a:00:00:00:00:77"}
+    reply = await served.call("ADD")
+    assert reply.message.startswith("unable to set MAC address on interface eth0: ")
+    assert served.node.clean()

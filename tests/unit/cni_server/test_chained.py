@@ -218,3 +218,22 @@ async def test_cni_gc_leaves_chained_attachments(served: Harness, link: OthersLi
     conf: dict[str, object] = {"name": "mynet", "cniVersion": "1.1.0", "cni.dev/valid-attachments": []}
     assert (await served.call("GC", pod=None, conf=conf)).code == 0
     assert len(served.node.all()) == 1
+
+
+async def test_the_mac_address_that_the_pods_object_asks_for_is_set_and_returned(
+    served: Harness, link: OthersLink
+) -> None:
+    served.node.annotated_mac = bytes.fromhex("0a0000000077")
+    reply = await add(served)
+    assert (reply.code, link.inner.mac.hex(":")) == (0, "0a:00:00:00:00:77")
+    assert [one["mac"] for one in reply.json["interfaces"]][-1] == "0a:00:00:00:00:77"
+
+
+async def test_an_add_that_fails_later_gives_the_link_its_mac_address_back(
+    served: Harness, link: OthersLink
+) -> None:
+    before, served.node.annotated_mac = link.inner.mac, bytes.fromhex("0a0000000077")
+    served.node.refuse = {"set MAC address 0a:00:00:00:00:77"}
+    reply = await add(served)
+    assert reply.message.startswith("unable to set MAC address on interface eth0: ")
+    assert (link.inner.mac, served.node.all()) == (before, [])

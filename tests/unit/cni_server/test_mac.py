@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cells.cni.attachment import ANNOTATION, MacPair, macs_of
+from cells.cni.attachment import MacPair, macs_of
 from cells.cni.protocol import CniError
 from cells.cni.request import NetConf, PodReference
+from cells.endpoint import MAC_ANNOTATION
 from cells.netlink.rows import mac_text, parse_mac
 
 Conf = dict[str, object]
@@ -22,7 +23,7 @@ FIXED: Conf = {"fixedMac": "AA:BB:CC:00:00:02"}
 
 
 def annotated(mac: str) -> Conf:
-    return {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {ANNOTATION: mac, "other": "x"}}}
+    return {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {MAC_ANNOTATION: mac, "other": "x"}}}
 
 
 def macs(conf: Conf, pod: PodReference = WEB, ifname: str = "eth0") -> MacPair:
@@ -95,12 +96,12 @@ def test_derived_addresses_are_unicast_and_local(namespace: str, name: str) -> N
 @pytest.mark.parametrize(
     "text", ["01:00:00:00:00:01", "00:00:00:00:00:00", "zz:zz", "02:00:00:00:00:00:00:01"]
 )
-@pytest.mark.parametrize("source", ["fixedMac", "prefixMacMap other", f"pod annotation {ANNOTATION}"])
+@pytest.mark.parametrize("source", ["fixedMac", "prefixMacMap other", f"pod annotation {MAC_ANNOTATION}"])
 def test_what_no_interface_can_have_is_refused_even_where_it_does_not_decide(source: str, text: str) -> None:
     sources: dict[str, Conf] = {
         "fixedMac": {"fixedMac": text, **annotated("02:00:00:00:00:01")},
         "prefixMacMap other": {"prefixMacMap": {"other": text}, **FIXED},
-        f"pod annotation {ANNOTATION}": annotated(text),
+        f"pod annotation {MAC_ANNOTATION}": annotated(text),
     }
     with pytest.raises(CniError) as refused:
         macs(sources[source])

@@ -22,6 +22,7 @@ from cells.endpoint import (
     EndpointRequest,
     Endpoints,
     Level,
+    PodFacts,
     PodMetadata,
     PodName,
     RegenerationRecovery,
@@ -250,15 +251,23 @@ class FakePods:
     followed: bool = False
     cluster: str = "default"
     known: dict[tuple[str, str], list[Label]] = field(default_factory=dict)
+    macs: dict[tuple[str, str], str] = field(default_factory=dict)
+    """What annotations ask for."""
+    late: bool = False
+    """Only who waits finds a pod."""
     labels_known: anyio.Event = field(default_factory=anyio.Event)
     """Callers that resolve wait for it."""
 
-    def lookup(self, pod: PodName) -> list[Label] | None:
-        return self.known.get(pod[:2])
+    def lookup(self, pod: PodName) -> PodFacts | None:
+        return None if self.late else self._facts(pod)
 
-    async def resolve(self, pod: PodName) -> list[Label] | None:
+    def _facts(self, pod: PodName) -> PodFacts | None:
+        labels = self.known.get(pod[:2])
+        return None if labels is None else PodFacts(labels, self.macs.get(pod[:2], ""))
+
+    async def resolve(self, pod: PodName) -> PodFacts | None:
         await self.labels_known.wait()
-        return self.lookup(pod)
+        return self._facts(pod)
 
 
 class Node:

@@ -13,9 +13,9 @@ import pytest
 import structlog
 
 from cells import kubernetes
-from cells.base.labels import Label, pod_labels, texts
+from cells.base.labels import pod_labels, texts
 from cells.config import AgentConfig, AgentSettings
-from cells.endpoint import KubernetesPods, PodName
+from cells.endpoint import MAC_ANNOTATION, KubernetesPods, PodFacts, PodName
 from cells.endpoint import pods as waits
 from cells.kubernetes.objects.core import Pod
 from lifecycle import Hive, Lifecycle, Table, invoke, provide, supply
@@ -74,8 +74,8 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[Cluster, KubernetesPods]
         yield one, hive.get(KubernetesPods)
 
 
-def shown(labels: list[Label] | None) -> tuple[str, ...] | None:
-    return None if labels is None else texts(labels)
+def shown(pod: PodFacts | None) -> tuple[str, ...] | None:
+    return None if pod is None else texts(pod.labels)
 
 
 async def test_a_pod_that_the_watch_brings_late_is_waited_for(served: tuple[Cluster, KubernetesPods]) -> None:
@@ -92,6 +92,16 @@ async def test_a_pod_that_the_watch_brings_late_is_waited_for(served: tuple[Clus
         one.put(pod("web", app="web"))
     assert found == [("k8s:app=web", *DERIVED)]
     assert shown(pods.lookup(WEB)) == found[0]
+
+
+async def test_a_pods_annotation_names_its_mac_address(served: tuple[Cluster, KubernetesPods]) -> None:
+    one, pods = served
+    body = pod("web", app="web")
+    body["metadata"]["annotations"] = {MAC_ANNOTATION: "0a:00:00:00:00:77"}
+    one.put(body)
+    found = await pods.resolve(WEB)
+    assert found is not None
+    assert found.mac == "0a:00:00:00:00:77"
 
 
 async def test_a_pod_of_the_same_name_and_another_uid_is_not_meant(

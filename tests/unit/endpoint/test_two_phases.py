@@ -247,3 +247,34 @@ async def test_a_container_without_a_namespace_gets_identity_init_at_once(tmp_pa
     new = node.endpoints.begin(msgspec.structs.replace(request(1), pod_namespace=""))
     assert new.identity is not None
     assert node.endpoints.complete(new).labels == INIT_LABELS
+
+
+async def test_an_endpoint_has_the_mac_address_that_its_pod_asks_for(tmp_path: Path) -> None:
+    pods = FakePods(followed=True)
+    pods.macs["default", "web-1"] = "0A:00:00:00:00:77"
+    node = Node(tmp_path, pods=pods)
+    late = node.endpoints.begin(request(1))
+    pods.known["default", "web-1"] = []
+    pods.labels_known.set()
+    await node.endpoints.identify(late)
+    made = node.endpoints.complete(late)
+    assert made.pod_mac.hex(":") == "0a:00:00:00:00:77"
+    assert node.endpoints.delete(made) == ()
+    assert (await node.endpoints.create(request(1))).pod_mac == made.pod_mac
+
+
+@pytest.mark.parametrize("mac", ["zz", "01:00:00:00:00:01", "00:00:00:00:00:00"])
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_pod_that_asks_for_a_mac_address_that_none_can_have_is_refused(
+    tmp_path: Path, mac: str, late: bool
+) -> None:
+    pods = FakePods(followed=True)
+    pods.macs["default", "web-1"] = mac
+    node = Node(tmp_path, pods=pods)
+    pods.labels_known.set()
+    pods.known["default", "web-1"] = []
+    pods.late = late
+    with pytest.raises(EndpointError, match=r"pod annotation cni\.cilium\.io/mac-address: ") as refused:
+        await node.endpoints.create(request(1))
+    assert refused.value.status == 400
+    assert (node.endpoints.all(), node.kernel.is_clean) == ([], True)
