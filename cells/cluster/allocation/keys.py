@@ -25,6 +25,7 @@ from cells.kvstore.store import KVStore, Lock, lock
 from cells.kvstore.watch import PrefixWatch
 from cells.node.addresses import NodeAddress
 from lifecycle import Backoff, Change, Derived, Health, Jobs, Logger, Table, Tables
+from lifecycle.jobs import TimeSlice
 
 BY_LABELS: Final = "labels"
 
@@ -281,14 +282,17 @@ class KVStoreIdentityWatch:
             yield batch
 
     async def _follow(self, changes: list[Change[str, SharedIdentity]] | None) -> None:
+        time_slice = TimeSlice()
         if changes is None:
             there = {row.name: row for row in self._shared.all()}
             for name in {*self._known, *there}:
                 self._take(name, there.get(name))
+                await time_slice.pause()
             self._first.done()
         else:
             for change in changes:
                 self._take(change.key, change.row)
+                await time_slice.pause()
         await self._keep()
 
     async def _keep_used(self, _: object) -> None:

@@ -22,6 +22,7 @@ from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumId
 from cells.kubernetes.settings import ObjectSource
 from cells.kubernetes.sink import ForgottenObject
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
+from lifecycle.jobs import TimeSlice
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
 """Annotation by which the operator marks an identity as unused."""
@@ -241,14 +242,17 @@ class CiliumIdentityWatch:
             yield batch
 
     async def _follow(self, changes: list[Change[tuple[str, str], CiliumIdentity]] | None) -> None:
+        time_slice = TimeSlice()
         if changes is None:
             there = {row.name: row for row in self._table.all()}
             for name in {*self._known, *there}:
                 self._take(name, there.get(name))
+                await time_slice.pause()
             self._first.done()
         else:
             for change in changes:
                 self._take(change.key[1], change.row)
+                await time_slice.pause()
         if self._writes:
             used = self._identities.in_use() if changes is None else self._touched(changes)
             await self._keep(used)

@@ -171,6 +171,7 @@ async def follow(url: str, token: str) -> dict[str, float]:
     from cells.policy.maps import PolicyComputer, PolicyMapPool
     from cells.remote import endpoints
     from lifecycle import Hive, Lifecycle, ReadTable, Table, provide, replace, supply
+    from lifecycle.injection import build  # noqa: F401  # comes with the first hive: no pod's memory
     from tests.unit.policy_maps.fakes import FakeMaps, FakeRules
 
     os.environ["K8S_NODE_NAME"] = "node-0"

@@ -226,3 +226,19 @@ async def test_a_failed_allocation_degrades_health_and_is_retried(one: Cluster, 
 async def test_without_an_api_server_numbers_are_the_nodes_own(tmp_path: Path) -> None:
     async with agent(tmp_path, None) as node:
         assert await acquired(node, WEB) == 256
+
+
+async def test_many_objects_at_a_start_leave_the_event_loop_to_others_in_between(
+    one: Cluster, tmp_path: Path
+) -> None:
+    many = range(1000, 5000)
+    for number in many:
+        one.put(body(number, (f"k8s:app=a{number}", "k8s:io.kubernetes.pod.namespace=default")))
+    async with agent(tmp_path, one) as node:
+        left, batches = set(many), 0
+        async for changes in node.identities.table.changes(node.identities.table.revision):
+            left -= (found := {change.key for change in changes})
+            batches += bool(found)
+            if not left:
+                break
+        assert batches > 1
