@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
 from cells.base.labels import CIDR, Label, cidr_label, parse
@@ -24,6 +24,7 @@ __all__ = [
     "dns_pattern",
     "except_prefixes",
     "network_labels",
+    "parse_prefix",
     "prefix_labels",
     "world_label",
 ]
@@ -46,6 +47,33 @@ def cidr_of_label(key: str) -> Prefix | None:
         return ip_network(f"{address}/{length}" if length else address, strict=False)
     except ValueError:
         return None
+
+
+_LENGTH = re.compile("0|[1-9][0-9]{0,2}")
+
+
+def parse_prefix(text: str) -> Prefix:
+    """A network in CIDR notation, with or without bits of a host. Raises ValueError in Go's words.
+
+    It takes no masks, as in ``10.0.0.0/255.0.0.0``, and no zones, which Python's ``ip_network`` does.
+    """
+    address, slash, length = text.rpartition("/")
+    if not slash:
+        raise ValueError(f"netip.ParsePrefix(\"{text}\"): no '/'")
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        wrong = f'ParseAddr("{address}"): unable to parse IP'
+    else:
+        if "%" in address:
+            wrong = "IPv6 zones cannot be present in a prefix"
+        elif not _LENGTH.fullmatch(length):
+            wrong = f'bad bits after slash: "{length}"'
+        elif int(length) > parsed.max_prefixlen:
+            wrong = "prefix length out of range"
+        else:
+            return ip_network(text, strict=False)
+    raise ValueError(f'netip.ParsePrefix("{text}"): {wrong}')
 
 
 def world_label(prefix: Prefix, *, dual_stack: bool) -> str:

@@ -7,8 +7,9 @@ groups or services are made again when those change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -73,6 +74,7 @@ class Repository:
         self._by_key: dict[IndexKey | None, dict[Selector, None]] = {}
         """Subjects of rules, by what they may be found by: many rules have the same."""
         self._order: dict[RuleSource, int] = {}
+        self._places = count()
         self._names: Counter[FQDNSelector] = Counter()
         """How many entries of rules have each selector of names."""
         self._selecting: dict[tuple[frozenset[Selector], bool], list[Rule]] = {}
@@ -139,7 +141,7 @@ class Repository:
                     del self._by_key[key]
         if rules:
             self._rules[source] = rules
-            self._order.setdefault(source, len(self._order))
+            self._order.setdefault(source, next(self._places))
         else:
             self._rules.pop(source, None)
             self._order.pop(source, None)
@@ -167,15 +169,17 @@ class Repository:
         except PolicyError:
             return False
 
-    def follow(self, world: World) -> tuple[RulesChanged, dict[RuleSource, PolicyError]]:
+    def follow(
+        self, world: World, groups: Set[str] | None = None
+    ) -> tuple[RulesChanged, dict[RuleSource, PolicyError]]:
         """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
 
-        Those stay with their earlier rules.
+        Those stay with their earlier rules. With ``groups`` only these have changed.
         """
         self._world = world
         failed: dict[RuleSource, PolicyError] = {}
         changed: list[Rule] = []
-        for source in self.followers():
+        for source in self.followers(groups):
             try:
                 new = translate(self._objects[source], world)
             except PolicyError as error:
@@ -194,13 +198,15 @@ class Repository:
         """The objects with rules in force."""
         return self._rules.keys()
 
-    def followers(self) -> list[RuleSource]:
-        """The objects with rules that follow CIDR groups or services."""
-        return [
-            source
-            for source, rules in self._rules.items()
-            if any(rule.groups or rule.uses_services for rule in rules)
-        ]
+    def followers(self, groups: Set[str] | None = None) -> list[RuleSource]:
+        """The objects with rules that follow CIDR groups or services; with ``groups``, one of these."""
+
+        def follows(rule: Rule) -> bool:
+            if groups is None:
+                return bool(rule.groups) or rule.uses_services
+            return not groups.isdisjoint(rule.groups)
+
+        return [source for source, rules in self._rules.items() if any(map(follows, rules))]
 
     def object_of(self, source: RuleSource) -> Mapping[str, Any]:
         """The object that is in force by this name."""

@@ -225,15 +225,16 @@ class RulePolicy:
             self._collect([difference], {})
         return self._rows()
 
-    def set_group(
-        self, name: str, prefixes: tuple[Prefix, ...] | None
+    def set_groups(
+        self, groups: Mapping[str, tuple[Prefix, ...] | None]
     ) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
-        """A CIDR group has these prefixes now, or was deleted. Returns the objects that cannot follow."""
-        if prefixes is None:
-            self._groups.pop(name, None)
-        else:
-            self._groups[name] = prefixes
-        changed, failed = self._repository.follow(self._world())
+        """CIDR groups have these prefixes now, None: is deleted. Returns the objects that cannot follow."""
+        for name, prefixes in groups.items():
+            if prefixes is None:
+                self._groups.pop(name, None)
+            else:
+                self._groups[name] = prefixes
+        changed, failed = self._repository.follow(self._world(), groups.keys())
         return self._follow(changed), failed
 
     def follow_services(self) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:

@@ -346,7 +346,14 @@ def _part(part: IngressRule | EgressRule, rule: Rule) -> dict[str, Any]:
         selectors: Sequence[EndpointSelector] | None = getattr(part, attribute, None)
         if selectors is not None:
             shown[name] = [
-                _selector(scoped(label_selector(one), rule.source.namespace, subject_is_init=is_init))
+                _selector(
+                    scoped(
+                        label_selector(one),
+                        rule.source.namespace,
+                        subject_is_init=is_init,
+                        is_requirement=name.endswith("Requires"),
+                    )
+                )
                 for one in selectors
             ]
     for ports in shown.get("toPorts") or ():

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from ipaddress import ip_network
 from typing import Any, Final
 
 import anyio
@@ -40,7 +39,7 @@ from cells.policy.control.objects import (
     policy_kinds,
 )
 from cells.policy.control.view import PolicyCounts
-from cells.policy.labels import Prefix
+from cells.policy.labels import Prefix, parse_prefix
 from cells.policy.maps import EndpointPolicies, EndpointPolicy, PodKey
 from cells.policy.rules import PolicyError, Unenforced
 from cells.policy.rules import RuleSource as PolicySource
@@ -111,6 +110,15 @@ class PolicyStatuses:
             held = self._statuses.get((source.kind, source.namespace, source.name))
             if held is not None and (row.valid, row.text) != (held.valid, held.text):
                 self._accepted(source)
+
+    def unreadable(self, group: str, network: str, error: ValueError) -> None:
+        """A CIDR group has a text that cannot be read as a network."""
+        self._log.warning(
+            "network of a CIDR group ignored: correct it to ADDRESS/LENGTH",
+            group=group,
+            network=network,
+            error=str(error),
+        )
 
     def unanswered(self, failed: Mapping[PolicySource, PolicyError]) -> None:
         """Rules that name services cannot be followed."""
@@ -399,14 +407,23 @@ class PolicyWatch:
             self._statuses.accepted(source)
 
     async def _follow_groups(self, changes: list[Change[tuple[str, str], CiliumCIDRGroup]]) -> None:
-        rows: list[EndpointPolicy] = []
-        for change in changes:
-            _, name = change.key
-            prefixes = tuple(_group_prefixes(change.row)) if change.row is not None else None
-            changed, failed = self._policy.set_group(name, prefixes)
-            rows += changed
-            self._statuses.translated(failed)
+        groups = {
+            change.key[1]: self._group_prefixes(change.row) if change.row is not None else None
+            for change in changes
+        }
+        rows, failed = self._policy.set_groups(groups)
+        self._statuses.translated(failed)
         await self._rollout.follow_rules(rows)
+
+    def _group_prefixes(self, group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
+        """The networks of a group. One that cannot be read is logged and left out."""
+        found = []
+        for text in group.spec.external_cidrs or ():
+            try:
+                found.append(parse_prefix(text))
+            except ValueError as error:
+                self._statuses.unreadable(group.name, text, error)
+        return tuple(found)
 
     async def _follow_services(self, changes: list[Change[Any, Any]]) -> None:
         del changes
@@ -420,8 +437,3 @@ def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:
     object_: dict[str, Any] = msgspec.to_builtins(row)
     object_.pop("status", None)
     return object_ | {"kind": kind.kind}
-
-
-def _group_prefixes(group: CiliumCIDRGroup) -> Iterator[Prefix]:
-    for text in group.spec.external_cidrs or ():
-        yield ip_network(text, strict=False)

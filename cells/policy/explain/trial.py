@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -50,6 +50,7 @@ from cells.policy.labels import (
     PrefixSet,
     canonical_name,
     network_labels,
+    parse_prefix,
 )
 from cells.policy.rules import Direction, PolicyError
 from cells.policy.selectors import PeerSelector
@@ -210,7 +211,7 @@ def _read(given: Mapping[str, Any]) -> Object:
 
 def _networks(group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
     try:
-        return tuple(ip_network(text, strict=False) for text in group.spec.external_cidrs or ())
+        return tuple(map(parse_prefix, group.spec.external_cidrs or ()))
     except ValueError as error:
         raise UnanswerableError(f"CiliumCIDRGroup {group.name} is refused: {error}") from None
 

@@ -7,13 +7,12 @@ Source: networking.k8s.io/v1. ``policyTypes`` decides which directions the polic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_network
 from typing import Any, Literal
 
 import msgspec
 
 from cells.kubernetes.objects.kind import convert
-from cells.policy.labels import Prefix, except_prefixes
+from cells.policy.labels import Prefix, except_prefixes, parse_prefix
 from cells.policy.rules import (
     PeerRule,
     PolicyError,
@@ -27,7 +26,7 @@ from cells.policy.rules import (
     port_ranges,
 )
 from cells.policy.rules.peers import K8S, NAMESPACE, NAMESPACE_LABELS, cidr_selectors, in_namespace
-from cells.policy.rules.sanitise import check_exceptions
+from cells.policy.rules.sanitise import check_exceptions, check_values
 from cells.policy.rules.schema import PolicyPart, PortProtocol
 from cells.policy.selectors import ALL, PeerSelector, Requirement, Selector
 
@@ -200,17 +199,16 @@ def peer_selector(peer: Peer, namespace: str) -> Selector | None:
 
 
 def _block(cidr: str, exceptions: Sequence[str], prefixes: set[Prefix]) -> list[Prefix]:
-    for text in (cidr, *exceptions):
-        if "/" not in text:
-            raise PolicyError(f'Unable to parse CIDRRule "{text}": netip.ParsePrefix("{text}"): no \'/\'')
-        try:
-            ip_network(text, strict=False)
-        except ValueError as error:
-            raise PolicyError(f'Unable to parse CIDRRule "{text}": {error}') from None
+    try:
+        prefix = parse_prefix(cidr)
+    except ValueError as error:
+        raise PolicyError(f'Unable to parse CIDRRule "{cidr}": {error}') from None
+    try:
+        excepted = [parse_prefix(text) for text in exceptions]
+    except ValueError as error:
+        raise PolicyError(str(error)) from None
     check_exceptions(cidr, exceptions)
-    own = except_prefixes(
-        ip_network(cidr, strict=False), [ip_network(text, strict=False) for text in exceptions]
-    )
+    own = except_prefixes(prefix, excepted)
     prefixes.update(own)
     return own
 
@@ -226,6 +224,7 @@ def _selector(selector: NetworkPolicySelector, *, prefix: str = "") -> Selector:
                 f"invalid label selector: matchExpressions[{index}].operator: Invalid value: "
                 f'"{one.operator}": not a valid selector operator'
             )
+        check_values(index, one.operator, one.values)
         requirements.append(Requirement.of(f"{head}{one.key}", one.operator, one.values or ()))
     return Selector.of(requirements)
 

@@ -81,18 +81,23 @@ def in_namespace(namespace: str) -> Requirement:
     return Requirement(K8S, NAMESPACE, "In", (namespace,))
 
 
-def scoped(selector: Selector, namespace: str, *, subject_is_init: bool) -> Selector:
+def scoped(
+    selector: Selector, namespace: str, *, subject_is_init: bool, is_requirement: bool = False
+) -> Selector:
     """A peer's selector limited to the policy's namespace, unless it names namespaces or reserved labels.
 
-    Without a namespace (a cluster-wide policy) it is limited to what has one. A policy for endpoints in
-    ``init`` has no such limit: they have no namespace yet.
+    Without a namespace (a cluster-wide policy) it is limited to what has one, unless the policy is for
+    endpoints in ``init``, which have none. Labels of namespaces do not lift that: a NotIn of one would
+    select nodes and the world. Reserved labels lift no limit of ``fromRequires`` and ``toRequires``
+    (``is_requirement``).
     """
-    named = selector.has_key(NAMESPACE, K8S, ANY) or selector.has_key_prefix(f"{NAMESPACE_LABELS}.")
-    if subject_is_init or named or selector.has_source("reserved"):
+    if selector.has_key(NAMESPACE, K8S, ANY) or (selector.has_source("reserved") and not is_requirement):
         return selector
-    if namespace:
-        return selector.also(in_namespace(namespace))
-    return selector.also(Requirement(K8S, NAMESPACE, EXISTS))
+    if not namespace:
+        return selector if subject_is_init else selector.also(Requirement(K8S, NAMESPACE, EXISTS))
+    if selector.has_key_prefix(f"{NAMESPACE_LABELS}."):
+        return selector
+    return selector.also(in_namespace(namespace))
 
 
 def entities(names: Iterable[str], options: PolicyOptions) -> list[Selector]:

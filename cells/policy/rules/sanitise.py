@@ -216,15 +216,18 @@ def check_selector(selector: EndpointSelector) -> None:
         _check_key(key, "matchLabels")
     for index, one in enumerate(selector.match_expressions or ()):
         _check_key(one.key, f"matchExpressions[{index}].key")
-        place = f"invalid label selector: matchExpressions[{index}].values"
-        if one.operator in ("In", "NotIn") and not one.values:
-            raise PolicyError(
-                f"{place}: Required value: must be specified when `operator` is 'In' or 'NotIn'"
-            )
-        if one.operator not in ("In", "NotIn") and one.values:
-            raise PolicyError(
-                f"{place}: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
-            )
+        check_values(index, one.operator, one.values)
+
+
+def check_values(index: int, operator: str, values: Sequence[str] | None) -> None:
+    """Values of ``matchExpressions[index]`` go with In and NotIn, and with them only. Raises PolicyError."""
+    place = f"invalid label selector: matchExpressions[{index}].values"
+    if operator in ("In", "NotIn") and not values:
+        raise PolicyError(f"{place}: Required value: must be specified when `operator` is 'In' or 'NotIn'")
+    if operator not in ("In", "NotIn") and values:
+        raise PolicyError(
+            f"{place}: Forbidden: may not be specified when `operator` is 'Exists' or 'DoesNotExist'"
+        )
 
 
 def _check_key(text: str, place: str) -> None:

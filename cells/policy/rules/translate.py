@@ -35,7 +35,6 @@ from cells.policy.rules.peers import (
     cidr_set,
     entities,
     fqdns,
-    in_namespace,
     label_selector,
     parsed,
     scoped,
@@ -202,17 +201,19 @@ def policy_labels(source: RuleSource, uid: str, extra: Sequence[RuleLabel] = ())
 
 
 def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
-    """The subject of the rule, and whether that is endpoints in ``init``, which have no namespace."""
+    """The subject of the rule, and whether that is endpoints in ``init``.
+
+    A policy with a namespace selects endpoints there alone, so none in ``init``. The namespace takes the
+    place of one in ``matchLabels``; other conditions on namespaces hold beside it.
+    """
     if spec.node_selector is not None:
         return label_selector(spec.node_selector), False
-    selector = label_selector(cast("EndpointSelector", spec.endpoint_selector))
-    is_init = selector.has_key("init", "reserved")
-    if source.namespace and not is_init:
-        others = (
-            one for one in selector.requirements if one.key != NAMESPACE or one.source not in ("k8s", "any")
-        )
-        selector = Selector.of([*others, in_namespace(source.namespace)])
-    return selector, is_init
+    given = cast("EndpointSelector", spec.endpoint_selector)
+    if source.namespace:
+        labels = {**(given.match_labels or {}), f"k8s:{NAMESPACE}": source.namespace}
+        given = msgspec.structs.replace(given, match_labels=labels)
+    selector = label_selector(given)
+    return selector, selector.has_key("init", "reserved")
 
 
 class _Build:
@@ -268,9 +269,16 @@ class _Build:
             return self._ingress(rule, deny=deny)
         return self._egress(rule, deny=deny)
 
-    def _selectors(self, selectors: Sequence[EndpointSelector] | None) -> tuple[Selector, ...]:
+    def _selectors(
+        self, selectors: Sequence[EndpointSelector] | None, *, is_requirement: bool = False
+    ) -> tuple[Selector, ...]:
         return tuple(
-            scoped(label_selector(one), self._namespace, subject_is_init=self._is_init)
+            scoped(
+                label_selector(one),
+                self._namespace,
+                subject_is_init=self._is_init,
+                is_requirement=is_requirement,
+            )
             for one in selectors or ()
         )
 
@@ -298,7 +306,8 @@ class _Build:
             rule.from_requires,
         )
         restricted = any(member is not None for member in given)
-        return (tuple(peers) if restricted else None), self._selectors(rule.from_requires)
+        requires = self._selectors(rule.from_requires, is_requirement=True)
+        return (tuple(peers) if restricted else None), requires
 
     def _egress(
         self, rule: EgressRule, *, deny: bool
@@ -332,7 +341,8 @@ class _Build:
             rule.to_fqdns or None,
         )
         restricted = any(member is not None for member in given)
-        return (tuple(peers) if restricted else None), self._selectors(rule.to_requires)
+        requires = self._selectors(rule.to_requires, is_requirement=True)
+        return (tuple(peers) if restricted else None), requires
 
     def _ports(self, rule: Common) -> tuple[Ports, ...] | None:
         if rule.icmps:

@@ -134,6 +134,14 @@ async def test_an_exception_outside_its_group_closes_the_rule_in_any_order(
         await eventually(lambda: node.entries.keys() == CLOSED)
 
 
+async def test_a_network_of_a_group_that_cannot_be_read_leaves_out_nothing_else(tmp_path: Path) -> None:
+    async with room(tmp_path) as node:
+        plain = GROUPED.replace(", except: [10.0.0.0/8]", "")
+        node.write(f"{GROUP.replace('192.0.2.0/24', '10.0.0.0/99, 192.0.2.0/24')}---{plain}")
+        await eventually(lambda: "192.0.2.0/24" in node.kernel.identities)
+        assert node.policy.missing == ""
+
+
 async def test_a_group_that_is_mended_opens_its_rule_and_not_what_is_refused_since(tmp_path: Path) -> None:
     async with room(tmp_path) as node:
         node.write(f"{GROUP}---{GROUPED}")

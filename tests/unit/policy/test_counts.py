@@ -19,7 +19,7 @@ def policy(name: str, *groups: str) -> dict[str, Any]:
 
 def test_policies_that_use_a_cidr_group_that_exists_are_counted() -> None:
     world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
-    world.set_group("partners", (ip_network("192.0.2.0/24"),))
+    world.set_groups({"partners": (ip_network("192.0.2.0/24"),)})
     for one in (
         policy("none"),
         policy("known", "partners"),
