@@ -65,7 +65,7 @@ def command() -> None:
 def _asked(operation: str, failure: str, query: dict[str, str] | None = None) -> Any:
     """What the agent answers; None, and a line, where there is no BGP. Raises click.ClickException."""
     try:
-        return ask(operation, query=query) or []
+        return ask(operation, query=query)
     except RequestFailedError as error:
         if error.status == _DISABLED:
             click.echo("BGP Control Plane is disabled")

@@ -59,7 +59,7 @@ def command(
 
 
 def _config() -> Any:
-    return ask_or_fail("Error while retrieving configuration", "GET /config") or {}
+    return ask_or_fail("Error while retrieving configuration", "GET /config")
 
 
 def _status() -> Any:

@@ -30,7 +30,7 @@ def version(output: str) -> None:
     """Print version information"""
     own = f"{_own()} python version {platform.python_version()} {sys.platform}/{platform.machine()}"
     try:
-        daemon = (ask("GET /debuginfo") or {}).get("cilium-version", "")
+        daemon = ask("GET /debuginfo").get("cilium-version", "")
     except RequestFailedError:
         daemon = ""
     if output:
@@ -60,7 +60,7 @@ def _parts(text: str) -> dict[str, str]:
 def debuginfo(file: bool, file_per_command: bool, forms: str, output_directory: str) -> None:
     """Request available debugging information from agent"""
     try:
-        found = ask("GET /debuginfo") or {}
+        found = ask("GET /debuginfo")
     except RequestFailedError as error:
         raise click.ClickException(str(error)) from error
     for form in forms.split(",") if forms else ["markdown"]:

@@ -62,7 +62,7 @@ def endpoint_id(text: str) -> str:
 @output_option
 def list_endpoints(no_headers: bool, output: str) -> None:
     """List all endpoints"""
-    endpoints = ask_or_fail("cannot get endpoint list", "GET /endpoint") or []
+    endpoints = ask_or_fail("cannot get endpoint list", "GET /endpoint")
     endpoints.sort(key=lambda one: one.get("id", 0))
     if output:
         click.echo(printed(model(endpoints, ENDPOINT), output))
@@ -111,7 +111,7 @@ def get(endpoint: str | None, labels: tuple[str, ...], output: str) -> None:
             endpoint_id(endpoint)
             found = [ask("GET /endpoint/{id}", id=endpoint)]
         else:
-            found = ask("GET /endpoint", body=chosen) or []
+            found = ask("GET /endpoint", body=chosen)
     except RequestFailedError as error:
         what = endpoint or f"endpoints for given list of labels {chosen}"
         raise click.ClickException(f"Cannot get endpoint {what}: {error}\n") from error
@@ -160,7 +160,7 @@ def health(endpoint: str, output: str) -> None:
 def log(endpoint: str, output: str) -> None:
     """View endpoint status log"""
     endpoint_id(endpoint)
-    found = ask_or_fail(f"Cannot get endpoint log {endpoint}", "GET /endpoint/{id}/log", id=endpoint) or []
+    found = ask_or_fail(f"Cannot get endpoint log {endpoint}", "GET /endpoint/{id}/log", id=endpoint)
     if output:
         click.echo(printed(model(found), output))
         return
@@ -192,7 +192,7 @@ def config(endpoint: str | None, options: tuple[str, ...], list_options: bool, o
         raise click.ClickException("Missing endpoint id argument\n")
     endpoint_id(endpoint)
     failure = f"Cannot get configuration of endpoint {endpoint}"
-    status = ask_or_fail(failure, "GET /endpoint/{id}/config", id=endpoint) or {}
+    status = ask_or_fail(failure, "GET /endpoint/{id}/config", id=endpoint)
     realized = status.get("realized") or {}
     if not options:
         if output:
@@ -238,7 +238,7 @@ def labels(endpoint: str, add: tuple[str, ...], delete: tuple[str, ...]) -> None
 
 
 def _labels(endpoint: str) -> Any:
-    found = ask("GET /endpoint/{id}/labels", id=endpoint) or {}
+    found = ask("GET /endpoint/{id}/labels", id=endpoint)
     if not found.get("status"):
         raise click.ClickException("Cannot get endpoint labels: empty response\n")
     return found

@@ -3,7 +3,6 @@
 Source: Cilium 1.17, cilium-health/cmd and pkg/health/client.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ import click
 
 from hive.client import DEFAULT_SOCKET
 from hive.dbg.go_text import STATUS, Shape, aligned, model, output_option, printed
-from hive.dbg.requests import HINT, RequestFailedError, send
+from hive.dbg.main import run_client
+from hive.dbg.requests import RequestFailedError, decoded, send
 from hive.dbg.status import Details, status_text
 
 Json = dict[str, Any]
@@ -75,15 +75,15 @@ def _ask(socket: Path, method: str, path: str, what: str) -> Any:
     try:
         status, content = send(method, f"/v1beta{path}", socket=socket)
     except RequestFailedError as error:
-        raise _failed(f"{what}: {str(error).removesuffix(HINT).rstrip()}") from error
+        raise _failed(f"{what}: {error}") from error
     if status != 200:
         if (name := _ANSWERS[method, path].get(status)) is None:
             raise _failed(f"{what}: [{method} {path}] {_OPERATIONS[path]} (status {status}): {{}}")
         text = " ".join(filter(None, (name, content.decode(errors="replace").strip())))
         raise _failed(f"{what}: [{method} {path}][{status}] {text}")
     try:
-        return json.loads(content)
-    except ValueError as error:
+        return decoded(content)
+    except RequestFailedError as error:
         raise _failed(f"{what}: {error}") from error
 
 
@@ -97,7 +97,7 @@ def status_command(socket: Path, probe: bool, succinct: bool, verbose: bool, out
     """Display cilium connectivity to other nodes"""
     del succinct  # the form without --verbose
     method, path = ("PUT", "/status/probe") if probe else ("GET", "/status")
-    found = _ask(socket, method, path, f"Cannot get {path.removeprefix('/')}") or {}
+    found = _ask(socket, method, path, f"Cannot get {path.removeprefix('/')}")
     if output:
         click.echo(printed(model(found, CONNECTIVITY), output))
         return
@@ -226,12 +226,4 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run the command line; the exit code. Errors are printed to stderr."""
-    try:
-        cli.main(arguments or ["--help"], prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()
-    except click.ClickException as error:
-        click.echo(f"Error: {error.format_message()}", err=True)
-        return 1
-    except (click.Abort, KeyboardInterrupt):
-        return 1
-    return 0
+    return run_client(cli, NAME, arguments)

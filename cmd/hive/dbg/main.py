@@ -128,7 +128,15 @@ def run(arguments: list[str]) -> int:
     """Run the command line; the exit code. Errors are printed to stderr."""
     try:
         arguments, host = _without_global_options(arguments)
-        result = cli.main(arguments or ["--help"], prog_name=NAME, standalone_mode=False, obj=host)
+    except click.UsageError as error:
+        return _refuse(error.format_message())
+    return run_client(cli, NAME, arguments, host)
+
+
+def run_client(command: click.Command, name: str, arguments: list[str], host: str | None = None) -> int:
+    """Run a client of Cilium's; its exit code. Errors are printed to stderr."""
+    try:
+        result = command.main(arguments or ["--help"], prog_name=name, standalone_mode=False, obj=host)
         sys.stdout.flush()
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None

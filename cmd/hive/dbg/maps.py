@@ -14,7 +14,7 @@ import click
 from hive.client import follow as follow_lines
 from hive.dbg.go_text import MAPS, aligned, model, output_option, printed, table
 from hive.dbg.main import Group
-from hive.dbg.requests import RequestFailedError, ask, explain, path_of, send, socket_path
+from hive.dbg.requests import RequestFailedError, ask, decoded, explain, path_of, send, socket_path
 
 
 @click.group("map", cls=Group)
@@ -28,7 +28,7 @@ def map_group() -> None:
 def list_maps(verbose: bool, output: str) -> None:
     """List all open BPF maps"""
     try:
-        found = ask("GET /map") or {}
+        found = ask("GET /map")
     except RequestFailedError as error:
         raise click.ClickException(str(error)) from error
     if output:
@@ -66,7 +66,7 @@ def _contents(one: dict[str, Any]) -> str:
 def get_map(name: str, output: str) -> None:
     """Display cached content of given BPF map"""
     try:
-        found = ask("GET /map/{name}", name=name) or {}
+        found = ask("GET /map/{name}", name=name)
     except RequestFailedError as error:
         raise click.ClickException(str(error)) from error
     click.echo(printed(model(found, MAPS["maps[]"]), output) if output else _contents(found))
@@ -99,12 +99,13 @@ def _events(name: str, follow: bool) -> Iterator[dict[str, Any]]:
         return
     try:
         status, content = send("GET", path)
+        found = [decoded(line) for line in content.splitlines()] if status == http.client.OK else []
     except RequestFailedError as error:
         raise click.ClickException(f"could not get map name events: {error}\n") from error
     if status != http.client.OK:
         reason = explain("GET /map/{name}/events", status, content)
         raise click.ClickException(f"could not get map name events: {reason}\n")
-    yield from map(json.loads, content.splitlines())
+    yield from found
 
 
 @click.group(cls=Group)
@@ -122,7 +123,7 @@ def list_metrics(match_pattern: str, output: str) -> None:
     except re.error as error:
         raise click.ClickException(f"Cannot compile regex: {error}\n") from error
     try:
-        found = ask("GET /metrics/") or []
+        found = ask("GET /metrics/")
     except RequestFailedError as error:
         raise click.ClickException(f"Cannot get metrics list: {error}") from error
     chosen = [one for one in found if wanted.search(one.get("name", ""))]

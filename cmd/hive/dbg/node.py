@@ -33,7 +33,7 @@ def node() -> None:
 @output_option
 def list_nodes(output: str) -> None:
     """List nodes"""
-    found = ask_or_fail("Cannot get node list", "GET /cluster/nodes") or {}
+    found = ask_or_fail("Cannot get node list", "GET /cluster/nodes")
     nodes = found.get("nodes-added") or []
     if output:
         click.echo(printed(model(nodes, {"secondary-addresses[]": {}}), output))
@@ -57,7 +57,7 @@ def nodeid() -> None:
 @output_option
 def list_node_ids(output: str) -> None:
     """List node IDs and their IP addresses"""
-    found = ask_or_fail("Cannot get node IDs", "GET /node/ids") or []
+    found = ask_or_fail("Cannot get node IDs", "GET /node/ids")
     if output:
         click.echo(printed(model(found, {"ips[]": {}}), output))
         return
@@ -79,7 +79,7 @@ def cgroups() -> None:
 @output_option
 def list_cgroups(no_headers: bool, output: str) -> None:
     """Display cgroup metadata maintained by Cilium"""
-    found = ask_or_fail("Cannot get cgroup metadata", "GET /cgroup-dump-metadata") or {}
+    found = ask_or_fail("Cannot get cgroup metadata", "GET /cgroup-dump-metadata")
     if output:
         click.echo(printed(model(found, _PODS), output))
         return
@@ -103,7 +103,7 @@ def encrypt_status(output: str) -> None:
     """Display the current encryption state"""
     root_only("cilium-dbg encrypt status")
     failure = "Cannot get daemon encryption status"
-    status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"}) or {}
+    status = ask_or_fail(failure, "GET /healthz", headers={"Brief": "false"})
     found = status.get("encryption") or {}
     if found.get("mode") == "IPsec" and not found.get("ipsec"):  # Cilium's agent leaves it to its clients
         try:
@@ -274,7 +274,7 @@ def kvstore() -> None:
 def _without_store() -> NoReturn:
     """Raises click.ClickException: this command has no client of etcd."""
     try:
-        configuration: Any = ask("GET /config") or {}
+        configuration: Any = ask("GET /config")
     except RequestFailedError as error:
         raise click.ClickException(f"Unable to retrieve cilium configuration: {error}") from error
     kind = ((configuration.get("status") or {}).get("kvstoreConfiguration") or {}).get("type", "")

@@ -135,7 +135,7 @@ def _sourced(selector: dict[str, Any]) -> dict[str, Any]:
 @output_option
 def selectors(verbose: bool, output: str) -> None:
     """Display cached information about selectors"""
-    found = ask_or_fail("Cannot get policy", "GET /policy/selectors") or []
+    found = ask_or_fail("Cannot get policy", "GET /policy/selectors")
     if output:
         click.echo(printed([model(one, _SELECTORS) for one in found], output))
         return
@@ -165,7 +165,7 @@ def wait(revision: int, sleep_time: int, fail_wait_time: int, max_wait_time: int
     """Wait for all endpoints to have updated to a given policy revision"""
     start = time.monotonic()
     while True:
-        endpoints = ask_or_fail("cannot list endpoints", "GET /endpoint") or []
+        endpoints = ask_or_fail("cannot list endpoints", "GET /endpoint")
         states = [_progress(one, revision) for one in endpoints]
         late, failed = sum(state != "ready" for state in states), states.count("failed")
         if not late:
@@ -204,9 +204,9 @@ def list_identities(labels: tuple[str, ...], endpoints: bool, output: str) -> No
     """List identities"""
     try:
         if endpoints:
-            found = ask("GET /identity/endpoints") or []
+            found = ask("GET /identity/endpoints")
         else:
-            found = ask("GET /identity", body=list(labels) or None) or []
+            found = ask("GET /identity", body=list(labels) or None)
     except RequestFailedError as error:
         what = "endpoint identities" if endpoints else f"identities for given labels [{' '.join(labels)}]"
         raise click.ClickException(f"Cannot get {what}. err: {error}\n") from error
@@ -244,7 +244,7 @@ def get_identity(number: str | None, label: tuple[str, ...], output: str) -> Non
         raise click.ClickException("Either --label or an ID must be provided\n")
     try:
         if label:
-            found = ask("GET /identity", body=[one for text in label for one in text.split(",")]) or []
+            found = ask("GET /identity", body=[one for text in label for one in text.split(",")])
         else:
             found = [ask("GET /identity/{id}", id=str(number))]
     except RequestFailedError as error:
@@ -288,7 +288,7 @@ def get_address(cidr: str | None, labels: tuple[str, ...], numeric: bool, verbos
 def _print_addresses(
     query: dict[str, str] | None, body: list[str] | None, numeric: bool, verbose: bool, output: str
 ) -> None:
-    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", query=query, body=body) or []
+    found = ask_or_fail("Cannot get ipcache entries. err", "GET /ip", query=query, body=body)
     if output:
         click.echo(printed(model(found), output))
         return
@@ -312,7 +312,7 @@ def _prefix_order(one: dict[str, Any]) -> tuple[int, int, bytes]:
 def identity_labels(number: int) -> list[str]:
     """The labels of an identity; of an unknown one its name or number, and why on standard error."""
     try:
-        found = ask("GET /identity/{id}", id=str(number)) or {}
+        found = ask("GET /identity/{id}", id=str(number))
     except RequestFailedError as error:
         click.echo(f"Cannot get identity for ID {number}: {error}", err=True)
         return [RESERVED.get(number, str(number))]
@@ -372,7 +372,7 @@ def clean(force: bool, matchpattern: str) -> None:
 @output_option
 def names(output: str) -> None:
     """Show internal state Cilium has for DNS names / regexes"""
-    found = ask_or_fail("Error", "GET /fqdn/names") or {}
+    found = ask_or_fail("Error", "GET /fqdn/names")
     shape: Shape = {"DNSPollNames[]": {}, "FQDNPolicySelectors[]": {}}
     click.echo(printed(model(found, shape), output or "json"))
 

@@ -105,6 +105,15 @@ _ANSWERS: Final[Mapping[str, frozenset[int]]] = {
     "GET /bgp/route-policies": frozenset({500, 501}),
 }
 """Statuses that the client knows of each operation; all others it reports without what the agent answered."""
+_LISTS: Final = frozenset(
+    f"GET /{path}"
+    for path in (
+        *("bgp/peers", "bgp/route-policies", "bgp/routes", "endpoint", "endpoint/{id}/log", "fqdn/cache"),
+        *("fqdn/cache/{id}", "identity", "identity/endpoints", "ip", "lrp", "metrics/", "node/ids"),
+        *("policy/selectors", "recorder", "recorder/masks", "service"),
+    )
+)
+"""Operations that are answered with a list; the others, with an object."""
 _WITHOUT_TEXT: Final = frozenset({403, 404, 429})
 """Statuses of responses without a body in the schema."""
 _TEXTLESS: Final = frozenset(
@@ -146,20 +155,36 @@ def ask(
     timeout: float = TIMEOUT,
     **named: str,
 ) -> Any:
-    """Ask for an operation such as ``GET /endpoint/{id}``; the decoded answer, None for an empty one.
+    """Ask for an operation such as ``GET /endpoint/{id}``; the decoded answer.
 
     Values of `named` take their places in the path. Raises RequestFailedError.
     """
     method, _, template = operation.partition(" ")
     status, content = send(method, path_of(template, named, query), body, headers, timeout)
     if status < http.client.MULTIPLE_CHOICES:
-        if not content.strip():
-            return None
-        try:
-            return json.loads(content)
-        except ValueError as error:
-            raise RequestFailedError(str(error)) from error
+        read = method == "GET" or template == "/policy"  # the answers to other changes are not read
+        return decoded(content if read else b"", list if operation in _LISTS else dict)
     raise RequestFailedError(explain(operation, status, content), status)
+
+
+def decoded(content: bytes, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
+    """An answer as Cilium's client decodes it: null fields are absent, and no answer is an empty one.
+
+    Raises RequestFailedError if it is not JSON, or of another kind.
+    """
+    try:
+        answer = json.loads(content, object_pairs_hook=_without_nulls) if content.strip() else None
+    except ValueError as error:
+        raise RequestFailedError(str(error)) from error
+    if answer is not None and not isinstance(answer, kind):
+        names: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "bool"}
+        found = names.get(type(answer), "number")
+        raise RequestFailedError(f"json: cannot unmarshal {found} where an {names[kind]} is expected")
+    return kind() if answer is None else answer
+
+
+def _without_nulls(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in fields if value is not None}
 
 
 def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:
@@ -198,7 +223,10 @@ def send(
     """
     where = socket or socket_path()
     connection = UnixConnection(where, timeout)
+    step = f"dial unix {where}: connect"
     try:
+        connection.connect()
+        step = f"read unix @->{where}: read"
         sent = dict(headers or {})
         data = None
         if body is not None:
@@ -209,10 +237,14 @@ def send(
         return answer.status, answer.read()
     except TimeoutError as error:
         raise RequestFailedError("Cilium API client timeout exceeded") from error
+    except http.client.RemoteDisconnected as error:
+        raise RequestFailedError(f'{method.capitalize()} "http://localhost{path}": EOF') from error
+    except http.client.IncompleteRead as error:
+        raise RequestFailedError("unexpected EOF") from error
     except OSError as error:
-        word = {"GET": "Get", "PUT": "Put", "PATCH": "Patch", "DELETE": "Delete"}[method]
         reason = (error.strerror or str(error)).lower()
-        text = f'{word} "http://localhost{path}": dial unix {where}: connect: {reason}\n{HINT}'
+        hint = f"\n{HINT}" if str(DEFAULT_SOCKET) in step else ""
+        text = f'{method.capitalize()} "http://localhost{path}": {step}: {reason}{hint}'
         raise RequestFailedError(text) from error
     except http.client.HTTPException as error:
         raise RequestFailedError(f"{where} does not speak HTTP: {error!r}") from error

@@ -25,7 +25,7 @@ def service() -> None:
 @output_option
 def list_services(clustermesh_affinity: bool, output: str) -> None:
     """List services"""
-    found = ask_or_fail("Cannot get services list", "GET /service") or []
+    found = ask_or_fail("Cannot get services list", "GET /service")
     if output:
         click.echo(printed(model(found, SERVICE), output))
     else:
@@ -58,7 +58,7 @@ def service_table(services: list[dict[str, Any]], *, affinity: bool = False) -> 
 @output_option
 def get_service(number: str, output: str) -> None:
     """Display service information"""
-    found = ask_or_fail(f"Cannot get service '{number}'", "GET /service/{id}", id=_number(number)) or {}
+    found = ask_or_fail(f"Cannot get service '{number}'", "GET /service/{id}", id=_number(number))
     if not (found.get("status") or {}).get("realized"):
         raise click.ClickException(f"Cannot get service '{number}': empty response\n")
     click.echo(printed(model(found, SERVICE), output) if output else service_table([found]), nl=bool(output))
@@ -76,7 +76,7 @@ def _number(text: str) -> str:
 def delete_service(number: str | None, delete_all: bool) -> None:
     """Delete a service"""
     if delete_all:
-        for one in ask("GET /service") or []:
+        for one in ask("GET /service"):
             _delete(str((one.get("spec") or {}).get("id", 0)))
         return
     if not number:
@@ -195,7 +195,7 @@ def lrp() -> None:
 @output_option
 def list_redirects(output: str) -> None:
     """List local redirect policies"""
-    found = ask_or_fail("Cannot get lrp list", "GET /lrp") or []
+    found = ask_or_fail("Cannot get lrp list", "GET /lrp")
     if output:
         click.echo(printed(model(found), output))
         return
@@ -235,7 +235,7 @@ def list_prefilters(output: str) -> None:
 
 def _filters() -> Any:
     try:
-        found = ask("GET /prefilter") or {}
+        found = ask("GET /prefilter")
     except RequestFailedError as error:
         raise click.ClickException(f"Cannot get CIDR list: {error}") from error
     if not (found.get("status") or {}).get("realized"):
@@ -280,8 +280,8 @@ def recorder() -> None:
 def list_recorders(output: str) -> None:
     """List current pcap recorders"""
     try:
-        found = ask("GET /recorder") or []
-        masks = ask("GET /recorder/masks") or []
+        found = ask("GET /recorder")
+        masks = ask("GET /recorder/masks")
     except RequestFailedError as error:
         raise click.ClickException(f"Cannot get recorder list: {error}\n") from error
     if output:
@@ -318,7 +318,7 @@ def _recorders(found: list[dict[str, Any]]) -> str:
 @output_option
 def get_recorder(number: str, output: str) -> None:
     """Display individual pcap recorder"""
-    found = ask_or_fail(f"Cannot get recorder '{number}'", "GET /recorder/{id}", id=_number(number)) or {}
+    found = ask_or_fail(f"Cannot get recorder '{number}'", "GET /recorder/{id}", id=_number(number))
     click.echo(printed(model(found), output) if output else _recorders([found]), nl=bool(output))
 
 

@@ -4,7 +4,6 @@ Source: Cilium 1.17, cilium-dbg/cmd/statedb.go and the TableRow() of each table'
 """
 
 import base64
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -13,7 +12,7 @@ import click
 
 from hive.dbg.go_text import ago, aligned, socket_text
 from hive.dbg.main import Group
-from hive.dbg.requests import RequestFailedError, send
+from hive.dbg.requests import RequestFailedError, decoded, send
 
 Row = dict[str, Any]
 
@@ -139,11 +138,7 @@ def _rows(name: str) -> Iterator[Row]:
     """All rows of a table. Raises RequestFailedError with the agent's reason."""
     query = {"key": _FIRST, "table": name, "index": "__revision__", "lowerbound": True}
     status, content = send("GET", "/statedb/query", query)
-    try:
-        found = [json.loads(line) for line in content.splitlines() if line.strip()]
-    except ValueError as error:
-        raise RequestFailedError(f"unexpected answer {status}: {error}", status) from error
-    for one in found:
+    for one in [decoded(line) for line in content.splitlines() if line.strip()]:
         if reason := one.get("err"):
             raise RequestFailedError(reason, status)
         if "obj" in one:

@@ -3,7 +3,6 @@
 Source: Cilium 1.17, pkg/client (FormatStatusResponse), pkg/health/client, cilium-dbg/cmd/status.go.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +20,7 @@ from hive.dbg.go_text import (
     short_ago,
     table,
 )
-from hive.dbg.requests import RequestFailedError, ask, send, socket_path
+from hive.dbg.requests import RequestFailedError, ask, decoded, send, socket_path
 
 Json = dict[str, Any]
 
@@ -84,7 +83,7 @@ def command(
         "Require-K8s-Connectivity": "true" if require_k8s_connectivity else "false",
     }
     try:
-        status = ask("GET /healthz", headers=headers, timeout=parse_duration(timeout) or 30.0) or {}
+        status = ask("GET /healthz", headers=headers, timeout=parse_duration(timeout) or 30.0)
         _check(status)
     except RequestFailedError as error:
         click.echo("cilium: daemon unreachable" if brief else str(error), err=True)
@@ -450,8 +449,8 @@ def _health(status: Json, all_nodes: bool, verbose: bool) -> Iterator[str]:
         return
     try:
         code, content = send("GET", "/v1beta/status", socket=socket_path().with_name("health.sock"))
-        probed = json.loads(content) if code == 200 else None
-    except (RequestFailedError, ValueError):
+        probed = decoded(content) if code == 200 else None
+    except RequestFailedError:
         probed = None
     if probed is None:
         yield "Cluster health:\t\t\tWarning\tcilium-health daemon unreachable\n"
@@ -492,8 +491,8 @@ def _modules(verbose: bool) -> Iterator[str]:
     query = {"key": "YWdlbnQ=", "table": "health", "index": "identifier", "lowerbound": True}
     try:
         code, content = send("GET", "/statedb/query", query)
-        rows = [json.loads(line)["obj"] for line in content.splitlines() if line] if code == 200 else []
-    except (RequestFailedError, ValueError, KeyError):
+        rows = [decoded(line)["obj"] for line in content.splitlines() if line] if code == 200 else []
+    except (RequestFailedError, KeyError):
         rows = []
     if not verbose:
         levels = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,7 @@ def test_requests_output_and_exit_codes_are_as_recorded(
 ) -> None:
     recording = load(f"dbg/{name}")
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    monkeypatch.setattr("hive.dbg.requests.DEFAULT_SOCKET", tmp_path / "cilium.sock")
     files = recording.get("files_before") or {}
     for path, text in files.items():
         (tmp_path / Path(path).name).write_text(text)
@@ -70,7 +73,6 @@ NOT_AS_BGP: Final = {
     "cli/routes-sorting-2-advertised": "the client's order of many routes follows no rule",
     "cli/routes-sorting-3-twenty": "the client's order of many routes follows no rule",
     "cli/peers-bad-output": "a wrong form is refused before the agent is asked",
-    "cli/peers-no-agent": "the recorded socket has another name",
     "cli/peers-yaml": "YAML has the keys of JSON",
     "cli/routes-peer-bad": "a wrong address is refused in Python's words",
 }
@@ -86,13 +88,103 @@ def test_bgp_is_printed_as_recorded(
         {"request": request, "response": {"status": answer["status"], **_body(answer["body"])}}
         for request, answer in zip(recording["requests"], recording["answers"], strict=False)
     ]
-    with replaying(tmp_path / "cilium.sock", exchanges) as asked:
+    with ExitStack() as running:
+        asked: list[tuple[str, str, Any]] = []
+        if exchanges:
+            asked = running.enter_context(replaying(tmp_path / "cilium.sock", exchanges))
         code = run(recording["args"])
     out, err = capfd.readouterr()
     assert lines_of(out, name) == lines_of(recording["stdout"], name)
-    assert lines_of(err, name) == lines_of(recording["stderr"], name)
+    assert lines_of(err.replace(f"{tmp_path}/cilium.sock", "/nonexistent.sock"), name) == lines_of(
+        recording["stderr"], name
+    )
     assert code == recording["exit"]
     assert [one[:2] for one in asked] == [(one["method"], one["path"]) for one in recording["requests"]]
+
+
+@pytest.mark.parametrize(
+    "name", ["status_verbose", "service_get", "version_json", "encrypt_status_wireguard"]
+)
+def test_a_null_is_printed_as_an_absent_field_is(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    texts = []
+    for change in (_without_leaves, _with_null_leaves):
+        recording = load(f"dbg/{name}")
+        for one in recording["exchanges"]:
+            if "body" in one["response"]:
+                one["response"]["body"] = change(one["response"]["body"])
+        with replaying(tmp_path / "cilium.sock", recording["exchanges"]):
+            code = run(recording["argv"][1:])
+        texts.append((code, *capfd.readouterr()))
+        (tmp_path / "cilium.sock").unlink()
+    assert texts[0] == texts[1]
+
+
+def _without_leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_leaves(one) for key, one in value.items() if isinstance(one, dict | list)}
+    return [_without_leaves(one) for one in value] if isinstance(value, list) else value
+
+
+def _with_null_leaves(value: Any) -> Any:
+    if isinstance(value, dict):
+        nulls = {key: None for key, one in value.items() if not isinstance(one, dict | list)}
+        return nulls | {key: _with_null_leaves(one) for key, one in value.items() if key not in nulls}
+    return [_with_null_leaves(one) for one in value] if isinstance(value, list) else value
+
+
+def test_an_agent_that_hangs_up_is_reported_as_by_go(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+
+    class ReadsAndCloses(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+
+    with socketserver.UnixStreamServer(f"{tmp_path}/cilium.sock", ReadsAndCloses) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert run(["status"]) == 1
+        thread.join()
+    assert capfd.readouterr().err.strip() == 'Get "http://localhost/v1/healthz": EOF'
+
+
+NOT_AN_OBJECT: Final = "json: cannot unmarshal number where an object is expected"
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "line"),
+    [
+        ("status", "7", NOT_AN_OBJECT),
+        ("lrp list", "{}", "Cannot get lrp list: json: cannot unmarshal object where an array is expected"),
+        (
+            "map events x",
+            "<html>",
+            "could not get map name events: Expecting value: line 1 column 1 (char 0)",
+        ),
+        ("statedb devices", "7", f"LowerBound: {NOT_AN_OBJECT}"),
+    ],
+)
+def test_an_answer_of_another_kind_is_one_line(
+    command: str,
+    answer: str,
+    line: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    paths = ("/v1/healthz", "/v1/lrp", "/v1/map/x/events?follow=false", "/statedb/query")
+    exchanges = [
+        {"request": {"method": "GET", "path": path}, "response": {"status": 200, "body_text": answer}}
+        for path in paths
+    ]
+    with replaying(tmp_path / "cilium.sock", exchanges):
+        assert run(command.split()) == 1
+    assert capfd.readouterr().err.strip().removeprefix("Error: ") == line
 
 
 @pytest.mark.parametrize(

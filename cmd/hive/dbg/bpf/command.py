@@ -192,7 +192,7 @@ def _swapped(port: int) -> int:
 
 def _labels(number: int) -> list[str]:
     try:
-        found = ask("GET /identity/{id}", id=str(number)) or {}
+        found = ask("GET /identity/{id}", id=str(number))
     except RequestFailedError as error:
         click.echo(f"Was impossible to retrieve label ID {number}: {error}", err=True)
         return [str(number)]
@@ -217,7 +217,7 @@ def _families() -> list[str]:
     except RequestFailedError:
         return ["4", "6"] if _runtime_config().get("EnableIPv6", True) else ["4"]
     try:
-        status = (ask("GET /config") or {}).get("status") or {}
+        status = ask("GET /config").get("status") or {}
     except RequestFailedError as error:
         raise click.ClickException(f"Cannot get configuration: {error}\n") from error
     ipv6 = ((status.get("addressing") or {}).get("ipv6") or {}).get("enabled")
@@ -320,7 +320,7 @@ def _clock() -> int:
     """
     reason = "could not determine clocksource"
     try:
-        known = bool((ask("GET /healthz", headers={"Brief": "false"}) or {}).get("clock-source"))
+        known = bool(ask("GET /healthz", headers={"Brief": "false"}).get("clock-source"))
     except RequestFailedError as error:
         known, reason = False, str(error).splitlines()[0]
     if not known:
