@@ -17,11 +17,6 @@ from cells.observe.health import agent_version
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _DATAPATHS: Final = ("veth", "netkit", "netkit-l2", "lb-only")
-_IPAMS: Final = (
-    *("kubernetes", "crd", "eni", "azure", "cluster-pool", "multi-pool", "alibabacloud"),
-    "delegated-plugin",
-)
-_NETWORKS: Final = ("overlay-vxlan", "overlay-geneve", "direct-routing")
 _PROTOCOLS: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
@@ -49,10 +44,8 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Metri
     )
     protocol = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[config.ipv4 + 2 * config.ipv6]
     for name, what, label, known, chosen in (
-        ("controlplane_ipam", "IPAM mode", "mode", _IPAMS, "cluster-pool"),
         ("datapath_config", "Datapath config mode", "mode", _DATAPATHS, "veth"),
         ("datapath_internet_protocol", "IP mode", "address_family", _PROTOCOLS, protocol),
-        ("datapath_network", "Network mode", "mode", _NETWORKS, "direct-routing"),
     ):
         yield one_of(f"cilium_feature_{name}", f"{what} enabled on the agent", label, known, chosen)
 

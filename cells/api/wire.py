@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 import socket
 import struct
+from ipaddress import ip_network
 from typing import TypeVar
 
 import msgspec
 
 from cells.api.models import Problem
-from lifecycle.http import Request, Response
+from cells.base.addresses import IPNetwork
+from lifecycle.http import Refusal, Request, Response
 
 __all__ = [
     "INTERNAL_ERROR",
@@ -29,6 +31,7 @@ __all__ = [
     "json_answer",
     "nowhere",
     "parse_bool",
+    "parse_cidr",
     "parse_int",
     "peer_of",
     "plain",
@@ -88,6 +91,18 @@ def parse_int(text: str | None, name: str) -> int:
     if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
         raise FrameworkError(422, 601, f'{name} must be of type int64: "{text}"')
     return int(text)
+
+
+def parse_cidr(text: str) -> IPNetwork | None:
+    """The network of an address in it and a length, as Go reads it; None without one. Raises Refusal 400."""
+    if not text:
+        return None
+    try:
+        if text.partition("/")[2].isdecimal():
+            return ip_network(text, strict=False)
+    except ValueError:
+        pass
+    raise Refusal(400, f"invalid CIDR address: {text}")
 
 
 def decode(body: bytes, model: type[T], name: str) -> T:

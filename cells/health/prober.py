@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import secrets
 import socket
 import struct
@@ -69,6 +70,9 @@ ECHO_PAUSE: Final = 0.1
 AT_ONCE: Final = 512
 """Probes under way at most: a round that waits for more is longer than its interval."""
 TIMED_OUT: Final = "Connection timed out"
+_STATUS_LINE: Final = re.compile(r"HTTP/\d\.\d (\d{3}(?: .*)?)", re.ASCII)
+_SHOWN: Final = 80
+"""Characters of an answer that is not HTTP, in the failure."""
 
 _ECHO = struct.Struct("!BBHHH")
 _ICMP_FILTER: Final = 1  # linux/icmp.h
@@ -254,33 +258,50 @@ class SocketTransport:
         try:
             with anyio.fail_after(DEADLINE):
                 status = await _get(ip, port, host)
-        except EOFError:
-            return Outcome(failure=f"{where}EOF")
-        except OSError as error:
-            if isinstance(error, TimeoutError) and error.errno is None:  # ours, not the kernel's ETIMEDOUT
-                late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
-                return Outcome(failure=where + late)
-            return Outcome(failure=f"{where}dial tcp {host}: connect: {_reason(error)}")
-        if not status.startswith("200 "):
+        except _GetError as error:
+            return Outcome(failure=where + str(error))
+        except TimeoutError:
+            late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+            return Outcome(failure=where + late)
+        if status[:3] != "200":
             return Outcome(failure=f"unexpected status code: {status[:3]} {status}")
         return Outcome(time.perf_counter_ns() - started_at)
 
 
+class _GetError(Exception):
+    """Why there is no answer, in the words of Go's client."""
+
+
 async def _get(ip: str, port: int, host: str) -> str:
-    """GET /hello: the status of the answer, such as ``200 OK``. Raises OSError, and EOFError without one."""
+    """GET /hello: the status of the answer, such as ``200 OK``. Raises _GetError."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
-        await loop.sock_connect(connection, (ip, port))
-        request = f"GET /hello HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-        await loop.sock_sendall(connection, request.encode())
-        answer = b""
-        while b"\r\n" not in answer and len(answer) < 4096:
-            if not (piece := await loop.sock_recv(connection, 4096)):
-                raise EOFError
-            answer += piece
-    line = answer.partition(b"\r\n")[0].decode("latin-1")
-    return line.partition(" ")[2]
+        answer, doing = b"", f"dial tcp {host}: connect"
+        try:
+            await loop.sock_connect(connection, (ip, port))
+            doing = f"write tcp {_ends(connection)}: write"
+            request = f"GET /hello HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            await loop.sock_sendall(connection, request.encode())
+            doing = f"read tcp {_ends(connection)}: read"
+            while b"\n" not in answer and len(answer) < 4096:
+                if not (piece := await loop.sock_recv(connection, 4096)):
+                    raise _GetError("EOF" if not answer else "unexpected EOF")
+                answer += piece
+        except OSError as error:
+            raise _GetError(f"{doing}: {_reason(error)}") from error
+    line = answer.partition(b"\n")[0].removesuffix(b"\r").decode("latin-1")
+    if (match := _STATUS_LINE.fullmatch(line)) is None:
+        found = line[:_SHOWN].replace("\\", r"\\").replace('"', r"\"")
+        broken = "net/http: HTTP/1.x transport connection broken: malformed HTTP response"
+        raise _GetError(f'{broken} "{found}"')
+    return match[1]
+
+
+def _ends(connection: socket.socket) -> str:
+    """``10.1.0.1:40000->10.1.0.2:4240``."""
+    ends = (connection.getsockname(), connection.getpeername())
+    return "->".join(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port, *_ in ends)
 
 
 def _only_replies(made: socket.socket) -> None:

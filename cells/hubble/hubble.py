@@ -248,8 +248,8 @@ class AgentNotifications:
                 tasks.start_soon(self._watch, _later(of.realized), realized)
                 tasks.start_soon(self._watch, _later(of.ipcache.table), n.of_prefixes)
                 if of.policies is not None and policies is not None:
-                    in_force = partial(n.of_policies, view=policies)
-                    tasks.start_soon(self._watch, _later(of.policies), in_force)
+                    in_force = n.PolicyNotifications(policies, of.policies.all())
+                    tasks.start_soon(self._watch, _later(of.policies), in_force.of)
 
     async def _watch(
         self,

@@ -203,23 +203,39 @@ def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notifi
         )
 
 
-def of_policies(
-    changes: Iterable[Change[tuple[str, str, str], PolicyObject]], view: PolicyView
-) -> Iterator[Notified]:
-    """Policy objects are in force, or were deleted."""
-    for change in changes:
-        row = change.row or change.old
-        if row is None or row.refused:
-            continue
-        rules = [] if change.deleted else view.labels_of(row.kind, row.namespace, row.name)
-        yield (
-            POLICY_DELETED if change.deleted else POLICY_UPDATED,
-            PolicyChanged(
-                labels=sorted({label for rule in rules for label in rule}),
-                revision=view.revision,
-                rule_count=len(rules),
-            ),
-        )
+class PolicyNotifications:
+    """Policy objects are in force, or were deleted: then with the labels that their rules had."""
+
+    def __init__(self, view: PolicyView, known: Iterable[PolicyObject] = ()) -> None:
+        self._view = view
+        self._labels = {
+            _key(row): rules for row in known if (rules := self._in_force(row)) or not row.refused
+        }
+
+    def of(self, changes: Iterable[Change[tuple[str, str, str], PolicyObject]]) -> Iterator[Notified]:
+        """Of changes that come after what is known."""
+        for change in changes:
+            rules: Sequence[Sequence[str]] | None = None
+            if change.row is None:
+                rules = self._labels.pop(change.key, None)
+            elif not change.row.refused:
+                rules = self._labels[change.key] = self._in_force(change.row)
+            if rules is not None:
+                yield (
+                    POLICY_DELETED if change.deleted else POLICY_UPDATED,
+                    PolicyChanged(
+                        labels=sorted({label for rule in rules for label in rule}),
+                        revision=self._view.revision,
+                        rule_count=len(rules),
+                    ),
+                )
+
+    def _in_force(self, row: PolicyObject) -> Sequence[Sequence[str]]:
+        return self._view.labels_of(*_key(row))
+
+
+def _key(row: PolicyObject) -> tuple[str, str, str]:
+    return row.kind, row.namespace, row.name
 
 
 def _host(row: IpcacheEntry) -> str:

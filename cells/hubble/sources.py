@@ -61,7 +61,9 @@ class EventSources:
     """Fills an observer's ring with what it is given."""
 
     def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: FlowOrigin) -> None:
-        self._policies = tables.policies
+        self._policies = None
+        if tables.policies is not None:
+            self._policies = notifications.PolicyNotifications(tables.policies)
         self._endpoints = tables.endpoints
         self._origin = origin
         self._node_name = origin.node_name.rpartition("/")[2]
@@ -153,7 +155,7 @@ class EventSources:
     async def policies(self, changes: list[Change[tuple[str, str, str], PolicyObject]]) -> None:
         """Policy objects are in force, or were deleted."""
         if self._policies is not None:
-            self._report(notifications.of_policies(changes, self._policies))
+            self._report(self._policies.of(changes))
 
 
 def _lost(event: Lost) -> LostEvent:

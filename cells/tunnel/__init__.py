@@ -13,7 +13,7 @@ from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
 from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
 from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
-from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel
+from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel, tunnel_metrics
 from cells.tunnel.tunnel import Tunnel, TunnelRequirements, WantedTunnel
 from lifecycle import after, config, invoke, module, provide, provide_private
 
@@ -54,6 +54,7 @@ cell = module(
     provide(
         egress_gateway_use,
         pod_tunnel,
+        tunnel_metrics,
         Tunnel,
         RouteMtu,
         RemoteNetworks,

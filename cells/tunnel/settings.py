@@ -6,16 +6,17 @@ Source: Cilium 1.17, option names and defaults.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
 
 from cells.base.addresses import Family
+from cells.base.metrics import Collector, MetricFamily, one_of
 from cells.cluster.encryption import EncryptionKey
 from cells.datapath.datapath import TUNNEL_LINKS
 from cells.node.devices import PodMtu
-from lifecycle import Duration, ReadTable, Settings, Table, seconds
+from lifecycle import Duration, Member, ReadTable, Settings, Table, seconds
 
 __all__ = [
     "PORTS",
@@ -25,11 +26,13 @@ __all__ = [
     "TunnelSettings",
     "egress_gateway_use",
     "pod_tunnel",
+    "tunnel_metrics",
 ]
 
 
 PORTS: Final = {"vxlan": 8472, "geneve": 6081}
 """Of VXLAN, Linux' own, older than IANA's, which Cilium and flannel use; of Geneve, IANA's (RFC 8926)."""
+_NETWORKS: Final = ("overlay-vxlan", "overlay-geneve", "direct-routing")
 
 
 class TunnelSettings(Settings, frozen=True):
@@ -151,6 +154,19 @@ class PodTunnel(msgspec.Struct, frozen=True):
 def pod_tunnel(settings: TunnelSettings) -> PodTunnel:
     """As the settings have it."""
     return PodTunnel(settings.tunnelled, settings.tunnel_protocol if settings.tunnelled else "")
+
+
+def tunnel_metrics(tunnel: PodTunnel) -> Member[Collector]:
+    """How pods' packets reach other nodes, as a metric."""
+    mode = f"overlay-{tunnel.protocol}" if tunnel.used else "direct-routing"
+    family = one_of(
+        "cilium_feature_datapath_network", "Network mode enabled on the agent", "mode", _NETWORKS, mode
+    )
+
+    async def collect() -> Iterable[MetricFamily]:
+        return [family]
+
+    return Collector("tunnel", collect)
 
 
 def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:

@@ -131,7 +131,7 @@ def exported(folder: Path) -> float:
     lines = FlowLog("bench", str(folder / "events.log"), (), (), ()).check()
     file = RotatingFile(folder / "events.log", size=10 << 20, backups=1, compress=False)
     try:
-        return anyio.run(seen, lambda events: file.write(filter(None, map(lines.line, events))))
+        return anyio.run(seen, lambda events: file.write([*filter(None, map(lines.line, events))]))
     finally:
         file.close()
 

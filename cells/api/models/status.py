@@ -250,9 +250,11 @@ class HubbleObserver(Model, frozen=True):
 
 
 class HubbleStatus(Status, frozen=True):
-    """Hubble: Ok, or Disabled."""
+    """Hubble: Ok, Disabled, or Warning while relays cannot be served."""
 
     observer: HubbleObserver | None = None
+    metrics: Status | None = None
+    """Whether metrics of flows are served: Ok, or Disabled."""
 
 
 class StatusResponse(Model, frozen=True):

@@ -36,6 +36,12 @@ from cells.api.openapi.described import (
 METRICS = (ok("The metrics, as a scrape returns them.", list[models.Metric]),)
 INT64: Any = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAP = path("name", "A map, by the name of its pin.", example="cilium_lxc")
+LABELS = Body(
+    list[str],
+    "Only those that have all these labels, written source:key=value.",
+    required=False,
+    example=["reserved:host"],
+)
 
 OPERATIONS = (
     Described(
@@ -43,12 +49,7 @@ OPERATIONS = (
         "/v1/identity",
         "All identities, or those with some labels",
         (ok("The identities.", list[models.IdentityModel]), bare(404, "None has these labels.")),
-        body=Body(
-            list[str],
-            "Only those that have all these labels, written source:key=value.",
-            required=False,
-            example=["reserved:host"],
-        ),
+        body=LABELS,
     ),
     Described(
         "GET",
@@ -74,9 +75,10 @@ OPERATIONS = (
         (
             ok("The prefixes, sorted.", list[wire.IPListEntry]),
             error(400, "This is not a prefix."),
-            bare(404, "No known prefix is inside."),
+            bare(404, "No known prefix is inside, or has these labels."),
         ),
         (query("cidr", "Only those inside this prefix.", example="10.0.0.0/8"),),
+        body=LABELS,
     ),
     Described(
         "GET",

@@ -197,12 +197,12 @@ def optional_mac(mac: bytes) -> str:
     return "" if mac in (b"", ZERO_MAC) else mac_text(mac)
 
 
-def has_labels(endpoint: Endpoint, wanted: Iterable[str]) -> bool:
-    """Whether the endpoint has all the labels, its informational ones too.
+def has_labels(labels: Iterable[str], wanted: Iterable[str]) -> bool:
+    """Whether all that are wanted are among the labels.
 
     Labels are ``source:key[=value]``; without a source, or with the source ``any``, every source matches.
     """
-    have = {_label(text) for text in (*endpoint.labels, *endpoint.info_labels)}
+    have = {_label(text) for text in labels}
     keys = {key for _, key in have}
     return all(
         key in keys if source in ANY_SOURCES else (source, key) in have for source, key in map(_label, wanted)

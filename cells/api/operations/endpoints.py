@@ -153,7 +153,7 @@ class EndpointOperations:
             return answer(200, found if host is None else [*found, self._model(host)])
         wanted = read_body(request, list[str], "labels")
         every = self._endpoints.all() if host is None else [*self._endpoints.all(), host]
-        chosen = [e for e in every if endpoint_mapping.has_labels(e, wanted)]
+        chosen = [e for e in every if endpoint_mapping.has_labels((*e.labels, *e.info_labels), wanted)]
         if wanted and not chosen:
             return empty(404)
         return answer(200, [self._model(endpoint) for endpoint in chosen])

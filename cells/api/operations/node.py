@@ -6,7 +6,6 @@ import os
 import platform
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,7 @@ from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.node_view import NodeWatchers
 from cells.api.operations.policy import EndpointPolicyModels, PolicyOperations
 from cells.api.operations.status import NodeSummary, StatusSummary
-from cells.api.wire import JSON, answer, empty, parse_bool, parse_int, read_body
+from cells.api.wire import JSON, answer, empty, parse_bool, parse_cidr, parse_int, read_body
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache.rows import IpcacheEntry, prefix_of
@@ -178,7 +177,7 @@ class IdentityOperations:
             Route("GET", "/v1/identity", self.list_identities),
             Route("GET", "/v1/identity/endpoints", self.count_identities),
             Route("GET", "/v1/identity/{id}", self.get_identity),
-            Route("GET", "/v1/ip", self.list_ips),
+            Route("GET", "/v1/ip", self.list_ips, texts=frozenset({400})),
         ]
 
     async def list_identities(self, request: Request) -> Response:
@@ -204,14 +203,12 @@ class IdentityOperations:
         return empty(404) if found is None else answer(200, _identity(found))
 
     async def list_ips(self, request: Request) -> Response:
-        """GET /ip: the owner of every prefix, of those inside ``cidr`` if that is given; none is a 404."""
-        text = request.query.get("cidr", "")
-        inside = None
-        if text:
-            try:
-                inside = ip_network(text)
-            except ValueError:
-                return answer(400, f"invalid CIDR address: {text}")
+        """GET /ip: the owner of every prefix; none is a 404.
+
+        ``cidr`` selects those inside, labels in the body those of identities with all of the labels.
+        """
+        inside = parse_cidr(request.query.get("cidr", ""))
+        labels = read_body(request, list[str], "labels") if request.body else []
         pods = {prefix_of(ip): endpoint for endpoint in self._endpoints.all() for ip in endpoint.addresses}
         known = self._facts.status().node_ips
         host_ip = str(known.get(Family.IPV4) or known.get(Family.IPV6) or "")
@@ -222,6 +219,8 @@ class IdentityOperations:
             if inside is not None and not (
                 (network := row.network).version == inside.version and network.subnet_of(inside)  # type: ignore[arg-type]
             ):
+                continue
+            if labels and not self._has_labels(row.identity, labels):
                 continue
             pod = pods.get(row.prefix)
             namespace, name = row.pod or ("", "")
@@ -238,6 +237,10 @@ class IdentityOperations:
                 )
             )
         return answer(200, sorted(found, key=lambda entry: entry.cidr)) if found else empty(404)
+
+    def _has_labels(self, number: int, wanted: Iterable[str]) -> bool:
+        identity = self._identities.get(number)
+        return identity is not None and endpoint_mapping.has_labels(identity.labels, wanted)
 
 
 def identities_part(operations: IdentityOperations) -> Member[ApiPart]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from cells.api.models.node import (
 from cells.api.operations import ApiPart, Route, always
 from cells.api.operations.endpoint_models import rfc3339
 from cells.api.operations.status import NodeSummary
-from cells.api.wire import answer, empty, read_body
+from cells.api.wire import answer, empty, parse_cidr, read_body
 from cells.base.addresses import IPNetwork
 from cells.endpoint import Endpoint, Endpoints
 from cells.policy.control import NamedAddresses, PolicyView, PortUse, SelectorUse, name_matches
@@ -248,7 +248,7 @@ class _Wanted(msgspec.Struct, frozen=True):
         """Raises Refusal 400 for what cannot be understood."""
         query = request.query
         pattern, cidr = query.get("matchpattern", ""), query.get("cidr", "")
-        return cls(_matching(pattern), _network(cidr), query.get("source", ""))
+        return cls(_matching(pattern), parse_cidr(cidr), query.get("source", ""))
 
 
 class NameOperations:
@@ -347,13 +347,6 @@ def _matching(pattern: str) -> Callable[[str], bool]:
     if _PATTERN.fullmatch(pattern) is None:
         raise Refusal(400, "error parsing regexp")
     return lambda name: name_matches(pattern, name)
-
-
-def _network(cidr: str) -> IPNetwork | None:
-    try:
-        return ip_network(cidr, strict=False) if cidr else None
-    except ValueError as error:
-        raise Refusal(400, f"invalid CIDR address: {cidr}") from error
 
 
 def names_part(operations: NameOperations) -> Member[ApiPart]:

@@ -46,6 +46,8 @@ class Memo(Generic[Source, Made]):
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
 NO_FLOWS = wire.HubbleStatus(state="Disabled")
+FLOWS_NOT_SERVED = wire.HubbleStatus(state="Warning", msg="Server not initialized")
+"""A file of TLS is missing or wrong, or the server has not started."""
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NOT_ENCRYPTED = wire.EncryptionStatus(mode="Disabled")
@@ -172,13 +174,14 @@ class StatusSection(msgspec.Struct, frozen=True):
     fill: Callable[[StatusFacts], None]
 
 
-def hubble_status(current: int, most: int, seen: int, uptime: int) -> wire.HubbleStatus:
-    """How full Hubble's ring is, and for how many nanoseconds it has been there."""
+def hubble_status(current: int, most: int, seen: int, uptime: int, *, metrics: bool) -> wire.HubbleStatus:
+    """How full Hubble's ring is, its uptime in nanoseconds, and whether metrics are served."""
     minutes, seconds = divmod(uptime // 1_000_000_000, 60)
     hours, minutes = divmod(minutes, 60)
     text = f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
     observer = wire.HubbleObserver(current_flows=current, max_flows=most, seen_flows=seen, uptime=text)
-    return wire.HubbleStatus(state="Ok", observer=observer)
+    served = wire.Status(state="Ok") if metrics else DISABLED
+    return wire.HubbleStatus(state="Ok", observer=observer, metrics=served)
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:

@@ -10,12 +10,20 @@ import os
 
 from cells.api.health import health_state
 from cells.api.models import status as wire
-from cells.api.operations.status import ServiceFacts, StatusFacts, StatusSection, hubble_status
+from cells.api.operations.status import (
+    FLOWS_NOT_SERVED,
+    ServiceFacts,
+    StatusFacts,
+    StatusSection,
+    hubble_status,
+)
 from cells.config.shared import ServiceReach
 from cells.datapath.settings import ServicePrograms
 from cells.endpoint.host import HostEndpoint
 from cells.health import ProbeResponder
 from cells.hubble.hubble import Hubble
+from cells.hubble.metrics.server import HubbleMetrics
+from cells.hubble.rpc.server import HubbleServer
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kvstore.store import KVStore
 from cells.maps.node_maps import Maps
@@ -136,14 +144,26 @@ def proxy(
     return StatusSection(fill)
 
 
-def flows(hubble: Hubble | None) -> Member[StatusSection]:
-    """How full Hubble's ring is."""
+def flows(
+    hubble: Hubble | None, server: HubbleServer | None, metrics: HubbleMetrics | None
+) -> Member[StatusSection]:
+    """How full Hubble's ring is, and what is served of it."""
 
     def fill(facts: StatusFacts) -> None:
         observer = hubble.observer if hubble is not None else None
-        if observer is not None:
-            now = observer.server_status()
-            facts.hubble = hubble_status(now.num_flows, now.max_flows, now.seen_flows, now.uptime_ns)
+        if observer is None:
+            return
+        if server is not None and not server.ready:
+            facts.hubble = FLOWS_NOT_SERVED
+            return
+        now = observer.server_status()
+        facts.hubble = hubble_status(
+            now.num_flows,
+            now.max_flows,
+            now.seen_flows,
+            now.uptime_ns,
+            metrics=metrics is not None and metrics.served,
+        )
 
     return StatusSection(fill)
 

@@ -21,12 +21,14 @@ from cells.hubble.hubble import Hubble
 from lifecycle import Health, Jobs, Logger, Settings
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
-    from cells.hubble.export.files import FlowLog
+    from cells.hubble.export.files import FlowLog, RotatingFile, StandardOutput
 
 STDOUT: Final = "stdout"
 MEGABYTE: Final = 1 << 20
 SETTLE: Final = 0.1
 """Seconds without another change before a changed file is read."""
+RETRY: Final = 1.0
+"""Seconds after which events are written again to a file that could not be written."""
 
 
 class HubbleExportSettings(Settings, frozen=True):
@@ -92,6 +94,10 @@ class Exporters:
         self._log = log
         self._running: dict[str, tuple[FlowLog, CancelScope]] = {}
         self._configured: dict[str, FlowLog] = {}
+        self._refused = ""
+        """Why the watched file does not count as it is now."""
+        self._failing: dict[str, str] = {}
+        """Why events are not written, by the name of their log."""
         self.reconfigurations: Counter[str] = Counter()
         """How often entries of the watched file were added, updated, removed, or refused (failure)."""
         self.config_hash = 0
@@ -113,7 +119,7 @@ class Exporters:
         await self._write(self._settings.flow_log)
 
     async def _write(self, flow_log: FlowLog) -> None:
-        """Write events as they come. Raises ValueError, OSError."""
+        """Write events as they come. Raises ValueError for filters and masks that are none."""
         from cells.hubble.export.files import RotatingFile, StandardOutput
 
         lines = flow_log.check()
@@ -128,9 +134,44 @@ class Exporters:
         try:
             async for batch in self._flows.follow():
                 if found := [line for line in map(lines.line, batch) if line]:
-                    await anyio.to_thread.run_sync(target.write, found)
+                    await self._append(flow_log, target, found)
         finally:
             target.close()
+            self._note(flow_log.name, "")
+
+    async def _append(
+        self, flow_log: FlowLog, target: RotatingFile | StandardOutput, lines: list[bytes]
+    ) -> None:
+        """Write lines, again and again until all are written."""
+        while True:
+            wrong = ""
+            try:
+                await anyio.to_thread.run_sync(target.write, lines)
+            except OSError as error:
+                wrong = f"{flow_log.name}: {flow_log.path}: {error.strerror}; events wait in Hubble's ring"
+            self._note(flow_log.name, wrong)
+            if not wrong:
+                return
+            await anyio.sleep(RETRY)
+
+    def _note(self, name: str, wrong: str) -> None:
+        """Report why events of a log are not written; empty: they are."""
+        if wrong == self._failing.get(name, ""):
+            return
+        self._failing.pop(name, None)
+        if wrong:
+            self._failing[name] = wrong
+            self._log.warning(wrong)
+        self._report()
+
+    def _report(self) -> None:
+        wrong = self._refused or next(iter(self._failing.values()), "")
+        if wrong:
+            self._health.degraded(wrong)
+        elif self._settings.hubble_flowlogs_config_path:
+            self._health.ok(f"{len(self._running)} of {len(self._configured)} flow logs are written")
+        else:
+            self._health.ok("events are written")
 
     # -- the watched file -------------------------------------------------------------------------
 
@@ -150,11 +191,12 @@ class Exporters:
                 one.check()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            wrong = f"hubble-flowlogs-config-path={path}: {reason}; flow logs stay as they were"
+            self._refused = f"hubble-flowlogs-config-path={path}: {reason}; flow logs stay as they were"
             self.reconfigurations["failure"] += 1
-            self._log.warning(wrong)
-            self._health.degraded(wrong)
+            self._log.warning(self._refused)
+            self._report()
             return
+        self._refused = ""
         self.config_hash = int.from_bytes(hashlib.sha256(data).digest()[:4], "big")
         self.config_applied = time.time()
         for name in self._configured.keys() - wanted.keys():
@@ -163,7 +205,7 @@ class Exporters:
         for name, one in wanted.items():
             if name not in self._configured:
                 self.reconfigurations["add"] += 1
-            elif self._configured[name] != one:
+            elif not one.equals(self._configured[name]):
                 self.reconfigurations["update"] += 1
                 self._stop(name)
             else:
@@ -173,7 +215,7 @@ class Exporters:
                 self._running[name] = one, scope
                 tasks.start_soon(self._run, one, scope)
         self._configured = wanted
-        self._health.ok(f"{len(self._running)} of {len(wanted)} flow logs are written")
+        self._report()
 
     def _stop(self, name: str) -> None:
         running = self._running.pop(name, None)
@@ -184,17 +226,11 @@ class Exporters:
         """Write one of the watched file's logs until its end, or until it is changed."""
         seconds = None if flow_log.end is None else max(flow_log.end - time.time_ns(), 0) / 1e9
         with scope, anyio.move_on_after(seconds):
-            try:
-                await self._write(flow_log)
-            except OSError as error:
-                wrong = (
-                    f"flow log {flow_log.name}: {flow_log.path}: {error.strerror}; nothing is written to it"
-                )
-                self._log.warning(wrong)
-                self._health.degraded(wrong)
+            await self._write(flow_log)
         running = self._running.get(flow_log.name)
         if running is not None and running[1] is scope:
             del self._running[flow_log.name]
+            self._report()
 
 
 async def file_changes(path: Path) -> AsyncIterator[None]:

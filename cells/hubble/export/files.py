@@ -13,15 +13,16 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import yaml
 
-from cells.hubble.codec import FieldMask, InvalidFieldMask, from_json, to_json
+from cells.hubble.codec import FieldMask, InvalidFieldMask, encode, from_json, to_json
 from cells.hubble.filters import InvalidFilter, Predicate, compile_filters
 from cells.hubble.flow import AgentEvent, DebugEvent, Flow, FlowFilter
 from cells.hubble.observer import SeenEvent
@@ -53,6 +54,14 @@ class FlowLog(msgspec.Struct, frozen=True):
     exclude: tuple[FlowFilter, ...] = ()
     end: int | None = None
     """When nothing more is written to it, in nanoseconds since 1970; None: never."""
+
+    def equals(self, other: FlowLog) -> bool:
+        """Whether it is the same log; the order of fields and filters does not matter."""
+        return self._normalized() == other._normalized()  # of its own class
+
+    def _normalized(self) -> tuple[object, ...]:
+        filters = (frozenset(map(encode, each)) for each in (self.include, self.exclude))
+        return self.name, self.path, self.end, frozenset(self.field_mask), *filters
 
     def check(self) -> Lines:
         """What makes its lines. Raises ValueError for filters and masks that are none."""
@@ -148,25 +157,29 @@ class RotatingFile:
         self._size = size
         self._backups = backups
         self._compress = compress
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._written = 0
         self._latest = 0
         """When a file was last renamed, in milliseconds: each name is another one."""
 
-    def write(self, lines: Iterable[bytes]) -> None:
-        """Append lines; a line is in one file. Raises OSError."""
-        part: list[bytes] = []
-        room = 0
-        for line in lines:
+    def write(self, lines: list[bytes]) -> None:
+        """Append lines and empty the list; a line is in one file.
+
+        Raises OSError: then the lines that are not in a file stay in the list.
+        """
+        while lines:
             if self._file is None:
                 self._open()
-            if self._written + room + len(line) > self._size and self._written + room:
-                self._append(part, room)
+            count, size = 0, self._written
+            for line in lines:
+                if size + len(line) > self._size and size:
+                    break
+                count, size = count + 1, size + len(line)
+            if count:
+                self._append(b"".join(lines[:count]))
+                del lines[:count]
+            else:
                 self._rotate()
-                part, room = [], 0
-            part.append(line)
-            room += len(line)
-        self._append(part, room)
 
     def close(self) -> None:
         """Close the file."""
@@ -174,16 +187,24 @@ class RotatingFile:
             self._file.close()
             self._file = None
 
-    def _append(self, part: Sequence[bytes], length: int) -> None:
-        if part and self._file is not None:
-            self._file.write(b"".join(part))
-            self._file.flush()
-            self._written += length
+    def _append(self, data: bytes) -> None:
+        """Append all of it or, if there is no room for it, nothing. Raises OSError."""
+        if self._file is None:
+            return
+        try:
+            done = 0
+            while done < len(data):
+                done += self._file.write(data[done:])
+        except OSError:
+            with suppress(OSError):  # a pipe, say: what it has taken stays there
+                self._file.truncate(self._written)
+            raise
+        self._written += len(data)
 
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "ab")
+        self._file = os.fdopen(descriptor, "ab", buffering=0)
         self._written = os.fstat(descriptor).st_size
 
     def _rotate(self) -> None:
@@ -221,8 +242,10 @@ class RotatingFile:
 class StandardOutput:
     """The process's standard output, written to like a file."""
 
-    def write(self, lines: Iterable[bytes]) -> None:
+    def write(self, lines: list[bytes]) -> None:
+        """Write lines and empty the list. Raises OSError."""
         sys.stdout.buffer.write(b"".join(lines))
+        lines.clear()
         sys.stdout.buffer.flush()
 
     def close(self) -> None:

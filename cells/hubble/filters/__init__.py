@@ -525,12 +525,15 @@ def _url(flow: Flow) -> str | None:
 _REQUEST_URI: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:(?://[^/?]*)?)?(/[^?]*|)(?:\?.*)?", re.DOTALL)
 
 
+_INVALID_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[\x00-\x1f\x7f]")
+
+
 def _path(flow: Flow) -> str | None:
-    """The decoded path of a URL that a request line could have."""
+    """The decoded path of a URL that a request line could have; None of another."""
     url = _url(flow)
     if not url or (match := _REQUEST_URI.fullmatch(url)) is None:
         return "*" if url == "*" else None
-    return unquote(match[1])
+    return None if _INVALID_ESCAPE.search(match[1]) else unquote(match[1])
 
 
 def _expressions(message: FlowFilter) -> list[Predicate]:

@@ -124,6 +124,11 @@ class HubbleMetrics:
             jobs.one_shot("remove series of deleted pods", self._remove)
 
     @property
+    def served(self) -> bool:
+        """Whether they have an address of their own."""
+        return self.lost is not None and bool(self._settings.hubble_metrics_server)
+
+    @property
     def flows(self) -> FlowMetrics:
         """The counts of flows."""
         if self._flows is None:

@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.base.metrics import Collector, MetricFamily, counter, gauge
+from cells.base.metrics import Collector, MetricFamily, counter, gauge, one_of
 from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam.allocator import Allocator, Clock
@@ -275,7 +275,12 @@ class Ipam(Allocator):
 
 # Addresses as Cilium's metrics.
 #
-# Source: Cilium 1.17, cilium_ipam_capacity, cilium_ipam_events_total, cilium_ip_addresses.
+# Source: Cilium 1.17, cilium_ipam_capacity, cilium_ipam_events_total, cilium_ip_addresses, cilium_feature_*.
+
+_MODES: Final = (
+    *("kubernetes", "crd", "eni", "azure", "cluster-pool", "multi-pool", "alibabacloud"),
+    "delegated-plugin",
+)
 
 
 def families(ipam: Allocator) -> Iterator[MetricFamily]:
@@ -310,9 +315,12 @@ def families(ipam: Allocator) -> Iterator[MetricFamily]:
 def ipam_metrics(ipam: Ipam) -> Member[Collector]:
     """Addresses as metrics."""
 
-    async def collect() -> Iterable[MetricFamily]:
+    mode = one_of(
+        "cilium_feature_controlplane_ipam", "IPAM mode enabled on the agent", "mode", _MODES, ipam.mode
+    )
 
-        return families(ipam)
+    async def collect() -> Iterable[MetricFamily]:
+        return (*families(ipam), mode)
 
     return Collector("ipam", collect)
 

@@ -21,8 +21,8 @@ from cells.observe.events.records import (
 # A packet taken apart: addresses, ports, flags; and the same in a few words.
 
 _IPV4, _IPV6, _ARP = 0x0800, 0x86DD, 0x0806
-_TCP, _UDP, _ICMP, _ICMPV6 = 6, 17, 1, 58
-_PROTOCOLS: Final = {_TCP: "tcp", _UDP: "udp", _ICMP: "icmp", _ICMPV6: "icmpv6", 132: "sctp"}
+_TCP, _UDP, _ICMP, _ICMPV6, _SCTP = 6, 17, 1, 58, 132
+_PROTOCOLS: Final = {_TCP: "tcp", _UDP: "udp", _ICMP: "icmp", _ICMPV6: "icmpv6", _SCTP: "sctp"}
 _FLAGS: Final = ("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR")  # RFC 9293, from the lowest bit
 
 
@@ -67,7 +67,7 @@ def dissect(packet: bytes) -> Packet | None:
 
 
 def _transport(protocol: int, body: bytes) -> tuple[tuple[int, int] | None, str]:
-    if protocol in {_TCP, _UDP} and len(body) >= 4:
+    if protocol in {_TCP, _UDP, _SCTP} and len(body) >= 4:
         bits = body[13] if protocol == _TCP and len(body) >= 14 else 0
         flags = (flag for bit, flag in enumerate(_FLAGS) if bits & 1 << bit)
         return struct.unpack_from(">HH", body), ", ".join(flags)

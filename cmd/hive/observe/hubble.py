@@ -268,7 +268,7 @@ def _without_flows(error: ConnectError) -> str:
     if error.server != LOCAL.removeprefix("unix://"):
         return str(error)
     health = ask("/v1/healthz", Path(os.environ.get("CILIUM_SOCK", DEFAULT_SOCKET)))
-    if (health.get("hubble") or {}).get("state") == "Ok":
+    if (health.get("hubble") or {}).get("state", "Disabled") != "Disabled":
         return f"flows are served elsewhere, not at {error.server}: name hubble-socket-path by --server"
     return "the agent keeps no flows: set enable-hubble=true (chart: hubble.enabled), and restart it"
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cells.tunnel.settings import PodTunnel, tunnel_metrics
+from lifecycle import provide, supply
 from tests.unit.api.node import running_node
 from tests.unit.api.series import series
 
@@ -59,3 +61,13 @@ async def test_feature_metrics_show_the_enabled_address_families(
         protocols = await series(node, "cilium_feature_datapath_internet_protocol")
     assert len(protocols) == 3
     assert [one["labels"]["address_family"] for one in protocols if one.get("value")] == [family]
+
+
+@pytest.mark.parametrize("tunnel", ["", "vxlan", "geneve"])
+async def test_feature_metrics_show_how_pods_are_connected(tmp_path: Path, tunnel: str) -> None:
+    more = [supply(PodTunnel(used=bool(tunnel), protocol=tunnel)), provide(tunnel_metrics)]
+    async with running_node(tmp_path, settings={"ipam": "kubernetes"}, more=more) as node:
+        networks = await series(node, "cilium_feature_datapath_network")
+        modes = await series(node, "cilium_feature_controlplane_ipam")
+    found = [one["labels"]["mode"] for one in (*networks, *modes) if one.get("value")]
+    assert found == [f"overlay-{tunnel}" if tunnel else "direct-routing", "kubernetes"]

@@ -140,10 +140,24 @@ async def test_prefixes_are_listed_from_the_ipcache_claims(tmp_path: Path) -> No
         assert {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in remote} == {
             *(("shop", "cep-0"), ("shop", "pod-0"))
         }
-        inside = await node.ask("GET", "/v1/ip?cidr=10.0.7.0%2F16")
-        assert inside.status == 400
-        inside = await node.ask("GET", "/v1/ip?cidr=10.0.0.0%2F16")
-        assert {one["cidr"] for one in inside.body} == {"10.0.1.77/32", "10.0.7.0/24"}
+        for inside in ("10.0.0.0%2F16", "10.0.7.9%2F16"):
+            found = (await node.ask("GET", f"/v1/ip?cidr={inside}")).body
+            assert {one["cidr"] for one in found} == {"10.0.1.77/32", "10.0.7.0/24"}
+        for wrong in ("zzz", "10.0.0.0", "10.0.0.0%2F255.255.0.0", "10.0.0.0%2F33"):
+            assert (await node.ask("GET", f"/v1/ip?cidr={wrong}")).status == 400
+
+
+async def test_prefixes_are_found_by_the_labels_of_their_identities(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        await node.ask("PUT", "/v1/endpoint/cilium-local:0", request_body("10.0.1.77"))
+        node.prefixes.upsert(
+            IpcacheEntry(prefix="10.0.7.0/24", identity=2, source=Source.KUBERNETES, resource="node//b")
+        )
+        for label in ("reserved:world", "world"):
+            found = (await node.ask("GET", "/v1/ip", [label])).body
+            assert [one["cidr"] for one in found] == ["10.0.7.0/24"]
+        for labels in (["reserved:health"], ["reserved:world", "k8s:app=web"]):
+            assert (await node.ask("GET", "/v1/ip", labels)).status == 404
 
 
 def test_numbers_of_nodes_come_with_their_addresses_this_one_first() -> None:

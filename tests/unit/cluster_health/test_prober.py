@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 from contextlib import suppress
 
 import anyio
@@ -105,6 +107,47 @@ async def test_http_probes_are_answered_by_the_responder_and_failures_are_in_the
     refused = await transport.http("127.0.0.1", port)
     where = f'Get "http://127.0.0.1:{port}/hello": dial tcp 127.0.0.1:{port}'
     assert refused.failure == f"{where}: connect: connection refused"
+
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
+
+
+@pytest.mark.parametrize(
+    ("answer", "failure"),
+    [
+        (b"HTTP/1.1 200\r\n\r\n", ""),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "unexpected status code: 404 404 Not Found"),
+        (b"", "GET: EOF"),
+        (b"HTTP/1", "GET: unexpected EOF"),
+        (None, "GET: read tcp CLIENT->SERVER: read: connection reset by peer"),
+        (
+            b'SSH-2.0-"x"\r\n',
+            r'GET: net/http: HTTP/1.x transport connection broken: malformed HTTP response "SSH-2.0-\"x\""',
+        ),
+    ],
+)
+async def test_a_probe_names_what_was_wrong_with_the_answer(answer: bytes | None, failure: str) -> None:
+    """Only a failure to connect is called one."""
+    client = ""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal client
+        await reader.readuntil(b"\r\n\r\n")
+        client = "{}:{}".format(*writer.get_extra_info("peername"))
+        if answer is None:
+            raw: socket.socket = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        else:
+            writer.write(answer)
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        found = await SocketTransport().http("127.0.0.1", port)
+    server = f"127.0.0.1:{port}"
+    text = found.failure.replace(f'Get "http://{server}/hello"', "GET")
+    assert text.replace(server, "SERVER").replace(client, "CLIENT") == failure
 
 
 async def asked(port: int, request: bytes, *, client: str = "127.0.0.1") -> bytes:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import ARP, Ether
+from scapy.layers.sctp import SCTP
 
 from cells.observe.events import (
     DROP_REASONS,
@@ -195,6 +196,10 @@ def test_lost_events_are_printed() -> None:
         (
             Ether() / IPv6(src="fd00::1", dst="fd00::2") / UDP(sport=1, dport=53),
             "from [fd00::1]:1 to [fd00::2]:53 udp",
+        ),
+        (
+            Ether() / IP(src="10.0.0.1", dst="10.0.0.2") / SCTP(sport=1, dport=3868),
+            "from 10.0.0.1:1 to 10.0.0.2:3868 sctp",
         ),
         (
             Ether() / IP(src="10.0.0.1", dst="10.0.0.2") / ICMP(),

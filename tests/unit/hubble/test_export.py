@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -203,6 +205,69 @@ async def test_the_watched_file_begins_and_ends_flow_logs(tmp_path: Path) -> Non
         use("flowLogs:\n" + entry("b"))
         await eventually(lambda: exporters.active == {"b": True})
         assert exporters.reconfigurations == {"add": 3, "remove": 2, "failure": 1}
+
+
+@pytest.mark.anyio
+async def test_events_that_cannot_be_written_wait_until_they_can(tmp_path: Path) -> None:
+    flows, blocked, file = observer(), tmp_path / "blocked", tmp_path / "flowlogs.yaml"
+    blocked.write_text("a file where a folder should be")
+    file.write_text(f"flowLogs:\n- name: a\n  filePath: {blocked}/a.log\n")
+    settings = {
+        "hubble-export-file-path": f"{blocked}/events.log",
+        "hubble-flowlogs-config-path": str(file),
+    }
+    async with exporting(flows, **settings) as hive:
+
+        def messages() -> str:
+            return " ".join(one.message for one in hive.get(HealthTree).snapshot())
+
+        await eventually(lambda: hive.get(Exporters).active == {"a": True})
+
+        def refused() -> bool:
+            add(flows, "one")
+            return f"hubble-export: {blocked}/events.log: File exists" in messages()
+
+        await eventually(refused)
+        waiting = flows.ring.end
+        blocked.unlink()
+        await eventually(lambda: "one" in uuids(blocked / "events.log") and "one" in uuids(blocked / "a.log"))
+        await eventually(lambda: "1 of 1 flow logs are written" in messages())
+        assert len(uuids(blocked / "events.log")) >= min(waiting, flows.ring.capacity)
+
+
+@pytest.mark.anyio
+async def test_another_order_of_fields_and_filters_changes_no_flow_log(tmp_path: Path) -> None:
+    flows, file = observer(), tmp_path / "flowlogs.yaml"
+    entry = f"- name: a\n  filePath: {tmp_path}/a.log\n  fieldMask: [%s]\n  includeFilters: [%s]\n"
+    other = f"- name: b\n  filePath: {tmp_path}/b.log\n"
+    one, two = "verdict: [DROPPED]", "uuid: [x]"
+    file.write_text("flowLogs:\n" + entry % ("time, uuid", f"{{{one}}}, {{{two}}}"))
+    async with exporting(flows, **{"hubble-flowlogs-config-path": str(file)}) as hive:
+        exporters = hive.get(Exporters)
+        await eventually(lambda: exporters.active == {"a": True})
+        file.write_text("flowLogs:\n" + entry % ("uuid, time", f"{{{two}}}, {{{one}}}") + other)
+        await eventually(lambda: exporters.active == {"a": True, "b": True})
+        assert exporters.reconfigurations == {"add": 2}
+
+
+def test_a_line_that_did_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "events.log", size=1 << 20, backups=0, compress=False)
+    file.write([b"one\n"])
+    lines = [b"x" * 4095 + b"\n"] * 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+        with pytest.raises(OSError, match="File too large"):
+            file.write(lines)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "events.log").read_bytes() == b"one\n"
+    file.write(lines)
+    file.close()
+    assert (tmp_path / "events.log").stat().st_size == 4 + 2 * 4096
+    assert lines == []
 
 
 def test_an_invalid_export_filter_is_refused() -> None:

@@ -10,6 +10,7 @@ from cells.hubble.codec import WireMessage, from_json
 from cells.hubble.filters import InvalidFilter, compile_filters
 from cells.hubble.flow import (
     DNS,
+    HTTP,
     AgentEvent,
     DebugEvent,
     Flow,
@@ -72,3 +73,12 @@ def test_a_costly_pattern_ends() -> None:
     name = "a" * 4000
     passes = compile_filters([slow], [])
     assert not passes(Flow(destination_names=(name,), l7=Layer7(dns=DNS(query=name))))
+
+
+@pytest.mark.parametrize(
+    ("url", "matches"),
+    [("/a%2Fb?%zz", True), ("http://web/a/b", True), ("/a/b%zz", False), ("/a/b%4", False)],
+)
+def test_a_path_that_is_not_escaped_validly_matches_no_filter(url: str, matches: bool) -> None:
+    passes = compile_filters([FlowFilter(http_path=("^/a/b",))], [])
+    assert passes(Flow(l7=Layer7(http=HTTP(url=url)))) is matches

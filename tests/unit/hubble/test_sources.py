@@ -38,8 +38,9 @@ from cells.observe.events import (
 from cells.observe.events import (
     decode as decode_record,
 )
-from cells.policy.control import PodNetworks, PolicyView
+from cells.policy.control import PodNetworks, PolicyObject, PolicyView
 from cells.policy.labels import network_labels
+from cells.policy.rules import RuleSource
 from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
 from lifecycle import Change
@@ -265,6 +266,27 @@ def test_endpoints_prefixes_and_services_that_come_and_go_are_agent_events() -> 
     assert events[0].endpoint_update.pod_name == "web-7d4b9c6f5-abcde"
     assert events[5].service_delete is not None
     assert events[5].service_delete.id == 4
+
+
+def test_a_deleted_policy_is_an_event_with_the_labels_of_its_rules() -> None:
+    world, _ = world_of([{"egress": [{"toCIDR": ["192.0.2.0/24"]}]}])
+    agent, key = Agent(PolicyView(world, None)), ("CiliumNetworkPolicy", "shop", "p0")
+    row = PolicyObject(kind=key[0], namespace=key[1], name=key[2], valid=True, message="")
+    unwritten = replace(row, name="other", valid=False, refused=True)
+
+    async def report() -> None:
+        await agent.sources.policies([_change(row, key=key), _change(unwritten, key=(*key[:2], "other"))])
+        world.repository.delete(RuleSource(*key))
+        await agent.sources.policies([_change(None, key=key, old=row)])
+        await agent.sources.policies([_change(None, key=(*key[:2], "other"), old=unwritten)])
+
+    anyio.run(report)
+    made, deleted = (event for event in agent.events() if isinstance(event, AgentEvent))
+    assert made.policy_update is not None
+    assert deleted.policy_update is not None
+    assert AgentEventType(deleted.type) is AgentEventType.POLICY_DELETED
+    assert deleted.policy_update.rule_count == made.policy_update.rule_count == 1
+    assert deleted.policy_update.labels == made.policy_update.labels != ()
 
 
 def test_flows_have_the_labels_of_their_node() -> None:
