@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import socket
 import struct
-from ipaddress import ip_network
 from typing import TypeVar
 
 import msgspec
 
 from cells.api.models import Problem
 from cells.base.addresses import IPNetwork
+from cells.policy.labels import parse_prefix
 from lifecycle.http import Refusal, Request, Response
 
 __all__ = [
@@ -98,11 +98,9 @@ def parse_cidr(text: str) -> IPNetwork | None:
     if not text:
         return None
     try:
-        if text.partition("/")[2].isdecimal():
-            return ip_network(text, strict=False)
-    except ValueError:
-        pass
-    raise Refusal(400, f"invalid CIDR address: {text}")
+        return parse_prefix(text)
+    except ValueError as error:
+        raise Refusal(400, f"invalid CIDR address: {text}") from error
 
 
 def decode(body: bytes, model: type[T], name: str) -> T:

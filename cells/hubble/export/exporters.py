@@ -165,9 +165,8 @@ class Exporters:
         self._report()
 
     def _report(self) -> None:
-        wrong = self._refused or next(iter(self._failing.values()), "")
-        if wrong:
-            self._health.degraded(wrong)
+        if wrong := [self._refused] * bool(self._refused) + list(self._failing.values()):
+            self._health.degraded("; ".join(wrong))
         elif self._settings.hubble_flowlogs_config_path:
             self._health.ok(f"{len(self._running)} of {len(self._configured)} flow logs are written")
         else:
