@@ -141,6 +141,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str] | None) -> int:
+    stdout = sys.stdout
     try:
         result = cli.main(arguments, prog_name="hive", standalone_mode=False)
         sys.stdout.flush()
@@ -155,8 +156,10 @@ def _run(arguments: list[str] | None) -> int:
         return _report(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of a pipe has closed it: it has seen enough. Keep Python from complaining at exit.
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of a pipe has closed it: it has seen enough. click replaces stdout then, and exits 1.
+        if isinstance(error, SystemExit) and sys.stdout is stdout:
+            raise
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -135,6 +135,7 @@ def run(arguments: list[str]) -> int:
 
 def run_client(command: click.Command, name: str, arguments: list[str], host: str | None = None) -> int:
     """Run a client of Cilium's; its exit code. Errors are printed to stderr."""
+    stdout = sys.stdout
     try:
         result = command.main(arguments or ["--help"], prog_name=name, standalone_mode=False, obj=host)
         sys.stdout.flush()
@@ -144,7 +145,10 @@ def run_client(command: click.Command, name: str, arguments: list[str], host: st
         return _refuse("\n".join(filter(None, (error.format_message(), usage))))
     except (click.Abort, KeyboardInterrupt):
         return FAILURE
-    except BrokenPipeError:  # the reader of a pipe needs no more
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of a pipe needs no more: click replaces stdout then, and exits 1.
+        if isinstance(error, SystemExit) and sys.stdout is stdout:
+            raise
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

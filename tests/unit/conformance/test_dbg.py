@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socketserver
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -133,6 +136,20 @@ def _with_null_leaves(value: Any) -> Any:
         nulls = {key: None for key, one in value.items() if not isinstance(one, dict | list)}
         return nulls | {key: _with_null_leaves(one) for key, one in value.items() if key not in nulls}
     return [_with_null_leaves(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("module", ["hive.main", "hive.dbg.main", "hive.dbg.health"])
+def test_a_command_exits_0_when_the_reader_closes_the_pipe(module: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", f"from {module} import main; main()", "--help"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_an_agent_that_hangs_up_is_reported_as_by_go(
