@@ -145,6 +145,13 @@ class GatewayDevices:
             yield hint
 
 
+class _Entries(MapTarget[EgressKey, EgressEntry, EgressValue]):
+    """The map. A key is written with the host bits that its row has now."""
+
+    async def put(self, batch: Mapping[EgressKey, EgressEntry]) -> None:
+        self.write_now({row.key: row for row in batch.values()})
+
+
 class EgressGateways:
     """Follows policies. Without ``enable-ipv4-egress-gateway`` there is nothing."""
 
@@ -183,7 +190,7 @@ class EgressGateways:
         self.entries: Table[EgressKey, EgressEntry] = Table("egress-entries", key=lambda row: row.key)
         """What the map is to have."""
         self._first = self.entries.initializer("egress gateway policies")
-        target = MapTarget(lambda: (maps.egress_gateway4,), record(EgressKey), record(EgressValue), _value_of)
+        target = _Entries(lambda: (maps.egress_gateway4,), record(EgressKey), record(EgressValue), _value_of)
         reconciler: Reconciler[EgressKey, EgressEntry] = Reconciler(self.entries, target, full_every=INTERVAL)
         tables.add(self.gateways, self.entries, reconciler.statuses)
         lifecycle.append(Hook("check what egress gateways need", self._check))

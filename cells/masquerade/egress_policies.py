@@ -9,7 +9,7 @@ Why:    an entry is by the pod's address and the destination, on every node: the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Interface, ip_address, ip_interface
 from typing import Final
 
 import msgspec
@@ -37,8 +37,9 @@ class EgressPolicy(msgspec.Struct, frozen=True):
     """A policy in force."""
 
     name: str
-    destinations: tuple[IPv4Network, ...]
-    excluded: tuple[IPv4Network, ...]
+    destinations: tuple[IPv4Interface, ...]
+    """Networks as they are written, host bits included."""
+    excluded: tuple[IPv4Interface, ...]
     pods: tuple[tuple[LabelSelector, ...], ...]
     """Rules, each with the selectors that a pod's labels must all fulfil."""
     nodes: tuple[LabelSelector, ...]
@@ -87,16 +88,16 @@ def _address(text: str) -> object:
         raise ValueError(f"egressGateway.egressIP: {text!r}: expected an IPv4 address") from error
 
 
-def _networks(field: str, texts: Iterable[str]) -> Iterator[IPv4Network]:
+def _networks(field: str, texts: Iterable[str]) -> Iterator[IPv4Interface]:
     """Those of IPv4; of IPv6 nothing is sent to a gateway."""
     for text in texts:
         try:
-            network: IPv4Network | IPv6Network = ip_network(text, strict=False)
+            network = ip_interface(text)
         except ValueError as error:
             raise ValueError(f"{field}: {text!r}: expected an IPv4 network such as 192.0.2.0/24") from error
         if "/" not in text:
             raise ValueError(f"{field}: {text!r}: expected a network with its length, such as {text}/32")
-        if isinstance(network, IPv4Network):
+        if isinstance(network, IPv4Interface):
             yield network
 
 
@@ -174,7 +175,7 @@ class EgressEntry(msgspec.Struct, frozen=True):
     """A row of the table ``egress-entries``: what becomes of packets of a pod to a network outside."""
 
     source: IPv4Address
-    destination: IPv4Network
+    destination: IPv4Interface
     egress_ip: IPv4Address
     gateway_ip: IPv4Address
     policy: str
@@ -255,11 +256,10 @@ def entries(
     found: dict[EgressKey, EgressEntry] = {}
     for policy in sorted(policies, key=lambda one: one.name):
         gateway = gateways[policy.name]
-        ways = dict.fromkeys(policy.destinations, gateway.gateway_ip) | dict.fromkeys(
-            policy.excluded, EXCLUDED
-        )
+        ways = {each.network: (each, gateway.gateway_ip) for each in policy.destinations}
+        ways |= {each.network: (each, EXCLUDED) for each in policy.excluded}
         for source in _selected(policy, several, nodes) if ways else ():
-            for network, way in ways.items():
+            for network, way in ways.values():
                 entry = EgressEntry(source, network, gateway.egress_ip, way, policy.name)
                 found.setdefault(entry.key, entry)
     return found

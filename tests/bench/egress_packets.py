@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +34,7 @@ LEAVES = Route(0, IFINDEX, raw(OWN), raw(HOP))
 
 def policy(world: World, pod: str, gateway: str, egress: str = "0.0.0.0") -> None:
     """What the pod sends outside leaves by this gateway."""
-    key = EgressKey(IPv4Address(pod), IPv4Network(f"{OUTSIDE}/32"))
+    key = EgressKey(IPv4Address(pod), IPv4Interface(f"{OUTSIDE}/32"))
     value = EgressValue(IPv4Address(egress), IPv4Address(gateway))
     world.maps["cilium_egress_gw_policy_v4"].update(key.pack(), value.pack())
     world.bump(0)

@@ -5,7 +5,7 @@ Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in netw
 struct.error on data of another size.
 """
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Network, ip_network
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import ClassVar, Final, Self
 
@@ -266,24 +266,35 @@ _SOURCE_BITS: Final = 32
 
 
 class EgressKey(msgspec.Struct, frozen=True):
-    """Key of cilium_egress_gw_policy_v4, 12 bytes: a pod's address, and a network outside the cluster."""
+    """Key of cilium_egress_gw_policy_v4, 12 bytes: a pod's address, and a network outside the cluster.
+
+    The network keeps the host bits that a policy writes (1.1.1.5/24), as Cilium stores them. The trie ignores
+    those, so keys that differ only there are equal.
+    """
 
     SIZE: ClassVar = _egress_key.size
 
     source: IPv4Address
-    destination: IPv4Network
+    destination: IPv4Interface
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EgressKey):
+            return NotImplemented
+        return self.source == other.source and self.destination.network == other.destination.network
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.destination.network))
 
     def pack(self) -> bytes:
         network = self.destination
         return _egress_key.pack(
-            _SOURCE_BITS + network.prefixlen, self.source.packed, network.network_address.packed
+            _SOURCE_BITS + network.network.prefixlen, self.source.packed, network.ip.packed
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
         bits, source, destination = _egress_key.unpack(data)
-        network = IPv4Network((destination, bits - _SOURCE_BITS), strict=False)
-        return cls(IPv4Address(source), network)
+        return cls(IPv4Address(source), IPv4Interface((destination, bits - _SOURCE_BITS)))
 
 
 class EgressValue(msgspec.Struct, frozen=True):

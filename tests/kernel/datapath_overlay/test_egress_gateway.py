@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP, IPerror, UDPerror
@@ -61,7 +61,7 @@ def policy(
     network: str = "198.51.100.0/24",
 ) -> None:
     """Packets of the pod to the network leave by the gateway, from this address."""
-    key = EgressKey(IPv4Address(pod), IPv4Network(network))
+    key = EgressKey(IPv4Address(pod), IPv4Interface(network))
     value = EgressValue(IPv4Address(egress), IPv4Address(gateway))
     world.maps["cilium_egress_gw_policy_v4"].update(key.pack(), value.pack())
     world.bump(0)

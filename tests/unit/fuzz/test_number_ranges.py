@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext, suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -103,6 +103,7 @@ identities = pods | st.sampled_from([0, 1 << 24, (1 << 25) - 1, 1 << 25, (1 << 3
 macs = st.binary(min_size=6, max_size=6)
 ipv4, ipv6 = st.ip_addresses(v=4), st.ip_addresses(v=6)
 addresses = ipv4 | ipv6
+interfaces4 = st.builds(lambda ip, bits: IPv4Interface((ip, bits)), ipv4, st.integers(0, 32))
 networks4 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv4, st.integers(0, 32))
 networks6 = st.builds(lambda ip, bits: ip_network((ip, bits), strict=False), ipv6, st.integers(0, 128))
 
@@ -144,7 +145,7 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
     FragmentPorts: st.builds(FragmentPorts, u16, u16),
     IpcacheKey: st.builds(IpcacheKey.of, networks4 | networks6),
     IpcacheValue: st.builds(IpcacheValue, identities, ipv4, u8, u8),
-    EgressKey: st.builds(EgressKey, ipv4, networks4),
+    EgressKey: st.builds(EgressKey, ipv4, interfaces4),
     EgressValue: st.builds(EgressValue, ipv4, ipv4),
     L2ResponderKey: st.builds(L2ResponderKey, ipv4, ifindexes),
     LxcKey: st.builds(LxcKey, addresses, u16),

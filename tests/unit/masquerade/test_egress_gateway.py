@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from ipaddress import IPv4Address, IPv4Network, ip_interface, ip_network
+from ipaddress import IPv4Address, IPv4Interface, ip_interface
 from typing import Any, Final
 
 import anyio
@@ -69,14 +69,8 @@ NOT_AS_RECORDED: Final = {
 
 
 def rows(of: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """What a map has, by source and network. Bits behind a network's length mean nothing to the kernel."""
-    return {
-        (row["source_ip"], str(ip_network(row["destination_cidr"], strict=False))): (
-            row["egress_ip"],
-            row["gateway_ip"],
-        )
-        for row in of
-    }
+    """What a map has, by source and network."""
+    return {(row["source_ip"], row["destination_cidr"]): (row["egress_ip"], row["gateway_ip"]) for row in of}
 
 
 class Recorded:
@@ -229,8 +223,8 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
     identities: Table[int, Identity] = Table("identities", key=lambda row: row.id)
     devices: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
     first = policies.initializer("reflector")
-    known = EgressKey(IPv4Address("10.0.1.11"), IPv4Network("198.51.100.0/24"))
-    stale = EgressKey(IPv4Address("10.0.9.9"), IPv4Network("198.51.100.0/24"))
+    known = EgressKey(IPv4Address("10.0.1.11"), IPv4Interface("198.51.100.0/24"))
+    stale = EgressKey(IPv4Address("10.0.9.9"), IPv4Interface("198.51.100.0/24"))
     here = ClusterNode(
         cluster="kind",
         name="n1",
@@ -289,6 +283,12 @@ async def test_the_map_follows_once_all_is_known_and_what_is_new_comes_before_wh
             rows_of_devices.delete(2)
         await eventually(lambda: held.rows[known].egress_ip == IPv4Address(0))
         assert sysctls.retained == {}
+        held.writes.clear()
+        with policies.txn() as txn:
+            txn.put(object_of(destinationCIDRs=["198.51.100.7/24"]))
+        await eventually(lambda: held.writes)
+        written = EgressKey(known.source, IPv4Interface("198.51.100.7/24"))
+        assert held.writes == [("update", str(written))], "one entry of the trie, as the policy writes it"
         with policies.txn() as txn:
             txn.delete("leave")
         await eventually(lambda: not held.rows)
