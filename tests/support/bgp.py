@@ -86,7 +86,8 @@ class Routers:
         self._bird = folder / "bird"
         self._frr = Path(tempfile.mkdtemp(dir="/run"))
         """Not below the folder, which FRR's user may not enter."""
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
+        """By the folder with its output."""
 
     def start(self) -> None:
         """Start both; they wait to be called."""
@@ -116,18 +117,27 @@ class Routers:
             self._bird / "ctl",
         ]
         self._begin([*bird, "-P", self._bird / "pid"], self._bird)
-        eventually(lambda: self.frr("show bgp neighbors json") and self.bird("show", "status"))
+        eventually(self._answer)
 
     def stop(self) -> None:
         """End both."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
             process.wait()
         shutil.rmtree(self._frr)
 
     def _begin(self, command: Sequence[str | Path], folder: Path) -> None:
         with (folder / "output").open("ab") as output:
-            self._processes.append(self.far.popen(command, stdout=output, stderr=output))
+            self._processes[folder] = self.far.popen(command, stdout=output, stderr=output)
+
+    def _answer(self) -> bool:
+        """Whether both do. Raises ChildProcessError with the output of one that has ended."""
+        for folder, process in self._processes.items():
+            if (code := process.poll()) is not None:
+                raise ChildProcessError(
+                    f"{process.args!r} ended with {code}: {(folder / 'output').read_text()}"
+                )
+        return bool(self.frr("show bgp neighbors json") and self.bird("show", "status"))
 
     def frr(self, command: str) -> Any:
         """What FRR answers, from JSON."""
