@@ -1,7 +1,7 @@
 """What each name in ``hubble-metrics`` counts of flows.
 
 Source: Cilium 1.17, pkg/hubble/metrics. Labels are right where Cilium's are not: dns has ``rcode`` with any
-        number of context labels, icmp the family IPv6.
+        number of context labels, icmp the family IPv6, kafka the error code as a number.
 """
 
 from __future__ import annotations
@@ -303,6 +303,33 @@ class HTTPv2Metric(FlowMetric):
         self._durations.observe(labels, l7.latency_ns / 1e9, trace)
 
 
+class KafkaMetric(FlowMetric):
+    """Kafka requests."""
+
+    def prepare(self) -> None:
+        self._requests = self.add(
+            "hubble_kafka_requests_total",
+            "Count of Kafka requests",
+            *("topic", "api_key", "error_code", "reporter"),
+        )
+        self._durations = self.add(
+            "hubble_kafka_request_duration_seconds", _DURATION, "topic", "api_key", "reporter", buckets=True
+        )
+
+    def process(self, flow: Flow) -> None:
+        l7 = flow.l7
+        if l7 is None or l7.kafka is None or l7.type != L7FlowType.REQUEST:
+            return
+        labels = self.contexts.values(flow) | {
+            "topic": l7.kafka.topic,
+            "api_key": l7.kafka.api_key,
+            "error_code": str(l7.kafka.error_code),
+            "reporter": _reporter(flow),
+        }
+        self._requests.count(labels)
+        self._durations.observe(labels, l7.latency_ns / 1e9)
+
+
 class ToWorldMetric(FlowMetric):
     """Flows that leave the cluster."""
 
@@ -358,6 +385,7 @@ _KINDS: Final[dict[str, type[FlowMetric]]] = {
     "icmp": ICMPMetric,
     "http": HTTPMetric,
     "httpV2": HTTPv2Metric,
+    "kafka": KafkaMetric,
     "flows-to-world": ToWorldMetric,
     "policy": PolicyMetric,
 }
@@ -398,8 +426,6 @@ class FlowMetrics:
         self._counting = {name: self._made(entry) for name, entry in wanted.items()}
 
     def _made(self, entry: MetricEntry) -> _Counting:
-        if entry.name == "kafka":
-            raise MetricOptionsError("metric 'kafka' is not served: no proxy of the agent reads Kafka")
         if entry.name not in _KINDS:
             raise MetricOptionsError(f"metric '{entry.name}' does not exist")
         known = self._counting.get(entry.name)
