@@ -46,6 +46,7 @@ from cells.cluster.encryption import (
 )
 from cells.cluster.ipcache.rows import IpcacheEntry
 from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig
 from cells.datapath.datapath import Datapath
 from cells.encryption.ipsec.key_in_force import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
@@ -54,6 +55,7 @@ from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardR
 from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
 from cells.node.devices import Device
 from cells.node.sysctl import Sysctls
+from cells.tunnel.settings import PodTunnel
 from lifecycle import (
     Change,
     Health,
@@ -360,9 +362,17 @@ class WireguardAgent:
         ]
 
 
-def wireguard_peers(key: WireguardKey, device: WireguardDevice) -> WireguardPeers:
-    """Those of cilium_wg0."""
-    return WireguardPeers(device, frozenset(Family), key.settings.wireguard_persistent_keepalive)
+def wireguard_peers(
+    key: WireguardKey, device: WireguardDevice, agent: AgentConfig, tunnel: PodTunnel
+) -> WireguardPeers:
+    """Those of cilium_wg0: nodes are reached by an enabled family, in tunnels by IPv4.
+
+    The other family is for nodes without such an address, and for packets that nodes send each other.
+    """
+    on = {Family.IPV4: agent.ipv4 or tunnel.used, Family.IPV6: agent.ipv6}
+    families = frozenset(family for family in Family if on[family])
+    keepalive = key.settings.wireguard_persistent_keepalive
+    return WireguardPeers(device, families, keepalive, others=frozenset(Family) - families)
 
 
 def peer_of(node: ClusterNode) -> PeerNode:

@@ -93,11 +93,22 @@ class _Peer(msgspec.Struct):
 
 
 class WireguardPeers:
-    """Keeps the device's peers equal to the other nodes and to the prefixes behind them."""
+    """Keeps the device's peers equal to the other nodes and to the prefixes behind them.
 
-    def __init__(self, device: PeerDevice, families: frozenset[Family], keepalive: float = 0) -> None:
+    Encrypted packets go to a node's address of ``families``, or to one of ``others`` if it has none. What is
+    encrypted may have either as its destination.
+    """
+
+    def __init__(
+        self,
+        device: PeerDevice,
+        families: frozenset[Family],
+        keepalive: float = 0,
+        others: frozenset[Family] = frozenset(),
+    ) -> None:
         self._device = device
         self._families = families
+        self._others = others
         self._keepalive = keepalive
         self._peers: dict[str, _Peer] = {}
         self._node_by_ip: dict[IPAddress, str] = {}
@@ -119,6 +130,14 @@ class WireguardPeers:
         """What is reached through a node; nothing if it has no peer."""
         peer = self._peers.get(name)
         return frozenset(peer.allowed | peer.added) if peer is not None else frozenset()
+
+    def endpoint(self, addresses: Mapping[Family, IPAddress]) -> IPAddress | None:
+        """The address of a node that encrypted packets go to, IPv4 if it can be; None if there is none."""
+        for families in (self._families, self._others):
+            for family in (Family.IPV4, Family.IPV6):
+                if family in families and family in addresses:
+                    return addresses[family]
+        return None
 
     def __contains__(self, name: str) -> bool:
         return name in self._peers
@@ -142,18 +161,19 @@ class WireguardPeers:
             )
         peer = self._fresh(node, key)
         addresses = dict(node.addresses)
-        usable = {f: a for f, a in addresses.items() if f in self._families}
+        endpoint = self.endpoint(addresses)
         for family, old in peer.addresses.items():
             # another node may have the address by now: it stays with that node's peer
             if addresses.get(family) != old and self._node_by_ip.get(old) == node.name:
                 del self._node_by_ip[old]
                 peer.removed.add(ip_network(old))
-        for address in usable.values():
-            peer.add(ip_network(address))
+        for family, address in addresses.items():
+            if family in self._families | self._others:
+                peer.add(ip_network(address))
         self._have_ranges(peer, node.ranges)
-        if not usable:
+        if endpoint is None:
             raise PeerError(f'missing node IP for node "{node.name}"')
-        peer.addresses, peer.ranges, peer.endpoint = addresses, node.ranges, _first(usable)
+        peer.addresses, peer.ranges, peer.endpoint = addresses, node.ranges, endpoint
         self._apply(peer)
         self._peers[node.name] = peer
         self._node_by_key[key] = node.name
@@ -254,11 +274,6 @@ class WireguardPeers:
                 del self._owners[prefix]
         peer.allowed = (peer.allowed | peer.added) - peer.removed
         peer.added, peer.removed = set(), set()
-
-
-def _first(addresses: Mapping[Family, IPAddress]) -> IPAddress | None:
-    """Where packets to the peer go: by IPv4 if it can be."""
-    return addresses.get(Family.IPV4) or addresses.get(Family.IPV6)
 
 
 def _public_key(node: PeerNode) -> bytes:

@@ -77,11 +77,6 @@ class RotatingNode(msgspec.Struct, frozen=True):
         return "" if self.rotation == ROTATION_READY else self.rotation
 
     @property
-    def address(self) -> IPAddress | None:
-        """Where its devices listen."""
-        return self.addresses.get(Family.IPV4) or self.addresses.get(Family.IPV6)
-
-    @property
     def prefixes(self) -> frozenset[IPNetwork]:
         """What programs look up to send to it or its pods."""
         return self.ranges | {IpcacheKey.host(ip).network for ip in self.addresses.values()}
@@ -433,7 +428,7 @@ class WireguardRotation:
         node, allowed = self._others.get(name), self._peers.allowed(name)
         if node is None:
             return None
-        endpoint, key = node.address, _decoded(node.key if one.own else one.key)
+        endpoint, key = self._peers.endpoint(node.addresses), _decoded(node.key if one.own else one.key)
         if endpoint is None or not allowed or key is None:
             return None
         return SecondPeer(key, endpoint, allowed, (Slot.HELP if one.own else Slot.NEXT).port)
@@ -558,7 +553,7 @@ class WireguardRotation:
 
     def _send(self, name: str, kind: MessageKind) -> None:
         node, one = self._others.get(name), self._handovers[name]
-        there = node.address if node is not None else None
+        there = self._peers.endpoint(node.addresses) if node is not None else None
         own = self._own.addresses.get(Family.of(there)) if there is not None else None
         if self._socket is None or there is None or own is None or not self._can_use(name, one):
             return

@@ -5,10 +5,17 @@ from __future__ import annotations
 import base64
 import json
 from ipaddress import ip_address, ip_network
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.config import AgentConfig
+from cells.encryption.wireguard import wireguard_peers
 from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall, PeerError, PeerNode, WireguardPeers
+from cells.encryption.wireguard.settings import EncryptionSettings
+from cells.tunnel.settings import PodTunnel
 from tests.support.recordings import recordings
 
 SWALLOWED = {"node_add", "node_update", "node_validate", "ipcache_upsert", "ipcache_delete"}
@@ -158,3 +165,31 @@ def test_another_node_can_have_a_key_that_its_node_has_changed() -> None:
     peers.upsert(PeerNode("c/a", key("x"), {Family.IPV4: ip_address("192.0.2.1")}))
     peers.upsert(PeerNode("c/b", key("a"), {Family.IPV4: ip_address("192.0.2.2")}))
     assert set(device.table) == {b"x" * 32, b"a" * 32}
+
+
+V4, V6 = ip_address("192.0.2.1"), ip_address("fd00::1")
+
+
+@pytest.mark.parametrize(
+    ("ipv4", "ipv6", "tunnel", "addresses", "endpoint"),
+    [
+        (True, True, False, (V4, V6), V4),
+        (False, True, False, (V4, V6), V6),
+        (True, False, False, (V4, V6), V4),
+        (False, True, True, (V4, V6), V4),
+        (False, True, False, (V4,), V4),
+        (True, False, False, (V6,), V6),
+    ],
+    ids=["dual stack", "IPv6", "IPv4", "IPv6 in tunnels", "IPv6 over IPv4", "IPv4 over IPv6"],
+)
+def test_encrypted_packets_go_to_a_nodes_address_of_an_enabled_family(
+    ipv4: bool, ipv6: bool, tunnel: bool, addresses: tuple[IPAddress, ...], endpoint: IPAddress
+) -> None:
+    device: Any = FakeDevice({})
+    agent = AgentConfig.__new__(AgentConfig)
+    agent.ipv4, agent.ipv6 = ipv4, ipv6
+    own_key: Any = SimpleNamespace(settings=EncryptionSettings(enable_wireguard=True))
+    peers = wireguard_peers(own_key, device, agent, PodTunnel(tunnel))
+    peers.upsert(PeerNode("c/a", key("a"), {Family.of(ip): ip for ip in addresses}))
+    assert [call.endpoint for call in device.calls] == [endpoint]
+    assert device.table == {b"a" * 32: set(map(ip_network, addresses))}
