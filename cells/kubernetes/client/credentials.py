@@ -215,11 +215,13 @@ class Credentials:
     def _context(self) -> ssl.SSLContext:
         access = self._access
         try:
-            context = ssl.create_default_context(cafile=str(access.ca_file) if access.ca_file else None)
+            # Those of the host are loaded only where no authority is given.
+            context = ssl.create_default_context(
+                cafile=str(access.ca_file) if access.ca_file else None,
+                cadata=access.ca_data.decode() if access.ca_data else None,
+            )
             # Authorities of clusters are what Go's clients take: Python 3.13 refuses those without key usage.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-            if access.ca_data:
-                context.load_verify_locations(cadata=access.ca_data.decode())
             if access.insecure:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             self._load_certificate(context)

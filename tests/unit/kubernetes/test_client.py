@@ -235,6 +235,25 @@ async def test_an_authority_without_key_usage_is_trusted(tmp_path: Path) -> None
         await client.reset()
 
 
+async def test_the_hosts_authorities_are_not_trusted_where_a_kubeconfig_holds_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("of-the-host", "of-the-cluster"):
+        (tmp_path / name).mkdir()
+    hosts, clusters = Authority(tmp_path / "of-the-host"), Authority(tmp_path / "of-the-cluster")
+    monkeypatch.setenv("SSL_CERT_FILE", str(hosts.certificate))
+    server = ApiServer()
+    async with server.serving(tls=hosts.serving()) as url:
+        client = connect(Access(servers=(url,), ca_data=clusters.certificate.read_bytes()), qps=0)
+        with pytest.raises(UnreachableError, match="certificate verify failed"):
+            await client.create(NODES, node("a"))
+        await client.reset()
+        client = connect(Access(servers=(url,)), qps=0)
+        with pytest.raises(ApiError, match='User "system:anonymous"'):  # it was asked
+            await client.create(NODES, node("a"))
+        await client.reset()
+
+
 async def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("admin", "/O=system:masters/CN=admin")
