@@ -161,6 +161,8 @@ class Client:
         target = _target(kind.path(namespace), {"watch": "1", **query})
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
             if answer.status != 200:
+                if answer.status == 401:
+                    self._credentials.refused()  # the next request has others
                 raise await self._refusal(answer)
             blocks = _blocks(answer)
             async with aclosing(blocks):

@@ -202,6 +202,23 @@ async def test_a_plugin_gives_the_token_once_and_again_when_it_has_expired(tmp_p
         await client.reset()
 
 
+async def test_a_watch_with_a_refused_token_has_a_new_one_the_next_time(tmp_path: Path) -> None:
+    server = ApiServer({"first": ADMIN})
+    (tmp_path / "token").write_text("first")
+    text = f"""printf '{{"status": {{"token": "%s"}}}}' "$(cat {tmp_path}/token)\""""
+    async with server.serving():
+        client = connect(access(server, token="", exec=Exec(plugin(tmp_path, text))), qps=0)
+        await client.create(NODES, node("a"))
+        server.users.tokens = {"second": ADMIN}
+        (tmp_path / "token").write_text("second")
+        with pytest.raises(ApiError, match="401"):
+            async with client.watch(NODES, {"resourceVersion": "0"}, silence=5):
+                pass
+        async with client.watch(NODES, {"resourceVersion": "0"}, silence=5) as blocks:
+            assert [event.type for event in events(await anext(blocks))] == ["ADDED"]
+        await client.reset()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
