@@ -278,7 +278,7 @@ class Client:
             answer = answers[number] if number < len(answers) else None
             status, at = (answer.status, answer.at) if answer is not None else (None, began)
             self.calls.note(request.method, paths[request.method], server, held_back, status, at - began)
-            if answer is not None and answer.status >= 400:
+            if answer is not None and answer.status >= 300:
                 ends[number] = api_error(answer.status, answer.body, answer.retry_after.decode("latin-1"))
         return ends if failure is not None else await self._again(requests, ends, len(answers))
 
@@ -352,12 +352,13 @@ class Client:
 
     async def _once(self, method: str, target: str, body: bytes | None, media: bytes) -> bytes:
         async with self._sent(method, target, body, media, quiet=self._timeout) as answer:
-            if answer.status >= 400:
+            if answer.status >= 300:
                 raise await self._refusal(answer)
             return await answer.body()
 
     async def _refusal(self, answer: StreamedResponse) -> ApiError:
-        error = api_error(answer.status, await answer.body(), answer.header(b"retry-after"))
+        found, location = answer.header(b"retry-after"), answer.header(b"location")
+        error = api_error(answer.status, await answer.body(), found, location)
         if error.code != 401 or not (expired := self._credentials.expired()):
             return error
         status = msgspec.structs.replace(error.status, message=f"{error.status.message}; {expired}")

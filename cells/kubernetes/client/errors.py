@@ -110,8 +110,11 @@ _KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410
 _DECODER = msgspec.json.Decoder(ServerStatus)
 
 
-def api_error(code: int, body: bytes, retry_after: str = "") -> ApiError:
-    """The error of an answer. A body that is not a Status is quoted as text."""
+def api_error(code: int, body: bytes, retry_after: str = "", location: str = "") -> ApiError:
+    """The error of an answer. A body that is not a Status is quoted as text. Redirects are not followed."""
+    if code < 400:
+        to = location or "another address"
+        return status_error(ServerStatus(code, "Redirect", f"to {to}; set the URL of an API server"))
     try:
         status = decode(body, _DECODER)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -74,6 +74,16 @@ async def deleted(client: Client, *names: str) -> list[type[Exception] | None]:
     return [None if error is None else type(error) for error in ends]
 
 
+async def test_a_redirect_is_no_success() -> None:
+    moved = b"HTTP/1.1 308 Permanent Redirect\r\nLocation: https://b.test/\r\nContent-Length: 2\r\n\r\n{}"
+    async with serving(lambda _: moved) as (_, client):
+        assert await deleted(client, "a", "b") == [ApiError, ApiError]
+        with pytest.raises(
+            ApiError, match=r"308 Redirect: to https://b\.test/; set the URL of an API server"
+        ):
+            await client.delete(NODES, "a")
+
+
 async def test_each_of_many_writes_ends_as_it_would_alone() -> None:
     server = ApiServer()
     async with server.serving(), client_of(f"http://127.0.0.1:{server.port}") as client:
