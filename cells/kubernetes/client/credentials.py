@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -68,6 +69,8 @@ def _element(der: bytes) -> tuple[int, bytes, bytes]:
     return der[0], der[begin : begin + length], der[begin + length :]
 
 
+_IN_HEADER_NAMES: Final = "!#$&'*+^`|"
+"""What names of headers may have besides letters, digits and -._~ (RFC 9110, 5.6.2), less what escapes."""
 TOKEN_AGE = 60.0
 """Seconds after which a token file is read again: the kubelet renews it long before it expires."""
 PLUGIN_DEADLINE = 30.0
@@ -119,7 +122,8 @@ class Credentials:
             found.append((b"Impersonate-Uid", access.impersonate_uid.encode()))
         found += [(b"Impersonate-Group", one.encode()) for one in access.impersonate_groups]
         found += [
-            (b"Impersonate-Extra-" + key.encode(), value.encode()) for key, value in access.impersonate_extra
+            (b"Impersonate-Extra-" + quote(key, safe=_IN_HEADER_NAMES).encode(), value.encode())
+            for key, value in access.impersonate_extra
         ]
         return found
 

@@ -216,6 +216,20 @@ async def test_a_refused_connection_is_reported_with_the_system_error() -> None:
             await client.raw("POST", "/test")
 
 
+async def test_a_key_of_impersonation_may_have_any_letter() -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(WHOLE)
+        await writer.drain()
+
+    extra = (("example.org/scopes", "a"), ("50% ok", "b"))
+    await ask(serve, impersonate_user="jane", impersonate_extra=extra)
+    lines = [line for line in heads[0].decode().splitlines() if line.startswith("Impersonate-Extra-")]
+    assert lines == ["Impersonate-Extra-example.org%2Fscopes: a", "Impersonate-Extra-50%25%20ok: b"]
+
+
 async def test_a_header_cannot_smuggle_another_one() -> None:
     async with listening(saying(WHOLE)) as port, client_of(port, impersonate_user="a\r\nX-Evil: 1") as client:
         with pytest.raises(CredentialsError, match="line break"):
