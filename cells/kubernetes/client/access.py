@@ -34,6 +34,8 @@ class Exec(msgspec.Struct, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
     api_version: str = "client.authentication.k8s.io/v1"
     provide_cluster_info: bool = False
+    cluster_config: Any = None
+    """For the program, from the kubeconfig's cluster; with ``provide_cluster_info``."""
     folder: str = ""
     """Where a relative command begins."""
 
@@ -99,11 +101,18 @@ def _bracketed(host: str) -> str:
 #
 # Source: k8s.io/client-go/tools/clientcmd/api/v1; what is refused: clientcmd/validation.go, rest/exec.go.
 
+EXEC_EXTENSION: Final = "client.authentication.k8s.io/exec"
+"""The extension of a cluster that exec programs are given."""
 CREDENTIAL_VERSIONS: Final = tuple(f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1"))
 
 
 class _KubeconfigPart(msgspec.Struct, frozen=True, rename="kebab"):
     """A part of the file: names in kebab case."""
+
+
+class _NamedExtension(_KubeconfigPart, frozen=True):
+    name: str
+    extension: Any = None
 
 
 class _Cluster(_KubeconfigPart, frozen=True):
@@ -113,6 +122,7 @@ class _Cluster(_KubeconfigPart, frozen=True):
     certificate_authority: str = ""
     certificate_authority_data: str = ""
     proxy_url: str = ""
+    extensions: tuple[_NamedExtension, ...] = ()
 
 
 class _Variable(_KubeconfigPart, frozen=True):
@@ -201,9 +211,14 @@ def from_kubeconfig(path: Path, context: str = "") -> Access:
     users = {one.name: one.user for one in config.users}
     if found.user and found.user not in users:
         raise AccessError(f"{where}: users has no {found.user!r}; it has: {_names(users)}")
-    access = _of_cluster(clusters[found.cluster], path, f"{path}: cluster {found.cluster}")
+    cluster = clusters[found.cluster]
+    access = _of_cluster(cluster, path, f"{path}: cluster {found.cluster}")
     if found.user:
         access = _of_user(access, users[found.user], path, f"{path}: user {found.user}")
+    if access.exec is not None:
+        extensions = {one.name: one.extension for one in cluster.extensions}
+        given = msgspec.structs.replace(access.exec, cluster_config=extensions.get(EXEC_EXTENSION))
+        access = msgspec.structs.replace(access, exec=given)
     return msgspec.structs.replace(access, namespace=found.namespace or "default")
 
 

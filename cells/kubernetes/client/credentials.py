@@ -175,9 +175,10 @@ class Credentials:
             return self._given
 
     async def _asked(self, plugin: Exec) -> ExecStatus:
-        info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        spec: dict[str, object] = {"interactive": False}
         if plugin.provide_cluster_info:
-            info["spec"] = {"interactive": False, "cluster": {"server": self._access.servers[0]}}
+            spec["cluster"] = await self._cluster(plugin)
+        info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
         env = {**os.environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
         command = plugin.program
         try:
@@ -200,6 +201,24 @@ class Credentials:
         if wrong := _wrong(found):
             raise CredentialsError(f"exec {command}: {wrong}")
         return found
+
+    async def _cluster(self, plugin: Exec) -> dict[str, object]:
+        """What a plugin learns of the cluster (v1, Cluster). Raises CredentialsError."""
+        access, authority = self._access, self._access.ca_data
+        if authority is None and access.ca_file is not None:
+            try:
+                authority = await anyio.Path(access.ca_file).read_bytes()
+            except OSError as error:
+                raise CredentialsError(f"{access.ca_file}: {error.strerror}") from error
+        found: dict[str, object] = {
+            "server": access.servers[0],
+            "tls-server-name": access.tls_server_name,
+            "insecure-skip-tls-verify": access.insecure,
+            "certificate-authority-data": base64.b64encode(authority or b"").decode(),
+            "proxy-url": access.proxy_url,
+            "config": plugin.cluster_config,
+        }
+        return {key: value for key, value in found.items() if value}
 
     # ---- TLS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -325,6 +326,31 @@ def test_the_end_of_a_certificate_is_read(alice: tuple[Path, Path]) -> None:
     assert f"notAfter={not_after(alice[0].read_bytes()):%Y-%m-%d %H:%M:%SZ}" == shown.strip()
     for nonsense in (b"", b"x", alice[1].read_bytes()):
         assert not_after(nonsense) is None
+
+
+async def test_an_exec_plugin_learns_which_cluster_it_is_for(tmp_path: Path, authority: Authority) -> None:
+    extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}]
+    cluster = {
+        **SERVER,
+        "certificate-authority": str(authority.certificate),
+        "tls-server-name": "api",
+        "extensions": [{"name": "other", "extension": {"provider": "x"}}, *extensions],
+    }
+    script = 'echo "$KUBERNETES_EXEC_INFO" > "$0"; exit 1'
+    arguments = ["-c", script, str(tmp_path / "info")]
+    user = {"exec": {**EXEC, "command": "sh", "args": arguments, "provideClusterInfo": True}}
+    client = connect(from_kubeconfig(written(tmp_path, document(cluster, user))))
+    with pytest.raises(CredentialsError, match="exit 1"):
+        await client.raw("GET", "/test")
+    assert json.loads((tmp_path / "info").read_text())["spec"] == {
+        "interactive": False,
+        "cluster": {
+            "server": "https://10.0.0.1:6443",
+            "tls-server-name": "api",
+            "certificate-authority-data": base64.b64encode(authority.certificate.read_bytes()).decode(),
+            "config": {"audience": "a"},
+        },
+    }
 
 
 PLUGINS: dict[str, tuple[str, str]] = {
