@@ -16,7 +16,13 @@ from cells.datapath.programs import ENTRIES, L3_ENTRIES, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings, ProgramSettings
 from cells.maps.bpf import test_run
 from cells.maps.map import Map, create_map
-from cells.maps.records.cluster import NodeKey, NodeValue, TunnelConfig
+from cells.maps.records.cluster import (
+    TUNNEL_GATEWAYS,
+    TUNNEL_NOT_FOR_PODS,
+    NodeKey,
+    NodeValue,
+    TunnelConfig,
+)
 from cells.maps.records.endpoints import EndpointConfig, LxcKey, LxcValue, NodeConfig, PolicyEntry, PolicyKey
 from cells.maps.records.flows import (
     DEVICE_MASQUERADE_IPV4,
@@ -55,10 +61,11 @@ TUNNELS = ("cilium_tunnel_map", "cilium_node_map_v2")
 NAT = ("cilium_snat_v4_external", "cilium_snat_v6_external")
 FILLED = (
     *(*CONNTRACK, *NAT, *SERVICES, *AFFINITY, *TUNNELS, *NEIGHBOURS),
-    *("cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache"),
+    *("cilium_ipv4_frag_datagrams", "cilium_lxc", "cilium_ipcache", "cilium_egress_gw_policy_v4"),
 )
 TUNNEL_IFINDEX, ROUTE_MTU = 77, 1450
 EMPTIED = (*FILLED, "cilium_ipv6_frag_datagrams", "cilium_metrics", "hive_endpoints", "hive_devices")
+_GATEWAYS = "ENABLE_EGRESS_GATEWAY"
 ANY_SOURCE = 2  # ENDPOINT_ANY_SOURCE
 MARK_AT, CONTROL_BLOCK_AT = 8, 48  # in struct __sk_buff
 ALLOW_ALL = (PolicyKey(0, egress=False), PolicyKey(0, egress=True))
@@ -129,7 +136,11 @@ class Node:
     def _load(self, recording: Recording) -> LoadedObject:
         """Where the packet may be routed or tunnelled, compiled so that both are the recording's."""
         chosen, hook = settings(recording), recording.hook
-        recorded = "TUNNEL_MODE" in recording.switches or hook in {"from-netdev", "to-netdev", "xdp"}
+        recorded = bool(recording.switches & {"TUNNEL_MODE", _GATEWAYS}) or hook in {
+            "from-netdev",
+            "to-netdev",
+            "xdp",
+        }
         kind = ("recorded_xdp" if hook == "xdp" else "recorded") if recorded else ""
         if recording.l3:
             kind = "recorded_l3"
@@ -180,16 +191,25 @@ class Node:
         direct = IPv4Address(constants.get("IPV4_DIRECT_ROUTING", 0))
         direct6 = ipv6_reported(constants.get("IPV6_DIRECT_ROUTING", "::"))
         self._maps["hive_nodeport"].update(bytes(4), NodePortConfig(serves, direct, direct6).pack())
-        on = "TUNNEL_MODE" in recording.switches | constants.keys()
-        tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"]) if on else TunnelConfig()
+        tunnel = TunnelConfig()
+        if _GATEWAYS in recording.switches:
+            tunnel = TunnelConfig(
+                TUNNEL_IFINDEX,
+                ROUTE_MTU,
+                constants["TUNNEL_PORT"],
+                flags=TUNNEL_GATEWAYS | TUNNEL_NOT_FOR_PODS,
+            )
+        elif "TUNNEL_MODE" in recording.switches | constants.keys():
+            tunnel = TunnelConfig(TUNNEL_IFINDEX, ROUTE_MTU, constants["TUNNEL_PORT"])
         self._maps["hive_tunnel"].update(bytes(4), tunnel.pack())
 
     def _report_device(self, recording: Recording) -> None:
         """The native device that the packet passes, and for a step of it the pod that sent it."""
         constants, step = recording.constants, recording.hook == "snat-step"
         ipv4 = constants["snat_target_address"] if step else "0.0.0.0"
+        gateways = _GATEWAYS in recording.switches
         on = {
-            DEVICE_MASQUERADE_IPV4: step or "ENABLE_MASQUERADE_IPV4" in recording.switches,
+            DEVICE_MASQUERADE_IPV4: step or ("ENABLE_MASQUERADE_IPV4" in recording.switches and not gateways),
             DEVICE_MASQUERADE_IPV6: "ENABLE_MASQUERADE_IPV6" in recording.switches,
             DEVICE_REMOTE_NODES: "TUNNEL_MODE" in constants,
             DEVICE_XDP: recording.hook == "xdp",
@@ -203,8 +223,8 @@ class Node:
         others = {route(recording).ifindex} - {constants.get("NATIVE_DEV_IFINDEX")}
         for ifindex in {1} | others:
             self._maps["hive_devices"].update(struct.pack("<I", ifindex), row.pack())
-        if step and program_of(recording) == "hive_to_device":
-            pod = LxcValue(7, 7, bytes(6), bytes(6), 1000)
+        if (step or gateways) and program_of(recording) == "hive_to_device":
+            pod = LxcValue(7, 7, bytes(6), bytes(6), 1000 * step)
             source = IPv4Address(recording.packet[26:30])
             self._maps["cilium_lxc"].update(LxcKey(source).pack(), pod.pack())
 

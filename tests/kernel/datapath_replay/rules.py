@@ -28,7 +28,6 @@ _PLACES: Final = (
 )
 _SWITCHES: Final = (
     ("ENABLE_SRV6", "SRv6: not built"),
-    ("ENABLE_EGRESS_GATEWAY", "egress gateway: recorded at a device, of pods that are not the node's"),
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
     ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
 )
@@ -39,7 +38,7 @@ _IPV4: Final = bytes.fromhex("0800")
 _IPV6: Final = bytes.fromhex("86dd")
 _FRAGMENT_HEADER: Final = 44
 _TTL_EXCEEDED: Final = 196
-_PROXY_MAGIC, _DECRYPTED, _MAGIC = 0x0200, 0x0D00, 0x0F00
+_PROXY_MAGIC, _EGRESS_GATEWAY, _DECRYPTED, _MAGIC = 0x0200, 0x0500, 0x0D00, 0x0F00
 
 
 def program_of(recording: Recording) -> str:
@@ -98,6 +97,13 @@ def _reported_by_geneve(recording: Recording) -> bool:
     return chosen is not None and bool(chosen == geneve)
 
 
+def _translated_on_arrival(recording: Recording) -> bool:
+    """On its egress gateway: out of the tunnel, or at a device with Cilium's mark of what came out of it."""
+    arrives = recording.hook == "cil_from_overlay" and not recording.dropped
+    came = recording.mark & _MAGIC == _EGRESS_GATEWAY and recording.packet_after != recording.packet
+    return "ENABLE_EGRESS_GATEWAY" in recording.switches and (arrives or came)
+
+
 def _tunnel_encrypted(recording: Recording) -> bool:
     return recording.hook == "to-netdev" and "ENABLE_IPSEC" in recording.switches
 
@@ -112,6 +118,10 @@ _DIFFERENCES: Final = (
     (
         "what was decrypted goes to pods by programs also where each has a route of its own",
         _decrypted_with_endpoint_routes,
+    ),
+    (
+        "an egress gateway translates what comes out of the tunnel in that program, not at the device",
+        _translated_on_arrival,
     ),
     ("DSR by Geneve: not built", _reported_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
