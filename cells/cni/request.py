@@ -16,9 +16,9 @@ from cells.cni.protocol import DECODING_FAILURE, INCOMPATIBLE_VERSION, INVALID_C
 
 SERVED_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 CHAINING_MODES: Final = frozenset({"aws-cni", "azure", "flannel", "generic-veth"})
-_KNOWN_ARGS: Final = frozenset(
-    {"IgnoreUnknown", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID", "K8S_POD_INFRA_CONTAINER_ID"}
-)
+_IGNORE_UNKNOWN: Final = "IgnoreUnknown"
+_KNOWN_ARGS: Final = frozenset({_IGNORE_UNKNOWN, "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_UID"})
+"""Cilium's ArgsSpec: runtimes send K8S_POD_INFRA_CONTAINER_ID with IgnoreUnknown=1."""
 
 
 class IpamConf(msgspec.Struct, frozen=True, gc=False):
@@ -242,15 +242,18 @@ def pod_of(args: str) -> PodReference:
     """The pod in CNI_ARGS (``K=V;K=V``); raises CniError for what the CNI library's LoadArgs refuses."""
     values: dict[str, str] = {}
     unknown: list[str] = []
+    ignores = False
     for pair in args.split(";") if args else ():
         key, equals, value = pair.partition("=")
         if not equals or "=" in value:
             raise CniError(f"unable to extract CNI arguments: ARGS: invalid pair {json.dumps(pair)}")
-        if key in _KNOWN_ARGS:
-            values[key] = value
-        else:
+        if key not in _KNOWN_ARGS:
             unknown.append(pair)
-    if unknown and not _is_true(values.get("IgnoreUnknown", "")):
+            continue
+        values[key] = value
+        if key == _IGNORE_UNKNOWN:
+            ignores = _is_true(pair, value.lower())
+    if unknown and not ignores:
         shown = " ".join(map(json.dumps, unknown))
         raise CniError(f"unable to extract CNI arguments: ARGS: unknown args [{shown}]")
     return PodReference(
@@ -258,12 +261,12 @@ def pod_of(args: str) -> PodReference:
     )
 
 
-def _is_true(text: str) -> bool:
-    if text.lower() in {"1", "true"}:
+def _is_true(pair: str, value: str) -> bool:
+    if value in {"1", "true"}:
         return True
-    if text.lower() in {"", "0", "false"}:
+    if value in {"0", "false"}:
         return False
     raise CniError(
-        f'unable to extract CNI arguments: ARGS: error parsing value of pair "IgnoreUnknown={text}":'
-        f" boolean unmarshal error: invalid input {text}"
+        f"unable to extract CNI arguments: ARGS: error parsing value of pair {json.dumps(pair)}:"
+        f" boolean unmarshal error: invalid input {value}"
     )
