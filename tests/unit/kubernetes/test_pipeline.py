@@ -74,7 +74,7 @@ async def deleted(client: Client, *names: str) -> list[type[Exception] | None]:
     return [None if error is None else type(error) for error in ends]
 
 
-async def test_a_redirect_is_no_success() -> None:
+async def test_a_redirect_is_an_error() -> None:
     moved = b"HTTP/1.1 308 Permanent Redirect\r\nLocation: https://b.test/\r\nContent-Length: 2\r\n\r\n{}"
     async with serving(lambda _: moved) as (_, client):
         assert await deleted(client, "a", "b") == [ApiError, ApiError]
