@@ -28,13 +28,7 @@ try:
     )
     from lifecycle.hints import Member, Named, results
     from lifecycle.hive import Hive, HiveView, InnerHive, Modules, nest
-    from lifecycle.hooks import (
-        Events,
-        Hook,
-        Lifecycle,
-        Promise,
-        Shutdown,
-    )
+    from lifecycle.hooks import Events, Hook, Lifecycle, Promise, Shutdown
     from lifecycle.injection import (
         Cell,
         ModuleId,
@@ -53,25 +47,8 @@ try:
     )
     from lifecycle.jobs import Backoff, JobMetrics, Jobs, Timer
     from lifecycle.process.health import Health, HealthStatus, HealthTree
-    from lifecycle.settings import (
-        Duration,
-        Secret,
-        Settings,
-        Sources,
-        milliseconds,
-        minutes,
-        seconds,
-    )
-    from lifecycle.tables import (
-        BatchError,
-        Change,
-        Derived,
-        ReadTable,
-        Reconciler,
-        Table,
-        Tables,
-        Target,
-    )
+    from lifecycle.settings import Duration, Secret, Settings, Sources, milliseconds, minutes, seconds
+    from lifecycle.tables import BatchError, Change, Derived, ReadTable, Reconciler, Table, Tables, Target
 finally:
     if _collecting:
         gc.enable()

@@ -1,7 +1,7 @@
 """The errors of a hive, and their messages for users."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -26,6 +26,7 @@ __all__ = [
     "exit_code",
     "explain",
     "leaves",
+    "suggestion",
     "texts",
     "thrown_away",
 ]
@@ -229,3 +230,11 @@ def texts(error: BaseException) -> list[str]:
         found |= dict.fromkeys((fault.text for fault in faults) if faults else [str(leaf)])
         found |= dict.fromkeys(getattr(leaf, "__notes__", ()))
     return list(found)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not `known`: the nearest one that is, if any is near."""
+    import difflib  # only mistakes need it
+
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""

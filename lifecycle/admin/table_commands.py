@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -47,97 +48,49 @@ class TableCommands(Commands):
     def __init__(self, tables: Tables, history: TableHistory) -> None:
         self._tables = tables
         self._history = history
-        named = self._complete
+        named = partial(Command, complete=self._complete)
         super().__init__(
             Command("db", "List the tables", self._list),
             Command("db/moments", "List the moments that --at can show", self._list_moments),
-            Command(
-                "db/trace",
-                "Show all moments as lines that a test can replay",
-                self._trace,
-                "[table...]",
-                complete=named,
-            ),
-            Command(
-                "db/show",
-                "Show the rows of a table",
-                self._show,
-                "table",
-                _SHOWN,
-                complete=named,
-                least=1,
-                most=1,
-            ),
-            Command(
-                "db/get",
-                "Show the row with a key",
-                self._get,
-                "table key",
-                (*_SHOWN, _INDEX),
-                complete=named,
-                least=2,
-                most=2,
-            ),
-            Command(
+            named("db/trace", "Show all moments as lines that a test can replay", self._trace, "[table...]"),
+            named("db/show", "Show the rows of a table", self._show, "table", _SHOWN),
+            named("db/get", "Show the row with a key", self._get, "table key", (*_SHOWN, _INDEX)),
+            named(
                 "db/list",
                 "Show the rows with a key, or a value of an index",
                 self._by_value,
                 "table key",
                 (*_SHOWN, _INDEX),
-                complete=named,
-                least=2,
-                most=2,
             ),
-            Command(
+            named(
                 "db/prefix",
                 "Show the rows with a key, or value of an index, that begins so",
                 self._by_prefix,
                 "table key",
                 (*_SHOWN, _INDEX),
-                complete=named,
-                least=2,
-                most=2,
             ),
-            Command(
+            named(
                 "db/lowerbound",
                 "Show the rows from a key, or value of an index, on",
                 self._from,
                 "table key",
                 (*_SHOWN, _INDEX),
-                complete=named,
-                least=2,
-                most=2,
             ),
-            Command(
-                "db/watch",
-                "Show every row, then what changes",
-                self._watch,
-                "table",
-                complete=named,
-                least=1,
-                most=1,
-                endless=True,
-            ),
-            Command(
+            named("db/watch", "Show every row, then what changes", self._watch, "table", endless=True),
+            named(
                 "db/initialized",
                 "Wait until tables are initialized",
                 self._initialized,
                 "[table...]",
                 (_TIMEOUT,),
-                complete=named,
             ),
-            Command(
-                "db/empty", "Check that tables are empty", self._empty, "table...", complete=named, least=1
-            ),
-            Command(
+            named("db/empty", "Check that tables are empty", self._empty, "table..."),
+            named(
                 "db/cmp",
                 "Compare a table with a file",
                 self._cmp,
                 "table file",
                 (_TIMEOUT, Flag("grep", "Compare only rows that match")),
-                complete=named,
-                least=2,
-                most=2,
                 help="The file looks as db/show prints, with the columns that count.\n"
                 "A table that differs is looked at again until the time is over.",
             ),

@@ -46,10 +46,9 @@ def write_commands(hive: Hive) -> Commands:
             insert,
             "table file...",
             complete=complete,
-            least=2,
             help="The files are YAML: a row, a list of rows, or several documents.",
         ),
-        Command("db/delete", "Delete rows of a table", delete, "table key...", complete=complete, least=2),
+        Command("db/delete", "Delete rows of a table", delete, "table key...", complete=complete),
     )
 
 

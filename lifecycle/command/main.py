@@ -16,7 +16,7 @@ import anyio
 
 from lifecycle.command import completion, help_page
 from lifecycle.command.checking import check_all, check_graph, faulty
-from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError
+from lifecycle.errors import GraphError, HiveError, SettingsError, UsageError, suggestion
 from lifecycle.graph import circles, views
 from lifecycle.hive.hive import Hive
 from lifecycle.process.logs import configure_logging
@@ -113,7 +113,7 @@ def _on_settings(hive: Hive, command: str, words: list[str], env: Mapping[str, s
     words = [word for word in words if word not in flags]
     view, words = _view(words) if command == "inspect" else ([], words)
     if (stray := next((word for word in words[:1] if not word.startswith("-")), None)) is not None:
-        raise UsageError(f"{stray}: no such command{_near(stray)} (see: {hive.name} --help)")
+        raise UsageError(f"{stray}: no such command{suggestion(stray, COMMANDS)} (see: {hive.name} --help)")
     if _GRAPH in flags and words:
         raise UsageError(f"check --graph: {words[0]}: expected no settings: none are read")
     if hive.reads_settings:
@@ -201,13 +201,6 @@ def _view(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words before the first flag, and the rest."""
     count = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
     return list(words[:count]), list(words[count:])
-
-
-def _near(word: str) -> str:
-    import difflib  # only mistakes need it
-
-    found = difflib.get_close_matches(word, COMMANDS, 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _logs_configured() -> bool:

@@ -1,11 +1,11 @@
 """Questions to a graph: a part of it, why something is in it, what nothing needs, what is in a circle."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from lifecycle.errors import suggestion
 from lifecycle.graph.parts import ConstructorInfo, Edge, Parts
 from lifecycle.injection.cycles import Circle, circles_of
 
@@ -26,7 +26,7 @@ def find_module(graph: Parts, text: str) -> str:
     if found:
         raise ValueError(f"module {text}: it may be {' or '.join(found)}; give the whole id")
     tails = {one.rpartition(".")[2]: one for one in ids}
-    raise ValueError(f"module {text}: there is none{_meant(text, [*ids, *tails])}")
+    raise ValueError(f"module {text}: there is none{suggestion(text, [*ids, *tails])}")
 
 
 def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
@@ -41,7 +41,7 @@ def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
             if found := [node for node in nodes if fold(getattr(node, name)) == wanted]:
                 return found
     known = {name for node in nodes for name in (node.provides, node.name)}
-    raise ValueError(f"type {text}: nothing in {graph.name} provides it{_meant(text, sorted(known))}")
+    raise ValueError(f"type {text}: nothing in {graph.name} provides it{suggestion(text, sorted(known))}")
 
 
 def only(graph: G, module: str) -> G:
@@ -121,10 +121,3 @@ def circles(graph: Parts) -> list[Circle[Edge]]:
 def unused(graph: Parts) -> list[ConstructorInfo]:
     """Constructors, values and settings that no invoked function leads to. What is replaced is not listed."""
     return [node for node in graph.constructors if not node.built and not node.replaced]
-
-
-def _meant(text: str, known: Iterable[str]) -> str:
-    import difflib  # only mistakes need it
-
-    near: Sequence[str] = difflib.get_close_matches(text, list(known), 1)
-    return f"; did you mean {near[0]}?" if near else ""

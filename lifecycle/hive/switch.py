@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from lifecycle.errors import HiveError, ShutdownRequestedError, StartError, StopError
+from lifecycle.errors import HiveError, ShutdownRequestedError, StartError, StopError, suggestion
 from lifecycle.hive.wiring import Wiring
 from lifecycle.hooks.events import Events, ModuleEvent
 from lifecycle.hooks.hooks import Lifecycle
@@ -254,8 +254,4 @@ def find_scope(scopes: Iterable[Scope], module: str, name: str) -> Scope:
     known = {scope.id: scope for scope in scopes}
     if (found := known.get(module)) is not None:
         return found
-    import difflib  # only mistakes need it
-
-    near = difflib.get_close_matches(module, known, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise HiveError(f"there is no module {module!r} in {name}{hint}")
+    raise HiveError(f"there is no module {module!r} in {name}{suggestion(module, known)}")

@@ -25,12 +25,7 @@ from lifecycle.hooks.phase import Phase, Progress
 from lifecycle.injection.profile import Profile
 from lifecycle.process.logs import Logger
 
-__all__ = [
-    "DEFAULT_START_TIMEOUT",
-    "DEFAULT_STOP_BUDGET",
-    "DEFAULT_STOP_TIMEOUT",
-    "Supervisor",
-]
+__all__ = ["DEFAULT_START_TIMEOUT", "DEFAULT_STOP_BUDGET", "DEFAULT_STOP_TIMEOUT", "Supervisor"]
 
 DEFAULT_START_TIMEOUT = 60.0
 DEFAULT_STOP_TIMEOUT = 10.0

@@ -89,9 +89,7 @@ def _towards(resolution: Resolution, broken: dict[Constructor, str]) -> dict[Con
 
 
 def _reasons(
-    need: Constructor,
-    towards: dict[Constructor, Constructor | None],
-    broken: dict[Constructor, str],
+    need: Constructor, towards: dict[Constructor, Constructor | None], broken: dict[Constructor, str]
 ) -> Iterator[str]:
     way, node = 0, need
     while (following := towards[node]) is not None:

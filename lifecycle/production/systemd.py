@@ -142,9 +142,4 @@ def _status(stage: str, progress: Progress) -> str:
 
 def systemd() -> Cell:
     """The module ``systemd``: notifies the service manager that started the process, if it is systemd."""
-    return module(
-        "systemd",
-        "Notifies the service manager",
-        provide(ServiceManager),
-        invoke(ServiceManager),
-    )
+    return module("systemd", "Notifies the service manager", provide(ServiceManager), invoke(ServiceManager))

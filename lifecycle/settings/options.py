@@ -263,9 +263,6 @@ def _docstrings(struct: type[Settings]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)  # noqa: S101  # getsource of a class
         for field, text in zip(body.body, body.body[1:], strict=False):
             match field, text:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str(doc))),
-                ):
+                case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc)))):
                     found[name] = " ".join(doc.split())
     return found

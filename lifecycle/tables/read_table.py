@@ -34,11 +34,7 @@ class ReadTable(TableCore[Key, Row]):
     tables."""
 
     def map(
-        self,
-        fn: Callable[[Row], New],
-        *,
-        name: str = "",
-        indexes: Mapping[str, IndexSpec[New]] | None = None,
+        self, fn: Callable[[Row], New], *, name: str = "", indexes: Mapping[str, IndexSpec[New]] | None = None
     ) -> "ReadTable[Key, New]":
         """The result of `fn` for every row, under the row's key. It is never None: filter() first."""
         from lifecycle.tables.derived.rows import MapRows

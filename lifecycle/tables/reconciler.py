@@ -28,14 +28,7 @@ from lifecycle.tables.rate_limit import RateLimit, TokenBucket
 from lifecycle.tables.read_table import ReadTable
 from lifecycle.tables.snapshot import Snapshot
 from lifecycle.tables.table import Table
-from lifecycle.tables.target import (
-    BatchError,
-    ObjectStatus,
-    ReconcileError,
-    Statistics,
-    Target,
-    WriteThrough,
-)
+from lifecycle.tables.target import BatchError, ObjectStatus, ReconcileError, Statistics, Target, WriteThrough
 
 __all__ = ["Reconciler"]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
+from lifecycle.errors import suggestion
 from lifecycle.tables.read_table import ReadTable
 
 __all__ = ["Tables"]
@@ -48,10 +49,6 @@ class Tables:
             return found[0]
         if found:
             raise LookupError(f"{len(found)} tables are named {name}: give them names of their own")
-        from difflib import get_close_matches
-
         names = [table.name for table in tables]
-        near = get_close_matches(name, names, 1)
         there = f"are: {', '.join(names) or 'none'}" if len(names) <= _LISTED else f"are {len(names)} others"
-        hint = f": did you mean {near[0]}?" if near else f"; there {there}"
-        raise LookupError(f"no table is named {name}{hint}")
+        raise LookupError(f"no table is named {name}{suggestion(name, names) or f'; there {there}'}")

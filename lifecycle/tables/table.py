@@ -168,11 +168,7 @@ class Table(ReadTable[Key, Row]):
     """
 
     def __init__(
-        self,
-        name: str,
-        key: Callable[[Row], Key],
-        *,
-        indexes: Mapping[str, IndexSpec[Row]] | None = None,
+        self, name: str, key: Callable[[Row], Key], *, indexes: Mapping[str, IndexSpec[Row]] | None = None
     ) -> None:
         if not callable(key):
             raise TypeError(f"table {name}: its key is {key!r}: expected a function from a row to its key")

@@ -136,8 +136,8 @@ def _engine(hive: Hive) -> Engine:
         *builtin(),
         *hive.get(_Contributed).commands,
         *write_commands(hive),
-        Command("hive/start", "Start the hive", start, most=0),
-        Command("hive/stop", "Stop the hive", stop, most=0),
+        Command("hive/start", "Start the hive", start),
+        Command("hive/stop", "Stop the hive", stop),
     ]
     engine = Engine([*found, help_command(lambda: engine.commands)])
     return engine

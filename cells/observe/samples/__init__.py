@@ -234,7 +234,7 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
             "metrics",
             "List metrics, as served to Prometheus",
             show,
-            "[match regex]",
+            "[regex]",
             (
                 Flag(
                     "sampled", "What was sampled in the last two hours, of all metrics", "switch", short="s"
@@ -244,19 +244,16 @@ def metrics_commands(sampler: Sampler) -> Member[Commands]:
             ),
             "The expression is looked for in the name and the labels: regen.*scope=total. Of a histogram\n"
             "the 50th, 90th and 99th percentile are shown; of samples those of the five minutes before.",
-            most=1,
         ),
         Command(
             "metrics/plot",
             "Plot a sampled metric as a line graph",
             plot,
-            "match regex",
+            "regex",
             (Flag("rate", "Show the rate per second", "switch"), _FILE),
             "The first of the metrics that match by name and labels; `metrics --sampled` shows all of them.",
-            least=1,
-            most=1,
         ),
-        Command("metrics/html", "All samples as a page for a browser", html, "", (_FILE,), most=0),
+        Command("metrics/html", "All samples as a page for a browser", html, "", (_FILE,)),
     )
 
 

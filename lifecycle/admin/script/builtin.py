@@ -6,15 +6,8 @@ Source: rsc.io/script and cilium/hive's fork of it. There is no ``exec``: script
 import re
 from collections.abc import Callable, Mapping
 
-from lifecycle.admin.script.command import (
-    Arguments,
-    Command,
-    CommandError,
-    Flag,
-    State,
-    StopScript,
-    near,
-)
+from lifecycle.admin.script.command import Arguments, Command, CommandError, Flag, State, StopScript
+from lifecycle.errors import suggestion
 from lifecycle.settings import Duration
 
 __all__ = ["builtin", "help_command"]
@@ -24,50 +17,28 @@ def builtin() -> list[Command]:
     """Commands for scripts, which have a directory of files."""
     quiet = Flag("quiet", "Do not show the lines that differ", "switch", short="q")
     return [
-        Command("cat", "Print files", _cat, "file...", least=1),
-        Command(
-            "cmp", "Compare two files, or stdout and stderr", _cmp, "file1 file2", (quiet,), least=2, most=2
-        ),
-        Command("cp", "Copy files, or stdout and stderr, to a file or directory", _cp, "from... to", least=2),
+        Command("cat", "Print files", _cat, "file..."),
+        Command("cmp", "Compare two files, or stdout and stderr", _cmp, "file1 file2", (quiet,)),
+        Command("cp", "Copy files, or stdout and stderr, to a file or directory", _cp, "from... to"),
         Command("echo", "Print the arguments", _echo, "[word...]"),
-        Command("empty", "Check that files are empty", _empty, "file...", least=1),
+        Command("empty", "Check that files are empty", _empty, "file..."),
         Command("env", "Set variables, or print them", _env, "[name[=value]...]"),
-        Command("exists", "Check that files are there", _exists, "file...", least=1),
+        Command("exists", "Check that files are there", _exists, "file..."),
         Command(
             "grep",
             "Find lines by a regular expression",
             _grep,
             "pattern [file]",
             (_COUNT,),
-            least=1,
-            most=2,
             help="Looks at stdout unless a file is named.",
         ),
-        Command("mkdir", "Make directories", _mkdir, "directory...", least=1),
-        Command("replace", "Replace texts in a file", _replace, "[old new]... file", least=3),
-        Command("rm", "Remove files and directories", _rm, "path...", least=1),
-        Command(
-            "sleep", "Let time pass: on the script's clock where it has one", _sleep, "time", least=1, most=1
-        ),
-        Command(
-            "stderr",
-            "Find lines in what the last command failed with",
-            _stderr,
-            "pattern",
-            (_COUNT,),
-            least=1,
-            most=1,
-        ),
-        Command(
-            "stdout",
-            "Find lines in what the last command printed",
-            _stdout,
-            "pattern",
-            (_COUNT,),
-            least=1,
-            most=1,
-        ),
-        Command("stop", "End the script here, as a success", _stop, "[reason]"),
+        Command("mkdir", "Make directories", _mkdir, "directory..."),
+        Command("replace", "Replace texts in a file", _replace, "old new [old new]... file"),
+        Command("rm", "Remove files and directories", _rm, "path..."),
+        Command("sleep", "Let time pass: on the script's clock where it has one", _sleep, "time"),
+        Command("stderr", "Find lines in what the last command failed with", _stderr, "pattern", (_COUNT,)),
+        Command("stdout", "Find lines in what the last command printed", _stdout, "pattern", (_COUNT,)),
+        Command("stop", "End the script here, as a success", _stop, "[reason...]"),
     ]
 
 
@@ -83,7 +54,7 @@ def help_command(commands: Callable[[], Mapping[str, Command]]) -> Command:
             return
         for name in given.words:
             if (found := known.get(name)) is None:
-                raise CommandError(f"{name}: no such command{near(name, known)}")
+                raise CommandError(f"{name}: no such command{suggestion(name, known)}")
             await state.print("\n".join(_page(found)))
 
     flag = Flag("verbose", "Accepted for those who are used to it", "switch", short="v")

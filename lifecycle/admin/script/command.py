@@ -28,7 +28,6 @@ __all__ = [
     "Flag",
     "State",
     "StopScript",
-    "near",
 ]
 
 
@@ -146,14 +145,11 @@ class Command(msgspec.Struct, frozen=True):
     run: Run
     """Prints, and raises CommandError."""
     synopsis: str = ""
-    """Of the arguments, such as ``table [key]``."""
+    """Of the arguments, a word for each, such as ``table [key]`` or ``file...``: as many as it takes."""
     flags: tuple[Flag, ...] = ()
     help: str = ""
     """More than the summary; may have several lines."""
     complete: Complete | None = None
-    least: int = 0
-    most: int | None = None
-    """How many arguments it takes; any number of them for None."""
     endless: bool = False
     """Whether it runs until the caller stops it."""
     changes: Callable[[], str] | None = None
@@ -165,6 +161,14 @@ class Command(msgspec.Struct, frozen=True):
             f"[--{flag.name}]" if flag.kind == "switch" else f"[--{flag.name}=...]" for flag in self.flags
         ]
         return " ".join(filter(None, (self.name, *flags, self.synopsis)))
+
+    def _takes(self, count: int) -> bool:
+        """Whether it may be called with so many arguments: those in brackets are optional."""
+        words, least, depth = self.synopsis.split(), 0, 0
+        for word in words:
+            least += depth == 0 and not word.startswith("[")
+            depth += word.count("[") - word.count("]")
+        return least <= count and (count <= len(words) or "..." in self.synopsis)
 
     def arguments(self, words: Sequence[str]) -> Arguments:
         """The words as arguments and flags. Raises CommandError with how it is called."""
@@ -193,7 +197,7 @@ class Command(msgspec.Struct, frozen=True):
                 value = pending.pop()
             _check(flag, value)
             values[flag.name] = value
-        if len(given) < self.least or (self.most is not None and len(given) > self.most):
+        if not self._takes(len(given)):
             raise CommandError(f"usage: {self.usage()}")
         return Arguments(tuple(given), values)
 
@@ -206,14 +210,6 @@ class Commands:
 
     def __iter__(self) -> Iterator[Command]:
         return iter(self._commands)
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, as the end of a sentence."""
-    import difflib  # only mistakes need it
-
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _check(flag: Flag, value: str) -> None:

@@ -6,9 +6,9 @@ Source: cilium/hive's script engine: sections begin at lines with ``#``; ``*`` r
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lifecycle.admin.script.command import Command, CommandError, State, StopScript, near
+from lifecycle.admin.script.command import Command, CommandError, State, StopScript
 from lifecycle.admin.script.words import Line, expand, read, unfinished
-from lifecycle.errors import explain
+from lifecycle.errors import explain, suggestion
 
 __all__ = ["Engine", "ScriptError"]
 
@@ -114,7 +114,7 @@ class Engine:
             name, words = "help", [name]
         command = self.commands.get(name)
         if command is None:  # a mistake of the script, whatever is expected of the line
-            raise CommandError(f"{name}: no such command{near(name, self.commands)}")
+            raise CommandError(f"{name}: no such command{suggestion(name, self.commands)}")
         given = command.arguments(words)
         failure: CommandError | None = None
         state.take()

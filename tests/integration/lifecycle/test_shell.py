@@ -43,7 +43,7 @@ def test_one_command_prints_its_output_and_exits_with_its_code(daemon: Path) -> 
     assert shell(daemon, "echo", "it's", "a b").stdout == "it's a b\n"
     assert shell(daemon, "db/show orders").returncode == 0
     ran = shell(daemon, "db/show", "order")
-    assert (ran.returncode, ran.stdout) == (1, "no table is named order: did you mean orders?\n")
+    assert (ran.returncode, ran.stdout) == (1, "no table is named order; did you mean orders?\n")
 
 
 def test_lines_of_a_pipe_are_run_up_to_the_first_that_fails(daemon: Path) -> None:

@@ -138,5 +138,5 @@ def test_the_shell_looks_into_the_running_agent(looked_at: Lab) -> None:
     refused = hive(looked_at, "shell", "db/show", "endpoint")
     assert (refused.returncode, refused.stdout) == (
         1,
-        "no table is named endpoint: did you mean endpoints?\n",
+        "no table is named endpoint; did you mean endpoints?\n",
     )

@@ -46,7 +46,7 @@ async def test_an_unknown_table_is_not_found(tmp_path: Path) -> None:
             got = await node.ask("GET", path)
             assert (got.status, got.body) == (
                 404,
-                {"err": "no table is named endpoint: did you mean endpoints?"},
+                {"err": "no table is named endpoint; did you mean endpoints?"},
             )
 
 

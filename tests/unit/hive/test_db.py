@@ -92,13 +92,13 @@ def test_a_narrow_terminal_gets_the_columns_that_fit_and_the_names_of_the_others
 def test_an_unknown_table_or_column_is_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    err = {"err": "no table is named device: did you mean devices?"}
+    err = {"err": "no table is named device; did you mean devices?"}
     answers = {"/statedb/dump/device": (404, err), "/statedb/changes/device": (404, err), **SHOW}
     with stub_agent(tmp_path, answers) as agent:
         for verb in ("show", "watch"):
             result = hive(capsys, "db", verb, "device", "-H", agent.socket)
             assert (result.code, result.out) == (1, "")
-            assert result.err == "hive: no table is named device: did you mean devices?\n"
+            assert result.err == "hive: no table is named device; did you mean devices?\n"
         wrong = hive(capsys, "db", "show", "devices", "--columns", "nam", "-H", agent.socket)
     assert wrong.err == "hive: there is no column nam; there are: ifindex, name, up, addresses, kind\n"
 

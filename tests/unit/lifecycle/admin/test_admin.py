@@ -180,7 +180,7 @@ async def test_the_log_level_is_shown_and_set(tmp_path: Path) -> None:
 
 async def test_a_failed_command_prints_its_error_and_a_mark_on_request(tmp_path: Path) -> None:
     async with shell(tmp_path) as (client, _hive):
-        line = "no table is named order: did you mean orders?"
+        line = "no table is named order; did you mean orders?"
         assert await client.ask("db/show order") == [line, "<<end>>"]
         assert await client.ask("#marks") == ["<<end>>"]
         assert await client.ask("db/show order") == [line, "<<failed>>"]

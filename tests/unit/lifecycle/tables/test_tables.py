@@ -62,7 +62,7 @@ def test_an_unknown_table_name_is_reported_with_the_nearest() -> None:
         tables.get("letter")
     rows = letters(), numbers()
     tables.add(*rows)
-    with pytest.raises(LookupError, match=r"no table is named letter: did you mean letters\?"):
+    with pytest.raises(LookupError, match=r"no table is named letter; did you mean letters\?"):
         tables.get("letter")
     with pytest.raises(LookupError, match="no table is named x; there are: letters, numbers"):
         tables.get("x")

@@ -143,7 +143,7 @@ async def test_what_a_shell_prints_is_a_trace(tmp_path: Path) -> None:
     ("words", "history", "why"),
     [
         ("db/trace", 0, "db/trace: no moments are remembered; expected a setting such as admin-history=60"),
-        ("db/trace podz", 5, "no table is named podz: did you mean pods?"),
+        ("db/trace podz", 5, "no table is named podz; did you mean pods?"),
         ("db/trace names", 5, "table names follows from others: trace those"),
     ],
 )

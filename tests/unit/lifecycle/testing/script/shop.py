@@ -75,7 +75,7 @@ def commands(delivery: Delivery) -> Member[Commands]:
         await delivery.deliver()
         await state.print("delivered")
 
-    return Commands(Command("shop/deliver", "Deliver everything now", deliver, most=0))
+    return Commands(Command("shop/deliver", "Deliver everything now", deliver))
 
 
 cell = module(

@@ -73,23 +73,44 @@ SHOUT = Command(
     "shout",
     "Print words",
     shout,
-    "word...",
+    "word [word]",
     (
         Flag("loud", "Loudly", "switch", short="l"),
         Flag("to", "To whom", default="all", choices=("all", "one")),
     ),
-    least=1,
-    most=2,
 )
 
 
 def engine(counter: Counter | None = None, within: float = 5.0) -> Engine:
-    count = Command("count", "Count calls", (counter or Counter()).run, "enough", least=1)
+    count = Command("count", "Count calls", (counter or Counter()).run, "enough")
     found = Engine(
         [*builtin(), SHOUT, count, help_command(lambda: found.commands)],
         within=within,
     )
     return found
+
+
+@pytest.mark.parametrize(
+    ("synopsis", "taken", "refused"),
+    [
+        ("", [0], [1]),
+        ("table key", [2], [1, 3]),
+        ("[view] [name]", [0, 1, 2], [3]),
+        ("pattern [file]", [1, 2], [0, 3]),
+        ("table file...", [2, 3, 9], [1]),
+        ("[name[=value]...]", [0, 1, 9], []),
+        ("old new [old new]... file", [3, 5], [2]),
+    ],
+)
+def test_a_command_takes_as_many_arguments_as_its_synopsis_has(
+    synopsis: str, taken: list[int], refused: list[int]
+) -> None:
+    command = Command("it", "Do it", shout, synopsis)
+    for count in taken:
+        assert len(command.arguments(["x"] * count).words) == count
+    for count in refused:
+        with pytest.raises(CommandError, match="^usage: it"):
+            command.arguments(["x"] * count)
 
 
 async def ran(script: str, tmp_path: Path, found: Engine | None = None) -> State:
@@ -123,9 +144,9 @@ async def test_flags_stand_anywhere_with_one_dash_or_two(tmp_path: Path) -> None
     [
         ("shuot hi", "shuot: no such command; did you mean shout?"),
         ("! shuot hi", "shuot: no such command; did you mean shout?"),
-        ("shout", "usage: shout [--loud] [--to=...] word..."),
-        ("shout a b c", "usage: shout [--loud] [--to=...] word..."),
-        ("shout --lod a", "--lod: no such flag; usage: shout [--loud] [--to=...] word..."),
+        ("shout", "usage: shout [--loud] [--to=...] word [word]"),
+        ("shout a b c", "usage: shout [--loud] [--to=...] word [word]"),
+        ("shout --lod a", "--lod: no such flag; usage: shout [--loud] [--to=...] word [word]"),
         ("shout a --to", "--to: needs a value, as in --to=VALUE"),
         ("shout a --to=two", "--to=two: expected all or one"),
         ("echo 'open", "a quote is not closed: expected another '"),
@@ -184,7 +205,7 @@ async def test_files_are_compared_and_the_difference_is_shown(tmp_path: Path) ->
 async def test_help_lists_commands_and_explains_one(tmp_path: Path) -> None:
     assert "shout    Print words\n" in (await ran("help", tmp_path)).stdout
     assert (await ran("help -v shout", tmp_path)).stdout.splitlines() == [
-        "shout [--loud] [--to=...] word...",
+        "shout [--loud] [--to=...] word [word]",
         "    Print words",
         "    --loud, -l: Loudly",
         "    --to: To whom [all]",

@@ -35,7 +35,7 @@ ROW = "\n-- row.yaml --\nnumber: 1\ncustomer: ann\nship-to: 192.0.2.1\n"
 @pytest.mark.parametrize(
     ("page", "message"),
     [
-        ("db/show order", "no table is named order: did you mean orders?"),
+        ("db/show order", "no table is named order; did you mean orders?"),
         (
             "db/insert customers row.yaml" + ROW,
             "table customers follows from others: expected one that can be",
