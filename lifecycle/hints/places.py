@@ -29,9 +29,9 @@ class Place(msgspec.Struct, frozen=True):
         return f"{path}:{self.line}"
 
 
-def caller(depth: int = 2) -> Place:
+def caller() -> Place:
     """The place that called the function that calls this."""
-    frame = sys._getframe(depth)  # noqa: SLF001  # the documented way that costs no traceback
+    frame = sys._getframe(2)  # noqa: SLF001  # the documented way that costs no traceback
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 

@@ -21,9 +21,8 @@ STOP_SHARE = 0.8
 class Inner(Hive):
     """A hive below a module of another: with the settings, logger and deadlines of that one."""
 
-    def __init__(self, cells: Iterable[Cell], nesting: Nesting, stop_budget: float | None) -> None:
+    def __init__(self, cells: Iterable[Cell], nesting: Nesting) -> None:
         start, stop = nesting.limits
-        budget = min(nesting.stop_budget, stop * STOP_SHARE) if stop_budget is None else stop_budget
         super().__init__(
             *cells,
             name=nesting.scope.id,
@@ -31,7 +30,7 @@ class Inner(Hive):
             sequential=nesting.sequential,
             start_timeout=start,
             stop_timeout=stop,
-            stop_budget=budget,
+            stop_budget=min(nesting.stop_budget, stop * STOP_SHARE),
         )
         self.profile, self.health, self.jobs = nesting.profile, nesting.health, nesting.jobs
         self.events = nesting.events

@@ -42,7 +42,6 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     cells: tuple[Cell, ...]
     share: tuple[Key, ...]
-    stop_budget: float | None
     place: Place
 
     def hive(self, nesting: Nesting, values: Mapping[Key, object] | None = None) -> Inner:
@@ -50,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         known = values is not None
         shared = ((key, values[key] if values is not None else _VALUE) for key in self.share)
         cells = (*self.cells, *(SupplyCell(self.place, value, key, known) for key, value in shared))
-        return Inner(cells, nesting, self.stop_budget)
+        return Inner(cells, nesting)
 
     def findings(self, nesting: Nesting) -> Findings:
         """Its faults and settings, were it built there."""
@@ -132,14 +131,13 @@ def nest(
     title: str,
     *cells: Cell,
     share: Iterable[Any] = (),
-    stop_budget: float | None = None,
 ) -> Cell:
     """A module that provides `kind`: an inner hive of these cells, run by the constructor that takes it.
 
-    Its constructors see nothing of the outer hive but the types to `share`. It has `stop_budget` seconds to
-    stop; None is four fifths of what the outer hive's hooks have.
+    Its constructors see nothing of the outer hive but the types to `share`. To stop it has four fifths of the
+    seconds that a hook of the outer hive has.
     """
-    plan = Plan(cells, tuple(share), stop_budget, caller())
+    plan = Plan(cells, tuple(share), caller())
     return ModuleCell(
         plan.place, id, title, (ProvideCell(plan.place, (_constructor(kind, plan),), private=False),)
     )

@@ -73,8 +73,8 @@ def signals(
             _restore()
 
 
-def bound_end(name: str, code: int, within: float = END_SECONDS) -> None:
-    """From now on the process ends with this code: after `within` seconds at most, at once at a signal.
+def bound_end(name: str, code: int) -> None:
+    """From now on the process ends with this code: after END_SECONDS at most, at once at a signal.
 
     Python waits for threads without end. Those that run on are named, with what they do.
     """
@@ -86,7 +86,7 @@ def bound_end(name: str, code: int, within: float = END_SECONDS) -> None:
     for number in _handled():
         signal.signal(number, end)
     _before.clear()  # they stay so, also after a block of signals()
-    timer = threading.Timer(within, end)
+    timer = threading.Timer(END_SECONDS, end)
     timer.daemon = True
     with contextlib.suppress(RuntimeError):  # no thread can be started: signals end it
         timer.start()

@@ -161,7 +161,9 @@ def _made(
     faults = signature.faults
     if isinstance(cell, ProvideCell):
         private, named = cell.private, cell.name
-        if cell.as_:
+        if not isinstance(cell.as_, tuple):
+            faults += (f"as_ is {type_name(cell.as_)}: expected a tuple of types",)
+        elif cell.as_:
             also = tuple(map(key_of, cell.as_))
             faults += tuple(_not_as(signature, also, alone=len(cell.constructors) == 1))
     whole = Constructor(

@@ -53,8 +53,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
         return ()
 
     def validate(self) -> None:
-        """Raise a ValueError of one fault, a group of them of several."""
-        refuse(self.faults())
+        """Raise a ValueError of one fault, a group of them of several; TypeError if faults() has no texts."""
+        found: object = self.faults()
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise TypeError(f"it returned {found!r}: expected texts, one for each fault")
+        refuse(found)
 
 
 def refuse(reasons: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lifecycle.errors import Fault, leaves
+from lifecycle.hints import place_of, type_name
 from lifecycle.settings import files, layers, values
 from lifecycle.settings.durations import Duration
 from lifecycle.settings.given import Findings, Given, Layer, Unknown
@@ -200,13 +201,22 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
     if len(loaded.faults) > faults:
         return
     filled = group.struct(**{setting.option.field: setting.value for setting in settings})
+    loaded.faults += [Fault("setting", text) for text in _invalid(filled, settings, given)]
+    if len(loaded.faults) == faults:
+        loaded.filled[group] = filled
+
+
+def _invalid(filled: Settings, settings: Sequence[Setting], given: Layer) -> list[str]:
+    """The faults of its values, and of a faults() that cannot find them."""
+    found = []
     try:
         filled.validate()
     except* ValueError as errors:
-        for text in map(str, leaves(errors)):
-            loaded.fault(_placed(text, settings, given))
-    else:
-        loaded.filled[group] = filled
+        found += [_placed(str(leaf), settings, given) for leaf in leaves(errors)]
+    except* Exception as errors:  # noqa: BLE001  # a mistake in the struct, reported with its place
+        what = f"{type_name(type(filled))}.faults at {place_of(type(filled).faults)}"
+        found += [f"{what}: {type(leaf).__name__}: {leaf}" for leaf in leaves(errors)]
+    return found
 
 
 def _read(found: Given, option: Option, findings: Findings) -> object:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +14,10 @@ from lifecycle.injection.cells import Cell
 from lifecycle.settings.sources import Sources
 from lifecycle.testing.leaks import no_leaks
 
-__all__ = ["Around", "Context", "Observed", "started"]
+__all__ = ["LIMITS", "Around", "Context", "Observed", "started"]
+
+LIMITS: Final[dict[str, Any]] = {"start_timeout": 5.0, "stop_timeout": 5.0}
+"""Of a hive in a test: one that hangs fails early."""
 
 Context = Callable[[], AbstractAsyncContextManager[object]]
 Around = Callable[[HookNode, Context], AbstractAsyncContextManager[object]]
@@ -30,8 +33,7 @@ async def started(
     A hook has five seconds by default, so that a test that hangs fails early. Raises LeakError
     when tasks, descriptors or threads are left at the end, the test's own included.
     """
-    limits = {"start_timeout": 5.0, "stop_timeout": 5.0}
-    async with no_leaks(), Hive(*cells, settings=settings, **(limits | options)).started() as hive:
+    async with no_leaks(), Hive(*cells, settings=settings, **(LIMITS | options)).started() as hive:
         yield hive
 
 

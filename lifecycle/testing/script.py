@@ -37,6 +37,7 @@ from lifecycle.injection import Cell, invoke, module, provide_private
 from lifecycle.settings import Sources
 from lifecycle.testing.clock import VirtualClock
 from lifecycle.testing.leaks import no_leaks
+from lifecycle.testing.observed import LIMITS
 
 __all__ = ["ScriptError", "run_script", "scripts"]
 
@@ -53,11 +54,11 @@ class _Contributed:
         self.commands = [one for some in commands for one in some]
 
 
-def scripts(folder: Path | str, pattern: str = "*.txtar") -> list[Path]:
+def scripts(folder: Path | str) -> list[Path]:
     """The pages in a folder and below, by name. Raises FileNotFoundError where there is none."""
-    found = sorted(Path(folder).rglob(pattern))
+    found = sorted(Path(folder).rglob("*.txtar"))
     if not found:
-        raise FileNotFoundError(f"{folder}: no page is called {pattern}")
+        raise FileNotFoundError(f"{folder}: no page is called *.txtar")
     return found
 
 
@@ -81,10 +82,9 @@ async def run_script(
     path = Path(page)
     archive = parse(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  # a test may block
     sources = _settings(archive.script, settings)
-    limits = {"start_timeout": 5.0, "stop_timeout": 5.0}
     inside = module("script", "Script", commands_cell, provide_private(_Contributed), invoke(_Contributed))
     async with no_leaks():
-        hive = Hive(*cells, inside, settings=sources, **(limits | options))
+        hive = Hive(*cells, inside, settings=sources, **(LIMITS | options))
         hive.build()
         with tempfile.TemporaryDirectory(prefix="script-") as folder:
             for name, content in archive.files.items():

@@ -9,10 +9,9 @@ from lifecycle.hive.hive import Hive
 from lifecycle.injection.cells import Cell
 from lifecycle.settings.sources import Sources
 from lifecycle.testing.leaks import no_leaks
+from lifecycle.testing.observed import LIMITS
 
 __all__ = ["HiveStarter"]
-
-_LIMITS = {"start_timeout": 5.0, "stop_timeout": 5.0}
 
 
 class HiveStarter:
@@ -30,7 +29,7 @@ class HiveStarter:
         self, *cells: Cell, settings: Sources | Mapping[str, object] | None = None, **options: Any
     ) -> Hive:
         """Start a hive. Raises as Hive.start() does."""
-        hive = Hive(*cells, settings=settings, **(_LIMITS | options))
+        hive = Hive(*cells, settings=settings, **(LIMITS | options))
         await hive.start()
         self._hives.append(hive)
         return hive

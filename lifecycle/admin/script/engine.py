@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lifecycle.admin.script.command import Command, CommandError, State, StopScript
 from lifecycle.admin.script.words import Line, expand, read, unfinished
-from lifecycle.errors import explain, suggestion
+from lifecycle.errors import HiveError, explain, suggestion
+from lifecycle.hints import place_of
 
 __all__ = ["Engine", "ScriptError"]
 
@@ -24,9 +25,7 @@ class Engine:
     """The commands there are, by name."""
 
     def __init__(self, commands: Iterable[Command], *, within: float = 5.0) -> None:
-        self.commands: Mapping[str, Command] = {
-            one.name: one for one in sorted(commands, key=lambda one: one.name)
-        }
+        self.commands: Mapping[str, Command] = _by_name(commands)
         self._within = within
         """Seconds in which a section that is tried again has to succeed."""
 
@@ -143,6 +142,23 @@ _LOOK_BACK = frozenset({"cmp", "grep", "stderr", "stdout"})
 def _asks_for_help(words: Sequence[str]) -> bool:
     before = words[: words.index("--")] if "--" in words else words
     return not {"-h", "-help", "--help"}.isdisjoint(before)
+
+
+def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
+    """In the order of their names. Raises HiveError for two of one name, and one that cannot be typed."""
+    found: dict[str, Command] = {}
+    for one in sorted(commands, key=lambda one: one.name):
+        place = place_of(one.run)
+        if one.name.split() != [one.name]:
+            raise HiveError(
+                f"command {one.name!r} at {place}: expected a name without blanks, such as db/show"
+            )
+        if (other := found.get(one.name)) is not None:
+            raise HiveError(
+                f"command {one.name} at {place}: there is one of this name at {place_of(other.run)}"
+            )
+        found[one.name] = one
+    return found
 
 
 def _message(name: str, line: Line, error: CommandError, state: State) -> str:

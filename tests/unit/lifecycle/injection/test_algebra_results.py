@@ -253,6 +253,7 @@ def test_a_private_provider_is_private_under_each_type() -> None:
         (provide(Store, as_=(Reads,)), "provided as Reads, which it is not: Store has no read"),
         (provide(Store, as_=(Clock,)), "provided as Clock, which it is not: Store does not derive from it"),
         (provide(Store, Clock, as_=(Reads,)), "as_ is for one constructor"),
+        (provide(Store, as_=Reads), "as_ is Reads: expected a tuple of types"),  # type: ignore[arg-type]  # the mistake
         (provide(Opened, as_=(Reads,)), "@results class"),
     ],
 )

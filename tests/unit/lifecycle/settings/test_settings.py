@@ -1,9 +1,10 @@
 """Settings: where values come from, how texts are read, what is reported about mistakes."""
 
 import enum
+import re
 from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -322,3 +323,27 @@ def test_a_duration_prints_as_it_is_read(nanoseconds: int) -> None:
 def test_durations_print_as_people_write_them() -> None:
     shown = [str(Duration(value)) for value in (0, 15, 120, 3723.5, 0.1, 0.0015, 2e-6, -30, float("inf"))]
     assert shown == ["0s", "15s", "2m0s", "1h2m3.5s", "100ms", "1.5ms", "2us", "-30s", "inf"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        (None, "TypeError: it returned None: expected texts, one for each fault"),
+        ("count=1: expected 2", "TypeError: it returned 'count=1: expected 2': expected texts, one for each"),
+        (RuntimeError("no device"), "RuntimeError: no device"),
+    ],
+)
+def test_a_mistake_in_faults_is_one_line_with_its_place(returned: object, why: str) -> None:
+    class Wrong(Settings, frozen=True):
+        count: int = 1
+
+        def faults(self) -> Any:
+            if isinstance(returned, Exception):
+                raise returned
+            return returned
+
+    with pytest.raises(SettingsError) as caught:
+        Hive(config(Wrong)).check()
+    [fault] = caught.value.faults
+    assert re.match(r".*Wrong\.faults at .*test_settings\.py:\d+: ", fault.text)
+    assert f": {why}" in fault.text

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lifecycle import HiveError
 from lifecycle.admin.script import (
     Arguments,
     Command,
@@ -109,8 +110,17 @@ def test_a_command_takes_as_many_arguments_as_its_synopsis_has(
     for count in taken:
         assert len(command.arguments(["x"] * count).words) == count
     for count in refused:
-        with pytest.raises(CommandError, match="^usage: it"):
+        with pytest.raises(CommandError, match=r"^usage: it"):
             command.arguments(["x"] * count)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("count", "there is one of this name at .*py:"), ("count all", "expected a name without blanks")],
+)
+def test_a_command_that_could_not_be_called_is_refused(name: str, why: str) -> None:
+    with pytest.raises(HiveError, match=rf"^command '?{name}'? at .*test_language.py:\d+: {why}"):
+        Engine([Command("count", "Count", shout), Command(name, "Count", shout)])
 
 
 async def ran(script: str, tmp_path: Path, found: Engine | None = None) -> State:
