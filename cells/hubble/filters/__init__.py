@@ -15,6 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any, Final
 from urllib.parse import unquote
 
+from cells.base.regexp import Regexp, RegexpError, compile_regexp
 from cells.hubble.enums import FlowVerdict, L7FlowType
 from cells.hubble.filters.label_selectors import LabelSelectorError, index_labels, parse_selector
 from cells.hubble.flow import (
@@ -433,20 +434,12 @@ def _node_name(text: str) -> FlowPredicate:
 # Layer 7
 
 
-def _regexp(pattern: str) -> Any:
-    """A compiled RE2 expression. Raises InvalidFilter."""
+def _regexp(pattern: str) -> Regexp:
+    """Raises InvalidFilter."""
     try:
-        import re2
-    except ImportError:
-        raise InvalidFilter("filters with patterns need the Python package google-re2") from None
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        reason = error.args[0] if error.args else ""
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidFilter(f"error parsing regexp: {text}") from None
+        return compile_regexp(pattern)
+    except RegexpError as error:
+        raise InvalidFilter(str(error)) from None
 
 
 def _patterns(texts: Sequence[str], prefix: str, read: Callable[[Flow], str | None]) -> list[Predicate]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from ipaddress import ip_network
 
+from cells.base.regexp import RegexpError, compile_regexp
 from cells.policy.labels import contains
 from cells.policy.rules import (
     PolicyError,
@@ -198,7 +199,15 @@ def _no_requests(port: PortRule) -> None:
 
 
 def _only_refuses(request: HTTPRule) -> None:
-    """Refuse what changes requests, or needs what Kubernetes keeps secret."""
+    """Refuse what changes requests, or needs what Kubernetes keeps secret.
+
+    Cilium does not check ``host``: there Envoy refuses the whole listener.
+    """
+    if request.host:
+        try:
+            compile_regexp(request.host)
+        except RegexpError as error:
+            raise UnsupportedError(f"host: {error}") from None
     for index, header in enumerate(request.header_matches):
         with at(f"headerMatches[{index}]"):
             if header.mismatch is not None:
@@ -394,8 +403,9 @@ def _l7_rules(rules: L7Rules, *, has_ports: bool) -> None:
 
 def _http(request: HTTPRule) -> None:
     for name, text in (("path", request.path), ("method", request.method)):
-        with at(name):
-            check_regex(text)
+        if text:
+            with at(name):
+                check_regex(text)
     for index, header in enumerate(request.header_matches):
         if header.secret is not None and not header.secret.name:
             with at(f"headerMatches[{index}]"):
@@ -403,36 +413,11 @@ def _http(request: HTTPRule) -> None:
 
 
 def check_regex(text: str) -> None:
-    """A regular expression as RE2 takes it, which has no look-around and no back references.
-
-    Raises PolicyError.
-    """
-    unsupported = re.search(r"(?<!\\)(?:\\\\)*(\(\?(?:[=!]|<[=!])|\\[1-9])", text)
-    if unsupported is not None:
-        what = (
-            "invalid escape sequence"
-            if unsupported[1].startswith("\\")
-            else "invalid or unsupported Perl syntax"
-        )
-        raise PolicyError(f"error parsing regexp: {what}: `{unsupported[1]}`")
+    """Raises PolicyError for a regular expression that RE2 does not take."""
     try:
-        re.compile(text)
-    except re.error as error:
-        message = error.msg
-        if "unterminated subpattern" in message:
-            raise PolicyError(f"error parsing regexp: missing closing ): `{text}`") from None
-        if "unterminated character set" in message:
-            raise PolicyError(
-                f"error parsing regexp: missing closing ]: `{text[error.pos or 0 :]}`"
-            ) from None
-        if "unbalanced parenthesis" in message:
-            raise PolicyError(f"error parsing regexp: unexpected ): `{text}`") from None
-        if "nothing to repeat" in message:
-            operator = text[error.pos or 0 :][:1]
-            raise PolicyError(
-                f"error parsing regexp: missing argument to repetition operator: `{operator}`"
-            ) from None
-        raise PolicyError(f"error parsing regexp: {message}: `{text}`") from None
+        compile_regexp(text)
+    except RegexpError as error:
+        raise PolicyError(str(error)) from None
 
 
 def _selectors(**lists: Sequence[EndpointSelector] | None) -> None:

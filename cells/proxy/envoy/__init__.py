@@ -25,8 +25,7 @@ from cells.proxy.envoy import resources
 from cells.proxy.envoy.access_log import AccessLog, RequestParties
 from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import EnvoyError, Process, end_envoy, envoy_files
-from cells.proxy.envoy.resources import EnvoyFiles, Resource
-from cells.proxy.envoy.settings import EnvoyProgramSettings, EnvoySettings
+from cells.proxy.envoy.resources import EnvoyFiles, EnvoyProgramSettings, EnvoySettings, Resource
 from cells.proxy.envoy.translated import TranslatedConnections
 from lifecycle import Jobs, Table, config, group, invoke, module, provide, provide_private
 

@@ -14,7 +14,7 @@ import msgspec
 from cells.config import AgentConfig
 from cells.policy.control import L7Proxy
 from cells.proxy.dns import ProxyPort
-from cells.proxy.envoy.settings import EnvoyProgramSettings
+from cells.proxy.envoy.resources import EnvoyProgramSettings
 from lifecycle import Hook, Lifecycle, Logger
 
 # Which program Envoy is.

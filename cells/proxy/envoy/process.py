@@ -14,8 +14,7 @@ import msgspec
 from cells.base.processes import detached, exit_text, process_ended
 from cells.config import AgentConfig
 from cells.proxy.envoy.ports import EnvoyProgram
-from cells.proxy.envoy.resources import EnvoyFiles, bootstrap
-from cells.proxy.envoy.settings import EnvoySettings
+from cells.proxy.envoy.resources import EnvoyFiles, EnvoySettings, bootstrap
 from lifecycle import HiveError, Logger
 
 FOLDER: Final = "envoy"

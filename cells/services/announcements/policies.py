@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from cells.base.regexp import Regexp, RegexpError, compile_regexp
 from cells.config.shared import AnnouncementSettings
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_pools import CILIUM_L2_ANNOUNCEMENTS, CiliumL2AnnouncementPolicy
@@ -34,8 +35,6 @@ FAULTS: Final = (BAD_NODES, BAD_SERVICES, BAD_INTERFACE)
 
 _NAME: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]")
 _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NOT_OF_RE2: Final = re.compile(r"\(\?(?:[=!>]|<[=!]|P[=>])|\\[1-9]")
-"""What Python's expressions have and those of policies have not (github.com/google/re2/wiki/Syntax)."""
 
 
 class L2Policy(NamedTuple):
@@ -44,7 +43,7 @@ class L2Policy(NamedTuple):
     name: str
     nodes: LabelSelector | None
     services: LabelSelector | None
-    interfaces: tuple[re.Pattern[str], ...]
+    interfaces: tuple[Regexp, ...]
     external: bool
     balancers: bool
 
@@ -68,15 +67,12 @@ def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Ma
     for kind, selector in ((BAD_NODES, spec.node_selector), (BAD_SERVICES, spec.service_selector)):
         if wrong := next(_wrong(selector), ""):
             faults[kind] = wrong
-    expressions: list[re.Pattern[str]] = []
+    expressions: list[Regexp] = []
     for text in spec.interfaces or ():
         try:
-            expressions.append(re.compile(text))
-        except (re.error, OverflowError, RecursionError) as error:
-            faults[BAD_INTERFACE] = f"error parsing regexp {text!r}: {error}"
-        if _NOT_OF_RE2.search(text):
-            wrong = "back references and looking around are not supported"
-            faults[BAD_INTERFACE] = f"error parsing regexp {text!r}: {wrong}"
+            expressions.append(compile_regexp(text))
+        except RegexpError as error:
+            faults[BAD_INTERFACE] = str(error)
     if faults:
         return None, faults
     found = L2Policy(

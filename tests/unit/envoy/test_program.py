@@ -9,7 +9,7 @@ import pytest
 
 from cells.proxy.envoy import ports
 from cells.proxy.envoy.ports import EnvoyProgram
-from cells.proxy.envoy.settings import EnvoyProgramSettings
+from cells.proxy.envoy.resources import EnvoyProgramSettings
 
 
 def executable(path: Path) -> Path:

@@ -56,8 +56,9 @@ def test_a_filter_lets_through_what_is_recorded(case: dict[str, Any], events: di
         [from_json(FlowFilter, each) for each in case.get(name) or ()] for name in ("allow", "deny")
     )
     if "error" in case:
-        with pytest.raises(InvalidFilter):
+        with pytest.raises(InvalidFilter) as caught:
             compile_filters(allow, deny)
+        assert str(caught.value) == case["error"] or "regexp" not in case["error"]
         return
     passes = compile_filters(allow, deny)
     assert [name for name, event in events.items() if passes(event)] == case["match"]

@@ -107,6 +107,7 @@ def test_an_address_that_is_refused_is_not_announced() -> None:
     ("spec", "found"),
     [
         ({"interfaces": ["^eth2$"]}, {"eth2"}),
+        ({"interfaces": [r"^\Qeth2\E\z", r"\d\pL"]}, {"eth2"}),
         ({"interfaces": ["3", "nothing"]}, {"eth3"}),
         ({"interfaces": ["^th"]}, set()),
         ({"interfaces": []}, {"eth2", "eth3"}),
@@ -134,8 +135,9 @@ def test_services_of_other_classes_and_addresses_of_ipv6_are_left_alone() -> Non
 @pytest.mark.parametrize(
     ("spec", "kind", "text"),
     [
-        ({"interfaces": ["eth[0"]}, "io.cilium/bad-interface-regex", "error parsing regexp 'eth[0'"),
-        ({"interfaces": ["(?=eth)"]}, "io.cilium/bad-interface-regex", "not supported"),
+        ({"interfaces": ["eth[0"]}, "io.cilium/bad-interface-regex", "missing closing ]: `[0`"),
+        ({"interfaces": ["(?=eth)"]}, "io.cilium/bad-interface-regex", "unsupported Perl syntax: `(?=`"),
+        ({"interfaces": ["eth.*+"]}, "io.cilium/bad-interface-regex", "nested repetition operator: `*+`"),
         ({"nodeSelector": {"matchLabels": {"a": "-b"}}}, "io.cilium/bad-node-selector", "value '-b'"),
         ({"nodeSelector": {"matchLabels": {"a b": "b"}}}, "io.cilium/bad-node-selector", "key 'a b'"),
         (
