@@ -23,6 +23,7 @@ __all__ = [
     "UnexpectedCancelError",
     "UsageError",
     "as_failure",
+    "described",
     "exit_code",
     "explain",
     "leaves",
@@ -201,6 +202,13 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
         yield from leaves(error.__cause__)
     else:
         yield error
+
+
+def described(error: BaseException) -> str:
+    """Its type and text in one line; of a task group, which only counts its errors, theirs."""
+    if isinstance(error, BaseExceptionGroup) and not isinstance(error, _HookErrors):
+        return "; ".join(dict.fromkeys(map(described, error.exceptions)))
+    return f"{type(error).__name__}: {error}"
 
 
 def exit_code(error: BaseException) -> int:

@@ -20,6 +20,7 @@ from lifecycle.errors import (
     ShutdownRequestedError,
     StartError,
     StopError,
+    described,
     exit_code,
     leaves,
     texts,
@@ -117,7 +118,7 @@ def _message(name: str, error: Exception) -> str:
     if lines := texts(error):
         return "".join(f"{name}: {text}\n" for text in lines)
     raised = [leaf for leaf in leaves(error) if not isinstance(leaf, HiveError | HookTimeoutError)]
-    named = str(error) if isinstance(error, HiveError) else f"{type(error).__name__}: {error}"
+    named = str(error) if isinstance(error, HiveError) else described(error)
     last = str(error) if isinstance(error, StartError | StopError) else f"{name}: {named}"
     return "".join([*map(_trace, raised), "\n".join([last, *getattr(error, "__notes__", ())]), "\n"])
 

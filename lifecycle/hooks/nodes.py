@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import anyio
 
-from lifecycle.errors import ExitRequestedError, HookTimeoutError
+from lifecycle.errors import ExitRequestedError, HookTimeoutError, described
 from lifecycle.hooks.deadlines import Flag
 from lifecycle.hooks.hooks import HookSpec
 from lifecycle.injection.constructors import Constructor
@@ -148,7 +148,7 @@ class HookFailure:
         verb = _FAILED[self.phase]
         if isinstance(self.error, HookTimeoutError | ExitRequestedError):
             return str(self.error)
-        return f"{self.node} {verb}: {type(self.error).__name__}: {self.error}"
+        return f"{self.node} {verb}: {described(self.error)}"
 
 
 class Wave:

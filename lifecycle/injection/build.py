@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from lifecycle.errors import BuildError, as_failure
+from lifecycle.errors import BuildError, as_failure, described
 from lifecycle.hints.keys import Key, type_name
 from lifecycle.injection.constructors import Constructor, Parameter, Part, Scope
 from lifecycle.injection.cycles import order
@@ -173,7 +173,7 @@ class _Call:
             result: object = node.call(*args, **kwargs)  # type: ignore[operator]  # resolve() checked it
         except BaseException as error:  # noqa: BLE001  # re-raised as BuildError, naming the constructor
             failure = as_failure(error, str(node))
-            raise BuildError(f"{node} raised {type(failure).__name__}: {failure}") from failure
+            raise BuildError(f"{node} raised {described(failure)}") from failure
         step: Step = "invoke" if node.kind == "invoke" else "construct"
         self._profile.record(step, node.name, node.scope.id, began)
         if hasattr(type(result), "__await__"):

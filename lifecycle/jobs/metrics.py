@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from lifecycle.errors import described
 from lifecycle.hints.places import Place
 
 __all__ = ["JobKind", "JobMetrics", "JobStats", "JobTotals", "Meter"]
@@ -128,7 +129,7 @@ class Meter:
         self._runs += 1
         self.failures += 1
         self._in_a_row += 1
-        self._last_failed, self._last_error = time.time(), f"{type(error).__name__}: {error}"
+        self._last_failed, self._last_error = time.time(), described(error)
 
     def stats(self) -> JobStats:
         """What was counted so far; the same object until that changes."""

@@ -7,6 +7,8 @@ from typing import Literal, Self
 
 import msgspec
 
+from lifecycle.errors import described
+
 __all__ = ["Health", "HealthStatus", "HealthTree", "Level"]
 
 Level = Literal["ok", "degraded", "stopped", "unknown"]
@@ -55,7 +57,7 @@ class HealthTree:
         if error is None and previous == (level, message, None):
             return
         since = before.since if before is not None and before.level == level else self._clock()
-        text = None if error is None else f"{type(error).__name__}: {error}"
+        text = None if error is None else described(error)
         self._put(HealthStatus(module, level, message, since, text))
 
     def forget(self, module: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import anyio
 import msgspec
 
+from lifecycle.errors import described
 from lifecycle.hints.keys import type_name
 from lifecycle.hooks.spans import span
 from lifecycle.jobs.job import Backoff
@@ -421,8 +422,8 @@ class Reconciler(Generic[Key, Row]):
                     if pause:
                         work.due = anyio.current_time() + self._backoff.pause(work.failures)
                     statistics.failures += 1
-                    text = f"{type(error).__name__}: {error}"
-                    statuses.put(ObjectStatus(key, action, "failed", now, work.failures, text))
+                    status = ObjectStatus(key, action, "failed", now, work.failures, described(error))
+                    statuses.put(status)
                     continue
                 written += 1
                 self._work.pop(key, None)

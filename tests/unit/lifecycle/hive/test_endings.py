@@ -26,7 +26,7 @@ from lifecycle import (
     invoke,
 )
 from lifecycle.errors import BodyError, ExitRequestedError
-from lifecycle.testing import no_leaks
+from lifecycle.testing import eventually, no_leaks
 
 pytestmark = pytest.mark.anyio
 
@@ -478,3 +478,25 @@ async def test_a_run_that_a_cell_broke_prints_where_in_the_cell_and_last_what_fa
         "job": r"hive: OSError: no such device",
     }
     assert re.fullmatch(ends[where], last)
+
+
+async def test_errors_of_a_task_group_are_named_not_counted() -> None:
+    async def fail_in_a_task() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(fail)
+
+    async def fail() -> None:
+        raise OSError("the worker died")
+
+    def build(jobs: Jobs) -> None:
+        jobs.one_shot("read", fail_in_a_task, retries=0)
+
+    async with Hive(invoke(build)).started() as hive:
+        await eventually(lambda: any(one.error for one in hive.health.snapshot()))
+        assert "OSError: the worker died" in {one.error for one in hive.health.snapshot()}
+
+    def open_it(lifecycle: Lifecycle) -> None:
+        lifecycle.append(Hook("open", fail_in_a_task))
+
+    with pytest.raises(StartError, match=r"hook 'open' \(hive\) failed to start: OSError: the worker died$"):
+        await Hive(invoke(open_it)).start()

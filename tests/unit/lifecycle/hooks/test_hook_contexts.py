@@ -56,7 +56,7 @@ async def test_a_crash_inside_a_context_ends_the_hive_and_the_block() -> None:
             tasks.start_soon(boom)
             yield
 
-    with pytest.raises(StopError, match=r"^hive ended: hook 'crashing' \(hive\) crashed: ExceptionGroup: "):
+    with pytest.raises(StopError, match=r"^hive ended: hook 'crashing' \(hive\) crashed: OSError: boom$"):
         async with Hive(crashing(context)).started():
             await anyio.sleep_forever()
     assert log == ["base +", "base -"]
