@@ -54,7 +54,8 @@ def _split(url: str) -> SplitResult | None:
     """The parts of a URL with a host; None for what is none."""
     try:
         parts = urlsplit(url)
-        fits = _PLAIN.fullmatch(url) and parts.hostname and (parts.port is None or parts.port > 0)
+        host = (parts.hostname or "").encode("idna")  # a label of it may be empty, or too long
+        fits = _PLAIN.fullmatch(url) and host and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
     return parts if fits else None

@@ -170,7 +170,15 @@ WRONG: dict[str, tuple[Any, str]] = {
             of_cluster(server=url),
             f": cluster k: server={url}: expected a URL such as https://10.0.0.1:6443",
         )
-        for url in ("ftp://a", "https://[::1", "https://a:99999", "https://a:x", "https://a b", "https://")
+        for url in (
+            "ftp://a",
+            "https://[::1",
+            "https://a:99999",
+            "https://a:x",
+            "https://a b",
+            "https://",
+            "https://a..b",
+        )
     },
     **{
         f"proxy {url}": (
