@@ -11,6 +11,7 @@ import ssl
 import time
 from collections import defaultdict, deque
 from contextlib import ExitStack
+from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -251,8 +252,7 @@ async def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
         await stream.send(bytes((1, len(user))) + user + bytes((len(password),)) + password)
         if (await reader.take(2))[1]:
             raise UnreachableError(f"{reader.name} refuses {proxy.user}")
-    name = host.encode("idna")
-    await stream.send(bytes((5, 1, 0, 3, len(name))) + name + port.to_bytes(2))
+    await stream.send(bytes((5, 1, 0)) + _socks_address(host) + port.to_bytes(2))
     _, refused, _, kind = await reader.take(4)
     if refused:
         why = REFUSALS.get(refused, f"code {refused}")
@@ -261,6 +261,16 @@ async def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
     length = sizes[kind] if kind in sizes else (await reader.take(1))[0]
     await reader.take(length + 2)  # the address the proxy speaks from
     reader.finished()
+
+
+def _socks_address(host: str) -> bytes:
+    """A kind and an address, or a name for the proxy to look up (RFC 1928, 5)."""
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        name = host.encode("idna")
+        return bytes((3, len(name))) + name
+    return bytes((1 if ip.version == 4 else 4,)) + ip.packed
 
 
 class _Reader:

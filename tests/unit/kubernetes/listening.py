@@ -11,7 +11,9 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+async def listening(
+    serve: Serve, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[int]:
     """The port of a server that serves connections like this, until the test ends."""
     tasks: set[asyncio.Task[None]] = set()
 
@@ -26,7 +28,7 @@ async def listening(serve: Serve, tls: ssl.SSLContext | None = None) -> AsyncIte
         finally:
             writer.transport.abort()
 
-    server = await asyncio.start_server(one, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(one, host, 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -366,8 +367,12 @@ class SocksProxy:
             await reader.readexactly(size)
             given = await reader.readexactly((await reader.readexactly(1))[0])
             writer.write(bytes((1, given != self._password)))
-        _, _, _, _, size = await reader.readexactly(5)
-        host = (await reader.readexactly(size)).decode()
+        _, _, _, kind = await reader.readexactly(4)
+        if kind == 3:
+            host = (await reader.readexactly((await reader.readexactly(1))[0])).decode()
+            assert set(host) - set("0123456789.:"), "an address is no name"
+        else:
+            host = str(ip_address(await reader.readexactly({1: 4, 4: 16}[kind])))
         port = int.from_bytes(await reader.readexactly(2))
         writer.write(bytes((5, self._refuse, 0, 1, 127, 0, 0, 1, 0, 0)))
         await writer.drain()
@@ -375,13 +380,14 @@ class SocksProxy:
             await splice(reader, writer, host, port)
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
 @pytest.mark.parametrize("user", ["", "me:secret@"])
-async def test_a_proxy_may_speak_socks(user: str) -> None:
+async def test_a_proxy_may_speak_socks(user: str, host: str) -> None:
     async with (
-        listening(saying(WHOLE)) as port,
+        listening(saying(WHOLE), host="::1" if "::1" in host else "127.0.0.1") as port,
         listening(SocksProxy(b"secret" if user else b"")) as way,
         client_of(
-            port, servers=(f"http://localhost:{port}",), proxy_url=f"socks5://{user}127.0.0.1:{way}"
+            port, servers=(f"http://{host}:{port}",), proxy_url=f"socks5://{user}127.0.0.1:{way}"
         ) as client,
     ):
         assert await client.raw("POST", "/test") == BODY
