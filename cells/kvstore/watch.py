@@ -43,9 +43,10 @@ class PrefixWatch(Generic[Row]):
         scope: str,
         grace: float = GRACE,
     ) -> None:
-        """``read`` makes a row of a key, less the prefix, and its value; None for what makes none.
+        """``read`` makes a row of a key, less the prefix, and its value; None for a value that is not valid.
 
-        The row's key in the table is that key. ``scope`` is what metrics call it.
+        The row's key in the table is that key. ``scope`` is what metrics call it. While a key has an invalid
+        value, the row of its last valid one stays, as in Cilium.
         """
         self._store = store
         self._prefix = prefix
@@ -59,6 +60,8 @@ class PrefixWatch(Generic[Row]):
         self._generation = 0
         """Of the store that was read."""
         self._reached = False
+        self._unreadable: set[str] = set()
+        """Keys with values that cannot be read."""
         self._missed: dict[str, float] = {}
         """Rows that a new store does not have, and when they go."""
         store.expect(self)
@@ -109,10 +112,18 @@ class PrefixWatch(Generic[Row]):
                     self._store.reached()
                     if events:
                         self._take(events)
-                    health.ok(f"{len(self._table)} keys")
+                    health.ok(self._summary())
         except StoreError as error:
             return error
         return StoreUnavailableError("the watch has ended")
+
+    def _summary(self) -> str:
+        keys = f"{len(self._table)} keys"
+        if not self._unreadable:
+            return keys
+        return (
+            f"{keys}; {len(self._unreadable)} cannot be read, such as {self._prefix}{min(self._unreadable)}"
+        )
 
     async def _all(self) -> None:
         generation = self._store.generation
@@ -122,6 +133,7 @@ class PrefixWatch(Generic[Row]):
             self._put(found[begin : begin + STRETCH])
             await anyio.lowlevel.checkpoint()
         there = {kv.key[len(self._prefix) :] for kv in found}
+        self._unreadable &= there
         missing = [key for key, *_ in self._table.items() if key not in there]
         if replaced:
             due = anyio.current_time() + self._grace
@@ -149,11 +161,13 @@ class PrefixWatch(Generic[Row]):
             for whole, kv in changes:
                 key = whole[len(self._prefix) :]
                 self._missed.pop(key, None)
-                row = self._read(key, kv.value) if kv is not None else None
-                if row is not None:
+                self._unreadable.discard(key)
+                if kv is None:
+                    rows.delete(key)
+                elif (row := self._read(key, kv.value)) is not None:
                     rows.put(row)
                 else:
-                    rows.delete(key)
+                    self._unreadable.add(key)
 
     async def _forget_missed(self) -> None:
         while self._missed:

@@ -15,7 +15,7 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.settings import StoreConfigError, StoreOptions, read_access
 from cells.kvstore.store import KVStore
 from cells.kvstore.watch import PrefixWatch
-from lifecycle import Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
+from lifecycle import HealthTree, Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
 
@@ -26,15 +26,15 @@ class Row(OwnKey, frozen=True):
     """A key less its prefix, and its value."""
 
 
-def read(key: str, value: bytes) -> Row:
-    return Row(key, value.decode())
+def read(key: str, value: bytes) -> Row | None:
+    return Row(key, value.decode()) if value != b"unreadable" else None
 
 
 class Followed:
     """Keys of ``their/`` as a table, and a table with rows that become keys of ``our/``."""
 
-    def __init__(self, store: KVStore, jobs: Jobs, tables: Tables) -> None:
-        self.store = store
+    def __init__(self, store: KVStore, jobs: Jobs, tables: Tables, health: HealthTree) -> None:
+        self.store, self.health = store, health
         self.theirs: Table[str, Row] = Table("theirs", key=lambda row: row.key)
         self.ours: Table[str, OwnKey] = Table("ours", key=lambda row: row.key)
         self._first = self.ours.initializer()
@@ -71,6 +71,23 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
         etcd.delete("their/a")
         await until(lambda: found.by_key() == {"b": "2"})
         assert found.store.state().state == "Ok"
+
+
+async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    async with following(etcd) as found:
+        await found.theirs.wait_initialized()
+        etcd.put("their/a", "unreadable")
+        etcd.put("their/b", "2")
+        await until(lambda: "b" in found.by_key())
+        assert found.by_key() == {"a": "1", "b": "2"}
+        (health,) = found.health.snapshot("test.follow")
+        assert (health.level, health.message) == ("ok", "2 keys; 1 cannot be read, such as their/a")
+        etcd.put("their/a", "3")
+        await until(lambda: found.by_key() == {"a": "3", "b": "2"})
+        etcd.put("their/a", "unreadable")
+        etcd.delete("their/a")
+        await until(lambda: found.by_key() == {"b": "2"})
 
 
 async def test_changes_during_an_etcd_outage_are_read_after_it(etcd: Etcd) -> None:
