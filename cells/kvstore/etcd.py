@@ -302,7 +302,9 @@ class EtcdClient:
             await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
             answer = await call.read()
             call.cancel()
-            return int(getattr(answer, "TTL", 0))
+            if answer is end_of_stream():  # nothing is known of the lease
+                raise StoreUnavailableError(f"{self.endpoint}: the renewal ended without an answer")
+            return int(answer.TTL)
 
         if await self._call("keepalive", once) <= 0:
             raise LeaseLostError("requested lease not found")
@@ -335,6 +337,7 @@ class EtcdClient:
             request_serializer=rpc.WatchRequest.SerializeToString,
             response_deserializer=rpc.WatchResponse.FromString,
         )(metadata=(("hasleader", "true"),))
+        parts: list[KeyEvent] = []
         try:
             await call.write(rpc.WatchRequest(create_request=create))
             while True:
@@ -345,8 +348,12 @@ class EtcdClient:
                     raise CompactedError(f"revision {revision} has been compacted")
                 if answer.canceled:
                     raise StoreUnavailableError(answer.cancel_reason or "the watch was cancelled")
-                if answer.events or answer.created:
-                    yield [change(each) for each in answer.events]
+                parts += map(change, answer.events)
+                if answer.fragment:  # a revision may go on in the next part: none is known by halves
+                    continue
+                if parts or answer.created:
+                    found, parts = parts, []
+                    yield found
         except request_errors() as error:
             raise self._translated(error, channel) from error
         finally:
