@@ -120,7 +120,7 @@ class LabelSelector(ObjectPart, frozen=True, gc=False):
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[LabelSelectorRequirement, ...] | None = None
 
-    def matches(self, labels: dict[str, str]) -> bool:
+    def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether labels fulfil it. Operators that Kubernetes does not have match nothing."""
         wanted = self.match_labels or {}
         if any(labels.get(key) != value for key, value in wanted.items()):
@@ -128,7 +128,7 @@ class LabelSelector(ObjectPart, frozen=True, gc=False):
         return all(_fulfils(labels, one) for one in self.match_expressions or ())
 
 
-def _fulfils(labels: dict[str, str], requirement: LabelSelectorRequirement) -> bool:
+def _fulfils(labels: Mapping[str, str], requirement: LabelSelectorRequirement) -> bool:
     value, values = labels.get(requirement.key), requirement.values or ()
     if requirement.operator == "In":
         return value is not None and value in values
@@ -181,6 +181,8 @@ def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
         operator = "NotIn" if match["equality"] == "!=" else "In"
         return _checked(LabelSelectorRequirement(key, operator, (match["value"],)))
     if match["set"] is not None:
+        if not match["values"].strip():
+            raise ValueError(f"{key} {match['set']} (): expected at least one value")
         values = tuple(one.strip() for one in match["values"].split(","))
         return _checked(LabelSelectorRequirement(key, "In" if match["set"] == "in" else "NotIn", values))
     return _checked(LabelSelectorRequirement(key, "Exists", ()))

@@ -49,7 +49,7 @@ class L2Policy(NamedTuple):
 
     def is_for(self, node_labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels follows it."""
-        return self.nodes is None or self.nodes.matches(dict(node_labels))
+        return self.nodes is None or self.nodes.matches(node_labels)
 
     def announces(self, service_labels: dict[str, str]) -> bool:
         """Whether it selects a service with these labels."""

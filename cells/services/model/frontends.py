@@ -5,13 +5,13 @@ Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic polic
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import msgspec
 
 from cells.kubernetes.objects.core import Service, ServicePort
+from cells.kubernetes.objects.kind import selector_of
 from cells.services import (
     ANY_PROTOCOL,
     EXPOSURE_LABEL,
@@ -118,7 +118,7 @@ def is_exposed(service: Service, node: ServingNode) -> bool:
     selector = given.get(NODE_SELECTOR)
     if selector is not None:
         try:
-            return selects(selector, node.labels or {})
+            return selector_of(selector).matches(node.labels or {})
         except ValueError:
             return False
     wanted = given.get(EXPOSURE_LABEL, (metadata.labels or {}).get(EXPOSURE_LABEL))
@@ -175,9 +175,9 @@ def _fault_of_ranges(text: str, service: Service, options: LoadBalancerOptions) 
 
 def _fault_of_selector(text: str, _: Service, __: LoadBalancerOptions) -> str:
     try:
-        selects(text, {})
+        selector_of(text)
     except ValueError as error:
-        return f"{error}: no node has the service"
+        return f"{text!r}: {error}: no node has the service"
     return ""
 
 
@@ -205,43 +205,6 @@ def _is_outside(service: Service, options: LoadBalancerOptions) -> bool:
         or (options.enable_node_port and bool(service.status.load_balancer.ingress))
         or (options.enable_external_ips and bool(spec.external_ips))
     )
-
-
-_TERM = re.compile(
-    r"\s*(?:"
-    r"!\s*(?P<absent>[\w./-]+)"
-    r"|(?P<among>[\w./-]+)\s+(?P<operator>in|notin)\s*\((?P<values>[^()]*)\)"
-    r"|(?P<key>[\w./-]+)\s*(?P<sign>==|=|!=)\s*(?P<value>[\w.-]*)"
-    r"|(?P<present>[\w./-]+)"
-    r")\s*"
-)
-
-
-def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether labels fulfil a selector as kubectl takes it: ``a=b,c in (d,e),!f``.
-
-    An empty one selects everything. Raises ValueError for what is none.
-    """
-    at, fulfilled = 0, True
-    while at < len(selector.rstrip()):
-        term = _TERM.match(selector, at)
-        if term is None or selector[term.end() : term.end() + 1] not in {"", ","}:
-            raise ValueError(f"{selector!r}: expected a label selector such as 'a=b,c in (d,e),!f'")
-        fulfilled &= _fulfilled(term, labels)
-        at = term.end() + 1
-    return fulfilled
-
-
-def _fulfilled(term: re.Match[str], labels: Mapping[str, str]) -> bool:
-    found = term.groupdict()
-    if found["absent"] is not None:
-        return found["absent"] not in labels
-    if found["present"] is not None:
-        return found["present"] in labels
-    if found["among"] is not None:
-        values = {one.strip() for one in found["values"].split(",")}
-        return (labels.get(found["among"]) in values) == (found["operator"] == "in")
-    return (labels.get(found["key"]) == found["value"]) == (found["sign"] != "!=")
 
 
 DEFAULT_AFFINITY_TIMEOUT = 10800
@@ -422,9 +385,9 @@ class _Conversion:
             return 0
         config = self._spec.session_affinity_config
         client_ip = config.client_ip if config is not None else None
-        if client_ip is None:
+        if client_ip is None or client_ip.timeout_seconds <= 0:
             return DEFAULT_AFFINITY_TIMEOUT
-        return min(max(client_ip.timeout_seconds, 1), LONGEST_AFFINITY_TIMEOUT)
+        return min(client_ip.timeout_seconds, LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
         """The backends of a frontend's family that its traffic policy and zone leave."""

@@ -46,6 +46,8 @@ def test_a_label_selector_selects_matching_objects(text: str, selects: bool) -> 
         ",app",
         "app in dns",
         "app in (dns",
+        "app in ( )",
+        "app notin ()",
         "app ~ dns",
         "a=b=c",
         "=x",

@@ -141,8 +141,42 @@ def test_a_service_is_on_the_nodes_that_it_names() -> None:
         "=",
         "a b",
         "disk=ssd,,",
+        "disk=ssd,",
+        "disk=ssd,gpu notin ()",
+        "-gpu!=a",
     ):
         assert not on(BEEFY, node_selector=selector, node="beefy")
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        (None, 10800),
+        ({}, 10800),
+        ({"clientIP": {}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 0}}, 10800),
+        ({"clientIP": {"timeoutSeconds": -1}}, 10800),
+        ({"clientIP": {"timeoutSeconds": 1}}, 1),
+        ({"clientIP": {"timeoutSeconds": 86401}}, 86400),
+    ],
+)
+def test_session_affinity_without_a_timeout_lasts_three_hours(
+    config: dict[str, Any] | None, seconds: int
+) -> None:
+    service = msgspec.convert(
+        {
+            "metadata": {"name": "cart"},
+            "spec": {
+                "clusterIP": "10.96.0.1",
+                "ports": [{"port": 80}],
+                "sessionAffinity": "ClientIP",
+                "sessionAffinityConfig": config,
+            },
+        },
+        Service,
+    )
+    (found,) = frontends_of(service, {}, NODE, LoadBalancerOptions())
+    assert found.affinity_timeout == seconds
 
 
 def faults(texts: dict[str, str], spec: dict[str, Any] | None = None, **options: Any) -> dict[str, str]:
