@@ -30,10 +30,10 @@ LABEL: Final = "reserved:kube-apiserver"
 
 
 def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
-    """The addresses of API servers that answer."""
+    """The addresses of API servers that answer, those included that are shutting down and still serve."""
     for one in slices:
         for endpoint in one.endpoints or ():
-            if endpoint.conditions.ready is not False:
+            if endpoint.conditions.ready is not False or endpoint.conditions.serving:
                 for text in endpoint.addresses or ():
                     try:
                         yield str(ip_network(text))

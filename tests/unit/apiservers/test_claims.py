@@ -42,13 +42,14 @@ class World:
         self.known: set[int] = set()
         """Identities that policies know."""
 
-    def servers(self, *addresses: str, ready: bool | None = True) -> None:
+    def servers(self, *addresses: str, ready: bool | None = True, serving: bool | None = None) -> None:
         """The slices of the Service name these."""
         meta = Meta(
             name="kubernetes", namespace="default", labels={"kubernetes.io/service-name": "kubernetes"}
         )
         endpoints = tuple(
-            SliceEndpoint(addresses=(one,), conditions=EndpointConditions(ready=ready)) for one in addresses
+            SliceEndpoint(addresses=(one,), conditions=EndpointConditions(ready=ready, serving=serving))
+            for one in addresses
         )
         with self.slices.txn() as txn:
             txn.put(EndpointSlice(metadata=meta, endpoints=endpoints))
@@ -116,6 +117,18 @@ async def test_a_server_outside_has_an_identity_of_its_own() -> None:
         world.servers(SERVER, ready=False)
         await eventually(lambda: world.identity == 0)
         assert world.labels(number) == (), "nobody has it any more"
+
+
+async def test_a_server_that_shuts_down_is_one_for_as_long_as_it_serves() -> None:
+    world = World()
+    world.servers(SERVER, "192.0.2.2", "2001:db8::1", ready=False, serving=True)
+    async with world.running():
+        await eventually(
+            lambda: {f"{SERVER}/32", "192.0.2.2/32", "2001:db8::1/128"} <= world.kernel.identities.keys()
+        )
+        assert len({*world.kernel.identities.values()}) == 1
+        world.servers(SERVER, ready=False, serving=False)
+        await eventually(lambda: not world.kernel.identities)
 
 
 async def test_a_slice_that_becomes_another_services_names_no_server_any_more() -> None:
