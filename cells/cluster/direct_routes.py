@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from ipaddress import ip_address, ip_network
-from socket import AF_INET, AF_INET6
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -18,9 +17,10 @@ from anyio import to_thread
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig
 from cells.netlink import news
 from cells.netlink.connection import ForeignRouteError, NetlinkError
-from cells.netlink.rows import foreign_routes
+from cells.netlink.rows import foreign_routes, own_gateways
 from cells.node.devices import Device
 from lifecycle import (
     BatchError,
@@ -135,14 +135,27 @@ class BehindRouterError(HiveError):
     """Raised for a node that is behind a router: it would have to know of our pods."""
 
 
-def wanted(nodes: Iterable[ClusterNode]) -> dict[IPNetwork, DirectRoute]:
-    """A route for each range of each other node; the table ``nodes`` gives no two nodes the same."""
+def wanted(nodes: Iterable[ClusterNode], families: Collection[Family]) -> dict[IPNetwork, DirectRoute]:
+    """A route for each range of these families of each other node.
+
+    The table ``nodes`` gives no two nodes the same range.
+    """
     return {
-        cidr: DirectRoute(cidr, node.node_ip(Family.of(cidr)), node.full_name)
+        cidr: DirectRoute(cidr, node.node_ip(family), node.full_name)
         for node in nodes
         if not node.local
-        for cidr in node.all_cidrs()
+        for family in families
+        for cidr in node.alloc_cidrs(family)
     }
+
+
+def direct_routes(
+    nodes: ReadTable[str, ClusterNode], agent: AgentConfig
+) -> ReadTable[IPNetwork, DirectRoute]:
+    """The table ``direct-routes``: of the families that are on."""
+    on = {Family.IPV4: agent.ipv4, Family.IPV6: agent.ipv6}
+    families = [family for family in Family if on[family]]
+    return nodes.derive(lambda rows: wanted(rows, families), name="direct-routes")
 
 
 class DirectRouteTarget:
@@ -163,7 +176,10 @@ class DirectRouteTarget:
         return row.gateway == observed
 
     async def put(self, batch: Mapping[IPNetwork, DirectRoute]) -> None:
-        """Set them. Raises BatchError."""
+        """Set them. Where the gateway cannot be used, a route over an earlier one is removed.
+
+        Raises BatchError.
+        """
         failures: dict[IPNetwork, Exception] = {}
         ways: dict[IPNetwork, IPAddress] = {}
         for destination, route in batch.items():
@@ -172,7 +188,11 @@ class DirectRouteTarget:
                 failures[destination] = HiveError(f"{text} to reach {destination} by")
             else:
                 ways[destination] = route.gateway
-        for destination, error in (await self._kernel.put(ways)).items():
+        refused = await self._kernel.put(ways)
+        lost = {*failures, *(to for to, error in refused.items() if not isinstance(error, ForeignRouteError))}
+        if lost:
+            await self._kernel.drop(lost)
+        for destination, error in refused.items():
             if self._skip and isinstance(error, BehindRouterError):
                 self._report(f"{batch[destination].node} is left out: {error}")
             else:
@@ -196,12 +216,15 @@ class DirectRouteTarget:
 
 
 class DirectRoutes:
-    """Maintains the routes if the setting asks for them. Removed ones are restored at once."""
+    """Maintains the routes if the setting asks for them. Removed ones are restored at once.
+
+    If it does not, those of an earlier agent to the nodes that there are are removed.
+    """
 
     def __init__(
         self,
         settings: DirectRouteSettings,
-        nodes: ReadTable[str, ClusterNode],
+        routes: ReadTable[IPNetwork, DirectRoute],
         devices: Table[int, Device],
         kernel: DirectRouteKernel,
         *,
@@ -209,15 +232,24 @@ class DirectRoutes:
         tables: Tables,
         log: Logger,
     ) -> None:
+        self._routes = routes
+        self._kernel = kernel
         if not settings.auto_direct_node_routes:
+            jobs.one_shot("remove direct routes", self._remove)
             return
-        table = nodes.derive(wanted, name="direct-routes")
         target = DirectRouteTarget(kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable)
-        self._reconciler = Reconciler(table, target, full_every=SWEEP)
-        tables.add(table, self._reconciler.statuses)
+        self._reconciler = Reconciler(routes, target, full_every=SWEEP)
+        tables.add(routes, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)
         jobs.observe("watch devices", devices.changes, self._look)
         jobs.observe("watch routes", self._hints, self._look)
+
+    async def _remove(self) -> None:
+        await self._routes.wait_initialized()
+        found = await self._kernel.routes()
+        gateways = {row.destination: row.gateway for row in self._routes.all()}
+        if left := [to for to, gateway in found.items() if gateways.get(to) == gateway]:
+            await self._kernel.drop(left)
 
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
@@ -234,7 +266,6 @@ class DirectRoutes:
 
 RTPROT_KERNEL: Final = 2
 RT_TABLE_MAIN: Final = 254
-RTN_UNICAST: Final = 1
 _MISSING: Final = frozenset({3, 19, 101})  # ESRCH, ENODEV, ENETUNREACH
 
 
@@ -266,17 +297,8 @@ def _opened() -> Iterator[IPRoute]:
         raise NetlinkError(error.code, "list routes") from error
 
 
-def _ours(ip: IPRoute) -> Iterator[tuple[IPNetwork, IPAddress]]:
-    for family in (AF_INET, AF_INET6):
-        for row in ip.get_routes(family=family, table=RT_TABLE_MAIN, proto=RTPROT_KERNEL, type=RTN_UNICAST):
-            gateway, destination = row.get_attr("RTA_GATEWAY"), row.get_attr("RTA_DST")
-            if gateway and destination:
-                yield ip_network(f"{destination}/{row['dst_len']}"), ip_address(gateway)
-
-
 def _routes() -> dict[IPNetwork, IPAddress]:
-    with _opened() as ip:
-        return dict(_ours(ip))
+    return dict(own_gateways())
 
 
 def _put(routes: Mapping[IPNetwork, IPAddress]) -> dict[IPNetwork, Exception]:
@@ -321,10 +343,11 @@ def _link(ip: IPRoute, gateway: IPAddress) -> int | Exception:
 def _drop(destinations: Collection[IPNetwork]) -> None:
     from pyroute2 import NetlinkError as Refused
 
+    found = [(to, gateway) for to, gateway in own_gateways() if to in destinations]
+    if not found:
+        return
     with _opened() as ip:
-        for destination, gateway in list(_ours(ip)):
-            if destination not in destinations:
-                continue
+        for destination, gateway in found:
             try:
                 ip.route("del", dst=str(destination), gateway=str(gateway), proto=RTPROT_KERNEL)
             except Refused as error:
@@ -347,6 +370,6 @@ cell = module(
     "Routes to other nodes' pods",
     config(DirectRouteSettings),
     provide(DirectRoutes, direct_routing),
-    provide_private(kernel),
+    provide_private(direct_routes, kernel),
     invoke(keep),
 )

@@ -27,6 +27,7 @@ __all__ = [
     "list_links",
     "list_routes",
     "mac_text",
+    "own_gateways",
     "parse_mac",
     "parse_unicast_mac",
     "random_mac",
@@ -389,6 +390,16 @@ def foreign_routes() -> dict[m.IPNetwork, str]:
         device = f"over link {route.ifindex}" if route.ifindex else "over several links"
         found[route.destination] = f"via {route.gateway}" if route.gateway is not None else device
     return found
+
+
+def own_gateways() -> list[tuple[m.IPNetwork, m.IPAddress]]:
+    """Destination and gateway of each unicast route of the main table that the agent set for other nodes."""
+    read = (read_route(message) for message in _dump(m.dump_routes(socket.AF_UNSPEC)))
+    return [
+        (route.destination, route.gateway)
+        for route in read
+        if route is not None and route.by_kernel and route.gateway is not None
+    ]
 
 
 def _dump(request: Request) -> list[Message]:

@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from pyroute2 import IPRoute
 
 from cells.cluster import direct_routes
 from cells.cluster.ipcache.rows import Source
 from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
+from cells.config import AgentConfig, AgentSettings
 from cells.node.devices import Device
-from lifecycle import Hive, ReadTable, Table, Tables, supply
+from lifecycle import Hive, Lifecycle, ReadTable, Table, Tables, supply
 from lifecycle.tables import ObjectStatus
 from lifecycle.testing import eventually
 from tests.support.namespaces import in_node
@@ -76,10 +78,12 @@ def change(what: str, dst: str, gateway: str) -> None:
 @asynccontextmanager
 async def agent(nodes: Table[str, ClusterNode], **settings: str) -> AsyncIterator[Hive]:
     devices: Table[int, Device] = Table("devices", key=lambda row: row.ifindex)
+    known = AgentSettings(enable_ipv6=settings.pop("enable-ipv6", "true") == "true")
     hive = Hive(
         direct_routes.cell,
         supply(nodes, type=ReadTable[str, ClusterNode]),
         supply(devices, type=Table[int, Device]),
+        supply(AgentConfig(known, Lifecycle("test"), structlog.get_logger())),
         settings={"auto-direct-node-routes": "true", **settings},
     )
     async with hive.started():
@@ -178,3 +182,34 @@ async def test_a_node_behind_a_router_may_be_left_out() -> None:
     async with agent(nodes, **{"direct-routing-skip-unreachable": "true"}) as hive:
         await eventually(lambda: routes() == {"10.2.0.0/24": "192.0.2.2"})
         assert failed(hive) == []
+
+
+@pytest.mark.parametrize("skip", ["true", "false"])
+async def test_a_node_that_moves_behind_a_router_loses_its_route(skip: str) -> None:
+    furnish()
+    near = msgspec.structs.replace(beyond(), addresses=(NodeIP(INTERNAL_IP, ip_address("192.0.2.5")),))
+    nodes = table(OWN, near, node(2, "10.2.0.0/24"))
+    async with agent(nodes, **{"direct-routing-skip-unreachable": skip}):
+        await eventually(lambda: routes() == {"10.2.0.0/24": "192.0.2.2", "10.5.0.0/24": "192.0.2.5"})
+        nodes.put(beyond())
+        await eventually(lambda: routes() == {"10.2.0.0/24": "192.0.2.2"})
+        nodes.put(near)
+        await eventually(lambda: len(routes()) == 2)
+
+
+async def test_ranges_of_a_family_that_is_off_get_no_route() -> None:
+    furnish()
+    async with agent(table(OWN, node(2, "10.2.0.0/24", "fd02::/112")), **{"enable-ipv6": "false"}) as hive:
+        await eventually(lambda: len(hive.get(Tables).get("direct-routes-status")) == 1)
+        await eventually(lambda: "10.2.0.0/24" in routes())
+        assert routes() == {"10.2.0.0/24": "192.0.2.2"}
+
+
+async def test_without_the_setting_routes_of_an_earlier_agent_are_removed() -> None:
+    furnish()
+    nodes = table(OWN, node(2, "10.2.0.0/24", "fd02::/112"))
+    async with agent(nodes):
+        await eventually(lambda: len(routes()) == 2)
+    change("add", "10.9.0.0/24", "192.0.2.9")
+    async with agent(nodes, **{"auto-direct-node-routes": "false"}):
+        await eventually(lambda: routes() == {"10.9.0.0/24": "192.0.2.9"})

@@ -60,7 +60,7 @@ def test_the_own_node_is_not_claimed() -> None:
 
 def test_a_route_for_each_range_of_each_other_node() -> None:
     rows = [node(1, "10.1.0.0/24", source=Source.LOCAL), node(2, "10.2.0.0/24", "10.5.0.0/24", "fd02::/112")]
-    routes = {str(key): (str(row.gateway), row.node) for key, row in wanted(rows).items()}
+    routes = {str(key): (str(row.gateway), row.node) for key, row in wanted(rows, list(Family)).items()}
     assert routes == {
         "10.2.0.0/24": ("192.0.2.2", "default/n2"),
         "10.5.0.0/24": ("192.0.2.2", "default/n2"),
