@@ -26,6 +26,7 @@ from cells.policy.labels import (
     canonical_name,
     contains,
     network_labels,
+    parse_prefix,
     prefix_labels,
 )
 from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
@@ -255,7 +256,7 @@ class Cluster:
         for one in self._by_kind.get("Pod", ()):
             self._add_pod(one)
         groups = {
-            one.object["metadata"]["name"]: tuple(_prefixes(one.object.get("spec") or {}))
+            one.object["metadata"]["name"]: tuple(self._group_prefixes(one))
             for one in self._by_kind.get("CiliumCIDRGroup", ())
         }
         services = _Services(self._by_kind.get("Service", ()), self._by_kind.get("EndpointSlice", ()))
@@ -270,6 +271,17 @@ class Cluster:
             if options.cidr_matches_pods:
                 self._networks[prefix] = FIRST_NETWORK_IDENTITY + len(self._networks)
                 self.cache.add_identity(self._networks[prefix], network_labels(prefix))
+
+    def _group_prefixes(self, located: Located) -> Iterator[Prefix]:
+        """The networks of a CIDR group; one that cannot be read is reported and left out, as by agents."""
+        for index, text in enumerate((located.object.get("spec") or {}).get("externalCIDRs") or ()):
+            try:
+                yield parse_prefix(text)
+            except ValueError as error:
+                place = located.at(f"spec.externalCIDRs[{index}]")
+                name = located.object["metadata"]["name"]
+                reason = f"CiliumCIDRGroup {name}: spec.externalCIDRs[{index}]: {error}"
+                self.bad_files.append(BadFile(place.file, reason, place.line))
 
     def objects(self, kind: str) -> list[Mapping[str, Any]]:
         """The objects of a kind."""
@@ -383,11 +395,6 @@ def _nearest(prefixes: Iterable[Prefix], network: Prefix) -> Prefix | None:
 
 def _proxy(filter_: Filter, policy: SelectorPolicy) -> Redirect:
     return Redirect(policy.listener.priority if policy.listener else 0, 0, policy.parser or filter_.parser)
-
-
-def _prefixes(spec: Mapping[str, Any]) -> Iterator[Prefix]:
-    for text in spec.get("externalCIDRs") or ():
-        yield ip_network(text, strict=False)
 
 
 def _named_ports(spec: Mapping[str, Any]) -> Iterator[NamedPodPort]:

@@ -27,7 +27,6 @@ from cells.policy.rules.schema import (
     EgressRule,
     EndpointSelector,
     HTTPRule,
-    ICMPRule,
     IngressRule,
     KafkaRule,
     L7Rules,
@@ -106,7 +105,7 @@ NO_HOST_PEERS = (
     " nodeSelector"
 )
 NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
-NODES_OFF = 'only with "enable-node-selector-labels": set it, or select nodes by the entity remote-node'
+NODES_OFF = 'FromNodes/ToNodes rules can only be applied when the "enable-node-selector-labels" flag is set'
 
 
 def check_subject(spec: RuleSpec, *, cluster_wide: bool) -> None:
@@ -140,20 +139,17 @@ def check_deny(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
     """Refuse a deny rule without peers. Raises PolicyError with the path in the rule."""
     if isinstance(rule, IngressRule):
         _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
-        _nodes("FromNodes", rule.from_nodes, options)
+        _nodes(rule.from_nodes, options)
         _groups("fromGroups", rule.from_groups)
     else:
         _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
-        _nodes("ToNodes", rule.to_nodes, options)
+        _nodes(rule.to_nodes, options)
         _groups("toGroups", rule.to_groups)
     for index, port in enumerate(rule.to_ports or ()):
         for number, one in enumerate(port.ports or ()):
             with at(f"toPorts[{index}].ports[{number}]"):
                 _port(one, has_dns=False)
-    for index, icmp in enumerate(rule.icmps or ()):
-        for number, field in enumerate(icmp.fields or ()):
-            with at(f"icmps[{index}].fields[{number}]"):
-                icmp_type(field)
+    _icmp_types(rule)
 
 
 def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
@@ -263,10 +259,12 @@ def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
     _l7_allowed(kinds, options)
     if "DNS" in kinds:
         raise PolicyError("L7 protocol DNS is not supported on ingress yet")
-    _common(rule.to_ports, rule.icmps, options, ingress=True)
-    _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires, fromNodes=rule.from_nodes)
-    _nodes("FromNodes", rule.from_nodes, options)
+    _icmp_allowed(rule, options)
+    _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
+    _layer4(rule, ingress=True)
+    _selectors(fromNodes=rule.from_nodes)
     _cidr_set("fromCIDRSet", rule.from_cidr_set)
+    _nodes(rule.from_nodes, options)
 
 
 def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
@@ -289,10 +287,12 @@ def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
         for kind in ("HTTP", "Kafka"):
             if kind in kinds:
                 raise PolicyError(f"L7 protocol {kind} is not supported on host egress yet")
-    _common(rule.to_ports, rule.icmps, options, ingress=False)
-    _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires, toNodes=rule.to_nodes)
-    _nodes("ToNodes", rule.to_nodes, options)
+    _icmp_allowed(rule, options)
+    _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
+    _layer4(rule, ingress=False)
+    _selectors(toNodes=rule.to_nodes)
     _cidr_set("toCIDRSet", rule.to_cidr_set)
+    _nodes(rule.to_nodes, options)
 
 
 def _one_member(members: Mapping[str, Sized | None]) -> None:
@@ -323,25 +323,26 @@ def _l7_allowed(kinds: set[str], options: PolicyOptions) -> None:
         raise PolicyError("L7 policy is not supported since L7 proxy is not enabled")
 
 
-def _common(
-    ports: Sequence[PortRule] | None,
-    icmps: Sequence[ICMPRule] | None,
-    options: PolicyOptions,
-    *,
-    ingress: bool,
-) -> None:
-    if icmps and not options.enable_icmp_rules:
+def _icmp_allowed(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
+    if rule.icmps and not options.enable_icmp_rules:
         raise PolicyError('ICMP rules can only be applied when the "enable-icmp-rules" flag is set')
-    if icmps and ports:
+    if rule.icmps and rule.to_ports:
         raise PolicyError(
             "The ICMPs block may only be present without ToPorts. Define a separate rule to use ToPorts."
         )
-    for index, port in enumerate(ports or ()):
+
+
+def _layer4(rule: IngressRule | EgressRule, *, ingress: bool) -> None:
+    for index, port in enumerate(rule.to_ports or ()):
         with at(f"toPorts[{index}]"):
             if len(port.ports or ()) > MOST_PORTS:
                 raise PolicyError(f"too many ports, the max is {MOST_PORTS}", path="ports", stage="schema")
             _port_rule(port, ingress=ingress)
-    for index, icmp in enumerate(icmps or ()):
+    _icmp_types(rule)
+
+
+def _icmp_types(rule: IngressRule | EgressRule) -> None:
+    for index, icmp in enumerate(rule.icmps or ()):
         for number, field in enumerate(icmp.fields or ()):
             with at(f"icmps[{index}].fields[{number}]"):
                 icmp_type(field)
@@ -367,8 +368,8 @@ def _port_rule(rule: PortRule, *, ingress: bool) -> None:
             raise PolicyError(f"Listener is not allowed on ingress ({rule.listener.name})")
         if has_rules:
             raise PolicyError(f"Listener is not allowed with L7 rules ({rule.listener.name})")
-    if rule.rules is not None:
-        if has_rules and zero:
+    if rule.rules is not None and has_rules:
+        if zero:
             raise PolicyError("L7 rules can not be used when a port is 0")
         with at("rules"):
             _l7_rules(rule.rules, has_ports=bool(rule.ports))
@@ -427,9 +428,9 @@ def _selectors(**lists: Sequence[EndpointSelector] | None) -> None:
                 check_selector(selector)
 
 
-def _nodes(name: str, selectors: Sequence[EndpointSelector] | None, options: PolicyOptions) -> None:
+def _nodes(selectors: Sequence[EndpointSelector] | None, options: PolicyOptions) -> None:
     if selectors and not options.enable_node_selector_labels:
-        raise PolicyError(f"{name} is allowed {NODES_OFF}")
+        raise PolicyError(NODES_OFF)
 
 
 def _groups(name: str, groups: Sequence[object] | None) -> None:

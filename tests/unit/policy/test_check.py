@@ -40,6 +40,19 @@ def findings(folder: Path) -> list[tuple[str, str, str]]:
             ("4", "CiliumCIDRGroup a: spec.externalCIDRs: expected `array | null`, got `int`"),
         ),
         (
+            (
+                "apiVersion: cilium.io/v2alpha1\nkind: CiliumCIDRGroup\nmetadata: {name: a}\n"
+                "spec:\n  externalCIDRs:\n    - 10.0.0.0/8\n    - 10.0.0.0/255.0.0.0\n"
+            ),
+            (
+                "7",
+                (
+                    'CiliumCIDRGroup a: spec.externalCIDRs[1]: netip.ParsePrefix("10.0.0.0/255.0.0.0"):'
+                    ' bad bits after slash: "255.0.0.0"'
+                ),
+            ),
+        ),
+        (
             "apiVersion: cilium.io/v1\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n",
             ("1", "CiliumNetworkPolicy is read as cilium.io/v2 only, not cilium.io/v1"),
         ),

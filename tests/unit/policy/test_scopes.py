@@ -145,6 +145,35 @@ def test_a_network_policy_with_values_that_do_not_go_with_their_operator_is_refu
     assert caught.value.reason == f"invalid label selector: matchExpressions[0].values: {reason}"
 
 
+IN_WITHOUT_VALUES = {"matchExpressions": [{"key": "app", "operator": "In"}]}
+PORT_TOO_LARGE = [{"ports": [{"port": "65536", "protocol": "TCP"}]}]
+OUTSIDE_OF_ITS_PREFIX = [{"cidr": "10.0.0.0/8", "except": ["192.0.2.0/24"]}]
+NODES_OFF = 'FromNodes/ToNodes rules can only be applied when the "enable-node-selector-labels" flag is set'
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"fromEndpoints": [IN_WITHOUT_VALUES], "toPorts": PORT_TOO_LARGE}, "invalid label selector"),
+        ({"fromRequires": [IN_WITHOUT_VALUES], "toPorts": PORT_TOO_LARGE}, "invalid label selector"),
+        ({"fromNodes": [IN_WITHOUT_VALUES], "toPorts": PORT_TOO_LARGE}, "Unable to parse port"),
+        ({"fromCIDRSet": OUTSIDE_OF_ITS_PREFIX, "toPorts": PORT_TOO_LARGE}, "Unable to parse port"),
+        ({"fromNodes": [{}], "toPorts": PORT_TOO_LARGE}, "Unable to parse port"),
+        ({"fromNodes": [IN_WITHOUT_VALUES]}, "invalid label selector"),
+        ({"fromNodes": [{}]}, NODES_OFF),
+    ],
+)
+@pytest.mark.parametrize("direction", ["ingress", "egress"])
+def test_of_two_faults_of_a_rule_the_one_that_cilium_finds_first_is_reported(
+    members: dict[str, Any], reason: str, direction: str
+) -> None:
+    if direction == "egress":
+        members = {key.replace("from", "to"): value for key, value in members.items()}
+    with pytest.raises(PolicyError) as caught:
+        translate(policy({"endpointSelector": {}, direction: [members]}), WORLD)
+    assert caught.value.reason.startswith(reason)
+
+
 @pytest.mark.parametrize("member", ["matchName", "matchPattern"])
 def test_a_long_name_that_is_none_is_refused_at_once(member: str) -> None:
     spec = {"endpointSelector": {}, "egress": [{"toFQDNs": [{member: "a" * 250 + "!"}]}]}
