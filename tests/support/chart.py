@@ -148,6 +148,16 @@ UNSET: Final = {
     "hubble.skipUnknownCGroupIDs": "boolean",
 }
 """The types of values that have no default."""
+UNTYPED: Final = {
+    "hubble.eventBufferCapacity",
+    "hubble.eventQueueSize",
+    "loadBalancer.serviceTopology",
+    "policyAuditMode",
+    "sessionAffinity",
+    "socketLB.hostNamespaceOnly",
+    "socketLB.terminatePodConnections",
+}
+"""Values that have no type in Cilium's chart: text is taken, too, as --set-string gives it."""
 NEEDED: Final = (
     "bgpControlPlane.secretsNamespace.name",
     "cgroup.hostRoot",
@@ -196,6 +206,7 @@ NULLABLE: Final = {
 }
 """Sections that can be null: then their keys are left out."""
 EITHER: Final = {
+    "k8sServicePort": ("string", "integer"),
     "ipam.operator.clusterPoolIPv4PodCIDRList": ("array", "string"),
     "ipam.operator.clusterPoolIPv6PodCIDRList": ("array", "string"),
 }
@@ -203,7 +214,6 @@ EITHER: Final = {
 ANYTHING: Final = (
     "devices",
     "kubeProxyReplacement",
-    "k8sServicePort",
     "hubble.relay.listenPort",
     "maglev.tableSize",
     "nodePort.addresses",
@@ -275,13 +285,14 @@ def _type(value: Any, path: str, descriptions: Mapping[str, str]) -> dict[str, A
     if isinstance(value, dict):
         return {**described, **_schema(value, path, descriptions)}
     if path in UNSET:
-        return {**described, "type": [UNSET[path], "null"]}
+        kinds = [UNSET[path], *(["string"] if path in UNTYPED else []), "null"]
+        return {**described, "type": kinds}
     if path in EITHER:
         return {**described, "type": [*EITHER[path], "null"]}
     if value is None or path in ANYTHING:
         return described
-    kinds = {bool: "boolean", int: "integer", str: "string", list: "array", float: "number"}
-    return {**described, "type": [kinds[type(value)], "null"]}
+    types = {bool: "boolean", int: "integer", str: "string", list: "array", float: "number"}
+    return {**described, "type": [types[type(value)], "null"]}
 
 
 def comments() -> dict[str, str]:

@@ -239,9 +239,10 @@ def _known_nodes() -> frozenset[int]:
     """Numbers of the nodes in cilium_node_map_v2. Raises click.ClickException."""
     name = "cilium_node_map_v2"
     try:
-        return frozenset(NodeValue.unpack(value).id for _, value in entries_of(name))
+        entries = entries_of(name, f"Unable to read {GLOBALS / name}")
     except BpfError as error:
         raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
+    return frozenset(NodeValue.unpack(value).id for _, value in entries)
 
 
 async def _flush(spi: int, number: int | None, known: frozenset[int] | None) -> tuple[int, int]:

@@ -231,6 +231,7 @@ true
 {{- fail (printf "%s=null: expected a value, or leave it out" .) -}}
 {{- end -}}
 {{- end -}}
+{{- include "cilium.refusals" . -}}
 {{- range $path := include "cilium.paths" (dict "at" "" "values" $values) | trim | splitList "\n" -}}
 {{- $served := hasKey $known $path -}}
 {{- if not $served -}}
@@ -261,9 +262,6 @@ true
 {{- if and (ne .Values.routingMode "native") .Values.autoDirectNodeRoutes -}}
 {{- fail "autoDirectNodeRoutes=true: needs routingMode=native, since packets to other nodes go through the tunnel otherwise" -}}
 {{- end -}}
-{{- if and .Values.aksbyocni.enabled (ne (.Values.routingMode | default "tunnel") "tunnel") -}}
-{{- fail "RoutingMode must be set to tunnel when aksbyocni.enabled=true" -}}
-{{- end -}}
 {{- if and .Values.aksbyocni.enabled (ne (.Values.ipam.mode | default "cluster-pool") "cluster-pool") -}}
 {{- fail (printf "ipam.mode=%s: not served here with aksbyocni.enabled: expected cluster-pool, or leave it out" .Values.ipam.mode) -}}
 {{- end -}}
@@ -290,9 +288,6 @@ true
 {{- end -}}
 {{- end -}}
 {{- if .relay.enabled -}}
-{{- if not .enabled -}}
-{{- fail "Hubble Relay requires .Values.hubble.enabled=true" -}}
-{{- end -}}
 {{- if not .listenAddress -}}
 {{- fail "hubble.relay.enabled=true: agents have no address for it: set hubble.listenAddress, such as :4244" -}}
 {{- end -}}
@@ -334,34 +329,15 @@ true
 {{- if not (or .Values.ipv4.enabled .Values.ipv6.enabled) -}}
 {{- fail "ipv4.enabled, ipv6.enabled: pods need addresses of one family at least" -}}
 {{- end -}}
-{{- $name := toString .Values.cluster.name -}}
-{{- if not .Values.cluster.name -}}
-{{- fail "The cluster name is invalid: cannot be empty" -}}
-{{- else if gt (len $name) 32 -}}
-{{- fail "The cluster name is invalid: must not be more than 32 characters" -}}
-{{- else if not (regexMatch "^([a-z0-9][-a-z0-9]*)?[a-z0-9]$" $name) -}}
-{{- fail "The cluster name is invalid: must consist of lower case alphanumeric characters and '-', and must start and end with an alphanumeric character" -}}
-{{- else if and .Values.cluster.id (eq $name "default") -}}
-{{- fail "The cluster name is invalid: cannot use default value with cluster.id != 0" -}}
-{{- end -}}
-{{- $id := int .Values.cluster.id -}}
-{{- if and (ge $id 128) (eq (.Values.cni.chainingMode | default "none") "aws-cni") -}}
-{{- fail "Cilium is currently affected by a bug that causes traffic matched by network policies to be incorrectly dropped when running in either ENI mode (both AWS and AlibabaCloud) or AWS VPC CNI chaining mode, if the cluster ID is 128-255 (and 384-511 when maxConnectedClusters=511). Please refer to https://github.com/cilium/cilium/issues/21330 for additional details." -}}
-{{- end -}}
-{{- if and (eq (toString .Values.operator.setNodeTaints) "true") (not .Values.operator.removeNodeTaints) -}}
-{{- fail "Cannot have operator.setNodeTaintsMaxNodes and not operator.removeNodeTaints = false" -}}
-{{- end -}}
-{{- if and (or .Values.ciliumEndpointSlice.enabled .Values.enableCiliumEndpointSlice) .Values.disableEndpointCRD -}}
-{{- fail "if Cilium Endpoint Slice is enabled (.Values.ciliumEndpointSlice.enabled=true), it requires .Values.disableEndpointCRD=false" -}}
-{{- end -}}
 {{- if not (has .Values.scheduling.mode (list "anti-affinity" "kube-scheduler")) -}}
 {{- fail (printf "scheduling.mode=%s: expected anti-affinity or kube-scheduler" .Values.scheduling.mode) -}}
 {{- end -}}
-{{- if and (or .Values.prometheus.serviceMonitor.enabled .Values.operator.prometheus.serviceMonitor.enabled) (not .Values.prometheus.serviceMonitor.trustCRDsExist) (not (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
-{{- fail "Service Monitor requires monitoring.coreos.com/v1 CRDs. Please refer to https://github.com/prometheus-operator/prometheus-operator/blob/main/example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml or set .Values.prometheus.serviceMonitor.trustCRDsExist=true" -}}
+{{- $durations := dict "ipam.ciliumNodeUpdateRate" .Values.ipam.ciliumNodeUpdateRate "operator.endpointGCInterval" .Values.operator.endpointGCInterval "operator.nodeGCInterval" .Values.operator.nodeGCInterval "operator.identityGCInterval" .Values.operator.identityGCInterval "operator.identityHeartbeatTimeout" .Values.operator.identityHeartbeatTimeout "bpf.monitorInterval" .Values.bpf.monitorInterval "conntrackGCInterval" .Values.conntrackGCInterval "conntrackGCMaxInterval" .Values.conntrackGCMaxInterval "identityChangeGracePeriod" .Values.identityChangeGracePeriod -}}
+{{- if and .Values.encryption.enabled (ne (toString .Values.encryption.type) "wireguard") -}}
+{{- $_ := set $durations "encryption.ipsec.keyRotationDuration" .Values.encryption.ipsec.keyRotationDuration -}}
 {{- end -}}
-{{- range $name, $text := dict "operator.endpointGCInterval" .Values.operator.endpointGCInterval "operator.nodeGCInterval" .Values.operator.nodeGCInterval "operator.identityGCInterval" .Values.operator.identityGCInterval "operator.identityHeartbeatTimeout" .Values.operator.identityHeartbeatTimeout "bpf.monitorInterval" .Values.bpf.monitorInterval "conntrackGCInterval" .Values.conntrackGCInterval "conntrackGCMaxInterval" .Values.conntrackGCMaxInterval "identityChangeGracePeriod" .Values.identityChangeGracePeriod -}}
-{{- if and $text (not (regexMatch "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$" (toString $text))) -}}
+{{- range $name, $text := $durations -}}
+{{- if and $text (not (regexMatch "^[-+]?(0|(([0-9]+\\.?[0-9]*|\\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$" (toString $text))) -}}
 {{- fail (printf "%s=%s: expected a duration such as 15s, 2m0s or 100ms" $name (toString $text)) -}}
 {{- end -}}
 {{- end -}}

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +93,18 @@ PRINTED = sorted(
 )
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_our_client_prints_what_the_recorded_one_did(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recording = load(f"bpf/{name}")
+Tables = dict[str, dict[bytes, bytes]]
+
+
+def pinned(name: str) -> Tables:
+    """The recorded maps."""
     tables = {pin: dict(entries(table)) for pin, table in maps(f"bpf/{name}").items() if "entries" in table}
     if name == "metrics_list":  # a value for each CPU
         tables = {pin: {key: row * CPUS for key, row in rows.items()} for pin, rows in tables.items()}
+    return tables
 
+
+def pin_maps(monkeypatch: pytest.MonkeyPatch, tables: Tables) -> None:
     def opened(path: Path) -> nullcontext[dict[bytes, bytes]]:
         if path.name not in tables:
             raise BpfError(errno.ENOENT, "open", str(path))
@@ -108,6 +112,14 @@ def test_our_client_prints_what_the_recorded_one_did(
 
     monkeypatch.setattr("hive.dbg.bpf.maps.open_map", opened)
     monkeypatch.setattr("hive.dbg.bpf.command.root_only", lambda _: None)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_our_client_prints_what_the_recorded_one_did(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = load(f"bpf/{name}")
+    pin_maps(monkeypatch, pinned(name))
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
     with ExitStack() as running:
         if recording.get("agent", "running") == "running":
@@ -120,6 +132,87 @@ def test_our_client_prints_what_the_recorded_one_did(
     errors = lines_of(err.replace(str(tmp_path), "/var/run/cilium"), name)
     assert errors == lines_of(recording.get("stderr", ""), name)
     assert code == recording["exit_code"]
+
+
+RESIZED = [
+    pytest.param(name, one, id=f"{name}-{one['map']}-{one['change']}")
+    for name in PRINTED
+    for one in load(f"bpf/{name}").get("size_sensitivity") or ()
+    if one["map"] != "cilium_metrics"  # the recorded client removes the map
+]
+
+
+@pytest.mark.parametrize(("name", "recorded"), RESIZED)
+def test_maps_with_entries_of_other_sizes_end_the_command_in_one_line(
+    name: str,
+    recorded: Any,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part, change = re.fullmatch(r"(key|value)_size([+-]\d)", recorded["change"]).groups()  # type: ignore[union-attr]
+
+    def resized(data: bytes, of: str) -> bytes:
+        return (data + bytes(8))[: len(data) + int(change)] if of == part else data
+
+    tables = pinned(name)
+    rows = tables[recorded["map"]].items()
+    tables[recorded["map"]] = {resized(key, "key"): resized(value, "value") for key, value in rows}
+    pin_maps(monkeypatch, tables)
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    with replaying(tmp_path / "cilium.sock", load(f"bpf/{name}").get("api_exchanges") or []):
+        code = run(load(f"bpf/{name}")["argv"][1:])
+    result = recorded["result"]
+    errors = [line for line in lines_of(capfd.readouterr().err, name) if "retrieve label" not in line]
+    assert (code, errors) == (result["exit_code"], lines_of(result["stderr_head"], name))
+
+
+def test_counters_of_another_size_are_left_alone(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_maps(monkeypatch, {"cilium_metrics": {bytes(12): bytes(16 * CPUS)}})
+    assert run(["bpf", "metrics", "list"]) == 1
+    assert capfd.readouterr().err == (
+        "Error: Unable to read /sys/fs/bpf/tc/globals/cilium_metrics: "
+        "unmarshaling *metricsmap.Key doesn't consume all data\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ("cilium_ipcache", "ipcache"),
+        ("cilium_metrics", "metrics"),
+        ("cilium_node_map_v2", "nodeid"),
+        ("cilium_auth_map", "auth"),
+        ("cilium_egress_gw_policy_v4", "egress"),
+        ("cilium_vtep_map", "vtep"),
+    ],
+)
+def test_empty_maps_print_a_sentence_to_stderr_and_empty_json(
+    pin: str, words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_maps(monkeypatch, {pin: {}})
+    assert run(["bpf", words, "list"]) == 0
+    assert capfd.readouterr() == ("", "No entries found.\n")
+    assert run(["bpf", words, "list", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out) in ([], {})
+
+
+def test_egress_policies_keep_the_host_bits_of_their_cidr(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = EgressKey(IPv4Address("10.0.1.77"), IPv4Interface("203.0.113.9/24"))
+    value = EgressValue(IPv4Address("192.0.2.10"), IPv4Address("192.0.2.11"))
+    pin_maps(monkeypatch, {"cilium_egress_gw_policy_v4": {key.pack(): value.pack()}})
+    assert run(["bpf", "egress", "list", "-o", "json"]) == 0
+    (row,) = json.loads(capfd.readouterr().out)
+    assert row == {
+        "SourceIP": "10.0.1.77",
+        "DestCIDR": "203.0.113.9/24",
+        "EgressIP": "192.0.2.10",
+        "GatewayIP": "192.0.2.11",
+    }
 
 
 SLOT = re.compile(r"(\S+) \((\d+)\) (\S+) \((\d+)\) \((\d+)\)(?: \[(.*)\])?")

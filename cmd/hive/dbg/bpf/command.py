@@ -18,11 +18,23 @@ from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKe
 from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, NatEntry
 from hive.dbg.bpf.features import GROUPS
 from hive.dbg.bpf.lb import lb
-from hive.dbg.bpf.maps import AUTH, GLOBALS, NO_ENTRIES, PROTOCOLS, Table, entries_of, missing, show
+from hive.dbg.bpf.maps import (
+    AUTH,
+    GLOBALS,
+    NO_ENTRIES,
+    PROTOCOLS,
+    LayoutError,
+    Table,
+    entries_of,
+    missing,
+    show,
+    unreadable,
+)
 from hive.dbg.go_text import aligned, duration, output_option, printed, socket_text
 from hive.dbg.main import Group, root_only
 from hive.dbg.requests import RequestFailedError, ask
 
+_DUMPING: Final = "Error while dumping BPF Map"
 _CT_FLAGS: Final = (
     *("RxClosing", "TxClosing", "Nat64", "LBLoopback", "SeenNonSyn", "NodePort", "ProxyRedirect"),
     *("DSRInternal", "FromL7LB", "Reserved1", "FromTunnel"),
@@ -57,7 +69,7 @@ def list_endpoints(output: str) -> int:
     """List local endpoint entries"""
     try:
         rows = [(LxcKey.unpack(key), LxcValue.unpack(value)) for key, value in entries_of("cilium_lxc")]
-    except BpfError:
+    except (BpfError, LayoutError):
         return 1
     table = {f"{key.ip}:0": [lxc_text(value)] for key, value in rows}
     show(table, ("IP ADDRESS", "LOCAL ENDPOINT INFO"), output)
@@ -77,18 +89,25 @@ def lxc_text(value: LxcValue) -> str:
 
 @ipcache.command("list")
 @output_option
-def list_ipcache(output: str) -> None:
+def list_ipcache(output: str) -> int:
     """List individual entries in the IPCache BPF map"""
-    show(_ipcache(), ("IP PREFIX/ADDRESS", "IDENTITY"), output)
+    try:
+        table = _ipcache()
+    except LayoutError as error:
+        return unreadable(error)
+    if table or output:
+        show(table, ("IP PREFIX/ADDRESS", "IDENTITY"), output)
+    else:
+        click.echo(NO_ENTRIES, err=True)
+    return 0
 
 
 def _ipcache() -> Table:
+    failure = "error dumping contents of map"
     try:
-        entries = entries_of("cilium_ipcache")
+        entries = entries_of("cilium_ipcache", failure)
     except BpfError as error:
-        raise click.ClickException(
-            f"error dumping contents of map: {missing('cilium_ipcache', error)}\n"
-        ) from error
+        raise LayoutError(f"{failure}: {missing('cilium_ipcache', error)}") from error
     return {
         str(IpcacheKey.unpack(key).network): [ipcache_text(IpcacheValue.unpack(value))]
         for key, value in entries
@@ -133,7 +152,7 @@ def get_policy(number: str | None, everything: bool, numeric: bool, output: str)
 
 def _print_policy(name: str, numeric: bool, output: str) -> None:
     try:
-        entries = entries_of(name)
+        entries = entries_of(name, "Error while opening bpf Map")
     except BpfError as error:
         raise click.ClickException(f"Failed to open map: {missing(name, error)}\n") from error
     rows = [(PolicyKey.unpack(key), PolicyEntry.unpack(value), key) for key, value in entries]
@@ -259,7 +278,7 @@ def list_connections(
     found: list[dict[str, Any]] = []
     for name in names:
         try:
-            rows = [(CtKey.unpack(key), CtEntry.unpack(value)) for key, value in entries_of(name)]
+            rows = [(CtKey.unpack(key), CtEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
         except BpfError as error:
             raise click.ClickException(
                 f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"
@@ -300,7 +319,7 @@ def list_translations(output: str) -> None:
         name = f"cilium_snat_v{family}_external"
         now = _clock()
         try:
-            rows = [(CtKey.unpack(key), NatEntry.unpack(value)) for key, value in entries_of(name)]
+            rows = [(CtKey.unpack(key), NatEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
         except BpfError as error:
             raise click.ClickException(
                 f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"

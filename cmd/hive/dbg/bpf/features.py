@@ -5,7 +5,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and 
 
 import struct
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Network, ip_address, ip_network
+from ipaddress import IPv4Interface, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,16 @@ from cells.maps.bpf import BpfError
 from cells.maps.records.cluster import NodeKey, NodeValue, TunnelKey, TunnelValue
 from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.observe.events import reason_name
-from hive.dbg.bpf.maps import AUTH, GLOBALS, NO_ENTRIES, entries_of, listed, missing, show
+from hive.dbg.bpf.maps import (
+    AUTH,
+    GLOBALS,
+    NO_ENTRIES,
+    LayoutError,
+    entries_of,
+    listed,
+    missing,
+    show,
+)
 from hive.dbg.go_text import aligned, output_option, printed
 from hive.dbg.main import Group
 
@@ -46,7 +55,7 @@ def list_tunnels(output: str) -> int:
             (TunnelKey.unpack(key), TunnelValue.unpack(value))
             for key, value in entries_of("cilium_tunnel_map")
         ]
-    except BpfError:
+    except (BpfError, LayoutError):
         return 1
     table = {
         f"{key.network}{f'@{key.cluster_id}' if key.cluster_id else ''}": [
@@ -64,16 +73,17 @@ def list_metrics(output: str) -> None:
     """List BPF datapath traffic metrics"""
     name = "cilium_metrics"
     try:
-        rows = [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in entries_of(name)]
+        entries = entries_of(name, f"Unable to read {GLOBALS / name}")
     except BpfError as error:
         raise click.ClickException(f"Unable to open {GLOBALS / name}: {missing(name, error)}\n") from error
+    rows = [(MetricsKey.unpack(key), MetricsValue.unpack(value)) for key, value in entries]
     cells = [metrics_cells(key, value) for key, value in rows]
     cells.sort(key=lambda row: (str(row[0]), str(row[1]), row[4]))
     if output:
         keys = ("reason", "direction", "packets", "bytes", "line", "file")
         click.echo(printed([dict(zip(keys, row, strict=True)) for row in cells], output))
     elif not cells:
-        click.echo(NO_ENTRIES)
+        click.echo(NO_ENTRIES, err=True)
     else:
         header = ("REASON", "DIRECTION", "PACKETS", "BYTES", "LINE", "FILE")
         click.echo(aligned("\n".join("\t".join(map(str, row)) for row in (header, *cells))))
@@ -95,6 +105,8 @@ def list_node_ids(output: str) -> None:
         rows = [
             (NodeKey.unpack(key), NodeValue.unpack(value)) for key, value in entries_of("cilium_node_map_v2")
         ]
+    except LayoutError:  # as Cilium's client
+        rows = []
     except BpfError:
         click.echo("Cannot find node bpf map", err=True)
         return
@@ -102,7 +114,7 @@ def list_node_ids(output: str) -> None:
         found = {str(key.ip): {"id": value.id, "spi": value.spi} for key, value in rows}
         click.echo(printed(found, output))
     elif not rows:
-        click.echo(NO_ENTRIES)
+        click.echo(NO_ENTRIES, err=True)
     else:
         lines = ["NODE ID\tIP ADDRESSES\tSPI"]
         lines += [f"{value.id:#x}\t{key.ip}\t{value.spi}" for key, value in rows]
@@ -113,7 +125,7 @@ def _egress(key: bytes, value: bytes) -> tuple[object, ...]:
     bits, source, destination = int.from_bytes(key[:4], "little"), key[4:8], key[8:12]
     gateways = {bytes(4): "Not Found", bytes((0, 0, 0, 1)): "Excluded CIDR"}
     gateway = gateways.get(value[4:8]) or ip_address(value[4:8])
-    return ip_address(source), IPv4Network((destination, bits - 32)), ip_address(value[:4]), gateway
+    return ip_address(source), IPv4Interface((destination, bits - 32)), ip_address(value[:4]), gateway
 
 
 def _auth(key: bytes, value: bytes) -> tuple[object, ...]:
@@ -183,6 +195,8 @@ GROUPS: Final = (
         "egress policy entries",
         ("Source IP", "Destination CIDR", "Egress IP", "Gateway IP"),
         _egress,
+        "Error dumping contents of egress policy map",
+        ("SourceIP", "DestCIDR", "EgressIP", "GatewayIP"),
     ),
     listed(
         "auth",
@@ -197,9 +211,24 @@ GROUPS: Final = (
         "BPF datapath bandwidth settings",
         ("IDENTITY", "EGRESS BANDWIDTH (BitsPerSec)"),
         _bandwidth,
+        "error dumping contents of map",
     ),
-    listed("config", "cilium_runtime_config", "runtime config entries", ("KEY", "VALUE"), _config),
-    listed("vtep", "cilium_vtep_map", "VTEP entries", ("IP PREFIX/ADDRESS", "VTEP"), _vtep),
+    listed(
+        "config",
+        "cilium_runtime_config",
+        "runtime config entries",
+        ("KEY", "VALUE"),
+        _config,
+        'Cannot load value with index "AgentLiveness" from config bpf map',
+    ),
+    listed(
+        "vtep",
+        "cilium_vtep_map",
+        "VTEP entries",
+        ("IP PREFIX/ADDRESS", "VTEP"),
+        _vtep,
+        "error dumping contents of map",
+    ),
     listed("ipmasq", "cilium_ipmasq_v4", "ip-masq-agent CIDRs", ("IP PREFIX/ADDRESS",), _masqueraded),
 )
 """What ``cilium-dbg bpf`` has of features."""

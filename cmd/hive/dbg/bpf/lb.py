@@ -33,10 +33,10 @@ def list_services(frontends: bool, backends: bool, revnat: bool, source_ranges: 
     elif source_ranges:
         show(_source_ranges(), ("SOURCE RANGE", ""), output)
     elif backends:
-        table = {str(number): [f"{kind}://{ip}"] for number, (kind, ip, _) in _backends().items()}
+        table = {str(number): [f"{kind}://{ip}"] for number, (kind, ip, _) in _backends("backend").items()}
         show(table, ("ID", "BACKEND ADDRESS (REVNAT_ID) (SLOT)"), output)
     elif frontends:
-        show(_slots(_frontend_text), ("SERVICE ADDRESS", "BACKEND ID"), output)
+        show(_slots(_frontend_text, "frontend"), ("SERVICE ADDRESS", "BACKEND ID"), output)
     else:
         known = _backends()
         show(
@@ -46,12 +46,15 @@ def list_services(frontends: bool, backends: bool, revnat: bool, source_ranges: 
         )
 
 
-def _of_both(kind: str) -> Iterator[tuple[int, bytes, bytes]]:
-    """Entries of a load balancing map of both families, with an address's length; a missing map has none."""
+def _of_both(kind: str, what: str) -> Iterator[tuple[int, bytes, bytes]]:
+    """Entries of a load balancing map of both families, with an address's length; a missing map has none.
+
+    Raises click.ClickException; for entries of other sizes it has ``what``, the client's word for the map.
+    """
     for family, length in ((4, 4), (6, 16)):
         name = f"cilium_lb{family}_{kind}"
         try:
-            entries = entries_of(name)
+            entries = entries_of(name, f"Unable to dump IPv{family} {what} table")
         except BpfError as error:
             if error.errno == errno.ENOENT:
                 continue
@@ -77,9 +80,9 @@ class ServiceSlot:
 _SERVICE, _SLOT = struct.Struct("<IH2sHH"), struct.Struct("<HBB")
 
 
-def _slots(text: Callable[[ServiceSlot], str]) -> Table:
+def _slots(text: Callable[[ServiceSlot], str], what: str = "services") -> Table:
     found: Table = {}
-    for length, key, value in _of_both("services_v2"):
+    for length, key, value in _of_both("services_v2", what):
         slot = ServiceSlot(length, key, value)
         found.setdefault(f"{slot.address} ({slot.slot})", []).append(text(slot))
     return found
@@ -98,10 +101,10 @@ def _service_text(slot: ServiceSlot, backends: dict[int, tuple[str, str, str]]) 
     return f"{address} ({slot.number}) ({slot.slot})"
 
 
-def _backends() -> dict[int, tuple[str, str, str]]:
+def _backends(what: str = "backends") -> dict[int, tuple[str, str, str]]:
     """Protocol, address and socket by number."""
     found = {}
-    for length, key, value in _of_both("backends_v3"):
+    for length, key, value in _of_both("backends_v3", what):
         ip, (port, protocol) = str(ip_address(value[:length])), struct.unpack_from(">HB", value, length)
         name = PROTOCOLS.get(protocol, str(protocol)) if protocol else "NONE"
         zone = value[length + 6] if len(value) > length + 6 else 0
@@ -114,13 +117,13 @@ def _reverse_nat() -> Table:
         str(int.from_bytes(key, "big")): [
             socket_text(str(ip_address(value[:length])), int.from_bytes(value[length : length + 2], "big"))
         ]
-        for length, key, value in _of_both("reverse_nat")
+        for length, key, value in _of_both("reverse_nat", "reverse NAT")
     }
 
 
 def _source_ranges() -> Table:
     found = {}
-    for _, key, _ in _of_both("source_range"):
+    for _, key, _ in _of_both("source_range", "source range"):
         network = ip_network((ip_address(key[8:]), int.from_bytes(key[:4], "little") - 32), strict=False)
         found[f"{network} ({int.from_bytes(key[4:6], 'big')})"] = [""]
     return found

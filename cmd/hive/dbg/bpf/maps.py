@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +18,70 @@ PROTOCOLS: Final = {0: "ANY", 1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132:
 AUTH: Final = {0: "disabled", 1: "spire", 2: "test-always-fail"}
 NO_ENTRIES: Final = "No entries found."
 
+LAYOUTS: Final = (
+    ("cilium_auth_map", "authmap.AuthKey", 12, "authmap.AuthInfo", 8),
+    ("cilium_ct4_*", "ctmap.CtKey4Global", 14, "ctmap.CtEntry", 56),
+    ("cilium_ct_any4_*", "ctmap.CtKey4Global", 14, "ctmap.CtEntry", 56),
+    ("cilium_ct6_*", "ctmap.CtKey6Global", 38, "ctmap.CtEntry", 56),
+    ("cilium_ct_any6_*", "ctmap.CtKey6Global", 38, "ctmap.CtEntry", 56),
+    ("cilium_egress_gw_policy_v4", "egressmap.EgressPolicyKey4", 12, "egressmap.EgressPolicyVal4", 8),
+    ("cilium_ipcache", "ipcache.Key", 24, "ipcache.RemoteEndpointInfo", 12),
+    ("cilium_lb4_backends_v3", "lbmap.Backend4KeyV3", 4, "lbmap.Backend4ValueV3", 12),
+    ("cilium_lb6_backends_v3", "lbmap.Backend6KeyV3", 4, "lbmap.Backend6ValueV3", 24),
+    ("cilium_lb4_reverse_nat", "lbmap.RevNat4Key", 2, "lbmap.RevNat4Value", 6),
+    ("cilium_lb6_reverse_nat", "lbmap.RevNat6Key", 2, "lbmap.RevNat6Value", 18),
+    ("cilium_lb4_services_v2", "lbmap.Service4Key", 12, "lbmap.Service4Value", 12),
+    ("cilium_lb6_services_v2", "lbmap.Service6Key", 24, "lbmap.Service6Value", 12),
+    ("cilium_lb4_source_range", "lbmap.SourceRangeKey4", 12, "lbmap.SourceRangeValue", 1),
+    ("cilium_lb6_source_range", "lbmap.SourceRangeKey6", 24, "lbmap.SourceRangeValue", 1),
+    ("cilium_lxc", "lxcmap.EndpointKey", 20, "lxcmap.EndpointInfo", 48),
+    ("cilium_metrics", "metricsmap.Key", 8, "metricsmap.Value", 16),
+    ("cilium_node_map_v2", "nodemap.NodeKey", 20, "nodemap.NodeValueV2", 4),
+    ("cilium_policy_[0-9]*", "policymap.PolicyKey", 12, "policymap.PolicyEntry", 24),
+    ("cilium_runtime_config", "configmap.Index", 4, "configmap.Value", 8),
+    ("cilium_snat_v4_external", "nat.NatKey4", 14, "nat.NatEntry4", 40),
+    ("cilium_snat_v6_external", "nat.NatKey6", 38, "nat.NatEntry6", 56),
+    ("cilium_throttle", "bwmap.EdtId", 8, "bwmap.EdtInfo", 56),
+    ("cilium_tunnel_map", "tunnel.TunnelKey", 20, "tunnel.TunnelValue", 20),
+    ("cilium_vtep_map", "vtep.Key", 4, "vtep.VtepEndpointInfo", 16),
+)
+"""Pins, and what Cilium's client reads their keys and values into, with sizes in bytes."""
+
 Entries = list[tuple[bytes, bytes]]
 Table = dict[str, list[str]]
 
 
-def entries_of(name: str) -> Entries:
-    """All entries of a pinned map. Raises BpfError."""
+class LayoutError(click.ClickException):
+    """A map has entries of other sizes: another version of Cilium pinned it."""
+
+
+def entries_of(name: str, failure: str = "") -> Entries:
+    """All entries of a pinned map.
+
+    Raises BpfError if it cannot be opened, LayoutError that begins with ``failure`` for other sizes.
+    """
     with open_map(GLOBALS / name) as opened:
-        return list(opened.items())
+        entries = list(opened.items())
+    if entries and (reason := _misfit(name, *entries[0])):
+        raise LayoutError(f"{failure}: {reason}")
+    return entries
+
+
+def _misfit(name: str, key: bytes, value: bytes) -> str:
+    """Why the client cannot read an entry, in the words of github.com/cilium/ebpf; empty if it can."""
+    lookup = "failed to lookup entry: " if name == "cilium_runtime_config" else "look up next key: "
+    for pattern, key_type, key_size, value_type, value_size in LAYOUTS:
+        if fnmatchcase(name, pattern):
+            for what, kind, size, data in (
+                (lookup, value_type, value_size, value),
+                ("", key_type, key_size, key),
+            ):
+                if len(data) != size and not (name == "cilium_metrics" and len(data) % size == 0):  # per CPU
+                    more = len(data) > size
+                    return what + (
+                        f"unmarshaling *{kind} doesn't consume all data" if more else "unexpected EOF"
+                    )
+    return ""
 
 
 def missing(name: str, error: BpfError) -> str:
@@ -50,25 +107,44 @@ def listed(
     help_text: str,
     header: tuple[str, ...],
     row: Callable[[bytes, bytes], tuple[object, ...]],
+    failure: str = "",
+    names: tuple[str, ...] = (),
 ) -> Group:
-    """A group with ``bpf NAME list`` for a map of a feature; one that is not there has nothing to list."""
+    """A group with ``bpf NAME list`` for a map of a feature; one that is not there has nothing to list.
+
+    ``failure`` begins the error for entries of other sizes, without one they are passed over; ``names`` are
+    those of JSON where the header differs.
+    """
 
     @output_option
-    def list_all(output: str) -> None:
+    def list_all(output: str) -> int:
         try:
-            rows = [row(key, value) for key, value in entries_of(pin)]
+            rows = [row(key, value) for key, value in entries_of(pin, failure)]
+        except LayoutError as error:
+            if failure:
+                return unreadable(error)
+            rows = []
         except BpfError as error:
             if error.errno == errno.ENOENT:
                 click.echo(f"Cannot find map {GLOBALS / pin}: its feature is off, or not built", err=True)
-                return
+                return 0
             raise click.ClickException(f"Unable to open {GLOBALS / pin}: {missing(pin, error)}\n") from error
         if output:
-            click.echo(printed([dict(zip(header, map(str, cells), strict=True)) for cells in rows], output))
+            keys = names or header
+            click.echo(printed([dict(zip(keys, map(str, cells), strict=True)) for cells in rows], output))
         elif not rows:
-            click.echo(NO_ENTRIES)
+            click.echo(NO_ENTRIES, err=True)
         else:
             click.echo(aligned("\n".join("\t".join(map(str, cells)) for cells in (header, *rows))))
+        return 0
 
     group = Group(name, callback=lambda: None, help=help_text)
     group.add_command(click.command("list", help=f"List {help_text}")(list_all))
     return group
+
+
+def unreadable(error: LayoutError) -> int:
+    """Print why a map cannot be read, as the client does: some commands without ``Error:``; the exit code."""
+    text = error.message
+    click.echo(text if text.startswith("error dumping") else f"Error: {text}", err=True)
+    return 1
