@@ -5,6 +5,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/bgp*.go, pkg/bgpv1/api; the texts of attribu
 """
 
 import base64
+import json
 import struct
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -73,6 +74,15 @@ def _asked(operation: str, failure: str, query: dict[str, str] | None = None) ->
         raise click.ClickException(f"{failure}: {error}\n") from error
 
 
+def _print(models: list[Any], form: str) -> None:
+    """Print in the form of ``-o``. Raises click.ClickException."""
+    try:
+        text = printed(models, form)
+    except click.ClickException as error:
+        raise click.ClickException(f"error getting output in JSON: {error.message}\n") from error
+    click.echo(text)
+
+
 def uptime(nanoseconds: int) -> str:
     """Rounded to seconds, halves up, as Go does."""
     return duration((nanoseconds + 500_000_000) // 1_000_000_000)
@@ -88,7 +98,7 @@ def peers(ignored: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        click.echo(printed([model(one, _PEERS) for one in found], output))
+        _print([model(one, _PEERS) for one in found], output)
         return
     lines = ["Local AS\tPeer AS\tPeer Address\tSession\tUptime\tFamily\tReceived\tAdvertised\n"]
     for one in sorted(found, key=_peer_order):
@@ -122,7 +132,7 @@ def routes(words: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        click.echo(printed([model(one, _ROUTES) for one in found], output))
+        _print([model(one, _ROUTES) for one in found], output)
         return
     advertised = query["table_type"] == "adj-rib-out"
     peer = advertised and "neighbor" not in query
@@ -175,7 +185,35 @@ def _peer(words: list[str]) -> str:
     try:
         return str(ip_address(words[1]))
     except ValueError as error:
-        raise click.ClickException(f"{failure}: invalid peer IP address: {error}\n") from error
+        reason = f"ParseAddr({json.dumps(words[1])}): {_malformed(words[1]) or error}"
+        raise click.ClickException(f"{failure}: invalid peer IP address: {reason}\n") from error
+
+
+def _malformed(text: str) -> str:
+    """What is wrong with an address, in the words of Go's net/netip; empty for one with colons."""
+    if next((sign for sign in text if sign in ".:%"), None) != ".":
+        return "" if ":" in text else "unable to parse IP"
+    wrong = ""
+    fields = 0
+    field = ""
+    for place, sign in enumerate(text):
+        at = f" (at {json.dumps(text[place:])})"
+        if sign == ".":
+            if not field or place == len(text) - 1:
+                wrong = f"IPv4 field must have at least one digit{at}"
+            elif fields == 3:
+                wrong = "IPv4 address too long"
+            fields, field = fields + 1, ""
+        elif sign not in "0123456789":
+            wrong = f"unexpected character{at}"
+        elif field == "0":
+            wrong = "IPv4 field has octet with leading zero"
+        else:
+            field += sign
+            wrong = "IPv4 field has value >255" if int(field) > 255 else ""
+        if wrong:
+            return wrong
+    return "IPv4 address too short"
 
 
 def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str, str]]:
@@ -311,7 +349,7 @@ def route_policies(words: tuple[str, ...], output: str) -> None:
     if found is None:
         return
     if output:
-        click.echo(printed([model(one, _POLICIES) for one in found], output))
+        _print([model(one, _POLICIES) for one in found], output)
         return
     lines = [
         "VRouter\tPolicy Name\tType\tMatch Peers\tMatch Prefixes (Min..Max Len)\tRIB Action\tPath Actions\n"

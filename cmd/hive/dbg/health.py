@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from hive.client import DEFAULT_SOCKET
-from hive.dbg.go_text import STATUS, Shape, aligned, model, output_option, printed
+from hive.dbg.go_text import NO_PRINTER, STATUS, Shape, aligned, model, output_option, printed
 from hive.dbg.main import run_client
 from hive.dbg.requests import RequestFailedError, decoded, send
 from hive.dbg.status import Details, status_text
@@ -93,30 +93,41 @@ def _ask(socket: Path, method: str, path: str, what: str) -> Any:
 @click.option("--verbose", is_flag=True, help="Print more information in results")
 @output_option
 @click.pass_obj
-def status_command(socket: Path, probe: bool, succinct: bool, verbose: bool, output: str) -> None:
+def status_command(socket: Path, probe: bool, succinct: bool, verbose: bool, output: str) -> int:
     """Display cilium connectivity to other nodes"""
     del succinct  # the form without --verbose
     method, path = ("PUT", "/status/probe") if probe else ("GET", "/status")
     found = _ask(socket, method, path, f"Cannot get {path.removeprefix('/')}")
     if output:
-        click.echo(printed(model(found, CONNECTIVITY), output))
-        return
+        return _print(model(found, CONNECTIVITY), output)
     click.echo(aligned("".join(connectivity_text(found, verbose=verbose)), least=2), nl=False)
+    return 0
 
 
 @cli.command("get")
 @output_option
 @click.pass_obj
-def get_command(socket: Path, output: str) -> None:
+def get_command(socket: Path, output: str) -> int:
     """Display local cilium agent status"""
     found = _ask(socket, "GET", "/healthz", "Cannot get health for local instance")
     if output:
-        click.echo(printed(model(found, {"cilium": STATUS}), output))
-        return
+        return _print(model(found, {"cilium": STATUS}), output)
     load = found.get("system-load") or {}
     loads = " ".join(load.get(key, "") for key in ("last1min", "last5min", "last15min"))
     head = f"Daemon uptime:\t{found.get('uptime', '')}\nNode load:\t{loads}\n"
     click.echo(aligned(head + status_text(found.get("cilium") or {}, Details()), least=2), nl=False)
+    return 0
+
+
+def _print(value: Any, form: str) -> int:
+    """Print in the form of ``-o``; the exit code: an unknown form is 1 without a word, as Cilium's."""
+    try:
+        click.echo(printed(value, form))
+    except click.ClickException as error:
+        if error.message != NO_PRINTER:
+            raise
+        return 1
+    return 0
 
 
 @cli.command("ping")

@@ -75,9 +75,7 @@ NOT_AS_BGP: Final = {
     "cli/peers-many-sorting-4-twenty": "the client's order of many peers follows no rule",
     "cli/routes-sorting-2-advertised": "the client's order of many routes follows no rule",
     "cli/routes-sorting-3-twenty": "the client's order of many routes follows no rule",
-    "cli/peers-bad-output": "a wrong form is refused before the agent is asked",
     "cli/peers-yaml": "YAML has the keys of JSON",
-    "cli/routes-peer-bad": "a wrong address is refused in Python's words",
 }
 
 
@@ -103,6 +101,24 @@ def test_bgp_is_printed_as_recorded(
     )
     assert code == recording["exit"]
     assert [one[:2] for one in asked] == [(one["method"], one["path"]) for one in recording["requests"]]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("10.0.0", "IPv4 address too short"),
+        ("10.0.0.1.2", "IPv4 address too long"),
+        ("10.01.0.1", "IPv4 field has octet with leading zero"),
+        ("10..0.1", 'IPv4 field must have at least one digit (at ".0.1")'),
+        ("10.0.0.1/32", 'unexpected character (at "/32")'),
+        ("peer", "unable to parse IP"),
+    ],
+)
+def test_wrong_addresses_of_peers_are_refused_in_the_words_of_go(
+    address: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bgp", "routes", "advertised", "ipv4", "unicast", "peer", address]) == 1
+    assert f'invalid peer IP address: ParseAddr("{address}"): {reason}\n' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
