@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from cells.api import models
 from cells.api.models import node as wire
@@ -78,7 +79,7 @@ OPERATIONS = (
             bare(404, "No known prefix is inside, or has these labels."),
         ),
         (query("cidr", "Only those inside this prefix.", example="10.0.0.0/8"),),
-        body=LABELS,
+        body=replace(LABELS, example=["k8s:app=web"]),
     ),
     Described(
         "GET",
