@@ -113,6 +113,8 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     found: Access | None
     if settings.k8s_kubeconfig_path:
         found = from_kubeconfig(Path(settings.k8s_kubeconfig_path))
+    elif any(url.startswith("http://") for url in urls):
+        found = None  # a service account's token does not go over the network in clear text
     else:
         found = in_cluster(os.environ)
     if found is None:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from cells.kubernetes.api_server import access_of
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access, Exec, in_cluster
 from cells.kubernetes.client.calls import Bucket
@@ -25,7 +26,7 @@ from cells.kubernetes.client.errors import (
     UnreachableError,
 )
 from cells.kubernetes.objects.core import NODES
-from cells.kubernetes.settings import AccessError
+from cells.kubernetes.settings import AccessError, KubernetesSettings
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.errors import Resource
@@ -335,6 +336,16 @@ def test_a_pod_finds_the_server_of_its_cluster(tmp_path: Path) -> None:
     assert found is not None
     assert found.servers == ("https://[fd00::1]:443",)
     assert (found.token_file, found.ca_file, found.namespace) == (tmp_path / "token", None, "kube-system")
+
+
+def test_the_service_account_is_not_for_servers_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none to be read here, so a server that needs one is refused."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    with pytest.raises(AccessError, match="token: missing"):
+        access_of(KubernetesSettings(k8s_api_server="https://10.0.0.1:6443"))
+    found = access_of(KubernetesSettings(k8s_api_server="http://10.0.0.1:8080"))
+    assert found == Access(servers=("http://10.0.0.1:8080",))
 
 
 async def test_a_watch_gives_what_comes_together_as_one(server: ApiServer, client: Client) -> None:
