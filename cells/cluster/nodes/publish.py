@@ -74,16 +74,21 @@ def merged(
 ) -> Body | None:
     """The object with what the agent decides put in; None when it has that already.
 
-    What others write stays: the operator's ranges and pools, labels and annotations of other people. The
-    router's address stays, too, while this agent has not found its own.
+    What others write stays: the operator's ranges and pools, other annotations. The router's address stays,
+    too, while this agent has not found its own. Owner and labels are the Node's alone, once that is known:
+    selectors of nodes go by them.
     """
     found = deepcopy(live)
     metadata, spec = found.setdefault("metadata", {}), found.setdefault("spec", {})
     for key in ("labels", "annotations"):
         if key in want["metadata"]:
             metadata[key] = (metadata.get(key) or {}) | want["metadata"][key]
-    if "ownerReferences" in want["metadata"] and not metadata.get("ownerReferences"):
+    if "ownerReferences" in want["metadata"]:
         metadata["ownerReferences"] = want["metadata"]["ownerReferences"]
+        if "labels" in want["metadata"]:
+            metadata["labels"] = want["metadata"]["labels"]
+        else:
+            metadata.pop("labels", None)
     fresh = {key: value for key, value in want["spec"].items() if key not in {"addresses", "ipam"}}
     spec.update({key: value for key, value in fresh.items() if value or spec.get(key)})
     spec["addresses"] = want["spec"]["addresses"] + _existing_routers(
@@ -206,7 +211,10 @@ class OwnCiliumNode:
         """Its contents; without the owner, who is added later, where Nodes are not known for a while."""
         with anyio.move_on_after(PATIENCE):
             await self._nodes.wait_initialized()
-        want = wanted(self._local(), self._nodes.get(self.key), self._mode)
+        node, local = self._nodes.get(self.key), self._local()
+        if node is not None:  # the row may not have followed it yet
+            local = msgspec.structs.replace(local, labels=self._reader.labels(node))
+        want = wanted(local, node, self._mode)
         if not len(self._store.table):  # its health endpoint is not known yet: what the object names stays
             del want["spec"]["health"]
         return want

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ __all__ = ["named"]
 
 pytestmark = pytest.mark.anyio
 
-NODE = {
+NODE: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Node",
     "metadata": {"name": "n1", "labels": {"zone": "a", "beta": "1"}},
@@ -41,6 +42,11 @@ def written(there: Cluster) -> dict[str, Any]:
 
 def addresses(there: Cluster) -> list[tuple[str, str]]:
     return [(one["type"], one["ip"]) for one in written(there).get("spec", {}).get("addresses", ())]
+
+
+def labels(there: Cluster) -> dict[str, str]:
+    found: dict[str, str] = written(there).get("metadata", {}).get("labels", {})
+    return found
 
 
 async def test_the_agent_makes_its_ciliumnode_and_waits_for_the_operator(tmp_path: Path) -> None:
@@ -82,14 +88,29 @@ async def test_a_ciliumnode_that_is_deleted_comes_back_and_what_others_wrote_sta
             there.delete("CiliumNode", "n1")
             await eventually(lambda: len(addresses(there)) == 2)
             mine = written(there)
-            mine["metadata"]["labels"]["their"] = "own"
+            mine["metadata"]["annotations"] = {"their": "own"}
             mine["spec"]["addresses"] = []
             there.put(mine)
             await eventually(lambda: len(addresses(there)) == 2)
-            assert written(there)["metadata"]["labels"] == {"zone": "a", "beta": "1", "their": "own"}
+            assert written(there)["metadata"]["annotations"]["their"] == "own"
             row = hive.get(ReadTable[str, ClusterNode]).get("default/n1")
             assert row is not None
             assert row.local
+
+
+async def test_a_ciliumnode_follows_labels_and_identity_of_its_node(tmp_path: Path) -> None:
+    async with cluster("ciliumnodes") as there:
+        there.put(NODE)
+        async with against(there, tmp_path, ipam="kubernetes").started():
+            await eventually(lambda: labels(there) == {"zone": "a", "beta": "1"})
+            again = deepcopy(NODE)
+            again["metadata"] |= {"labels": {"zone": "b"}, "uid": "another"}
+            there.put(again)
+            await eventually(lambda: labels(there) == {"zone": "b"})
+            assert [each["uid"] for each in written(there)["metadata"]["ownerReferences"]] == ["another"]
+            again["metadata"]["labels"] = {}
+            there.put(again)
+            await eventually(lambda: not labels(there))
 
 
 async def test_annotations_of_the_node_object_follow_where_they_are_asked_for(tmp_path: Path) -> None:
