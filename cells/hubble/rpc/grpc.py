@@ -321,12 +321,12 @@ class GrpcConnection:
         """Send a call's bytes as the client makes room for them."""
         rest = memoryview(data)
         while rest:
+            await self._writable()  # before the window is read: other calls use it meanwhile
             room = min(self._h2.local_flow_control_window(call.id), self._h2.max_outbound_frame_size)
             if room <= 0:
                 call.window.clear()
                 await call.window.wait()
                 continue
-            await self._writable()
             part, rest = rest[:room], rest[room:]
             self._put(call, part)
             self._flush()
