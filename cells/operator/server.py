@@ -5,8 +5,6 @@ Edge: asks the API server how it is when a probe comes; renders metrics for each
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
@@ -20,7 +18,6 @@ from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import Leadership
 from lifecycle import (
     HealthTree,
-    HiveError,
     Hook,
     Lifecycle,
     Logger,
@@ -144,13 +141,7 @@ class OperatorServer:
     async def _serve(
         self, setting: str, where: str, handler: Callable[[Request], Awaitable[Response]]
     ) -> None:
-        try:
-            listener = listen(ListenAddress.parse(where))
-        except OSError as error:
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise HiveError(
-                f"{setting}: {where} cannot be served ({reason}): stop what listens there, or choose another"
-            ) from error
+        listener = listen(setting, ListenAddress.parse(where))
         server = HttpServer(handler, grace=1.0, limits=SCRAPED, log=self._log)
         with anyio.CancelScope(shield=True):  # or asyncio leaves a server that listens and cannot be closed
             await server.serve(listener)

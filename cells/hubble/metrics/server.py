@@ -5,8 +5,6 @@ Source: Cilium 1.17, hubble-metrics, hubble-metrics-server and enable-hubble-ope
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,7 +19,7 @@ from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen
-from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, Settings, Table
+from lifecycle import Health, Jobs, Lifecycle, Logger, Settings, Table
 from lifecycle.process import CONTENT_TYPE, exposition
 
 if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
@@ -229,7 +227,7 @@ class HubbleMetricsServer:
         address = ListenAddress.parse(self._settings.hubble_metrics_server)
         # Interrupted here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
-            await server.serve(self._bound(address))
+            await server.serve(listen("hubble-metrics-server", address))
         self._log.info("serving flow metrics", address=str(address), tls=tls is not None)
         if tls is None:
             self._health.ok("serving")
@@ -237,16 +235,6 @@ class HubbleMetricsServer:
             yield
         finally:
             await server.close()
-
-    def _bound(self, address: ListenAddress) -> socket.socket:
-        try:
-            return listen(address)
-        except OSError as error:
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise HiveError(
-                f"hubble-metrics-server: {address} cannot be served ({reason}): stop what listens there, or"
-                " choose another address"
-            ) from error
 
     async def _follow_certificates(self) -> None:
         await self._certificates.follow(self._report)

@@ -20,8 +20,9 @@ from anyio.abc import ByteStream, TaskGroup
 from cells.cluster.nodes.node import ClusterNode
 from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
+from cells.observe import metrics
 from cells.observe.metrics import ListenAddress
-from lifecycle import Health, HiveError, Jobs, Lifecycle, Logger, ReadTable, Settings
+from lifecycle import Health, Jobs, Lifecycle, Logger, ReadTable, Settings
 from lifecycle.http import turns_of
 from lifecycle.process import Acceptor, listen
 
@@ -222,7 +223,9 @@ class HubbleServer:
         with ExitStack() as opened:
             local = opened.enter_context(listen(settings.hubble_socket_path, group="cilium"))
             opened.callback(settings.hubble_socket_path.unlink, missing_ok=True)
-            port = None if address is None else opened.enter_context(self._bound(address))
+            port = None
+            if address is not None:
+                port = opened.enter_context(metrics.listen("hubble-listen-address", address))
             async with anyio.create_task_group() as tasks:
                 self._serve(local, servers[0], tasks, tls=False)
                 if port is not None:
@@ -231,19 +234,6 @@ class HubbleServer:
                 yield
                 self._servers.clear()
                 tasks.cancel_scope.cancel()
-
-    def _bound(self, address: ListenAddress) -> socket.socket:
-        try:
-            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-            if not address.host and socket.has_dualstack_ipv6():
-                return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
-            return socket.create_server(tuple(address), family=family)
-        except OSError as error:
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise HiveError(
-                f"hubble-listen-address: {address} cannot be served ({reason}): stop what listens there, or"
-                " choose another address"
-            ) from error
 
     def _serve(self, listener: socket.socket, server: GrpcServer, tasks: TaskGroup, *, tls: bool) -> None:
         def accepted(connected: socket.socket, peer: Hashable) -> None:

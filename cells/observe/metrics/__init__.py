@@ -277,14 +277,7 @@ class MetricsServer:
         address = self._address
         assert address is not None  # noqa: S101  # there is no hook without one
         self._metrics.warn_of_settings()
-        try:
-            listener = listen(address)
-        except OSError as error:
-            reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-            raise HiveError(
-                f"prometheus-serve-addr: {address} cannot be served ({reason}): "
-                "stop what listens there, or choose another address"
-            ) from error
+        listener = listen("prometheus-serve-addr", address)
         from lifecycle.http import SCRAPED, HttpServer
 
         self._server = HttpServer(self._exposition.answer, grace=1.0, limits=SCRAPED, log=self._log)
@@ -325,14 +318,22 @@ class Exposition:
         return Response(200, text.encode(), CONTENT_TYPE)
 
 
-def listen(address: ListenAddress) -> socket.socket:
-    """A listening socket; without a host for both families, where the kernel has both. Raises OSError."""
-    if address.host:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        return socket.create_server(tuple(address), family=family)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", address.port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", address.port))
+def listen(setting: str, address: ListenAddress) -> socket.socket:
+    """A listening socket; without a host, and at ``[::]`` as in Go, of both families that the kernel has.
+
+    Raises HiveError, one line that names the setting.
+    """
+    host, port = address
+    everywhere = host in {"", "::"} and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if everywhere or ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=everywhere)
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise HiveError(
+            f"{setting}: {address} cannot be served ({reason}): stop what listens there, or choose another"
+            " address"
+        ) from error
 
 
 @after(MetricsServer)

@@ -446,15 +446,16 @@ async def test_files_that_are_broken_leave_the_last_ones_in_force(tmp_path: Path
     assert before.minimum_version is ssl.TLSVersion.TLSv1_3
 
 
-async def test_without_tls_the_port_serves_anybody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::]"])
+async def test_without_tls_the_port_serves_anybody(tmp_path: Path, host: str) -> None:
     port = free_port()
-    settings = {"hubble-listen-address": f"127.0.0.1:{port}", "hubble-disable-tls": True}
+    settings = {"hubble-listen-address": f"{host}:{port}", "hubble-disable-tls": True}
     async with serving(tmp_path, **settings):
         code, _, _ = await in_thread(lambda: hubble("status", "--server", f"127.0.0.1:{port}"))
         assert code == 0
         other = tmp_path / "other"
         other.mkdir()
-        with pytest.raises(StartError, match=r"hubble-listen-address: 127\.0\.0\.1:\d+ cannot be served"):
+        with pytest.raises(StartError, match=r"hubble-listen-address: \S+:\d+ cannot be served"):
             async with serving(other, **settings):
                 pass
 

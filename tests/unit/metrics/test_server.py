@@ -82,8 +82,9 @@ async def test_metrics_of_cells_are_served_with_current_values(port: int) -> Non
         assert "bees 4\n" in (await scrape(port))[2]
 
 
-async def test_the_node_answers_at_both_families(port: int) -> None:
-    async with running(f":{port}"):
+@pytest.mark.parametrize("host", ["", "[::]"])
+async def test_the_node_answers_at_both_families(port: int, host: str) -> None:
+    async with running(f"{host}:{port}"):
         assert (await scrape(port, host="[::1]"))[0] == (await scrape(port, host="127.0.0.1"))[0] == 200
 
 
