@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Tables
-from lifecycle.process import BOUNDS, LoopLag, process_age, trouble_logged
+from lifecycle.process import BOUNDS, LoopLag, trouble_logged
 
 COARSE = 4
 """So many classes of stretches of the loop make one bucket: each is twice as long as the one before."""
@@ -164,7 +163,7 @@ def _loop() -> Iterator[MetricFamily]:
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # fields of /proc/self/stat, counted from behind the command's name
-_USER, _SYSTEM, _VIRTUAL, _RESIDENT = 11, 12, 20, 21
+_USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 
 
 def process_families(prefix: str) -> Iterator[MetricFamily]:
@@ -188,7 +187,7 @@ def process_families(prefix: str) -> Iterator[MetricFamily]:
         ),
         f"{prefix}_process_start_time_seconds": (
             "Start time of the process since unix epoch in seconds.",
-            time.time() - process_age(),
+            _boot_time() + int(fields[_STARTED]) / _TICKS,
         ),
     }
     yield counter(
@@ -214,6 +213,12 @@ _FDS: Final = Path("/proc/self/fd")
 def _stat() -> list[str]:
     text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()
+
+
+def _boot_time() -> int:
+    """In Unix seconds, as the kernel has it: by two clocks it would be another one at each scrape."""
+    with Path("/proc/stat").open(encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("btime "))
 
 
 def _limit(what: int) -> float:

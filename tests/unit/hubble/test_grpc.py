@@ -341,17 +341,36 @@ def test_bytes_that_are_no_http2_end_the_connection() -> None:
     asyncio.run(main())
 
 
-@STREAMS
-def test_calls_that_wait_for_their_client_stay_within_its_window_together(stream_of: StreamOf) -> None:
-    """More is a flow control error, for which the client ends the connection: a relay's has many calls."""
-    window, calls = 80_000, 12
-    made = [0]
+def many_calls(calls: int, window: int) -> h2.connection.H2Connection:
+    """A client that has made so many calls, and takes so many bytes of all their answers."""
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
     client.increment_flow_control_window(window - 65_535)
     for stream in range(1, 2 * calls, 2):
         client.send_headers(stream, request_headers(**{":path": "/test.T/large"}))
         client.send_data(stream, framed([b""]), end_stream=True)
+    return client
+
+
+def read_window(client: h2.connection.H2Connection, connection: socket.socket, window: int) -> None:
+    """Read the window's bytes and what comes behind them: FlowControlError, if it is more of the answers."""
+    got = 0
+    while True:
+        for event in client.receive_data(connection.recv(65536)):
+            if isinstance(event, h2.events.PingAckReceived):
+                return
+            if isinstance(event, h2.events.DataReceived):
+                got += len(event.data)
+                if got == window:
+                    client.ping(b"the last")
+                    connection.sendall(client.data_to_send())
+
+
+@STREAMS
+def test_calls_that_wait_for_their_client_stay_within_its_window_together(stream_of: StreamOf) -> None:
+    """More is a flow control error, for which the client ends the connection: a relay's has many calls."""
+    window, calls = 80_000, 12
+    made = 0
 
     async def small_stream(connected: socket.socket) -> ByteStream:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -361,20 +380,20 @@ def test_calls_that_wait_for_their_client_stay_within_its_window_together(stream
         asked = asyncio.Event()
 
         async def large(_request: bytes) -> Answers:
+            nonlocal made
             await asked.wait()
             while True:
-                made[0] += 1
+                made += 1
                 yield [b"x" * 6000]
 
         server = GrpcServer([server_streaming("test.T", "large", large)], log=logger_for("test"))
         loop = asyncio.get_running_loop()
 
         def read(port: int) -> None:
-            """Read all that comes after a pause; h2 raises FlowControlError for more than the window."""
-            counts, got, answered = [-1], 0, False
+            client, counts = many_calls(calls, window), [-1]
 
             def settled() -> bool:
-                counts.append(made[0])
+                counts.append(made)
                 return 0 < counts[-1] == counts[-2]
 
             with socket.socket() as connection:
@@ -384,15 +403,8 @@ def test_calls_that_wait_for_their_client_stay_within_its_window_together(stream
                 connection.sendall(client.data_to_send())
                 eventually(lambda: server.calls == calls)
                 loop.call_soon_threadsafe(asked.set)
-                eventually(settled, every=0.3)
-                while not answered:
-                    for event in client.receive_data(connection.recv(65536)):
-                        answered = answered or isinstance(event, h2.events.PingAckReceived)
-                        if isinstance(event, h2.events.DataReceived):
-                            got += len(event.data)
-                            if got == window:
-                                client.ping(b"the last")
-                                connection.sendall(client.data_to_send())
+                eventually(settled, every=0.3)  # all wait: the client has read nothing
+                read_window(client, connection, window)
 
         async with serving(server, small_stream) as port:
             await anyio.to_thread.run_sync(read, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -98,6 +99,16 @@ async def test_the_setting_metrics_selects_the_served_ones(port: int) -> None:
     words = {"metrics": "+rare -bees +cilium_statedb_table_objects"}
     async with running(f":{port}", **words):
         assert {"bees", "rare"} & names((await scrape(port))[2]) == {"rare"}
+
+
+async def test_the_start_of_the_process_is_the_same_in_each_scrape(port: int) -> None:
+    """Alerts count its changes: they are restarts."""
+    async with running(f":{port}"):
+        texts = [(await scrape(port))[2] for _ in range(3)]
+    name = "cilium_process_start_time_seconds "
+    found = {line for text in texts for line in text.splitlines() if line.startswith(name)}
+    assert len(found) == 1
+    assert 0 < time.time() - float(found.pop().split()[1]) < 86_400
 
 
 async def test_a_failing_collector_hides_no_other_metrics(port: int) -> None:
