@@ -440,7 +440,9 @@ class _Call:
             )
         found = server.methods.get(self.path)
         if found is None:
-            service, _, name = self.path.removeprefix("/").rpartition("/")
+            service, slash, name = self.path.removeprefix("/").rpartition("/")
+            if not slash:
+                raise RpcError(RpcCode.UNIMPLEMENTED, f'malformed method name: "{self.path}"')
             if service in server.services:
                 raise RpcError(RpcCode.UNIMPLEMENTED, f"unknown method {name} for service {service}")
             raise RpcError(RpcCode.UNIMPLEMENTED, f"unknown service {service}")

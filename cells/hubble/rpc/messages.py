@@ -94,8 +94,11 @@ class MessageReader:
         if len(self._data) < 5:
             return None
         size = int.from_bytes(self._data[1:5], "big")
+        if self._data[0] == 1:
+            text = "grpc: compressed flag set with identity or empty encoding"
+            raise RpcError(RpcCode.INTERNAL, text)
         if self._data[0]:
-            raise RpcError(RpcCode.UNIMPLEMENTED, "compressed messages are not supported")
+            raise RpcError(RpcCode.INTERNAL, f"grpc: received unexpected payload format {self._data[0]}")
         if size > self._limit:
             raise RpcError(RpcCode.RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {self._limit})")
         if len(self._data) < 5 + size:

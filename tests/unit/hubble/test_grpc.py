@@ -174,6 +174,7 @@ def test_calls_and_streams_are_answered_and_counted(stream_of: StreamOf) -> None
         ("/test.T/fail", "bad: 100 % ü\n".encode(), grpc.StatusCode.INVALID_ARGUMENT, "bad: 100 % ü\n"),
         ("/test.T/absent", b"", grpc.StatusCode.UNIMPLEMENTED, "unknown method absent for service test.T"),
         ("/test.U/echo", b"", grpc.StatusCode.UNIMPLEMENTED, "unknown service test.U"),
+        ("/echo", b"", grpc.StatusCode.UNIMPLEMENTED, 'malformed method name: "/echo"'),
         ("/test.T/crash", b"", grpc.StatusCode.INTERNAL, "the agent failed; its log has more"),
         (
             "/test.T/echo",
@@ -202,6 +203,22 @@ def test_a_compressed_request_is_refused() -> None:
         assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
     run(check)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        (1, "grpc: compressed flag set with identity or empty encoding"),
+        (2, "grpc: received unexpected payload format 2"),
+    ],
+)
+def test_a_message_whose_flag_says_what_its_headers_do_not_is_an_internal_error(flag: int, text: str) -> None:
+    def build(client: h2.connection.H2Connection) -> None:
+        client.send_headers(1, request_headers())
+        client.send_data(1, bytes([flag, 0, 0, 0, 1, 0]), end_stream=True)
+
+    headers = dict(next(each.headers for each in exchange(frames_of(build)) if hasattr(each, "headers")) or ())
+    assert (headers[b"grpc-status"], headers[b"grpc-message"]) == (b"13", text.encode())
 
 
 def test_a_call_ends_at_its_deadline() -> None:
