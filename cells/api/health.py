@@ -151,9 +151,9 @@ def go_duration(seconds: float) -> str:
     return f"{minutes}m{text}" if minutes else text
 
 
-def health_state(responder: ProbeResponder) -> wire.Status:
+def health_state(responder: ProbeResponder | None) -> wire.Status:
     """``ciliumHealth`` of the agent's status."""
-    if not responder.enabled:
+    if responder is None or not responder.enabled:
         return wire.Status(state="Disabled")
     if responder.failure:
         return wire.Status(state="Warning", msg=responder.failure)

@@ -161,6 +161,11 @@ class ProbeResponder:
     A port that another process has is degraded, and tried again; the agent goes on.
     """
 
+    enabled: bool
+    """Whether the nodes of the cluster probe each other."""
+    failure: str
+    """Why an address is not answered; empty while all are."""
+
     def __init__(
         self,
         settings: NodeHealthSettings,
@@ -172,9 +177,7 @@ class ProbeResponder:
         log: Logger,
     ) -> None:
         self.enabled = settings.enable_health_checking
-        """Whether the nodes of the cluster probe each other."""
         self.failure = ""
-        """Why an address is not answered; empty while all are."""
         self._port = settings.cluster_health_port
         self._families = families_of(agent)
         self._log = log

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import msgspec
 
+from cells.api.health import health_state
 from cells.api.models import Metric
 from cells.api.models.hive import EventLine, Failure, LoopLoad, NamesThen, RingState, Setting, Settings
 from cells.api.operations import ApiPart, Route
@@ -18,6 +19,7 @@ from cells.api.operations.status import StatusSummary
 from cells.api.wire import JSON, answer, json_answer, parse_bool, parse_int
 from cells.base.metrics import Histogram, MetricFamily
 from cells.config.drift import ConfigDrift
+from cells.health import ProbeResponder
 from cells.hubble.hubble import Hubble
 from cells.observe.events import Lost
 from cells.observe.health import StatusCollector
@@ -66,9 +68,16 @@ def _metrics(family: MetricFamily) -> list[Metric]:
 class StatusOperations:
     """The agent's health, and its metrics."""
 
-    def __init__(self, collector: StatusCollector, facts: StatusSummary, metrics: MetricsList) -> None:
+    def __init__(
+        self,
+        collector: StatusCollector,
+        facts: StatusSummary,
+        metrics: MetricsList,
+        responder: ProbeResponder | None,
+    ) -> None:
         self._collector = collector
         self._facts = facts
+        self._responder = responder
         self._metrics = metrics
         self._models = status_mapping.StatusModels()
 
@@ -84,7 +93,8 @@ class StatusOperations:
         """GET /healthz: always 200, the verdict is in the body."""
         status = self._collector.status()
         if parse_bool(request.headers.get("brief"), default=False):
-            return answer(200, status_mapping.brief_response(status, *self._facts.version()))
+            health = health_state(self._responder)
+            return answer(200, status_mapping.brief_response(status, health, *self._facts.version()))
         return answer(200, status_mapping.status_response(status, self._facts.status(), self._models))
 
 

@@ -220,12 +220,14 @@ def trouble(module: HealthStatus) -> str:
     return f"{module.message}: {module.error}" if module.message else module.error
 
 
-def brief_response(status: AgentStatus, version: str, revision: str) -> wire.StatusResponse:
-    """What a probe reads: the verdict, and at most one failing controller."""
+def brief_response(
+    status: AgentStatus, health: wire.Status, version: str, revision: str
+) -> wire.StatusResponse:
+    """What a probe reads: the verdict, ``health`` of cilium-health, and at most one failing controller."""
     failing = (controller(each) for each in status.controllers if each.failures_in_a_row)
     return wire.StatusResponse(
         cilium=cilium_status(status, version, revision),
-        cluster=wire.ClusterStatus(cilium_health=DISABLED),
+        cluster=wire.ClusterStatus(cilium_health=health),
         stale=stale(status),
         controllers=list(islice(chain(failing, map(uncontrolled, status.uncontrolled)), 1)),
     )

@@ -172,8 +172,7 @@ def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
     """Probes between the nodes of the cluster."""
 
     def fill(facts: StatusFacts) -> None:
-        if responder is not None:
-            facts.cilium_health = health_state(responder)
+        facts.cilium_health = health_state(responder)
 
     return StatusSection(fill)
 

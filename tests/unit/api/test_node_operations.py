@@ -11,7 +11,10 @@ from cells.api.operations.config_mapping import SILENT, event_options
 from cells.api.operations.node import numbered
 from cells.cluster.ipcache.rows import IpcacheEntry, Source
 from cells.cluster.node_ids import NodeAddressID
+from cells.health import ProbeResponder
 from cells.policy.maps import ALLOW_ALL, ALLOW_LOCALHOST
+from lifecycle import replace
+from lifecycle.testing import fake
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added, request_body
 
@@ -99,6 +102,18 @@ async def test_status_is_always_200_and_brief_when_asked(tmp_path: Path) -> None
         whole = await node.ask("GET", "/v1/healthz", headers={"Brief": "false"})
         assert whole.body["cni-file"]["state"] == "Failure"
         assert whole.body["kube-proxy-replacement"]["mode"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("failure", "state"), [("", {"state": "Ok"}), ("port taken", {"state": "Warning", "msg": "port taken"})]
+)
+async def test_the_brief_status_has_that_of_cilium_health(
+    tmp_path: Path, failure: str, state: dict[str, str]
+) -> None:
+    responder = replace(ProbeResponder, fake(ProbeResponder, enabled=True, failure=failure))
+    async with running_node(tmp_path, more=[responder]) as node:
+        brief = await node.ask("GET", "/v1/healthz", headers={"Brief": "true"})
+        assert brief.body["cluster"] == {"ciliumHealth": state}
 
 
 async def test_prefixes_are_listed_from_the_ipcache_claims(tmp_path: Path) -> None:
