@@ -212,12 +212,13 @@ def test_a_compressed_request_is_refused() -> None:
         (2, "grpc: received unexpected payload format 2"),
     ],
 )
-def test_a_message_whose_flag_says_what_its_headers_do_not_is_an_internal_error(flag: int, text: str) -> None:
+def test_an_invalid_compressed_flag_of_a_message_is_an_internal_error(flag: int, text: str) -> None:
     def build(client: h2.connection.H2Connection) -> None:
         client.send_headers(1, request_headers())
         client.send_data(1, bytes([flag, 0, 0, 0, 1, 0]), end_stream=True)
 
-    headers = dict(next(each.headers for each in exchange(frames_of(build)) if hasattr(each, "headers")) or ())
+    answer = next(each for each in exchange(frames_of(build)) if isinstance(each, h2.events.ResponseReceived))
+    headers = dict(answer.headers or ())
     assert (headers[b"grpc-status"], headers[b"grpc-message"]) == (b"13", text.encode())
 
 
