@@ -57,6 +57,7 @@ from cells.proxy.dns.wire import (
     rewritten,
     truncated,
     udp_size,
+    without_rest,
     written_out,
 )
 from lifecycle import Jobs, Logger
@@ -273,7 +274,7 @@ class DNSProxy:
         exchange.replied = time.perf_counter()
         exchange.awaited = None
         self._end(exchange)
-        data = data[: answer.size]
+        data = without_rest(data, answer)
         if self._learnt.learn(exchange.flow.endpoint, answer):
             self._release(exchange, answer, data)
         else:
@@ -437,7 +438,7 @@ class DNSProxy:
         finally:
             self._one_less()
         exchange.replied = time.perf_counter()
-        data = data[: answer.size]
+        data = without_rest(data, answer)
         if not self._learnt.learn(flow.endpoint, answer):
             await self._learnt.allowed(answer)
         exchange.count(self._counts)

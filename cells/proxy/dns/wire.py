@@ -60,6 +60,8 @@ class Answer(NamedTuple):
     """The least of them all, aliases too, in seconds; 0 without records."""
     size: int
     """Where the last record ends in the message; what follows does not belong to it."""
+    cut: bool = False
+    """Whether it is truncated and its records cannot be read: then it ends with the question."""
 
 
 # Pods ask for few names again and again, and servers repeat their answers. So what was read in a short
@@ -102,9 +104,14 @@ def _read_answer(after_id: bytes) -> Answer:
         raise WireError(f"{questions} questions, expected 1")
     question = _question(data)
     answers, authorities, additional = struct.unpack_from(">HHH", data, 6)
-    addresses, ttl, at = _records(data, question.end, answers)
-    for _ in range(authorities + additional):
-        at = _record(data, at)[2]
+    try:
+        addresses, ttl, at = _records(data, question.end, answers)
+        for _ in range(authorities + additional):
+            at = _record(data, at)[2]
+    except WireError:
+        if not flags & _TRUNCATED:
+            raise
+        return Answer(question.name, question.type, flags & 0xF, (), 0, question.end, cut=True)
     return Answer(question.name, question.type, flags & 0xF, addresses, ttl, at)
 
 
@@ -241,6 +248,11 @@ def udp_size(query: bytes, end: int) -> int:
     return max(512, int.from_bytes(query[end + 3 : end + 5], "big"))
 
 
+def without_rest(data: bytes, answer: Answer) -> bytes:
+    """The bytes of an answer as far as they could be read: a client asks again by TCP for those cut off."""
+    return truncated(data, answer.size) if answer.cut else data[: answer.size]
+
+
 def truncated(answer: bytes, end: int) -> bytes:
     """An answer without records that announces some: its question ends at ``end``."""
     number, flags, _ = _header(answer)
@@ -257,9 +269,7 @@ def _question(data: bytes) -> DNSQuery:
     name, at = read_name(data, _HEADER.size)
     if at + _QUESTION.size > len(data):
         raise WireError("the question is cut off")
-    kind, class_ = _QUESTION.unpack_from(data, at)
-    if class_ != INTERNET:
-        raise WireError(f"class {class_}, expected the Internet's")
+    kind, _ = _QUESTION.unpack_from(data, at)  # of any class: version.bind is asked in another one
     return DNSQuery(name, kind, at + _QUESTION.size)
 
 

@@ -18,6 +18,7 @@ from cells.proxy.dns.wire import (
     rewritten,
     truncated,
     udp_size,
+    without_rest,
     written_out,
 )
 from tests.support.dns import query
@@ -97,7 +98,6 @@ RECORD = b"\0\1\0\1\0\0\0\5\0\4\xc0\0\2\1"
         HEADER + b"\x3f" + b"a" * 10,
         HEADER + b"\x80a\0\0\1\0\1",
         HEADER + (b"\x3f" + b"a" * 63) * 5 + b"\0\0\1\0\1",
-        HEADER + b"\1a\0\0\1\0\3",  # of another class
         HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x13" + RECORD,  # a record's name that points at itself
         HEADER + b"\1a\0\0\1\0\1" + b"\xc0\x15" + RECORD + b"\1b\0",  # forward
         HEADER + b"\1a\0\0\1\0\1" + b"\1b\xc0\x13" + RECORD,  # a loop by way of a label
@@ -169,6 +169,31 @@ def test_of_edns_a_server_gets_what_is_understood() -> None:
     for wrong in (opt(cookie)[:-1], opt((10, b"12"))[:-4] + b"\0\x0a\0\x09", b"\1x" + opt()):
         with pytest.raises(WireError):
             anew(edns + wrong)
+
+
+@pytest.mark.parametrize("left_out", [0, 5, 6, 10, 21])
+def test_a_truncated_answer_whose_records_are_cut_off_reaches_the_client(left_out: int) -> None:
+    whole = bytearray(answer(DNSRR(rrname=WEB, type="A", ttl=30, rdata="192.0.2.1")) + bytes(5))
+    whole[2] |= 0x02
+    whole[7] = 2
+    data = bytes(whole[: len(whole) - left_out])
+    found = read_answer(data)
+    assert (found.name, found.addresses) == (f"{WEB}.", ())
+    read = DNS(without_rest(data, found))
+    assert (read.id, read.tc, read.ancount, read.qd[0].qname) == (7, 1, 0, f"{WEB}.".encode())
+    whole[2] &= ~0x02
+    with pytest.raises(WireError):
+        read_answer(bytes(whole[: len(whole) - left_out]))
+
+
+def test_a_question_of_another_class_is_read() -> None:
+    asked = bytes(DNS(id=7, rd=1, qd=DNSQR(qname="version.bind", qtype="TXT", qclass=3)))
+    found = read_query(asked)
+    assert (found.name, found.type) == ("version.bind.", 16)
+    assert rewritten(asked, found)[12:] == asked[12:]
+    text = DNSRR(rrname="version.bind", type="TXT", rclass=3, rdata="9.18")
+    reply = DNS(id=7, qr=1, qd=DNSQR(qname="version.bind", qtype="TXT", qclass=3), an=[text])
+    assert read_answer(bytes(reply)).name == "version.bind."
 
 
 def test_bytes_after_the_last_record_are_ignored() -> None:
