@@ -93,7 +93,7 @@ class ProxyPort:
 def _saved(path: Path) -> dict[str, _Port]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, _Port])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return {}
 
 

@@ -90,7 +90,7 @@ class Journal:
         for line in data.splitlines():
             try:
                 yield _decoder.decode(line)
-            except msgspec.MsgspecError:
+            except ValueError:  # of msgspec, or of bytes that are no UTF-8
                 continue
 
     def append(self, record: Record) -> None:
@@ -361,7 +361,10 @@ class NameStore:
             may = NameFilter(frozenset(record.names), record.patterns)
             self._asked.setdefault(record.endpoint, {})[server] = may
             return
-        addresses = tuple(map(ip_address, record.addresses))
+        try:
+            addresses = tuple(map(ip_address, record.addresses))
+        except ValueError:
+            return  # damaged, as lines that are none
         lookup = Lookup(record.name, addresses, record.ttl, record.at, record.expires)
         self._learn(record.endpoint, lookup)
         if record.zombie:

@@ -295,7 +295,7 @@ def _resources(path: Path) -> Iterable[Any]:
     """What a file of ours has; nothing where it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Response).resources
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return ()
 
 

@@ -134,7 +134,7 @@ class AccessLog:
         counted = self._counts.requests
         try:
             line = self._line.decode(data)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             counted["parse_errors"] += 1
             self._log.debug("an entry of Envoy's access log cannot be decoded", error=str(error))
             return

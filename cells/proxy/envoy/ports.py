@@ -107,7 +107,7 @@ class RedirectPorts:
             self._assigned = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except FileNotFoundError:
             return
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             self._log.warning("redirects get other ports than before", file=str(self._path), error=str(error))
         self._taken = set(self._assigned.values())
 

@@ -130,6 +130,6 @@ def _started(place: EnvoyFiles) -> _Running | None:
     try:
         running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
         command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError):
         return None
     return running if os.fsencode(place.bootstrap) in command else None

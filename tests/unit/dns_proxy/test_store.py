@@ -139,6 +139,22 @@ async def test_dns_names_survive_a_killed_agent(tmp_path: Path) -> None:
         assert not fourth.names.pairs
 
 
+@pytest.mark.parametrize(
+    ("good", "bad"), [(b"192.0.2.1", b"192.0.2.x"), (b'"seen"', b'"se\xffn"'), (b"60", b"\0")]
+)
+async def test_a_damaged_line_of_the_journal_costs_its_name_alone(
+    tmp_path: Path, good: bytes, bad: bytes
+) -> None:
+    async with shop(tmp_path) as first:
+        first.learn(ip_address("192.0.2.1"))
+        first.learn(TWO, name="b.example.org.")
+    whole, rest = (tmp_path / FILE).read_bytes().split(b"\n", 1)
+    assert good in whole
+    (tmp_path / FILE).write_bytes(whole.replace(good, bad) + b"\n" + rest)
+    async with shop(tmp_path) as second:
+        assert second.names.pairs == {("b.example.org.", TWO): 1}
+
+
 async def test_another_pod_with_the_same_endpoint_id_gets_no_saved_names(tmp_path: Path) -> None:
     async with shop(tmp_path) as first:
         first.learn(ONE)

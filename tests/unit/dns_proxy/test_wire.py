@@ -172,7 +172,7 @@ def test_of_edns_a_server_gets_what_is_understood() -> None:
 
 
 @pytest.mark.parametrize("left_out", [0, 5, 6, 10, 21])
-def test_a_truncated_answer_whose_records_are_cut_off_reaches_the_client(left_out: int) -> None:
+def test_a_truncated_answer_with_records_cut_off_reaches_the_client(left_out: int) -> None:
     whole = bytearray(answer(DNSRR(rrname=WEB, type="A", ttl=30, rdata="192.0.2.1")) + bytes(5))
     whole[2] |= 0x02
     whole[7] = 2
