@@ -105,19 +105,22 @@ def pod_endpoint(
     """The object to write for an endpoint; None while it has no identity, or if it is not a pod."""
     if not endpoint.identity or pod.spec.host_network or node is None:
         return None
-    name = endpoint.cep_name
+    legacy = not endpoint.disable_legacy_identifiers
     wire: dict[str, Any] = {
         "id": endpoint.id,
-        "state": _state(endpoint),
+        "state": (State.READY if endpoint.state in SHOWN_AS_READY else endpoint.state).value,
         "identity": {"id": endpoint.identity, "labels": list(endpoint.labels)},
-        "networking": {"addressing": [_addresses(endpoint)], "node": _node_ip(node)},
+        "networking": {
+            "addressing": [{f"ipv{ip.version}": str(ip) for ip in endpoint.addresses}],
+            "node": _node_ip(node),
+        },
         "encryption": {"key": node.endpoint_key},
         "external-identifiers": {
             "cni-attachment-id": endpoint.attachment_id,
-            "container-id": endpoint.container_id,
+            "container-id": endpoint.container_id if legacy else "",
             "k8s-namespace": endpoint.pod_namespace,
             "k8s-pod-name": endpoint.pod_name,
-            "pod-name": endpoint.pod,
+            "pod-name": endpoint.pod if legacy else "",
         },
     }
     if ports := sorted(named_ports(pod), key=lambda one: (one.name, one.port)):
@@ -129,7 +132,7 @@ def pod_endpoint(
         }
     return PodEndpoint(
         namespace=endpoint.pod_namespace,
-        name=name,
+        name=endpoint.cep_name,
         pod=endpoint.pod_name if pod.metadata.uid else "",
         pod_uid=pod.metadata.uid,
         node_name=node.name,
@@ -189,14 +192,6 @@ def of_object(row: CiliumEndpoint) -> PodEndpoint:
     )
 
 
-def _state(endpoint: Endpoint) -> str:
-    return (State.READY if endpoint.state in SHOWN_AS_READY else endpoint.state).value
-
-
-def _addresses(endpoint: Endpoint) -> dict[str, str]:
-    return {f"ipv{ip.version}": str(ip) for ip in endpoint.addresses}
-
-
 def _node_ip(node: ClusterNode) -> str:
     found = node.node_ip(Family.IPV4) or node.node_ip(Family.IPV6)
     return str(found) if found is not None else ""
@@ -204,11 +199,6 @@ def _node_ip(node: ClusterNode) -> str:
 
 def _direction(*, enforced: bool) -> dict[str, Any]:
     return {"enforcing": enforced, "state": "enforcing" if enforced else "non-enforcing"}
-
-
-# The table ``ciliumendpoint``: what other nodes are to know of this node's pods.
-#
-# Controller: endpoints, pods, realized policies and this node in; Table[tuple[str, str], PodEndpoint] out.
 
 
 def pod_endpoints() -> Table[tuple[str, str], PodEndpoint]:
@@ -239,6 +229,8 @@ class PodEndpoints:
         self._first = table.initializer("endpoints and their pods")
         self._names: dict[int, tuple[str, str]] = {}
         """The objects to write, by endpoint."""
+        self._claims: dict[tuple[str, str], dict[int, PodEndpoint]] = {}
+        """Objects by endpoint: of two of one pod (its old sandbox got no DEL) the newer is written."""
         jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
         jobs.observe("policies", partial(policies.changes, only=self._differs), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
@@ -280,15 +272,27 @@ class PodEndpoints:
         self._publish(one.id for one in self._endpoints.all() if (one.pod_namespace, one.pod_name) in changed)
 
     def _publish(self, numbers: Iterable[int]) -> None:
-        found = {number: self._row(number) for number in numbers}
+        changed = set()
+        for number in numbers:
+            row = self._row(number)
+            if (before := self._names.pop(number, None)) is not None:
+                changed.add(before)
+                del self._claims[before][number]
+            if row is not None:
+                changed.add(row.key)
+                self._names[number] = row.key
+                self._claims.setdefault(row.key, {})[number] = row
         with self._table.txn() as rows:
-            for number, row in found.items():
-                before = self._names.pop(number, None)
-                if before is not None and (row is None or row.key != before):
-                    rows.delete(before)
-                if row is not None:
-                    rows.put(row)
-                    self._names[number] = row.key
+            for key in changed:
+                if claims := self._claims[key]:
+                    rows.put(claims[max(claims, key=self._created)])
+                else:
+                    del self._claims[key]
+                    rows.delete(key)
+
+    def _created(self, number: int) -> float:
+        endpoint = self._endpoints.get(number)
+        return endpoint.created if endpoint is not None else 0.0
 
     def _row(self, number: int) -> PodEndpoint | None:
         endpoint = self._endpoints.get(number)
@@ -484,15 +488,10 @@ class CiliumEndpointSync:
                 return
 
 
-@after(CiliumEndpointSync)
-def keep() -> None:
-    """Objects are written whether or not anybody asks."""
-
-
 cell = module(
     "cilium-endpoint",
     "CiliumEndpoints of this node's pods",
     provide(pod_endpoints),
     provide_private(PodEndpoints, CiliumEndpointSync),
-    invoke(keep),
+    invoke(CiliumEndpointSync),
 )

@@ -218,6 +218,51 @@ async def test_the_ciliumendpoint_of_a_previous_pod_of_the_name_is_replaced(
         assert found(one)["metadata"]["uid"] != earlier["metadata"]["uid"]
 
 
+async def test_an_older_endpoint_of_the_same_pod_neither_changes_nor_takes_its_object(
+    one: Cluster, tmp_path: Path
+) -> None:
+    """A runtime that is killed makes another sandbox for the pod, and never calls DEL for the first."""
+    one.put(pod("web", app="web"))
+    one.put(pod("db", app="db"))
+    async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
+        node.put(endpoint())
+        node.put(endpoint(8, created=2.0))
+        await eventually(lambda: found(one) and found(one)["status"]["id"] == 8)
+        node.put(endpoint(identity=301))
+        node.put(endpoint(8, created=2.0, identity=302))
+        await eventually(lambda: found(one)["status"]["identity"]["id"] == 302)
+        node.remove(7)
+        node.put(endpoint(9, pod_name="db"))
+        await eventually(lambda: found(one, "db"))
+        row = node.shown.get(("default", "web"))
+        assert row is not None
+        assert row.status.id == 8
+        assert found(one)["status"]["identity"]["id"] == 302
+        node.remove(8)
+        await eventually(lambda: not found(one))
+
+
+async def test_an_object_has_legacy_identifiers_only_where_its_endpoint_was_made_with_them(
+    one: Cluster, tmp_path: Path
+) -> None:
+    one.put(pod("web", app="web"))
+    async with running(k8s_kubeconfig_path=kubeconfig(tmp_path, one.url)) as node:
+        node.put(endpoint())
+        node.put(endpoint(8, disable_legacy_identifiers=True))
+        await eventually(lambda: found(one) and found(one, "web-eth0"))
+        names = {"k8s-namespace": "default", "k8s-pod-name": "web"}
+        assert found(one, "web-eth0")["status"]["external-identifiers"] == {
+            "cni-attachment-id": "cid8:eth0",
+            **names,
+        }
+        assert found(one)["status"]["external-identifiers"] == {
+            "cni-attachment-id": "cid7:eth0",
+            "container-id": "cid7",
+            "pod-name": "default/web",
+            **names,
+        }
+
+
 async def test_a_server_that_refuses_is_asked_again_later(one: Cluster, tmp_path: Path) -> None:
     one.put(pod("web", app="web"))
     refused = one.server.faults.add(Fault(on(PATH, method="POST"), times=1, status=500))
