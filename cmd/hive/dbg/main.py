@@ -107,6 +107,17 @@ class _Root(click.Group):
         found: click.Command = vars(module).get("COMMANDS", {}).get(cmd_name) or module.command
         return found
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand. Raises click.ClickException for an answer of the agent with other types."""
+        try:
+            return super().invoke(ctx)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            from hive.dbg.requests import misread
+
+            if not (reason := misread(ctx)):
+                raise
+            raise click.ClickException(reason) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The overview, without importing anything."""
         del ctx

@@ -305,7 +305,10 @@ def _print_addresses(
 
 
 def _prefix_order(one: dict[str, Any]) -> tuple[int, int, bytes]:
-    network = ip_network(one.get("cidr", "0.0.0.0/0"), strict=False)
+    try:
+        network = ip_network(one.get("cidr", ""), strict=False)
+    except ValueError:  # first, printed as it is
+        return -1, 0, str(one.get("cidr", "")).encode()
     return network.prefixlen, network.version, network.network_address.packed
 
 

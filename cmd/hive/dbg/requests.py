@@ -19,6 +19,8 @@ from hive.client import DEFAULT_SOCKET, UnixConnection
 TIMEOUT: Final = 90.0
 """Seconds that the client waits for an answer."""
 HINT: Final = "Is the agent running?"
+ANSWERS: Final = "hive.dbg.answers"
+"""What the click context remembers of answers: for misread()."""
 
 _STATUSES: Final = {
     400: "BadRequest",
@@ -163,7 +165,10 @@ def ask(
     status, content = send(method, path_of(template, named, query), body, headers, timeout)
     if status < http.client.MULTIPLE_CHOICES:
         read = method == "GET" or template == "/policy"  # the answers to other changes are not read
-        return decoded(content if read else b"", list if operation in _LISTS else dict)
+        found = decoded(content if read else b"", list if operation in _LISTS else dict)
+        if (context := click.get_current_context(silent=True)) is not None:
+            context.meta.setdefault(ANSWERS, []).append((operation, found))
+        return found
     raise RequestFailedError(explain(operation, status, content), status)
 
 
@@ -185,6 +190,25 @@ def decoded(content: bytes, kind: type[dict[str, Any]] | type[list[Any]] = dict)
 
 def _without_nulls(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in fields if value is not None}
+
+
+def misread(context: click.Context) -> str:
+    """What is wrong with the types of an answer that a command could not print; empty if nothing is."""
+    import msgspec
+
+    from cells.api.openapi import DESCRIBED
+
+    for operation, answer in context.meta.get(ANSWERS, ()):
+        method, _, path = operation.partition(" ")
+        for one in DESCRIBED:
+            if (one.method, one.path) != (method, f"/v1{path}"):
+                continue
+            kinds = [each.kind for each in one.answers if each.status < http.client.MULTIPLE_CHOICES]
+            try:
+                msgspec.convert(answer, kinds[0])
+            except msgspec.ValidationError as error:
+                return f"[{method} {path}] json: cannot unmarshal the answer: {error}"
+    return ""
 
 
 def ask_or_fail(failure: str, operation: str, **request: Any) -> Any:

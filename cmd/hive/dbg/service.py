@@ -144,7 +144,7 @@ def update_service(
         raise click.ClickException("Can only set one of --k8s-* and --local-redirect for a service\n")
     click.echo(_DEPRECATED)
     addresses = [_address(text) for text in backends.split(",") if text]
-    weights = [int(text) for text in backend_weights.split(",") if text] or [100] * len(addresses)
+    weights = [_weight(text) for text in backend_weights.split(",") if text] or [100] * len(addresses)
     words = [text for text in states.split(",") if text] or ["active"] * len(addresses)
     if len({len(addresses), len(weights), len(words)}) > 1:
         raise click.ClickException("There must be as many weights and states as backends\n")
@@ -177,6 +177,13 @@ def update_service(
         verb = "Added"
     ask_or_fail("Cannot add/update service", "PUT /service/{id}", id=str(number), body=spec)
     click.echo(f"{verb} service with {len(addresses)} backends")
+
+
+def _weight(text: str) -> int:
+    if not text.isdecimal():
+        reason = f'strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise click.ClickException(f'invalid argument "{text}" for "--backend-weights" flag: {reason}')
+    return int(text)
 
 
 def _address(text: str) -> dict[str, Any]:

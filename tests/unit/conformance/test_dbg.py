@@ -67,6 +67,54 @@ def test_requests_output_and_exit_codes_are_as_recorded(
         assert asked == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "body", "reason"),
+    [
+        ("endpoint list", "endpoint", [{"id": 7, "status": {"networking": "none"}}], "$[0].status"),
+        ("ip list -n", "ip", [{"cidr": "10.0.0.1/32", "identity": 1, "metadata": "k8s"}], "$[0].metadata"),
+        ("status", "healthz", {"kubernetes": "fine"}, "$.kubernetes"),
+        ("service list", "service", [{"status": {"realized": {"id": 1, "frontend-address": 80}}}], "$[0]"),
+        ("node list", "cluster/nodes", {"nodes-added": [{"name": "a", "primary-address": 1}]}, "nodes-added"),
+    ],
+)  # fmt: skip
+def test_answers_with_fields_of_other_types_end_in_one_line(
+    words: str,
+    path: str,
+    body: object,
+    reason: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    exchange = {
+        "request": {"method": "GET", "path": f"/v1/{path}"},
+        "response": {"status": 200, "body": body},
+    }
+    with replaying(tmp_path / "cilium.sock", [exchange]):
+        assert run(words.split()) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"Error: [GET /{path}] json: cannot unmarshal the answer: ")
+    assert reason in line
+
+
+def test_an_empty_cidr_is_listed_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    body = [{"cidr": "10.0.0.0/8", "identity": 2}, {"cidr": "", "identity": 1}]
+    exchange = {"request": {"method": "GET", "path": "/v1/ip"}, "response": {"status": 200, "body": body}}
+    with replaying(tmp_path / "cilium.sock", [exchange]):
+        assert run(["ip", "list", "-n"]) == 0
+    assert [line.split() for line in capfd.readouterr().out.splitlines()[1:]] == [["1"], ["10.0.0.0/8", "2"]]
+
+
+def test_a_backend_weight_without_digits_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    words = "service update --id 1 --frontend 10.0.0.1:80 --backends 10.0.0.2:80 --backend-weights a"
+    assert run(words.split()) == 1
+    assert capfd.readouterr().err.startswith('Error: invalid argument "a" for "--backend-weights" flag: ')
+
+
 BGP: Final = {one["name"]: one for one in json.loads(recorded("bgp/cli-s17").read_text())}
 NOT_AS_BGP: Final = {
     **dict.fromkeys(
