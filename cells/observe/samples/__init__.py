@@ -99,7 +99,7 @@ class Series:
         """One ring of values; of a histogram three: 50th, 90th, 99th percentile. Not a number: not there."""
         self.age = 0
         """How many samples ago it occurred last."""
-        self._counts: Sequence[int] = ()
+        self._counts: list[int] = []
 
     @property
     def is_histogram(self) -> bool:
@@ -112,9 +112,10 @@ class Series:
         if not isinstance(value, Histogram):
             self.rings[0][slot] = value
             return
-        before = self._counts or [0] * len(value.counts)
-        new = [now - then for now, then in zip(value.counts, before, strict=True)]
-        self._counts = list(value.counts)
+        before, self._counts = self._counts, list(value.counts)
+        new = [now - then for now, then in zip(value.counts, before, strict=False)]
+        if len(before) != len(value.counts) or min(new) < 0:  # the first sample, or it started again
+            new = self._counts
         found = quantiles(value.bounds, new) if any(new) else [NOTHING] * len(self.rings)
         for ring, sample in zip(self.rings, found, strict=True):
             ring[slot] = sample

@@ -125,6 +125,18 @@ async def test_a_series_without_samples_is_removed_after_two_hours() -> None:
     assert [one.labels for one in retained] == ["of=0"]
 
 
+async def test_a_histogram_that_starts_again_is_sampled_by_its_new_values() -> None:
+    """As of a module that the shell has stopped and started; its buckets may be others, too."""
+    taken = Samples()
+    for bounds, values in (((1.0, 2.0), (0.5, 0.5, 1.5)), ((1.0, 2.0), (1.5,)), ((4.0, 8.0, 9.0), (8.5,))):
+        seen = Histogram(bounds)
+        for value in values:
+            seen.observe(value)
+        taken.take([histogram("took_seconds", "How long.", seen)])
+    (series,) = taken
+    assert taken.newest_first(series.rings[0])[:3] == [8.5, 1.5, 0.75]
+
+
 @settings(max_examples=scaled(60), deadline=None)
 @given(st.lists(st.floats(0, 1.4), min_size=1, max_size=40), st.floats(0.01, 0.99))
 def test_a_quantile_is_within_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
