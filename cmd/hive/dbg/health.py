@@ -14,7 +14,7 @@ import click
 from hive.client import DEFAULT_SOCKET
 from hive.dbg.go_text import NO_PRINTER, STATUS, Shape, aligned, model, output_option, printed
 from hive.dbg.main import run_client
-from hive.dbg.requests import RequestFailedError, decoded, send
+from hive.dbg.requests import ANSWERS, RequestFailedError, decoded, send
 from hive.dbg.status import Details, status_text
 
 Json = dict[str, Any]
@@ -39,6 +39,22 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name or alias."""
         return super().get_command(ctx, ALIASES.get(cmd_name, cmd_name))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand. Raises click.ClickException for an answer with fields of other types."""
+        try:
+            return super().invoke(ctx)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            import msgspec
+
+            from cells.api.health import HealthResponse, HealthStatusResponse
+
+            what, path, answer = ctx.meta.get(ANSWERS, ("", "", {}))
+            try:
+                msgspec.convert(answer, HealthResponse if path == "/healthz" else HealthStatusResponse)
+            except msgspec.ValidationError as reason:
+                raise _failed(f"{what}: json: cannot unmarshal the answer: {reason}") from error
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -82,9 +98,11 @@ def _ask(socket: Path, method: str, path: str, what: str) -> Any:
         text = " ".join(filter(None, (name, content.decode(errors="replace").strip())))
         raise _failed(f"{what}: [{method} {path}][{status}] {text}")
     try:
-        return decoded(content)
+        found = decoded(content)
     except RequestFailedError as error:
         raise _failed(f"{what}: {error}") from error
+    click.get_current_context().meta[ANSWERS] = what, path, found
+    return found
 
 
 @cli.command("status")

@@ -47,3 +47,31 @@ def test_requests_output_and_exit_codes_are_as_recorded(
     assert code == recorded["exit_code"]
     requests = [one["request"] for one in recorded["exchanges"]]
     assert asked == [(one["method"], one["path"], None) for one in requests]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"local": "n1"}, "$.local"),
+        ({"local": {"name": "a"}, "nodes": [{"name": "a", "host": {"primary-address": {"ip": 5}}}]}, "ip"),
+        ({"local": {"name": "a"}, "nodes": [{}]}, "$.nodes[0]"),
+    ],
+)
+def test_answers_with_fields_of_other_types_end_in_one_line(
+    body: object,
+    reason: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    socket = tmp_path / "health.sock"
+    monkeypatch.setenv("CILIUM_HEALTH_SOCK", str(socket))
+    exchange = {
+        "request": {"method": "GET", "path": "/v1beta/status"},
+        "response": {"status": 200, "body": body},
+    }
+    with replaying(socket, [exchange]):
+        assert run(["status"]) == 1
+    (line, _) = capfd.readouterr().err.split("\n", 1)
+    assert line.startswith("Error: Cannot get status: json: cannot unmarshal the answer: ")
+    assert reason in line
