@@ -333,6 +333,8 @@ class RestoredEndpoints:
         if saved.is_fake or any(_is_reserved(label) for label in endpoint.labels):
             self._dropped.append(number)
             return
+        if not endpoint.ifindex and endpoint.ifname in links:  # saved without: the name counts, as in Cilium
+            endpoint = replace(endpoint, ifindex=links[endpoint.ifname].ifindex)
         fault = fault_of(endpoint, links)
         if fault is not None:
             self._over.add(number)

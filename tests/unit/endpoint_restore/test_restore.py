@@ -129,6 +129,18 @@ async def test_a_link_that_is_another_one_is_not_the_endpoints(left: Left, endpo
     assert names(left) == []
 
 
+async def test_saved_state_without_ifindex_is_of_the_link_with_its_name(
+    left: Left, endpoints: list[Endpoint]
+) -> None:
+    one = endpoints[0]
+    left.running(one)
+    left.node.files.write(replace(one, ifindex=0))
+    restored = await restart(left)
+    assert (restored.failed, left.links.reaped) == ({}, [])
+    (endpoint,) = left.endpoints.all()
+    assert endpoint.ifindex == one.ifindex
+
+
 async def health(left: Left) -> tuple[str, str]:
     """The agent's status after the restart: level and message."""
     async with left.hive().started() as hive:
