@@ -118,7 +118,7 @@ def test_changes_in_the_agent_are_seen_while_they_happen(node: Lab, tmp_path: Pa
         write(manifests, "policy", NO_PINGS)
         eventually(lambda: reported("Policy updated", rule_count=1))
         (manifests / "policy.yaml").unlink()
-        eventually(lambda: reported("Policy deleted", rule_count=0))
+        eventually(lambda: reported("Policy deleted", rule_count=1))
         pods.delete(node, "second")
         eventually(lambda: reported("Endpoint deleted", **{"pod-name": "second"}))
         eventually(lambda: reported("IPCache entry deleted", cidr=address))
