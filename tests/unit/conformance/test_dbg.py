@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,7 +179,7 @@ def test_a_null_is_printed_as_an_absent_field_is(
     monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
     texts = []
     for change in (_without_leaves, _with_null_leaves):
-        recording = load(f"dbg/{name}")
+        recording = deepcopy(load(f"dbg/{name}"))
         for one in recording["exchanges"]:
             if "body" in one["response"]:
                 one["response"]["body"] = change(one["response"]["body"])

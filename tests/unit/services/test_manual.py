@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ async def test_a_recorded_call_is_answered_as_recorded(name: str, tmp_path: Path
     for file, text in API_SERVER.items():
         (tmp_path / file).write_text(text.replace("namespace: shop", "namespace: default"))
     async with served(tmp_path, FakeServiceMaps()) as client:
-        for exchange in load(f"dbg/{name}")["exchanges"]:
+        for exchange in deepcopy(load(f"dbg/{name}"))["exchanges"]:
             request, recorded = exchange["request"], exchange["response"]
             number = int(request["path"].rpartition("/")[2])
             status, body = await client(request["method"], number, request.get("body"))
