@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from hive.dbg.go_text import Shape, aligned, duration, model, output_option, printed
+from hive.dbg.go_text import Shape, address_fault, aligned, duration, model, output_option, printed
 from hive.dbg.main import Group
 from hive.dbg.requests import RequestFailedError, ask
 
@@ -46,6 +46,9 @@ _COMMUNITIES: Final = {
     0xFFFFFF03: "no-export-subconfed",
     0xFFFFFF04: "no-peer",
 }
+_EXTENDED_LENGTH: Final = 0x10
+_SIZES: Final = {1: 1, 4: 4, 5: 4}
+"""Of path attributes' values, in bytes, by type: ORIGIN, MULTI_EXIT_DISC, LOCAL_PREF."""
 _PEERS: Final[Shape] = {"families[]": {}}
 _ROUTES: Final[Shape] = {"paths[]": {"path-attributes[]": {}}}
 _POLICIES: Final[Shape] = {
@@ -185,35 +188,8 @@ def _peer(words: list[str]) -> str:
     try:
         return str(ip_address(words[1]))
     except ValueError as error:
-        reason = f"ParseAddr({json.dumps(words[1])}): {_malformed(words[1]) or error}"
+        reason = f"ParseAddr({json.dumps(words[1])}): {address_fault(words[1]) or error}"
         raise click.ClickException(f"{failure}: invalid peer IP address: {reason}\n") from error
-
-
-def _malformed(text: str) -> str:
-    """What is wrong with an address, in the words of Go's net/netip; empty for one with colons."""
-    if next((sign for sign in text if sign in ".:%"), None) != ".":
-        return "" if ":" in text else "unable to parse IP"
-    wrong = ""
-    fields = 0
-    field = ""
-    for place, sign in enumerate(text):
-        at = f" (at {json.dumps(text[place:])})"
-        if sign == ".":
-            if not field or place == len(text) - 1:
-                wrong = f"IPv4 field must have at least one digit{at}"
-            elif fields == 3:
-                wrong = "IPv4 address too long"
-            fields, field = fields + 1, ""
-        elif sign not in "0123456789":
-            wrong = f"unexpected character{at}"
-        elif field == "0":
-            wrong = "IPv4 field has octet with leading zero"
-        else:
-            field += sign
-            wrong = "IPv4 field has value >255" if int(field) > 255 else ""
-        if wrong:
-            return wrong
-    return "IPv4 address too short"
 
 
 def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str, str]]:
@@ -227,20 +203,29 @@ def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str,
                 f"{failure}: failed to create native NLRI struct from AFI/SAFI: "
                 f"unknown route family. AFI: {afi}, SAFI: {safi}\n"
             )
+        data = _decoded((path.get("nlri") or {}).get("base64"), failure, "NLRI")
         try:
-            prefix = _prefix(_decoded((path.get("nlri") or {}).get("base64")), afi)[0]
+            prefix = _prefix(data, afi)[0]
         except IndexError:
             raise click.ClickException(
                 f"{failure}: failed to decode NLRI: prefix misses length field\n"
             ) from None
+        except ValueError as error:
+            raise click.ClickException(f"{failure}: failed to decode NLRI: {error}\n") from error
         attributes = []
         hop = "0.0.0.0"
         for one in path.get("path-attributes") or ():
-            data = _decoded(one.get("base64"))
+            data = _decoded(one.get("base64"), failure, "Path Attribute")
             if len(data) < 3:
                 reason = "failed to retrieve serialized Path Attribute: attribute type length is short"
                 raise click.ClickException(f"{failure}: {reason}\n")
-            text, next_hop = _attribute(data)
+            try:
+                text, next_hop = _attribute(data)
+            except (IndexError, ValueError, struct.error) as error:
+                reason = (
+                    f"failed to decode serialized Path Attribute: type {data[1]}, malformed: {data.hex()}"
+                )
+                raise click.ClickException(f"{failure}: {reason}\n") from error
             hop = next_hop or hop
             attributes.append(text)
         age, router = uptime(path.get("age-nanoseconds", 0)), route.get("router-asn", 0)
@@ -254,22 +239,34 @@ def route_rows(route: dict[str, Any]) -> Iterator[tuple[int, str, str, str, str,
         )
 
 
-def _decoded(text: str | None) -> bytes:
-    return base64.b64decode(text or "")
+def _decoded(text: str | None, failure: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text or "", validate=True)
+    except ValueError as error:
+        reason = f"failed to decode base64-encoded {what}: {error}: {text}"
+        raise click.ClickException(f"{failure}: {reason}\n") from error
 
 
 def _prefix(data: bytes, afi: int) -> tuple[str, int]:
-    """A prefix of a route, and how many bytes it takes. Raises IndexError."""
+    """A prefix of a route, and how many bytes it takes. Raises IndexError without any byte, ValueError."""
     bits = data[0]
     size = (bits + 7) // 8
     width, kind = (4, IPv4Address) if afi == 1 else (16, IPv6Address)
+    if size > min(width, len(data) - 1):
+        raise ValueError(f"a prefix of {bits} bits in {len(data) - 1} bytes, for addresses of {width} bytes")
     return f"{kind(data[1 : 1 + size].ljust(width, bytes(1)))}/{bits}", 1 + size
 
 
 def _attribute(data: bytes) -> tuple[str, str]:
-    """A path attribute in GoBGP's words, and the next hop that it names."""
+    """A path attribute in GoBGP's words, and the next hop that it names.
+
+    Raises IndexError, ValueError or struct.error for a value of another size than its type or length has.
+    """
     flags, kind = data[0], data[1]
-    value = data[4:] if flags & 0x10 else data[3:]
+    start = 4 if flags & _EXTENDED_LENGTH else 3
+    value = data[start : start + int.from_bytes(data[2:start], "big")]
+    if start + int.from_bytes(data[2:start], "big") > len(data) or len(value) != _SIZES.get(kind, len(value)):
+        raise ValueError(data)
     hop = ""
     match kind:
         case 1:
@@ -297,9 +294,11 @@ def _attribute(data: bytes) -> tuple[str, str]:
 
 def _segments(value: bytes) -> Iterator[str]:
     place = 0
-    while place + 2 <= len(value):
+    while place < len(value):
         kind, count = value[place], value[place + 1]
         size = 4 * count
+        if place + 2 + size > len(value):
+            raise ValueError(value)
         numbers = [str(one) for (one,) in struct.iter_unpack(">I", value[place + 2 : place + 2 + size])]
         yield {1: "{%s}", 3: "(%s)", 4: "[%s]"}.get(kind, "%s") % ("," if kind in {1, 4} else " ").join(
             numbers

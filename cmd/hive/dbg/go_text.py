@@ -284,3 +284,30 @@ def parse_duration(text: str) -> float:
 def socket_text(address: str, port: object) -> str:
     """``10.0.1.5:80`` or ``[fd00::5]:80``."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def address_fault(text: str) -> str:
+    """What is wrong with an address, in the words of Go's net/netip; empty for one with colons."""
+    if next((sign for sign in text if sign in ".:%"), None) != ".":
+        return "" if ":" in text else "unable to parse IP"
+    wrong = ""
+    fields = 0
+    field = ""
+    for place, sign in enumerate(text):
+        at = f" (at {json.dumps(text[place:])})"
+        if sign == ".":
+            if not field or place == len(text) - 1:
+                wrong = f"IPv4 field must have at least one digit{at}"
+            elif fields == 3:
+                wrong = "IPv4 address too long"
+            fields, field = fields + 1, ""
+        elif sign not in "0123456789":
+            wrong = f"unexpected character{at}"
+        elif field == "0":
+            wrong = "IPv4 field has octet with leading zero"
+        else:
+            field += sign
+            wrong = "IPv4 field has value >255" if int(field) > 255 else ""
+        if wrong:
+            return wrong
+    return "IPv4 address too short"

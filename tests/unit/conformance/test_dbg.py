@@ -8,6 +8,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+from base64 import b64encode
 from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
@@ -168,6 +169,75 @@ def test_wrong_addresses_of_peers_are_refused_in_the_words_of_go(
 ) -> None:
     assert run(["bgp", "routes", "advertised", "ipv4", "unicast", "peer", address]) == 1
     assert f'invalid peer IP address: ParseAddr("{address}"): {reason}\n' in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("attribute", "what"),
+    [
+        ("400100", "type 1"),  # no origin
+        ("4001020000", "type 1"),
+        ("4001", "attribute type length is short"),
+        ("400103", "type 1"),  # shorter than its length
+        ("5001", "attribute type length is short"),
+        ("50010000", "type 1"),
+        ("40020302010000", "type 2"),  # half an AS
+        ("40020202ff", "type 2"),
+        ("400303c00002", "type 3"),
+        ("80040100", "type 4"),
+        ("c00803ff0000", "type 8"),
+        ("800e020001", "type 14"),
+        ("800e0500010100ff", "type 14"),
+        ("800e0a00010104c000020100ff", "type 14"),
+        ("c020050000000000", "type 32"),
+    ],
+)
+def test_malformed_attributes_of_routes_end_the_command_in_one_line(
+    attribute: str,
+    what: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    err = _routes_with("GAoAAQ==", b64encode(bytes.fromhex(attribute)).decode(), tmp_path, capfd, monkeypatch)
+    assert what in err
+
+
+@pytest.mark.parametrize("prefix", ["GAo=", "IQoAAAEA", "!", "GA=", ""])
+def test_malformed_prefixes_of_routes_end_the_command_in_one_line(
+    prefix: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    err = _routes_with(prefix, "QAEBAA==", tmp_path, capfd, monkeypatch)
+    assert "NLRI" in err
+
+
+def _routes_with(
+    prefix: str,
+    attribute: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """What is printed to stderr of a route that cannot be read."""
+    path = {
+        "age-nanoseconds": 1,
+        "best": True,
+        "family": {"afi": "ipv4", "safi": "unicast"},
+        "nlri": {"base64": prefix},
+        "path-attributes": [{"base64": attribute}],
+    }
+    request = {"method": "GET", "path": "/v1/bgp/routes?afi=ipv4&safi=unicast&table_type=loc-rib"}
+    answer = {
+        "status": 200,
+        **_body(json.dumps([{"prefix": "10.0.1.0/24", "router-asn": 1, "paths": [path]}])),
+    }
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    with replaying(tmp_path / "cilium.sock", [{"request": request, "response": answer}]):
+        assert run(["bgp", "routes", "available", "ipv4", "unicast"]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("Error: failed to decode API route: failed to deserialize Paths: ")
+    return err
 
 
 @pytest.mark.parametrize(
