@@ -5,7 +5,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and 
 
 import json
 from collections.abc import Iterable
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,24 +13,24 @@ import click
 
 from cells.maps.bpf import BpfError
 from cells.maps.map import open_map
-from cells.maps.records.cluster import IpcacheKey, IpcacheValue, ipcache_text
-from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
+from cells.maps.records.endpoints import LxcKey, LxcValue
 from cells.maps.records.flows import CT_IN, CT_RELATED, CT_SERVICE, CtEntry, CtKey, NatEntry
 from hive.dbg.bpf.features import GROUPS
+from hive.dbg.bpf.ipcache import ipcache
 from hive.dbg.bpf.lb import lb
 from hive.dbg.bpf.maps import (
-    AUTH,
     GLOBALS,
-    NO_ENTRIES,
     PROTOCOLS,
     LayoutError,
-    Table,
+    delete_entry,
     entries_of,
     missing,
+    refused,
     show,
-    unreadable,
+    swapped,
 )
-from hive.dbg.go_text import aligned, duration, output_option, printed, socket_text
+from hive.dbg.bpf.policy import policy
+from hive.dbg.go_text import address_fault, duration, output_option, printed, socket_text
 from hive.dbg.main import Group, root_only
 from hive.dbg.requests import RequestFailedError, ask
 
@@ -41,7 +41,16 @@ _CT_FLAGS: Final = (
 )
 
 
-@click.group(cls=Group, not_built={"multicast": "multicast is not built"})
+_NOT_BUILT: Final = {
+    "frag": "read hive bpf dump cilium_ipv4_frag_datagrams",
+    "multicast": "multicast is not built",
+    "recorder": "the recorder is not built: read cilium-dbg monitor",
+    "sha": "programs have no templates: hive bpf list shows those that are loaded",
+    "srv6": "SRv6 is not built",
+}
+
+
+@click.group(cls=Group, not_built=_NOT_BUILT)
 def command() -> None:
     """Direct access to local BPF maps"""
     root_only("cilium-dbg bpf")
@@ -54,12 +63,9 @@ def _group(name: str, help_text: str) -> Group:
 
 
 endpoint = _group("endpoint", "Local endpoint map")
-ipcache = _group("ipcache", "Manage the IPCache mappings for IP/CIDR <-> Identity")
-policy = _group("policy", "Manage policy related BPF maps")
 ct = _group("ct", "Connection tracking tables")
 nat = _group("nat", "NAT mapping tables")
-command.add_command(lb)
-for each in GROUPS:
+for each in (ipcache, policy, lb, *GROUPS):
     command.add_command(each)
 
 
@@ -76,6 +82,26 @@ def list_endpoints(output: str) -> int:
     return 0
 
 
+@endpoint.command("delete")
+@click.argument("address")
+def delete_endpoint(address: str) -> None:
+    """Delete local endpoint entries"""
+    name = "cilium_lxc"
+    if not address:
+        raise click.ClickException("Please specify the endpoint to delete")
+    try:
+        key = LxcKey(ip_address(address))
+    except ValueError as error:
+        reason = f"ParseAddr({json.dumps(address)}): {address_fault(address) or error}"
+        raise click.ClickException(f"Unable to parse IP '{address}': {reason}") from error
+    try:
+        delete_entry(name, key.pack())
+    except (BpfError, LayoutError) as error:
+        reason = refused(name, f"{key.ip}:0", error)
+        doing = "open map" if isinstance(error, BpfError) and error.operation == "open" else ""
+        raise click.ClickException(f"Unable to {doing or 'delete endpoint entry'}: {reason}") from error
+
+
 def lxc_text(value: LxcValue) -> str:
     """An endpoint of this node, or the node itself."""
     if value.is_host:
@@ -85,145 +111,6 @@ def lxc_text(value: LxcValue) -> str:
         f"id={value.endpoint_id:<5} sec_id={value.identity:<5} flags=0x{value.flags:04X} "
         f"ifindex={value.ifindex:<3} mac={mac} nodemac={node_mac}"
     )
-
-
-@ipcache.command("list")
-@output_option
-def list_ipcache(output: str) -> int:
-    """List individual entries in the IPCache BPF map"""
-    try:
-        table = _ipcache()
-    except LayoutError as error:
-        return unreadable(error)
-    if table or output:
-        show(table, ("IP PREFIX/ADDRESS", "IDENTITY"), output)
-    else:
-        click.echo(NO_ENTRIES, err=True)
-    return 0
-
-
-def _ipcache() -> Table:
-    failure = "error dumping contents of map"
-    try:
-        entries = entries_of("cilium_ipcache", failure)
-    except BpfError as error:
-        raise LayoutError(f"{failure}: {missing('cilium_ipcache', error)}") from error
-    return {
-        str(IpcacheKey.unpack(key).network): [ipcache_text(IpcacheValue.unpack(value))]
-        for key, value in entries
-    }
-
-
-@ipcache.command("get")
-@click.argument("address")
-def get_ipcache(address: str) -> None:
-    """Retrieve identity for an ip"""
-    try:
-        wanted = ip_address(address.partition("/")[0])
-    except ValueError:
-        raise click.ClickException(
-            "Error parsing IP address; please provide an IP address without prefix\n"
-        ) from None
-    table = {ip_network(prefix): texts[0] for prefix, texts in _ipcache().items()}
-    found = [network for network in table if network.version == wanted.version and wanted in network]
-    if not found:
-        raise click.ClickException(f"{address} does not map to any identity\n")
-    longest = max(found, key=lambda network: network.prefixlen)
-    click.echo(f"{address} maps to identity {table[longest]}")
-
-
-@policy.command("get")
-@click.argument("number", required=False)
-@click.option("--all", "everything", is_flag=True, help="Dump all policy maps")
-@click.option("-n", "--numeric", is_flag=True, help="Do not resolve IDs")
-@output_option
-def get_policy(number: str | None, everything: bool, numeric: bool, output: str) -> None:
-    """List contents of a policy BPF map"""
-    if everything:
-        for path in sorted(GLOBALS.glob("cilium_policy_[0-9]*")):
-            click.echo(f"Endpoint ID: {int(path.name.rpartition('_')[2])}\nPath: {path}\n")
-            _print_policy(path.name, numeric, output)
-            click.echo("")
-        return
-    if not number or not number.isdigit():
-        raise click.ClickException("Please provide an endpoint ID, or --all\n")
-    _print_policy(f"cilium_policy_{int(number):05}", numeric, output)
-
-
-def _print_policy(name: str, numeric: bool, output: str) -> None:
-    try:
-        entries = entries_of(name, "Error while opening bpf Map")
-    except BpfError as error:
-        raise click.ClickException(f"Failed to open map: {missing(name, error)}\n") from error
-    rows = [(PolicyKey.unpack(key), PolicyEntry.unpack(value), key) for key, value in entries]
-    rows.sort(key=lambda row: (not row[1].deny, row[0].egress, row[0].identity, row[0].protocol, row[0].port))
-    if output:
-        click.echo(printed([policy_model(*row) for row in rows], output))
-        return
-    who = "IDENTITY" if numeric else "LABELS (source:key[=value])"
-    lines = [f"POLICY\tDIRECTION\t{who}\tPORT/PROTO\tPROXY PORT\tAUTH TYPE\tBYTES\tPACKETS\tPREFIX\t\n"]
-    for key, entry, _ in rows:
-        first, *others = [str(key.identity)] if numeric else _labels(key.identity)
-        lines.append(policy_text(key, entry, first))
-        lines.extend(f"\t\t{label}\t\t\t\t\t\t\t\n" for label in others)
-    click.echo(aligned("".join(lines)), nl=False)
-    if not rows:
-        click.echo("Policy stats empty. Perhaps the policy enforcement is disabled?")
-
-
-def policy_text(key: PolicyKey, entry: PolicyEntry, peer: str) -> str:
-    """A rule of a policy map, of the peer in words."""
-    last = key.port | 0xFFFF >> key.port_bits
-    ports = f"{key.port}-{last}" if last != key.port else str(key.port)
-    protocol = PROTOCOLS.get(key.protocol, str(key.protocol))
-    cells = (
-        *("Deny" if entry.deny else "Allow", "Egress" if key.egress else "Ingress", peer),
-        *(f"{ports}/{protocol}" if key.port_bits else protocol, entry.proxy_port or "NONE"),
-        *(AUTH.get(entry.auth_type, entry.auth_type), entry.octets, entry.packets),
-        8 + key.port_bits if key.protocol else 0,
-    )
-    return "".join(f"{cell}\t" for cell in cells) + "\n"
-
-
-def policy_model(key: PolicyKey, entry: PolicyEntry, data: bytes) -> dict[str, object]:
-    """A rule of a policy map as ``-o json`` has it: raw fields."""
-    return {
-        "ProxyPortNetwork": _swapped(entry.proxy_port),
-        "Flags": entry.pack(key)[2],
-        "AuthType": entry.auth_type,
-        "Pad1": 0,
-        "Pad2": 0,
-        "Packets": entry.packets,
-        "Bytes": entry.octets,
-        "Key": {
-            "Prefixlen": int.from_bytes(data[:4], "little"),
-            "Identity": key.identity,
-            "TrafficDirection": int(key.egress),
-            "Nexthdr": key.protocol,
-            "DestPortNetwork": _swapped(key.port),
-        },
-    }
-
-
-def _swapped(port: int) -> int:
-    return int.from_bytes(port.to_bytes(2, "big"), "little")
-
-
-def _labels(number: int) -> list[str]:
-    try:
-        found = ask("GET /identity/{id}", id=str(number))
-    except RequestFailedError as error:
-        click.echo(f"Was impossible to retrieve label ID {number}: {error}", err=True)
-        return [str(number)]
-    return found.get("labels") or [str(number)]
-
-
-@policy.command("list")
-@output_option
-def list_policies(output: str) -> None:
-    """List all policy maps"""
-    paths = [str(path) for path in sorted(GLOBALS.glob("cilium_policy_[0-9]*"))]
-    click.echo(printed(paths, output) if output else "\n".join(paths or [NO_ENTRIES]))
 
 
 def _families() -> list[str]:
@@ -284,11 +171,41 @@ def list_connections(
                 f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"
             ) from error
         if output:
-            found += [{"Key": str(key), "Value": ct_text(key, entry)} for key, entry in rows]
+            found += [{"Key": tuple_model(key), "Value": ct_model(entry)} for key, entry in rows]
         else:
             click.echo("".join(f"{ct_text(key, entry)} \n" for key, entry in rows))
     if output:
         click.echo(printed(found, output))
+
+
+def tuple_model(key: CtKey) -> dict[str, object]:
+    """A key of connections or translations as ``-o json`` has it: raw fields, ports in network order."""
+    return {
+        "DestAddr": list(key.daddr.packed),
+        "SourceAddr": list(key.saddr.packed),
+        "DestPort": swapped(key.dport),
+        "SourcePort": swapped(key.sport),
+        "NextHeader": key.protocol,
+        "Flags": key.flags,
+    }
+
+
+def ct_model(entry: CtEntry) -> dict[str, object]:
+    """A connection as ``-o json`` has it: raw fields, the number of reverse NAT in network order."""
+    return {
+        "Union0": [entry.reserved, entry.backend_id],
+        "Packets": entry.packets,
+        "Bytes": entry.octets,
+        "Lifetime": entry.lifetime,
+        "Flags": entry.flags,
+        "RevNAT": swapped(entry.rev_nat_index),
+        "IfIndex": entry.ifindex,
+        "TxFlagsSeen": entry.tx_flags_seen,
+        "RxFlagsSeen": entry.rx_flags_seen,
+        "SourceSecurityID": entry.source_identity,
+        "LastTxReport": entry.last_tx_report,
+        "LastRxReport": entry.last_rx_report,
+    }
 
 
 def ct_text(key: CtKey, entry: CtEntry) -> str:
@@ -317,7 +234,7 @@ def list_translations(output: str) -> None:
     found: list[dict[str, Any]] = []
     for family in families:
         name = f"cilium_snat_v{family}_external"
-        now = _clock()
+        now = 0 if output else _clock()
         try:
             rows = [(CtKey.unpack(key), NatEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
         except BpfError as error:
@@ -325,7 +242,7 @@ def list_translations(output: str) -> None:
                 f"Unable to open {GLOBALS / name}: {missing(name, error)}\n"
             ) from error
         if output:
-            found += [{"Key": str(key), "Value": nat_text(key, entry, now)} for key, entry in rows]
+            found += [{"Key": tuple_model(key), "Value": nat_model(entry)} for key, entry in rows]
         else:
             click.echo("".join(f"{nat_text(key, entry, now)}\n" for key, entry in rows))
     if output:
@@ -348,6 +265,18 @@ def _clock() -> int:
             missing = f"open {_RUNTIME_CONFIG}: no such file or directory"
             raise click.ClickException(f"Error while dumping BPF Map: {missing}")
     return int(float(Path("/proc/uptime").read_text().split()[0]))
+
+
+def nat_model(entry: NatEntry) -> dict[str, object]:
+    """A translation as ``-o json`` has it: raw fields, the port in network order."""
+    return {
+        "Created": entry.created,
+        "NeedsCT": int(entry.needs_ct),
+        "Pad1": 0,
+        "Pad2": 0,
+        "Addr": list(entry.address.packed),
+        "Port": swapped(entry.port),
+    }
 
 
 def nat_text(key: CtKey, entry: NatEntry, now: int) -> str:

@@ -19,6 +19,7 @@ from hive.dbg.bpf.maps import (
     AUTH,
     GLOBALS,
     NO_ENTRIES,
+    Entries,
     LayoutError,
     entries_of,
     listed,
@@ -128,12 +129,43 @@ def _egress(key: bytes, value: bytes) -> tuple[object, ...]:
     return ip_address(source), IPv4Interface((destination, bits - 32)), ip_address(value[:4]), gateway
 
 
+def _egress_model(entries: Entries) -> object:
+    names = ("SourceIP", "DestCIDR", "EgressIP", "GatewayIP")
+    return [dict(zip(names, map(str, _egress(*one)), strict=True)) for one in entries]
+
+
+_AUTH_KEY: Final = struct.Struct("<IIHBx")
+
+
 def _auth(key: bytes, value: bytes) -> tuple[object, ...]:
-    local, remote, node, kind = struct.unpack("<IIHB", key[:11])
-    until = datetime.fromtimestamp(0, UTC) + timedelta(
-        microseconds=512 * int.from_bytes(value, "little") / 1000
-    )
-    return local, remote, node, AUTH.get(kind, kind), f"{until:%Y-%m-%d %H:%M:%S} +0000 UTC"
+    local, remote, node, kind = _AUTH_KEY.unpack(key)
+    return local, remote, node, AUTH.get(kind, kind), _expiration(value, "%Y-%m-%d %H:%M:%S", " +0000 UTC")
+
+
+def _auth_model(entries: Entries) -> object:
+    """As Go: null without entries."""
+    names = ("LocalIdentity", "RemoteIdentity", "RemoteNodeID", "AuthType", "Expiration")
+    rows = [(*_AUTH_KEY.unpack(key), _expiration(value, "%Y-%m-%dT%H:%M:%S", "Z")) for key, value in entries]
+    return [dict(zip(names, cells, strict=True)) for cells in rows] or None
+
+
+def _expiration(value: bytes, form: str, zone: str) -> str:
+    """A time in units of 512 ns since the epoch, with as many digits of nanoseconds as it has."""
+    seconds, nanoseconds = divmod(512 * int.from_bytes(value, "little"), 1_000_000_000)
+    fraction = f".{nanoseconds:09}".rstrip("0").rstrip(".")
+    try:
+        text = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)).strftime(form)
+    except OverflowError:  # after 9999, which no agent writes
+        return f"{seconds}{fraction}s after 1970"
+    return f"{text}{fraction}{zone}"
+
+
+def _bandwidth_model(entries: Entries) -> object:
+    """Bytes per second by endpoint, as the text of the map's rows."""
+    rates = {
+        str(int.from_bytes(key, "little")): int.from_bytes(value[:8], "little") for key, value in entries
+    }
+    return {endpoint: [str(rate)] for endpoint, rate in sorted(rates.items())}
 
 
 def _bandwidth(key: bytes, value: bytes) -> tuple[object, ...]:
@@ -145,14 +177,31 @@ def _bandwidth(key: bytes, value: bytes) -> tuple[object, ...]:
 
 
 def _config(key: bytes, value: bytes) -> tuple[object, ...]:
-    number = int.from_bytes(key, "little")
-    names = {0: "UTimeOffset", 1: "AgentLiveness"}
-    return names.get(number, number), int.from_bytes(value, "little")
+    return _CONFIG[int.from_bytes(key, "little")], int.from_bytes(value, "little")
+
+
+_CONFIG: Final = {1: "AgentLiveness", 0: "UTimeOffset"}
+
+
+def _config_wanted(entries: Entries) -> Entries:
+    """Those with a meaning, of an array of 256."""
+    found = dict(entries)
+    keys = [number.to_bytes(4, "little") for number in _CONFIG]
+    return [(key, found[key]) for key in keys if key in found]
+
+
+def _config_model(entries: Entries) -> object:
+    return [dict(zip(("Key", "Value"), _config(*one), strict=True)) for one in entries]
 
 
 def _vtep(key: bytes, value: bytes) -> tuple[object, ...]:
     mac, endpoint = value[:6].hex(":").upper(), ip_address(value[8:12])
     return ip_address(key), f"vtepmac={mac} tunnelendpoint={endpoint}"
+
+
+def _vtep_model(entries: Entries) -> object:
+    rows = sorted((str(prefix), text) for prefix, text in (_vtep(*one) for one in entries))
+    return {prefix: [text] for prefix, text in rows}
 
 
 def _masqueraded(key: bytes, _: bytes) -> tuple[object, ...]:
@@ -196,7 +245,7 @@ GROUPS: Final = (
         ("Source IP", "Destination CIDR", "Egress IP", "Gateway IP"),
         _egress,
         "Error dumping contents of egress policy map",
-        ("SourceIP", "DestCIDR", "EgressIP", "GatewayIP"),
+        _egress_model,
     ),
     listed(
         "auth",
@@ -204,6 +253,8 @@ GROUPS: Final = (
         "authenticated connections between identities",
         ("SRC IDENTITY", "DST IDENTITY", "REMOTE NODE ID", "AUTH TYPE", "EXPIRATION"),
         _auth,
+        model=_auth_model,
+        not_built={"flush": "mutual authentication is not built"},
     ),
     listed(
         "bandwidth",
@@ -212,6 +263,7 @@ GROUPS: Final = (
         ("IDENTITY", "EGRESS BANDWIDTH (BitsPerSec)"),
         _bandwidth,
         "error dumping contents of map",
+        _bandwidth_model,
     ),
     listed(
         "config",
@@ -220,6 +272,8 @@ GROUPS: Final = (
         ("KEY", "VALUE"),
         _config,
         'Cannot load value with index "AgentLiveness" from config bpf map',
+        _config_model,
+        _config_wanted,
     ),
     listed(
         "vtep",
@@ -228,6 +282,8 @@ GROUPS: Final = (
         ("IP PREFIX/ADDRESS", "VTEP"),
         _vtep,
         "error dumping contents of map",
+        _vtep_model,
+        not_built=dict.fromkeys(("add", "update", "delete"), "VTEP integration is not built"),
     ),
     listed("ipmasq", "cilium_ipmasq_v4", "ip-masq-agent CIDRs", ("IP PREFIX/ADDRESS",), _masqueraded),
 )

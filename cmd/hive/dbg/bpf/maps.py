@@ -84,6 +84,46 @@ def _misfit(name: str, key: bytes, value: bytes) -> str:
     return ""
 
 
+def update_entry(name: str, key: bytes, value: bytes) -> None:
+    """Set an entry of a pinned map. Raises BpfError, LayoutError for a map with entries of other sizes."""
+    with open_map(GLOBALS / name) as opened:
+        try:
+            opened.update(key, value)
+        except ValueError as error:
+            raise LayoutError(str(error)) from error
+
+
+def delete_entry(name: str, key: bytes) -> None:
+    """Remove an entry of a pinned map.
+
+    Raises BpfError, also for an entry that is not there; LayoutError for a map with entries of other sizes.
+    """
+    with open_map(GLOBALS / name) as opened:
+        try:
+            found = opened.delete(key)
+        except ValueError as error:
+            raise LayoutError(str(error)) from error
+    if not found:
+        raise BpfError(errno.ENOENT, "delete", f"map {name}")
+
+
+def refused(name: str, text: str, error: BpfError | LayoutError) -> str:
+    """Why an entry, given as text, was not written, in the words of the client."""
+    if isinstance(error, LayoutError):
+        return error.message
+    reason = "key does not exist" if error.errno == errno.ENOENT else (error.strerror or str(error)).lower()
+    if error.operation == "update":
+        return f"update map {name}: update: {reason}"
+    if error.operation.startswith("delete"):
+        return f"unable to delete element {text} from map {name}: delete: {reason}"
+    return missing(name, error)
+
+
+def swapped(number: int) -> int:
+    """A number of 16 bits in network order as the client's structs have it."""
+    return int.from_bytes(number.to_bytes(2, "big"), "little")
+
+
 def missing(name: str, error: BpfError) -> str:
     """Why a pinned map could not be opened, in the words of the client."""
     reason = (error.strerror or str(error)).lower()
@@ -108,37 +148,43 @@ def listed(
     header: tuple[str, ...],
     row: Callable[[bytes, bytes], tuple[object, ...]],
     failure: str = "",
-    names: tuple[str, ...] = (),
+    model: Callable[[Entries], object] | None = None,
+    wanted: Callable[[Entries], Entries] = list,
+    not_built: dict[str, str] | None = None,
 ) -> Group:
     """A group with ``bpf NAME list`` for a map of a feature; one that is not there has nothing to list.
 
-    ``failure`` begins the error for entries of other sizes, without one they are passed over; ``names`` are
-    those of JSON where the header differs.
+    ``failure`` begins the error for entries of other sizes, without one they are passed over; ``model`` is
+    what JSON has of the entries, without one the cells by their header; ``wanted`` picks and sorts entries;
+    ``not_built`` are commands of the group that are refused, and why.
     """
 
     @output_option
     def list_all(output: str) -> int:
         try:
-            rows = [row(key, value) for key, value in entries_of(pin, failure)]
+            entries = wanted(entries_of(pin, failure))
         except LayoutError as error:
             if failure:
                 return unreadable(error)
-            rows = []
+            entries = []
         except BpfError as error:
             if error.errno == errno.ENOENT:
                 click.echo(f"Cannot find map {GLOBALS / pin}: its feature is off, or not built", err=True)
                 return 0
             raise click.ClickException(f"Unable to open {GLOBALS / pin}: {missing(pin, error)}\n") from error
+        if output and model is not None:
+            click.echo(printed(model(entries), output))
+            return 0
+        rows = [row(key, value) for key, value in entries]
         if output:
-            keys = names or header
-            click.echo(printed([dict(zip(keys, map(str, cells), strict=True)) for cells in rows], output))
+            click.echo(printed([dict(zip(header, map(str, cells), strict=True)) for cells in rows], output))
         elif not rows:
             click.echo(NO_ENTRIES, err=True)
         else:
             click.echo(aligned("\n".join("\t".join(map(str, cells)) for cells in (header, *rows))))
         return 0
 
-    group = Group(name, callback=lambda: None, help=help_text)
+    group = Group(name, callback=lambda: None, help=help_text, not_built=not_built)
     group.add_command(click.command("list", help=f"List {help_text}")(list_all))
     return group
 
