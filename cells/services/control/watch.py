@@ -139,7 +139,7 @@ class ServiceWatch:
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _override_state),
         ]
-        if self._frontends.initialized:  # they are served: from those of before to these in one step
+        if self._frontends.initialized:  # after an error: what is served is replaced in one transaction
             with collector_paused(), catalog.changes as changes:
                 changes.clear()
                 for feed in follows:
@@ -377,7 +377,7 @@ class ServiceWatch:
 
 
 async def _in_slices(catalog: ServiceCatalog, feed: Feed[Row], batch: Sequence[Change[Any, Row]]) -> None:
-    """Feed a batch. What changes by some milliseconds of it appears together; then others have the loop.
+    """Feed a batch in slices of some milliseconds, each a transaction; other tasks run between them.
 
     A row that changes meanwhile comes again with a later batch; rows of other tables are always the latest.
     """
