@@ -14,8 +14,9 @@ from typing import Any
 from cells.cluster.identity.identities import Identity
 from cells.policy import PolicySettings
 from cells.policy.control import RulePolicy
-from cells.policy.maps import NodePolicy
+from cells.policy.maps import EndpointPolicy, NodePolicy
 from cells.policy.rules import PolicyOptions
+from lifecycle import Change
 from tests.bench.stats import Figure, Row, Sample
 
 ENDPOINTS = 100
@@ -51,7 +52,7 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
 def a_world(policies: int, identities: int) -> RulePolicy:
     """So many policies, each for one of 100 endpoints and one peer of so many."""
     world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
-    world.know(Identity(FIRST + number, _labels(number)) for number in range(identities))
+    world.update_identities(Identity(FIRST + number, _labels(number)) for number in range(identities))
     for number in range(ENDPOINTS):
         world.compute(number + 1, FIRST + number, _labels(number))
     for number in range(policies):
@@ -73,8 +74,18 @@ def _change(world: RulePolicy, policies: int, identities: int, turn: int) -> Non
 
 def _come_and_go(world: RulePolicy, identities: int, turn: int) -> None:
     number = FIRST + identities + turn
-    world.know([Identity(number, _labels(turn % identities))])
-    world.unknow([number])
+    world.update_identities([Identity(number, _labels(turn % identities))])
+    removed(world, number)
+
+
+def removed(world: RulePolicy, identity: int) -> list[EndpointPolicy]:
+    """Remove one identity, which is one slice: no event loop is needed. The policies that change."""
+    try:
+        world.follow_identities([Change(identity, None, None, 1)]).send(None)
+    except StopIteration as end:
+        rows: list[EndpointPolicy] = end.value
+        return rows
+    raise AssertionError("one identity takes more than a slice")
 
 
 def _labels(number: int) -> tuple[str, ...]:

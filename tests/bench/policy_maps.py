@@ -34,6 +34,7 @@ from cells.policy.maps import EndpointPolicies, EndpointPolicy, NodePolicy, Poli
 from cells.policy.rules import PolicyOptions
 from lifecycle import Table
 from tests.bench.packets import HOPS, POD, ns_a_packet
+from tests.bench.policies import removed
 from tests.bench.stats import Figure, Row, Sample
 from tests.kernel.datapath.packets import from_pod, tcp
 from tests.kernel.datapath.world import A, B, World
@@ -69,7 +70,7 @@ class Node:
     def __init__(self, rules: int, identities: int) -> None:
         self.size = identities
         self.world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
-        self.world.know(Identity(FIRST + number, labels(number)) for number in range(identities))
+        self.world.update_identities(Identity(FIRST + number, labels(number)) for number in range(identities))
         self.maps = Maps()
         self.policies = EndpointPolicies(
             Table[int, EndpointPolicy]("endpoint-policies", key=lambda row: row.endpoint_id),
@@ -98,13 +99,13 @@ class Node:
             await anyio.lowlevel.checkpoint()
             self._realize(row.endpoint_id)
 
-    def know(self, identity: Identity) -> None:
+    def add_identity(self, identity: Identity) -> None:
         """An identity, up to the last write."""
         self.policies.ensure_identity(identity.id, identity.labels)
 
     def forget(self, identity: Identity) -> None:
         """One that goes, up to the last write."""
-        self.policies.change(self.world.unknow([identity.id]), "an identity went")
+        self.policies.change(removed(self.world, identity.id), "an identity went")
         self._follow()
 
     def _follow(self) -> None:
@@ -199,7 +200,7 @@ def changes(rounds: int) -> Iterator[Figure]:
                 found["object"].append((time.process_time() - began) * 1e3)
                 came = Identity(FIRST + identities + turn, labels(turn % identities, everybodys=True))
                 began = time.process_time()
-                at.know(came)
+                at.add_identity(came)
                 found["identity"].append((time.process_time() - began) * 1e3)
                 at.forget(came)
             entries = at.entries()
@@ -279,7 +280,7 @@ def memory() -> Iterator[Figure]:
 
 
 def _know(world: RulePolicy, number: int) -> None:
-    world.know([Identity(FIRST + number, labels(number))])
+    world.update_identities([Identity(FIRST + number, labels(number))])
 
 
 def _held(count: int, add: Any) -> float:

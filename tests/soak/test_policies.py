@@ -38,14 +38,14 @@ def test_fifty_thousand_identities_come_and_go() -> None:
         for turn in range(CHURNED):
             number = FIRST + IDENTITIES + turn
             came = Identity(number, labels(random.randrange(IDENTITIES), everybodys=not turn % EVERYBODYS))
-            live.know(came)
+            live.add_identity(came)
             alive.append(came)
             if len(alive) > ALIVE:
                 live.forget(alive.popleft())
         with node(1_000, IDENTITIES) as anew:
             anew.apply(for_everybody(1))
             for one in alive:
-                anew.know(one)
+                anew.add_identity(one)
             same(live, anew)
 
 

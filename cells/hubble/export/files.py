@@ -191,13 +191,14 @@ class RotatingFile:
         """Append all of it or, if there is no room for it, nothing. Raises OSError."""
         if self._file is None:
             return
+        done = 0
         try:
-            done = 0
             while done < len(data):
                 done += self._file.write(data[done:])
         except OSError:
             with suppress(OSError):  # a pipe, say: what it has taken stays there
-                self._file.truncate(self._written)
+                if done:  # by the file's own size: others may have truncated it
+                    self._file.truncate(os.fstat(self._file.fileno()).st_size - done)
             raise
         self._written += len(data)
 

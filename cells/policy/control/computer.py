@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +32,7 @@ from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import Services, World
-from lifecycle import HiveError
+from lifecycle import Change, HiveError
 
 DNS_EGRESS = "cilium-dns-egress"
 """The name of the DNS proxy's redirects."""
@@ -248,32 +248,54 @@ class RulePolicy:
     def _world(self) -> World:
         return World(self._repository.options, dict(self._groups), self._services)
 
-    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """Identities that are new, or have other labels now."""
+    def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+        """Add identities, or give known ones other labels; the policies that change."""
         rows: dict[int, EndpointPolicy] = {}
         for one in identities:
-            labels = LabelSet.of(one.labels)
-            if self._cache.identities.get(one.id) != labels:
-                self._collect(self._computed.add_identity(one.id, labels), rows)
+            self._collect(self._update_identity(one), rows)
         return list(rows.values())
 
-    def unknow(self, numbers: Iterable[int]) -> list[EndpointPolicy]:
-        """Remove identities."""
-        rows: dict[int, EndpointPolicy] = {}
-        for number in numbers:
-            self._collect(self._computed.remove_identity(number), rows)
-        return list(rows.values())
+    async def follow_identities(self, changes: Sequence[Change[int, Identity]]) -> list[EndpointPolicy]:
+        """Add, relabel and remove identities, with turns of the loop in between; the policies that changed.
+
+        The rows are those in force at the end: rules and other identities may change in between.
+        """
+        changed: set[int] = set()
+        async for difference in in_slices(self._following(changes)):
+            self._keep(difference)
+            if not difference.error:
+                changed |= difference.endpoints
+        return self._rows(changed)
+
+    def _following(self, changes: Sequence[Change[int, Identity]]) -> Iterator[Difference | None]:
+        """The differences that identities make, added before others are removed."""
+        for change in changes:
+            if change.row is not None:
+                yield from self._update_identity(change.row)
+                yield None
+        for change in changes:
+            if change.deleted:
+                yield from self._computed.remove_identity(change.key)
+                yield None
+
+    def _update_identity(self, identity: Identity) -> list[Difference]:
+        labels = LabelSet.of(identity.labels)
+        if self._cache.identities.get(identity.id) == labels:
+            return []
+        return self._computed.add_identity(identity.id, labels)
 
     def _follow(self, changed: RulesChanged) -> list[EndpointPolicy]:
         """The rows of all endpoints: those with the same entries have the new revision too."""
         self._collect(self._computed.follow_rules(changed), {})
         return self._rows()
 
-    def _rows(self) -> list[EndpointPolicy]:
+    def _rows(self, endpoints: Collection[int] | None = None) -> list[EndpointPolicy]:
+        """The policies in force of these endpoints, or of all."""
         entries = self._entries
         return [
             _policy(endpoint, revision, enforced, entries[key])
             for endpoint, key, revision, enforced in self._computed.in_force()
+            if endpoints is None or endpoint in endpoints
         ]
 
     def _follow_mode(self) -> None:

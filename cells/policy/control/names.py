@@ -217,7 +217,7 @@ class NamedAddresses:
                     if labels is not None:
                         found = await self._identities.acquire(tuple(sorted(map(str, labels))))
                         given[address] = labels, found
-                rows = self._policy.know(identity for _, identity in given.values())
+                rows = self._policy.update_identities(identity for _, identity in given.values())
                 await self._policies.change_and_wait(rows, "addresses of names changed")
                 self._ipcache.upsert(*(self._claim(one, identity.id) for one, (_, identity) in given.items()))
             except BaseException:

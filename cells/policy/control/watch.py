@@ -274,7 +274,7 @@ class PolicyRollout:
         if not new and not removed and not self._names.concerned:
             await self.realize(rows, "policy rules changed")
             return
-        rows += self._policy.know(await self._prefixes.acquire(new))
+        rows += self._policy.update_identities(await self._prefixes.acquire(new))
         if not self._started:
             await self.realize(rows, "policy rules changed")
             return
@@ -316,8 +316,7 @@ class PeerWatch:
         jobs.observe("remote-endpoints", follow(remote).batches, self._follow_remote)
 
     async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
-        rows = self._policy.know(change.row for change in changes if change.row is not None)
-        rows += self._policy.unknow(change.key for change in changes if change.deleted)
+        rows = await self._policy.follow_identities(changes)
         await self._rollout.realize(rows, "identities changed")
 
     async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:

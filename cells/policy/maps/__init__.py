@@ -168,7 +168,7 @@ class NodePolicy:
             entries=self._entries(),
         )
 
-    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+    def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
         """No policy of the mode alone distinguishes identities."""
         del identities
         return []

@@ -210,7 +210,7 @@ class EndpointPolicies:
 
         A map that refuses is tried again, see apply().
         """
-        rows = self._computer.know([Identity(identity, tuple(labels))])
+        rows = self._computer.update_identities([Identity(identity, tuple(labels))])
         if not rows:  # as nearly always: other endpoints have it
             return
         present = self.table.keys()

@@ -120,7 +120,7 @@ class PolicyComputer(Protocol):
         """
         ...
 
-    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+    def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
         """These identities are about to be used: the policies that change by them."""
         ...
 

@@ -91,7 +91,9 @@ def damage(random: Random, object_: dict[str, Any]) -> None:
 def a_node() -> RulePolicy:
     """An endpoint, a peer, and one good policy."""
     world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions(enable_ipv6=True))
-    world.know([Identity(1001, LABELS), Identity(1002, ("k8s:io.kubernetes.pod.namespace=shop",))])
+    world.update_identities(
+        [Identity(1001, LABELS), Identity(1002, ("k8s:io.kubernetes.pod.namespace=shop",))]
+    )
     world.compute(1, 1001, LABELS)
     world.apply(GOOD)
     return world

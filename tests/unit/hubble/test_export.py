@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator
@@ -250,9 +251,13 @@ async def test_another_order_of_fields_and_filters_changes_no_flow_log(tmp_path:
         assert exporters.reconfigurations == {"add": 2}
 
 
-def test_a_line_that_did_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_line_that_did_not_fit_is_not_written_in_part(tmp_path: Path, *, truncated: bool) -> None:
     file = RotatingFile(tmp_path / "events.log", size=1 << 20, backups=0, compress=False)
     file.write([b"one\n"])
+    if truncated:  # by a process that makes room, as logrotate's copytruncate does
+        os.truncate(tmp_path / "events.log", 0)
+    there = b"" if truncated else b"one\n"
     lines = [b"x" * 4095 + b"\n"] * 2
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -263,10 +268,10 @@ def test_a_line_that_did_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert (tmp_path / "events.log").read_bytes() == b"one\n"
+    assert (tmp_path / "events.log").read_bytes() == there
     file.write(lines)
     file.close()
-    assert (tmp_path / "events.log").stat().st_size == 4 + 2 * 4096
+    assert (tmp_path / "events.log").stat().st_size == len(there) + 2 * 4096
     assert lines == []
 
 

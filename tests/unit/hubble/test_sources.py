@@ -145,7 +145,7 @@ def test_policies_are_named_where_networks_select_pods() -> None:
     world.repository.use(replace(world.repository.options, cidr_matches_pods=True))
     around = ip_network("192.0.2.0/24")
     network = Identity((1 << 24) + 99, tuple(map(str, network_labels(around))))
-    world.know([network])
+    world.update_identities([network])
     world.compute(101, SUBJECT, LABELS[SUBJECT], ("shop", "cart"))
     networks = fake(PodNetworks, around=lambda address: network if address in around else None)
     agent = Agent(PolicyView(world, networks))

@@ -290,7 +290,7 @@ def world_of(
     options = PolicyOptions(enable_ipv6=True, enable_non_default_deny_policies=may_leave_open)
     world = RulePolicy(NodePolicy(PolicySettings()), options, None, ports, names, requests)
     world.follow_ports(own)
-    world.know(Identity(number, tuple(sorted(some))) for number, some in LABELS.items())
+    world.update_identities(Identity(number, tuple(sorted(some))) for number, some in LABELS.items())
     for number, spec in enumerate(specs):
         body = {"endpointSelector": {"matchLabels": {"app": "cart"}}, **spec}
         metadata = {"name": f"p{number}", "namespace": "shop"}
@@ -298,7 +298,7 @@ def world_of(
     prefixes: dict[Prefix, int] = {
         prefix: (1 << 24) + number for number, prefix in enumerate(world.prefixes, 1) if prefix.prefixlen
     }
-    world.know(
+    world.update_identities(
         Identity(number, tuple(sorted(map(str, prefix_labels(prefix, dual_stack=True)))))
         for prefix, number in prefixes.items()
     )

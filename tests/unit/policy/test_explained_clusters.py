@@ -361,7 +361,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     rules = RulePolicy(NodePolicy(PolicySettings()), SERVED, None, ports)
     rules.follow_ports({NamedPodPort("web", TCP, WEB)})
     identities = [Identity(number, labels(number)) for number in NAMES]
-    rules.know(identities)
+    rules.update_identities(identities)
     for one in policies(specs):
         rules.apply(one)
     prefixes = [(prefix, (1 << 24) + n) for n, prefix in enumerate(rules.prefixes, 1) if prefix.prefixlen]
@@ -369,7 +369,7 @@ def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
         Identity(number, tuple(sorted(map(str, prefix_labels(prefix, dual_stack=False)))))
         for prefix, number in prefixes
     ]
-    rules.know(cidrs)
+    rules.update_identities(cidrs)
     here = []
     for number in NAMES:
         if number % 2:

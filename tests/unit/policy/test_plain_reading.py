@@ -49,7 +49,7 @@ def test_networks_select_pods_beside_their_labels_where_that_is_asked_for(
 ) -> None:
     world, _ = world_of(specs)
     networks = {prefix: (1 << 25) - 1 - number for number, prefix in enumerate(world.prefixes)}
-    world.know(
+    world.update_identities(
         Identity(number, tuple(sorted(map(str, network_labels(prefix)))))
         for prefix, number in networks.items()
     )

@@ -90,7 +90,7 @@ class FakeRules:
             raise HiveError(self.conflict)
         return wanted(endpoint_id, self.revision, self.entries)
 
-    def know(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
+    def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
         self.known += [one.id for one in identities]
         return self.following
 
