@@ -283,9 +283,20 @@ class ServiceWatch:
                 if self._log is not None:
                     self._log.warning("local redirect policy refused", policy=str(name), error=str(error))
             else:
+                self._report_unpaired(name, redirect)
                 catalog.upsert_redirect(redirect)
                 return
         catalog.delete_redirect(name)
+
+    def _report_unpaired(self, name: ServiceName, redirect: RedirectPolicy) -> None:
+        """Ports that a policy names and does not redirect, as it is read."""
+        ports = ", ".join(f"{each.name} ({each.port})" for each in redirect.unpaired)
+        if ports and self._log is not None:
+            self._log.warning(
+                "ports of a local redirect policy are not redirected",
+                policy=str(name), ports=ports,
+                reason="redirectBackend.toPorts has no port of the name and protocol",
+            )  # fmt: skip
 
     def _report(self, catalog: ServiceCatalog) -> None:
         """Everything that is not served as it was asked for."""

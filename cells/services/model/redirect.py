@@ -161,6 +161,11 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
     """Pods that are redirected to reach the address itself."""
 
     @property
+    def unpaired(self) -> list[LocalRedirectPort]:
+        """The ports it names that no backend port fits: they are not redirected."""
+        return [port for port in self.ports if _paired(port, self.ports, self.backend_ports) is None]
+
+    @property
     def kind(self) -> str:
         """What of a frontend it names, in Cilium's words."""
         if self.address is not None:
@@ -219,13 +224,18 @@ def redirect_frontends(
 ) -> list[Frontend]:
     """The frontends of a policy that have a ready pod on this node."""
     local = [pod for pod in pods if serves(redirect, pod, node)]
+    addresses, ports = _targets(redirect, service)
     found = []
-    for ip, port in _targets(redirect, service):
-        backends = tuple(_backends(redirect, port, ip, local, options))
-        if backends and options.serves(ip):
-            key = FrontendKey(ServiceAddress(ip, port.port, _protocol(port, options)))
-            name = redirect_name(redirect.name)
-            found.append(Frontend(key, ServiceType.LOCAL_REDIRECT, name, backends, port_name=port.name))
+    for ip in filter(options.serves, addresses):
+        for port in ports:
+            target = _paired(port, ports, redirect.backend_ports)
+            if target is None:
+                continue
+            named = target.name if len(ports) > 1 else ""
+            if backends := tuple(_backends(target, named, ip, local, options)):
+                key = FrontendKey(ServiceAddress(ip, port.port, _protocol(port, options)))
+                name = redirect_name(redirect.name)
+                found.append(Frontend(key, ServiceType.LOCAL_REDIRECT, name, backends, port_name=port.name))
     return found
 
 
@@ -238,37 +248,39 @@ def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
 
 def _targets(
     redirect: RedirectPolicy, service: Service | None
-) -> Iterator[tuple[IPAddress, LocalRedirectPort]]:
+) -> tuple[list[IPAddress], Sequence[LocalRedirectPort]]:
+    """The addresses and ports that a policy redirects."""
     if redirect.address is not None:
-        yield from ((redirect.address, port) for port in redirect.ports)
-        return
+        return [redirect.address], redirect.ports
     if service is None:
-        return
+        return [], ()
     spec = service.spec
-    addresses = [parse_address(text) for text in spec.cluster_ips or (spec.cluster_ip,)]
+    addresses = map(parse_address, spec.cluster_ips or (spec.cluster_ip,))
     own = [
-        LocalRedirectPort(port.name or "", port.port, PROTOCOLS.get(port.protocol, 0))
+        LocalRedirectPort(port.name or "", port.port, PROTOCOLS.get(port.protocol, ANY_PROTOCOL))
         for port in spec.ports or ()
     ]
-    for ip in addresses:
-        if ip is not None:
-            yield from ((ip, port) for port in redirect.ports or own)
+    return [ip for ip in addresses if ip is not None], redirect.ports or own
+
+
+def _paired(
+    port: LocalRedirectPort, ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]
+) -> LocalRedirectPort | None:
+    """The backend port for one of the redirected ports; None where none fits.
+
+    Several are paired by name. A single one may have no name: then the first backend port is its own.
+    """
+    default = backends[0] if len(ports) == 1 else None
+    target = next((each for each in backends if each.name and each.name == port.name), default)
+    return target if target is not None and target.protocol == port.protocol else None
 
 
 def _backends(
-    redirect: RedirectPolicy,
-    port: LocalRedirectPort,
-    ip: IPAddress,
-    pods: Sequence[Pod],
-    options: LoadBalancerOptions,
+    target: LocalRedirectPort, named: str, ip: IPAddress, pods: Sequence[Pod], options: LoadBalancerOptions
 ) -> Iterator[Backend]:
-    """Pods by the one backend port there is, or by the one of the same name, which the pod must name too."""
-    named = len(redirect.backend_ports) > 1
-    target = next((each for each in redirect.backend_ports if not named or each.name == port.name), None)
-    if target is None or port.protocol not in {ANY_PROTOCOL, target.protocol}:
-        return
+    """Pods at a port, by addresses of the family of ``ip``; if ``named``, those with a port of this name."""
     for pod in sorted(pods, key=lambda one: one.name):
-        if named and target.name not in {each.name for each in pod.named_ports}:
+        if named and named not in {each.name for each in pod.named_ports}:
             continue
         for own in map(parse_address, pod.addresses):
             if own is not None and own.version == ip.version:
@@ -297,16 +309,12 @@ def _port(where: str, given: ObjectPort) -> LocalRedirectPort:
 
 
 def _check_pairs(ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]) -> None:
-    """Each port of a frontend has its backend port, of the same protocol."""
-    if len(ports) == 1 == len(backends):
-        if ports[0].protocol != backends[0].protocol:
-            raise ValueError("redirectBackend.toPorts: expected the protocol of the frontend")
+    """At least one port of the frontend has its backend port, of the same protocol."""
+    if not ports or any(_paired(port, ports, backends) for port in ports):
         return
-    if ports and len(ports) != len(backends):
-        raise ValueError("redirectBackend.toPorts: expected as many ports as the frontend has")
-    by_name = {each.name: each for each in backends}
-    for port in ports:
-        if port.name not in by_name:
-            raise ValueError(f"redirectBackend.toPorts: expected a port named {port.name}, as the frontend's")
-        if by_name[port.name].protocol != port.protocol:
-            raise ValueError(f"redirectBackend.toPorts: expected the frontend's protocol for {port.name}")
+    if len(ports) == 1:
+        raise ValueError("redirectBackend.toPorts: expected the protocol of the frontend")
+    names = ", ".join(port.name for port in ports)
+    raise ValueError(
+        f"redirectBackend.toPorts: expected a port of one of the frontend's names and its protocol: {names}"
+    )

@@ -127,6 +127,19 @@ async def test_an_unserviceable_redirect_policy_is_reported(folder: Path) -> Non
         assert redirects.all()[0].error == "serviceMatcher.namespace=other: expected the policy's own, shop"
 
 
+async def test_ports_that_fit_no_backend_port_are_reported(folder: Path) -> None:
+    ports = 'toPorts: [{name: a, port: "80", protocol: TCP}, {name: b, port: "81", protocol: TCP}]'
+    backend = 'toPorts: [{name: b, port: "9090", protocol: TCP}]'
+    text = POLICY.replace(MATCHER, f"{MATCHER[:-1]}, {ports}}}")
+    (folder / "policy.yaml").write_text(text.replace('toPorts: [{port: "9090", protocol: TCP}]', backend))
+    with structlog.testing.capture_logs() as logs:
+        async with agent(folder, FakeServiceMaps(), enable_local_redirect_policy="true") as hive:
+            redirects = hive.get(Table[ServiceName, LocalRedirect])
+            await eventually(lambda: bool(redirects.all()))
+    (one,) = [each for each in logs if each["event"] == "ports of a local redirect policy are not redirected"]
+    assert (one["policy"], one["ports"]) == ("shop/near", "a (80)")
+
+
 async def test_without_the_setting_policies_are_not_followed(folder: Path) -> None:
     pod(folder, ready=True)
     async with agent(folder, FakeServiceMaps()) as hive:
@@ -243,3 +256,49 @@ async def test_skips_are_in_the_map_of_their_family_and_a_full_map_takes_the_oth
     assert set(raised.value.failures) == {more[-1]}
     assert "it is full" in str(raised.value.failures[more[-1]])
     assert set(await target.observe()) == {four, six, *more[:-1]}
+
+
+DNS, DNS_TCP, METRICS = "dns 53 UDP", "dns-tcp 53 TCP", "metrics 9153 TCP"
+
+
+def ports_of(form: str, *texts: str) -> str:
+    """Ports as a manifest has them, from ``name number protocol``; ``form`` of the number."""
+    words = [text.split(" ") for text in texts]
+    return "[" + ", ".join(f'{{name: "{a}", {form % b}, protocol: {c}}}' for a, b, c in words) + "]"
+
+
+@pytest.mark.parametrize(
+    ("service", "matcher", "backends", "redirected"),
+    [
+        ((DNS, DNS_TCP, METRICS), (), ("dns-tcp 1053 TCP",), {"53/TCP": 1053}),
+        ((DNS, DNS_TCP, METRICS), (), (" 1053 TCP",), {}),  # several are paired by name alone
+        ((DNS, DNS_TCP), (), ("dns-tcp 1053 TCP", "dns 1054 UDP"), {"53/UDP": 1054, "53/TCP": 1053}),
+        (("web 80 TCP",), (), ("http 8080 TCP", "web 8081 TCP"), {"80/TCP": 8081}),
+        ((" 80 TCP",), (), ("http 8080 TCP", "web 8081 TCP"), {"80/TCP": 8080}),
+        (("web 80 TCP",), (), (" 8080 UDP",), {}),
+        ((DNS, DNS_TCP, METRICS), (DNS,), (" 1053 UDP",), {"53/UDP": 1053}),
+        ((DNS, DNS_TCP, METRICS), (DNS, METRICS), (DNS, DNS_TCP), {"53/UDP": 53}),
+    ],
+)
+def test_ports_of_a_redirect_are_paired_by_name(
+    service: tuple[str, ...], matcher: tuple[str, ...], backends: tuple[str, ...], redirected: dict[str, int]
+) -> None:
+    catalog = LoneCatalog(LoadBalancerOptions(enable_local_redirect_policy=True), HERE)
+    own = 'toPorts: [{port: "9090", protocol: TCP}]'
+    text = POLICY.replace(own, "toPorts: " + ports_of('port: "%s"', *backends))
+    named = MATCHER[:-1] + ", toPorts: " + ports_of('port: "%s"', *matcher) + "}"
+    policy = msgspec.yaml.decode(text.replace(MATCHER, named), type=CiliumLocalRedirectPolicy)
+    catalog.upsert_redirect(read_redirect(policy))
+    text = SERVICE.replace("[{name: http, port: 80, protocol: TCP}]", ports_of("port: %s", *service))
+    catalog.upsert_service(msgspec.yaml.decode(text, type=Service))
+    container = f"{{name: main, ports: {ports_of('containerPort: %s', DNS, DNS_TCP, METRICS)}}}"
+    text = POD.replace("{name: main}", container).replace("NODE", HERE.name).replace("READY", "True")
+    catalog.upsert_pod(msgspec.yaml.decode(text, type=Pod))
+    found = {
+        f"{one.key.address.port}/{'UDP' if one.key.address.protocol == 17 else 'TCP'}": [
+            each.address.port for each in one.backends
+        ]
+        for one in catalog.frontends.all()
+        if one.type is ServiceType.LOCAL_REDIRECT
+    }
+    assert found == {port: [number] for port, number in redirected.items()}
