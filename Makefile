@@ -156,8 +156,8 @@ $(OBJECTS): $(wildcard cells/datapath/bpf/*.[ch] cells/datapath/bpf/*/*.h) cells
 $(PLUGIN): $(wildcard cmd/cilium-cni/*.[ch]) cmd/cilium-cni/build.py | debian
 	$(PYTHON) -P cmd/cilium-cni/build.py
 
-$(LIBRARIES) &: cells/services/maglev/maglev.c cells/netlink/ahead/ahead.c cells/libraries.py | debian
-	$(PYTHON) -P cells/libraries.py
+$(LIBRARIES) &: cells/services/maglev/maglev.c cells/netlink/ahead/ahead.c cells/datapath/build.py | debian
+	$(PYTHON) -P cells/datapath/build.py libraries
 
 clean:
 	rm -rf $(VENV) .make build dist cells/datapath/objects $(dir $(LIBRARIES)) cmd/hive/bin

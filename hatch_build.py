@@ -33,8 +33,9 @@ class CompileHook(BuildHookInterface[Any]):
         """Compile everything; raises RuntimeError with what to install when a compiler is missing."""
         if self.target_name != "wheel" or version == "editable":
             return
-        load("cells/datapath/build.py").compile_objects(ROOT / "cells/datapath/objects")
-        load("cells/libraries.py").compile_libraries()
+        build = load("cells/datapath/build.py")
+        build.compile_objects(ROOT / "cells/datapath/objects")
+        build.compile_libraries()
         load("cmd/cilium-cni/build.py").compile_plugin()
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False

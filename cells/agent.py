@@ -5,6 +5,11 @@ The order of this list means nothing: what starts before what follows from what 
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Final
+
+from msgspec import Meta
+
 from cells import (
     api,
     config,
@@ -41,6 +46,7 @@ from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import configuration as cni_config
 from cells.cni import link_mtu
 from cells.cni.configuration import CniConfig
+from cells.config import AgentConfig
 from cells.config import drift as config_drift
 from cells.config import shared as service_settings
 from cells.datapath import conntrack
@@ -54,7 +60,7 @@ from cells.endpoint import watchdog as endpoint_watchdog
 from cells.hubble import node as hubble
 from cells.masquerade import egress_gateway
 from cells.node import addresses, devices, ipam, local_addresses, router, sysctl
-from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples, shell
+from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
 from cells.policy import maps as policy_maps
@@ -65,13 +71,48 @@ from cells.services import announcements as l2_announcements
 from cells.services import control as services
 from cells.services import health_checks, outside, redirect_skips, sockets
 from cells.tunnel.tunnel import Tunnel
-from lifecycle import after, module, provide
+from lifecycle import Settings, after, module, provide
+from lifecycle import config as settings_of
+from lifecycle.admin import AdminSocket, admin
 
 
 @after(Api, StartedDaemon, CniConfig, HostIPSync, Tunnel)
 def ready() -> AgentReady:
     """What probes wait for: both sockets serve, and the CNI configuration is written."""
     return AgentReady()
+
+
+# The shell socket: commands to the running agent, for ``hive shell`` and an unmodified ``cilium-dbg shell``.
+#
+# Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands can stop modules.
+
+
+class ShellSettings(Settings, frozen=True):
+    """Settings of the shell."""
+
+    shell_sock_path: Path | None = Path("shell.sock")
+    """Unix socket of the command shell, in the state-dir unless absolute; nothing for none."""
+
+    shell_history: Annotated[int, Meta(ge=0)] = 0
+    """Past moments of all tables that the shell can show (db/moments), at most one a second; 0: none."""
+
+
+_NOT_STOPPED: Final = {
+    "agent.endpoint-restore": ("running pods would not be restored unchanged: restart the agent instead"),
+    "agent.router": "routes of running pods would change: restart the agent instead",
+}
+"""Modules that are not brought back as they were while pods run."""
+
+
+def shell_socket(agent: AgentConfig, settings: ShellSettings) -> AdminSocket:
+    """Where the shell is; made once the agent has claimed its node."""
+    path = settings.shell_sock_path
+    return AdminSocket(
+        None if path is None else agent.state_dir / path, keeps=_NOT_STOPPED, history=settings.shell_history
+    )
+
+
+shell = module("shell", "Command shell on shell.sock", settings_of(ShellSettings), admin(shell_socket))
 
 
 agent = module(
@@ -146,7 +187,7 @@ agent = module(
     metrics.cell,
     samples.cell,
     bootstrap.cell,
-    shell.cell,
+    shell,
     unsupported.cell,
     provide(ready),
 )

@@ -1,4 +1,4 @@
-"""Compiles the eBPF objects."""
+"""Compiles the eBPF objects, and the C libraries of cells."""
 
 from __future__ import annotations
 
@@ -144,8 +144,64 @@ def explain(errors: str, source: Path) -> str:
     return f"{source.name} does not compile:\n{errors.strip()}"
 
 
+# The C libraries of cells, which Python loads.
+
+CELLS = Path(__file__).resolve().parents[1]
+LIBRARIES = {
+    "services/maglev/maglev.c": ("-nostdlib", "-ffreestanding"),
+    "netlink/ahead/ahead.c": ("-pthread",),
+}
+"""With the flags each needs besides."""
+LIBRARY_FLAGS = (
+    "-O2",
+    "-std=gnu11",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-shared",
+    f"-ffile-prefix-map={CELLS}=.",
+)
+
+
+class LibraryBuildError(RuntimeError):
+    """A library cannot be compiled; the text has what is missing, or the compiler's message."""
+
+
+def compile_libraries() -> list[Path]:
+    """Compile ``libNAME.so`` of each ``NAME.c``; it takes its place at once. Raises LibraryBuildError."""
+    return [_compile_library(CELLS / source, flags) for source, flags in LIBRARIES.items()]
+
+
+def _compile_library(source: Path, flags: tuple[str, ...]) -> Path:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        raise LibraryBuildError(f"no gcc found to compile {source.name}: apt-get install gcc")
+    out_dir = source.parent / "objects"
+    out_dir.mkdir(exist_ok=True)
+    target = out_dir / f"lib{source.stem}.so"
+    with tempfile.TemporaryDirectory(prefix=".", dir=out_dir) as folder:
+        fresh = Path(folder) / target.name
+        command = [
+            compiler,
+            *LIBRARY_FLAGS,
+            *flags,
+            f"-ffile-prefix-map={CELLS}=.",
+            str(source),
+            "-o",
+            str(fresh),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LibraryBuildError(f"{source.name} does not compile:\n{done.stderr.strip()}")
+        return fresh.rename(target)
+
+
 if __name__ == "__main__":
     try:
-        compile_objects(OBJECTS)
-    except ObjectBuildError as error:
+        if sys.argv[1:] == ["libraries"]:
+            compile_libraries()
+        else:
+            compile_objects(OBJECTS)
+    except (ObjectBuildError, LibraryBuildError) as error:
         sys.exit(f"{Path(__file__).name}: {error}")

@@ -146,6 +146,7 @@ FAMILIES = (
     "policy",
     "endpoint",
     "remote",
+    "clustermesh",
     "tunnel",
     "health",
     "services",
@@ -159,7 +160,7 @@ FAMILIES = (
     "operator",
 )
 """The families of ``cells/``, each above all that it may import: docs/design/0003-families-in-an-order.md."""
-COMPOSITIONS = {"agent", "libraries"}
+COMPOSITIONS = {"agent"}
 
 
 def test_families_import_only_families_below_them() -> None:

@@ -23,8 +23,7 @@ from cells.hubble.filters.descriptors import (
     service,
 )
 from cells.hubble.rpc import health
-from cells.hubble.rpc.health import HEALTH_SERVICE, decoded
-from cells.hubble.rpc.messages import Answers, Method, Requests, RpcCode
+from cells.hubble.rpc.messages import HEALTH_SERVICE, Answers, Method, Requests, RpcCode, decoded
 
 PACKAGE: Final = "grpc.reflection.v1"
 EARLIER: Final = "grpc.reflection.v1alpha"

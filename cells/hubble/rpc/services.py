@@ -14,8 +14,16 @@ from cells.cluster.nodes.node import EXTERNAL_IP, INTERNAL_IP, ClusterNode
 from cells.hubble.codec import InvalidFieldMask, WireMessage, encode
 from cells.hubble.filters import InvalidFilter
 from cells.hubble.observer import InvalidRequest
-from cells.hubble.rpc.health import HEALTH_METHODS, decoded
-from cells.hubble.rpc.messages import Answers, Method, RpcCode, RpcError, server_streaming, unary
+from cells.hubble.rpc.messages import (
+    HEALTH_METHODS,
+    Answers,
+    Method,
+    RpcCode,
+    RpcError,
+    decoded,
+    server_streaming,
+    unary,
+)
 from cells.hubble.rpc.observer import (
     ChangeNotification,
     ChangeNotificationType,

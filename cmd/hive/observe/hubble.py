@@ -15,14 +15,16 @@ from typing import Final, NoReturn, TypeVar
 import click
 
 from cells.hubble.codec import WireMessage, decode, encode, to_json
-from cells.hubble.rpc.health import (
+from cells.hubble.rpc.messages import (
     HEALTH_SERVICE,
     OBSERVER_NAME,
     HealthCheckRequest,
     HealthCheckResponse,
+    RpcCode,
+    RpcError,
     ServingStatus,
+    code_name,
 )
-from cells.hubble.rpc.messages import RpcCode, RpcError, code_name
 from cells.hubble.rpc.observer import (
     ChangeNotification,
     ChangeNotificationType,

@@ -16,8 +16,18 @@ import pytest
 from cells.hubble.codec import WireMessage, decode, encode, from_json, to_json
 from cells.hubble.rpc import observer
 from cells.hubble.rpc.grpc import GrpcServer
-from cells.hubble.rpc.health import HealthCheckRequest, HealthCheckResponse, ServingStatus
-from cells.hubble.rpc.messages import Answers, Method, RpcCode, RpcError, code_name, server_streaming, unary
+from cells.hubble.rpc.messages import (
+    Answers,
+    HealthCheckRequest,
+    HealthCheckResponse,
+    Method,
+    RpcCode,
+    RpcError,
+    ServingStatus,
+    code_name,
+    server_streaming,
+    unary,
+)
 from hive.observe.hubble import run
 from lifecycle.process.logs import logger_for
 from tests.support.recordings import recordings
