@@ -84,7 +84,7 @@ def ready() -> AgentReady:
 
 # The shell socket: commands to the running agent, for ``hive shell`` and an unmodified ``cilium-dbg shell``.
 #
-# Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands can stop modules.
+# Source: Cilium 1.17, pkg/shell: the socket and its setting. Only root may connect: commands stop modules.
 
 
 class ShellSettings(Settings, frozen=True):

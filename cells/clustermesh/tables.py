@@ -19,12 +19,12 @@ __all__ = [
     "BY_CLUSTER",
     "BY_NAME",
     "CONNECTING",
-    "ClusterService",
-    "ClusterServiceKey",
     "MeshServices",
     "RemoteCluster",
     "RemoteClusterConfig",
-    "ServicePort",
+    "RemotePort",
+    "RemoteService",
+    "RemoteServiceKey",
 ]
 
 BY_CLUSTER: Final = "cluster"
@@ -34,7 +34,7 @@ BY_NAME: Final = "name"
 CONNECTING: Final = "Waiting for initial connection to be established"
 
 
-class ServicePort(NamedTuple):
+class RemotePort(NamedTuple):
     """A port of a service or of a backend."""
 
     protocol: str
@@ -42,14 +42,14 @@ class ServicePort(NamedTuple):
     port: int
 
 
-Ports = Mapping[str, Mapping[str, ServicePort]]
+Ports = Mapping[str, Mapping[str, RemotePort]]
 """Address to port name to port."""
 
-ClusterServiceKey = tuple[str, str, str]
+RemoteServiceKey = tuple[str, str, str]
 """Cluster, namespace and name."""
 
 
-class ClusterService(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RemoteService(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A global service of a remote cluster, as that cluster publishes it.
 
     Addresses are checked: each key of ``frontends`` and ``backends`` is an IP address, as it was written.
@@ -67,12 +67,12 @@ class ClusterService(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether the remote cluster lets others use its backends."""
 
     @property
-    def key(self) -> ClusterServiceKey:
+    def key(self) -> RemoteServiceKey:
         """Of its row."""
         return self.cluster, self.namespace, self.name
 
 
-MeshServices = Annotated[ReadTable[ClusterServiceKey, ClusterService], Named("clustermesh")]
+MeshServices = Annotated[ReadTable[RemoteServiceKey, RemoteService], Named("clustermesh")]
 """The table ``global-services``: valid and shared services of all remote clusters, none of the own cluster.
 
 A service that is no longer shared is deleted here. BY_NAME finds the rows of a namespace and name.

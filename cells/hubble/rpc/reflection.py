@@ -22,7 +22,7 @@ from cells.hubble.filters.descriptors import (
     file_descriptors,
     service,
 )
-from cells.hubble.rpc import health
+from cells.hubble.rpc import messages as rpc_messages
 from cells.hubble.rpc.messages import HEALTH_SERVICE, Answers, Method, Requests, RpcCode, decoded
 
 PACKAGE: Final = "grpc.reflection.v1"
@@ -125,7 +125,9 @@ def _own() -> Iterator[FileDescriptorProto]:
         ("Check", "HealthCheckRequest", "HealthCheckResponse", False),
         ("Watch", "HealthCheckRequest", "HealthCheckResponse", True),
     )
-    yield describe(ProtoFile("grpc/health/v1/health.proto", package, (), health, health, (checks,)))
+    yield describe(
+        ProtoFile("grpc/health/v1/health.proto", package, (), rpc_messages, rpc_messages, (checks,))
+    )
     here = sys.modules[__name__]
     info = service(
         PACKAGE,
