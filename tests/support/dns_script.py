@@ -4,8 +4,8 @@ The first label is what it does: ``plain`` answers; ``slow`` after a while, ``si
 answers with another id, to another question and from another port before its own, by TCP with another id
 only; ``short`` truncates answers by UDP; ``others`` has the address of
 ``web.example.org``; ``crossed`` answers another question; ``failed`` answers SERVFAIL, with an
-address; ``chain`` leads there by eight names; ``loop`` leads in a circle; ``huge`` is as large as it can be;
-``pointer``, ``cut`` and ``noise`` are no messages.
+address; ``unread`` FORMERR, without the question; ``chain`` leads there by eight names; ``loop`` leads in
+a circle; ``huge`` is as large as it can be; ``pointer``, ``cut`` and ``noise`` are no messages.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def ask(server: str, name: str, patience: float = 20.0, *, tcp: bool = False, ed
     message = query(name)
     if edns:
         message = message[:11] + b"\1" + message[12:] + struct.pack(">BHHIH", 0, 41, edns, 0, 0)
+    return send(server, message, patience, tcp=tcp)
+
+
+def send(server: str, message: bytes, patience: float = 20.0, *, tcp: bool = False) -> bytes:
+    """Send a message of any kind; what came. Raises TimeoutError, OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as client:
         client.settimeout(patience)
         client.connect((server, 53))
@@ -153,9 +158,8 @@ def _answer(data: bytes, many: int) -> bytes:
         records = owner + _record(IPv4Address(LIE).packed)[2:]
     elif does == "crossed":
         question = question.replace(b"\7crossed", b"\7another")
-    elif does == "failed":
-        failed = struct.pack(">HHHHH", 0x8582, 1, 1, 0, 0)
-        return data[:2] + failed + question + _record(IPv4Address(LIE).packed)
+    elif does in {"failed", "unread", "noise"}:
+        return data[:2] + _whole(does, question)
     elif does == "chain":
         records, count = _chain(12 + len(question)) + one[2:], 9
     elif does == "loop":
@@ -166,9 +170,16 @@ def _answer(data: bytes, many: int) -> bytes:
         records = struct.pack(">H", 0xC000 | at) + one[2:]
     elif does == "cut":
         records, count = one + one[:9], 2
-    elif does == "noise":
-        return data[:2] + b"\xff" * 40
     return data[:2] + struct.pack(">HHHHH", 0x8580, 1, count, 0, 0) + question + records
+
+
+def _whole(does: str, question: bytes) -> bytes:
+    """All of an answer but its id."""
+    if does == "failed":
+        return struct.pack(">HHHHH", 0x8582, 1, 1, 0, 0) + question + _record(IPv4Address(LIE).packed)
+    if does == "unread":
+        return struct.pack(">HHHHH", 0x8081, 0, 0, 0, 0)
+    return b"\xff" * 40
 
 
 def _chain(at: int) -> bytes:

@@ -50,7 +50,16 @@ class Awaited(Protocol):
         ...
 
 
-SCOPES: Final = ("totalTime", "upstreamTime", "processingTime", "policyCheckTime", "dataplaneTime")
+ANSWERED, FAILED, TIMEOUT = "allow", "proxyErr", "timeout"
+"""What became of a query that policy allows: the label ``error``."""
+SCOPES: Final = (
+    "totalTime",
+    "upstreamTime",
+    "processingTime",
+    "semaphoreTime",
+    "policyCheckTime",
+    "dataplaneTime",
+)
 
 
 class Counts:
@@ -61,7 +70,7 @@ class Counts:
         self.requests = Counter({"received": 0, "forwarded": 0, "denied": 0, "parse_errors": 0})
         """The same of HTTP: Envoy reports those."""
         self.seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
-        """By error and scope."""
+        """By label ``error`` and scope."""
         self._scopes: dict[str, list[Histogram]] = {}
         self.update_timeouts = 0
         """Answers that were released before their addresses were allowed."""
@@ -69,7 +78,7 @@ class Counts:
         """Queries refused because too many were being served."""
 
     def scopes(self, error: str) -> list[Histogram]:
-        """The seconds of an error, or of none, in the order of SCOPES."""
+        """The seconds by one value of the label ``error``, in the order of SCOPES."""
         found = self._scopes.get(error)
         if found is None:
             found = self._scopes[error] = [self.seconds[error, scope] for scope in SCOPES]
@@ -77,28 +86,30 @@ class Counts:
 
 
 class Exchange:
-    """A query that was let through to its server."""
+    """A query that policy lets through to its server."""
 
-    __slots__ = ("asking", "awaited", "began", "checked", "flow", "query", "replied")
+    __slots__ = ("admitted", "asking", "awaited", "began", "checked", "flow", "query", "replied")
 
     def __init__(self, asking: Asking, query: DNSQuery, flow: QueryFlow, began: float) -> None:
         self.asking = asking
         self.query = query
         self.flow = flow
         self.began = began
-        self.checked = time.perf_counter()
+        self.checked = self.admitted = time.perf_counter()
+        """When policy allowed it, and when dnsproxy-concurrency-limit did."""
         self.replied = 0.0
         self.awaited: Awaited | None = None
         """The question to the server, by UDP."""
 
-    def count(self, counts: Counts, error: str = "") -> None:
-        """The answer is on its way: note the times."""
-        now, began, checked = time.perf_counter(), self.began, self.checked
+    def count(self, counts: Counts, error: str = ANSWERED) -> None:
+        """The answer is on its way, or none comes: note the times."""
+        now, began, checked, admitted = time.perf_counter(), self.began, self.checked, self.admitted
         replied = self.replied or now
-        total, upstream, processing, check, dataplane = counts.scopes(error)
+        total, upstream, processing, semaphore, check, dataplane = counts.scopes(error)
         total.observe(now - began)
-        upstream.observe(replied - checked)
+        upstream.observe(replied - admitted)
         processing.observe(now - replied + checked - began)
+        semaphore.observe(admitted - checked)
         check.observe(checked - began)
         dataplane.observe(now - replied)
 

@@ -24,7 +24,9 @@ import anyio.abc
 
 from cells.base.addresses import IPAddress, address_of
 from cells.proxy.dns.exchange import (
+    FAILED,
     TCP,
+    TIMEOUT,
     UDP,
     Asking,
     Awaited,
@@ -51,6 +53,7 @@ from cells.proxy.dns.wire import (
     Answer,
     DNSQuery,
     WireError,
+    error_response,
     read_answer,
     read_query,
     refusal,
@@ -99,15 +102,15 @@ class DNSProxy:
         self._access_log = access_log
         self._log = log
         self._refused = REJECT_CODES[settings.tofqdns_dns_reject_response_code]
-        self._limit = settings.dnsproxy_concurrency_limit
+        limit = settings.dnsproxy_concurrency_limit
+        self._slots = anyio.Semaphore(limit, fast_acquire=True) if limit else None
+        """One for each query that may wait for its server; None: any number may."""
         self._patience = float(settings.dnsproxy_concurrency_processing_grace_period)
         self._answers: dict[int, UDPAnswers] = {}
         self._connections = Counter[IPAddress]()
         """Open ones by TCP, of each client."""
         self._waiting: dict[Exchange, None] = {}
         """Exchanges by UDP without an answer yet."""
-        self._serving = 0
-        self._fewer = anyio.Event()
         if routes.enabled:
             jobs.one_shot("serve", self._serve)
 
@@ -154,39 +157,43 @@ class DNSProxy:
                 return
             server = original_destination(ancillary)
             if server is not None:
-                self._received(Asking(data, (_address(sender[0]), sender[1]), server, UDP))
+                self._counts.l7["received"] += 1
+                asking = Asking(data, (_address(sender[0]), sender[1]), server, UDP)
+                self._received(asking, time.perf_counter())
 
-    def _received(self, asking: Asking) -> None:
-        began = time.perf_counter()
-        self._counts.l7["received"] += 1
-        if self._limit and self._serving >= self._limit:
-            if self._patience:
-                self._tasks.start_soon(self._later, asking)
-            else:
-                self._reject(asking)
-            return
+    def _received(self, asking: Asking, began: float) -> None:
         found = self._checked(asking)
         if found is None:
             return
+        if isinstance(found, bytes):
+            self._send(asking, found)
+            return
         verdict, query, flow = found
         if verdict is QueryVerdict.FORWARD:
-            self._forward(Exchange(asking, query, flow, began))
+            exchange = Exchange(asking, query, flow, began)
+            if self._has_slot():
+                self._forward(exchange)
+            elif self._patience:
+                self._tasks.start_soon(self._later, exchange)
+            else:
+                self._send(asking, self._reject(exchange))
         elif verdict is QueryVerdict.REFUSE:
             self._send(asking, refusal(asking.data, query.end, self._refused))
             self._refuse(asking, flow, query)
         else:
-            self._tasks.start_soon(self._once_known, asking)
+            self._tasks.start_soon(self._once_known, asking, began)
 
-    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, QueryFlow] | None:
-        """The fate of a query; None: nothing, as it is invalid, or of an unknown client."""
+    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, QueryFlow] | bytes | None:
+        """The fate of a query; bytes: the answer to an invalid one; None: none, as to unknown clients."""
         try:
             query = read_query(asking.data)
+            rewritten(asking.data, query)  # raises for records that cannot be read
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
             self._log.debug(
                 "request of a pod is not a DNS query", pod=str(asking.client[0]), error=str(error)
             )
-            return None
+            return error_response(asking.data)
         try:
             flow = self._policy.flow(asking)
         except OSError as error:
@@ -207,32 +214,44 @@ class DNSProxy:
         self._counts.l7["forwarded"] += 1
         self._access_log.asked(asking, flow, query, "Forwarded")
 
-    def _reject(self, asking: Asking) -> None:
-        """Too many are being served."""
+    def _reject(self, exchange: Exchange) -> bytes:
+        """Too many queries wait for their servers: the answer to this one."""
         self._counts.rejected += 1
+        exchange.admitted = time.perf_counter()
+        exchange.count(self._counts, FAILED)
+        self._access_log.asked(exchange.asking, exchange.flow, exchange.query, "Error", SERVFAIL)
+        return refusal(exchange.asking.data, exchange.query.end, SERVFAIL)
+
+    def _has_slot(self) -> bool:
+        """Whether dnsproxy-concurrency-limit lets one more query wait for its server."""
         try:
-            self._send(asking, refusal(asking.data, read_query(asking.data).end, SERVFAIL))
-        except WireError:
-            self._counts.l7["parse_errors"] += 1
+            if self._slots is not None:
+                self._slots.acquire_nowait()
+        except anyio.WouldBlock:
+            return False
+        return True
 
-    async def _later(self, asking: Asking) -> None:
-        with anyio.move_on_after(self._patience):
-            while self._serving >= self._limit:
-                await self._fewer.wait()
-        if self._serving >= self._limit:
-            self._reject(asking)
+    async def _slot_comes(self, exchange: Exchange) -> bool:
+        """Whether a slot is free within the grace period."""
+        if self._slots is not None:
+            with anyio.move_on_after(self._patience):
+                await self._slots.acquire()
+                exchange.admitted = time.perf_counter()
+                return True
+        return False
+
+    async def _later(self, exchange: Exchange) -> None:
+        if await self._slot_comes(exchange):
+            self._forward(exchange)
         else:
-            self._counts.l7["received"] -= 1  # once is enough
-            self._received(asking)
+            self._send(exchange.asking, self._reject(exchange))
 
-    async def _once_known(self, asking: Asking) -> None:
+    async def _once_known(self, asking: Asking, began: float) -> None:
         with anyio.move_on_after(RULES_PATIENCE):
             await self._policy.known()
-            self._counts.l7["received"] -= 1
-            self._received(asking)
+            self._received(asking, began)
 
     def _forward(self, exchange: Exchange) -> None:
-        self._serving += 1
         self._waiting[exchange] = None
         failure: OSError | WireError | None = None
         try:
@@ -269,7 +288,7 @@ class DNSProxy:
         except WireError as error:
             self._fail(exchange, error)
             return True
-        if not _answers(answer, exchange.query):
+        if not answer.is_to(exchange.query):
             return False  # another query's, or a guess: the server's own is still to come
         exchange.replied = time.perf_counter()
         exchange.awaited = None
@@ -305,7 +324,7 @@ class DNSProxy:
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """The server does not answer, or not with what could be read."""
         self._end(exchange)
-        exchange.count(self._counts, "upstream")
+        exchange.count(self._counts, FAILED)
         asking = exchange.asking
         self._access_log.asked(asking, exchange.flow, exchange.query, "Error", SERVFAIL)
         self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
@@ -318,21 +337,20 @@ class DNSProxy:
         del self._waiting[exchange]
         if exchange.awaited is not None:
             exchange.awaited.give_up()
-        self._one_less()
+        self._release_slot()
 
     async def _give_up(self) -> None:
         """Servers that say nothing are not waited for for ever."""
         while True:
             await anyio.sleep(1.0)
             since = time.perf_counter() - PATIENCE
-            for exchange in [one for one in self._waiting if one.began < since]:
+            for exchange in [one for one in self._waiting if one.admitted < since]:
                 self._end(exchange)
+                exchange.count(self._counts, TIMEOUT)
 
-    def _one_less(self) -> None:
-        self._serving -= 1
-        if self._limit:
-            fewer, self._fewer = self._fewer, anyio.Event()
-            fewer.set()
+    def _release_slot(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
 
     def _send(self, asking: Asking, data: bytes) -> None:
         answers = self._answers.get(asking.client[0].version)
@@ -412,31 +430,38 @@ class DNSProxy:
     async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
         found = self._checked(asking)
-        if found is not None and found[0] is QueryVerdict.WAIT:
+        if isinstance(found, tuple) and found[0] is QueryVerdict.WAIT:
             with anyio.move_on_after(RULES_PATIENCE):
                 await self._policy.known()
             found = self._checked(asking)
-        if found is None or found[0] is QueryVerdict.WAIT:
-            return None
+        if not isinstance(found, tuple):
+            return found
         verdict, query, flow = found
+        if verdict is QueryVerdict.FORWARD:
+            return await self._forwarded_by_tcp(Exchange(asking, query, flow, began), to_server)
         if verdict is QueryVerdict.REFUSE:
             self._refuse(asking, flow, query)
             return refusal(asking.data, query.end, self._refused)
-        self._let_through(asking, flow, query)
-        exchange = Exchange(asking, query, flow, began)
-        self._serving += 1
+        return None
+
+    async def _forwarded_by_tcp(self, exchange: Exchange, to_server: ServerConnection) -> bytes:
+        if not self._has_slot() and not await self._slot_comes(exchange):
+            return self._reject(exchange)
+        asking, query, flow = exchange.asking, exchange.query, exchange.flow
         try:
+            self._let_through(asking, flow, query)
             asked = rewritten(asking.data, query)
             with anyio.fail_after(PATIENCE):
                 data = await to_server.ask(asked)
             answer = _answer_to(asked, query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
-            exchange.count(self._counts, "upstream")
+            to_server.close()  # its own answer may follow, which would be taken for that to the next query
+            exchange.count(self._counts, TIMEOUT if isinstance(error, TimeoutError) else FAILED)
             self._access_log.asked(asking, flow, query, "Error", SERVFAIL)
             self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
             return refusal(asking.data, query.end, SERVFAIL)
         finally:
-            self._one_less()
+            self._release_slot()
         exchange.replied = time.perf_counter()
         data = without_rest(data, answer)
         if not self._learnt.learn(flow.endpoint, answer):
@@ -468,10 +493,6 @@ def _address(text: str) -> IPAddress:
 def _answer_to(asked: bytes, query: DNSQuery, data: bytes) -> Answer:
     """A server's answer to a query. Raises WireError, also for an answer to another question."""
     answer = read_answer(data)
-    if data[:2] != asked[:2] or not _answers(answer, query):
+    if data[:2] != asked[:2] or not answer.is_to(query):
         raise WireError("the answer is to another question")
     return answer
-
-
-def _answers(answer: Answer, query: DNSQuery) -> bool:
-    return answer.name == query.name and answer.type == query.type

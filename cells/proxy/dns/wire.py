@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from cells.base.addresses import IPAddress, address_of
 
-NOERROR, SERVFAIL, NXDOMAIN, REFUSED = 0, 2, 3, 5
+NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = range(6)
 A, CNAME, AAAA, OPT = 1, 5, 28, 41
 INTERNET: Final = 1
 
@@ -21,8 +21,12 @@ _HEADER_START = struct.Struct(">HHH")
 _QUESTION = struct.Struct(">HH")
 _RECORD = struct.Struct(">HHIH")
 _RESPONSE, _RECURSION, _AVAILABLE, _OPCODE, _TRUNCATED = 0x8000, 0x0100, 0x0080, 0x7800, 0x0200
-_ASKED_WITH: Final = 0x0130
+_NOTIFY: Final = 0x2000
+"""The opcode of RFC 1996; it and QUERY are served."""
+_ASKED_WITH: Final = 0x0130 | _NOTIFY
 """The flags of a query that a server acts upon: recursion desired, authentic data, checking disabled."""
+_REPEATED: Final = 0x03B0
+"""The flags that FORMERR and NOTIMP take from the message: those of a query, TC and RA."""
 _DNSSEC_OK: Final = 0x8000
 _CLIENT_SUBNET, _COOKIE = 8, 10
 _OPTION_SIZES: Final = {_CLIENT_SUBNET: range(4, 21), _COOKIE: range(8, 41)}
@@ -51,6 +55,7 @@ class Answer(NamedTuple):
     """A server's answer to a question."""
 
     name: str
+    """Empty in an error without a question, as servers send it that could not read the query."""
     type: int
     code: int
     """RCODE."""
@@ -63,6 +68,10 @@ class Answer(NamedTuple):
     cut: bool = False
     """Whether it is truncated and its records cannot be read: then it ends with the question."""
 
+    def is_to(self, query: DNSQuery) -> bool:
+        """Whether it may be the answer to this query."""
+        return not self.name or (self.name == query.name and self.type == query.type)
+
 
 # Pods ask for few names again and again, and servers repeat their answers. So what was read in a short
 # message is remembered by its bytes after the id. It is read with an id of 0: a name may point there.
@@ -73,15 +82,15 @@ _NO_ID: Final = bytes(2)
 
 
 def read_query(data: bytes) -> DNSQuery:
-    """The question of a standard query. Raises WireError for anything else."""
+    """The question of a query or NOTIFY. Raises WireError for anything else."""
     return _query(data[2:]) if len(data) <= REMEMBERED else _read_query(data[2:])
 
 
 def _read_query(after_id: bytes) -> DNSQuery:
     data = _NO_ID + after_id
     _, flags, questions = _header(data)
-    if flags & _RESPONSE or flags & _OPCODE:
-        raise WireError("not a standard query")
+    if flags & _RESPONSE or flags & _OPCODE not in (0, _NOTIFY):
+        raise WireError("not a query")
     if questions != 1:
         raise WireError(f"{questions} questions, expected 1")
     return _question(data)
@@ -100,10 +109,13 @@ def _read_answer(after_id: bytes) -> Answer:
     _, flags, questions = _header(data)
     if not flags & _RESPONSE:
         raise WireError("not an answer")
-    if questions != 1:
-        raise WireError(f"{questions} questions, expected 1")
-    question = _question(data)
     answers, authorities, additional = struct.unpack_from(">HHH", data, 6)
+    if questions == answers == 0 and flags & 0xF:  # from servers that could not read the question
+        question = DNSQuery("", 0, _HEADER.size)
+    elif questions == 1:
+        question = _question(data)
+    else:
+        raise WireError(f"{questions} questions, expected 1")
     try:
         addresses, ttl, at = _records(data, question.end, answers)
         for _ in range(authorities + additional):
@@ -186,6 +198,27 @@ def refusal(query: bytes, end: int, code: int) -> bytes:
     number, flags, _ = _header(query)
     answered = _RESPONSE | flags & (_OPCODE | _RECURSION) | _AVAILABLE | code
     return _HEADER.pack(number, answered, 1, 0, 0, 0) + query[12:end]
+
+
+def error_response(message: bytes) -> bytes | None:
+    """FORMERR or NOTIMP to a message that read_query refuses; None where servers do not reply.
+
+    Replies to answers could go on for ever, and any reply to less than a header could be used to amplify.
+    Source: the server of miekg/dns, of which Cilium's proxy is made.
+    """
+    if len(message) < _HEADER.size:
+        return None
+    number, flags, questions = _header(message)
+    if flags & _RESPONSE:
+        return None
+    flags_back = _RESPONSE | flags & _REPEATED
+    if flags & _OPCODE not in (0, _NOTIFY):
+        return _HEADER.pack(number, flags_back | flags & _OPCODE | NOTIMP, 0, 0, 0, 0)
+    try:
+        question = message[_HEADER.size : _question(message).end] if questions == 1 else b""
+    except WireError:
+        question = b""
+    return _HEADER.pack(number, flags_back | FORMERR, 1 if question else 0, 0, 0, 0) + question
 
 
 def written_out(data: bytes) -> bytes:

@@ -24,6 +24,7 @@ from tests.support.dns_script import (
     TRUE,
     addresses_of,
     ask,
+    send,
     serve,
     served,
 )
@@ -32,7 +33,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.node
 
-SERVFAIL = 2
+FORMERR, SERVFAIL, NOTIMP = 1, 2, 4
 TRUNCATED = 0x02
 
 
@@ -72,6 +73,7 @@ def test_a_bad_server_harms_only_what_it_is_asked(node: Lab, tmp_path: Path) -> 
             for tcp in (False, True):
                 assert addresses_of(spoken("chain", tcp=tcp)) == [TRUE]
                 assert code(spoken("failed", tcp=tcp)) == SERVFAIL
+                assert spoken("unread", tcp=tcp)[2:] == b"\x80\x81" + bytes(8), "as the server sent it"
             short = spoken("short")
             assert (short[2] & TRUNCATED, addresses_of(short)) == (TRUNCATED, []), "the pod asks by TCP"
             assert addresses_of(spoken("short", tcp=True)) == [TRUE]
@@ -110,6 +112,48 @@ def test_servers_may_be_asked_from_the_nodes_address(node: Lab, tmp_path: Path) 
             (asked,) = serving.finish(within=60)
         assert asked != place.here.run(_own, server)
         assert asked != NODE_ADDRESS, "by its address towards pods"
+
+
+def test_invalid_queries_are_answered_as_by_a_server(node: Lab, tmp_path: Path) -> None:
+    asked = query("web.example.org")
+    update = asked[:2] + b"\x28\0" + asked[4:]
+    with fqdn_scenario(node, tmp_path) as place:
+        for tcp in (False, True):
+            for message, expected in ((asked[:-1], FORMERR), (update, NOTIMP)):
+                found = place.here.run(partial(send, place.server.ipv4, message, tcp=tcp), within=60)
+                assert (found[:2], code(found)) == (message[:2], expected)
+
+
+@pytest.mark.parametrize(("grace", "expected"), [(0, SERVFAIL), (8, 0)])
+def test_the_concurrency_limit_holds_for_udp_and_tcp(
+    node: Lab, tmp_path: Path, grace: int, expected: int
+) -> None:
+    limit = "--dnsproxy-concurrency-limit=1", f"--dnsproxy-concurrency-processing-grace-period={grace}s"
+    with fqdn_scenario(node, tmp_path, *limit) as place:
+        server = odd(place)
+        with node.open_pod("odd") as there:
+            serving = there.start(serve)
+            eventually(lambda: there.run(served, within=60))
+            for tcp in (True, False):
+                holding = place.here.start(_silent, server)
+                eventually(lambda: there.run(_has_connection, within=60))
+                found = place.here.run(partial(ask, server, "plain.example.org", tcp=tcp), within=60)
+                assert code(found) == expected
+                assert code(holding.result(within=60)) == SERVFAIL
+                found = place.here.run(partial(ask, server, "plain.example.org", tcp=tcp), within=60)
+                assert code(found) == 0, "the slot is free again"
+                eventually(lambda: not there.run(_has_connection, within=60))
+            serving.finish(within=60)
+
+
+def _silent(_stop: object, server: str) -> bytes:
+    return ask(server, "silent.example.org", tcp=True)
+
+
+def _has_connection() -> bool:
+    """Whether a connection to the DNS server of this namespace is established."""
+    lines = Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]
+    return any(fields[1].endswith(":0035") and fields[3] == "01" for fields in map(str.split, lines))
 
 
 LONG = 400

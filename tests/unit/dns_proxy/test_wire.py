@@ -12,6 +12,7 @@ from scapy.layers.dns import DNS, DNSQR, DNSRR, DNSRRMX, DNSRROPT, dns_compress
 
 from cells.proxy.dns.wire import (
     WireError,
+    error_response,
     read_answer,
     read_query,
     refusal,
@@ -60,6 +61,42 @@ def test_a_refused_response_repeats_the_question_and_has_the_code() -> None:
     reply = DNS(refusal(asked + b"more", len(asked), 5))
     assert (reply.id, reply.qr, reply.rd, reply.rcode, reply.ancount) == (7, 1, 1, 5, 0)
     assert reply.qd[0].qname == f"{WEB}.".encode()
+
+
+def flagged(message: bytes, flags: int) -> bytes:
+    return message[:2] + struct.pack(">H", flags) + message[4:]
+
+
+def test_invalid_queries_get_formerr_and_other_operations_notimp() -> None:
+    asked = query(WEB)
+    update = DNS(error_response(flagged(asked, 0x2800)))
+    assert (update.id, update.qr, update.opcode, update.rcode, update.qdcount) == (7, 1, 5, 4, 0)
+    cut = DNS(error_response(asked[:-1]))
+    assert (cut.id, cut.qr, cut.rd, cut.rcode, cut.qdcount) == (7, 1, 1, 1, 0)
+    two = asked[:5] + b"\2" + asked[6:] + asked[12:]
+    assert (DNS(error_response(two)).rcode, DNS(error_response(two)).qdcount) == (1, 0)
+    record_cut = DNS(error_response(asked[:11] + b"\1" + asked[12:] + b"\0"))
+    assert (record_cut.rcode, record_cut.qd[0].qname) == (1, f"{WEB}.".encode())
+
+
+def test_answers_and_less_than_a_header_get_no_reply() -> None:
+    assert error_response(flagged(query(WEB), 0x8180)) is None
+    assert error_response(query(WEB)[:11]) is None
+
+
+def test_notify_is_a_query() -> None:
+    asked = flagged(query(WEB), 0x2400)
+    found = read_query(asked)
+    assert found.name == f"{WEB}."
+    assert DNS(rewritten(asked, found)).opcode == 4
+
+
+def test_an_error_without_a_question_answers_any_query() -> None:
+    error = read_answer(struct.pack(">HHHHHH", 7, 0x8081, 0, 0, 0, 0))
+    assert (error.code, error.addresses, error.size) == (1, (), 12)
+    assert error.is_to(read_query(query(WEB)))
+    with pytest.raises(WireError, match="0 questions"):
+        read_answer(struct.pack(">HHHHHH", 7, 0x8080, 0, 0, 0, 0))
 
 
 def test_names_are_written_out_where_nothing_may_be_compressed() -> None:
