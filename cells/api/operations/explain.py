@@ -137,7 +137,7 @@ class ExplainOperations:
             address = _address(request.query)
         except UnanswerableError as refused:
             return answer(400, Failure(err=str(refused)))
-        if self._view is None or not self._view.knows(endpoint):
+        if self._view is None or not self._view.has_policy(endpoint):
             return answer(200, VerdictRules(verdict="unknown", rules=[]))
         match = self._view.decide(endpoint, direction, identity, protocol, port, address=address)
         origins = sorted(match.entry.origins) if match.entry is not None else []

@@ -1,9 +1,9 @@
-"""Which policies endpoints have, by the policy objects there are.
+"""Computes the policies of endpoints from policy objects.
 
-Controller: objects, CIDR groups, identities, named ports in; rows of ``endpoint-policies`` and claims of
-        prefixes out.
-Why:    a policy object may come, change or go at any time; an object that is refused leaves what its name
-        had before in force.
+Controller: reads policy objects, CIDR groups, identities and named ports; writes rows of
+        ``endpoint-policies`` and claims of prefixes in the ipcache.
+Why:    policy objects may be added, changed and deleted at any time. If a new version of an object is
+        refused, the previous one stays in force.
 """
 
 from collections.abc import Iterable
@@ -135,7 +135,7 @@ def policy_options(
     proxy: DNSProxyPort | None,
     peers: RulePeers | None,
 ) -> PolicyOptions:
-    """What the agent's settings mean for rules."""
+    """The options of rules that follow from the agent's settings."""
     names = proxy is not None and l7.enabled
     localhost = policy.localhost is Localhost.ALWAYS or (
         policy.localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
@@ -159,13 +159,13 @@ def policy_options(
 
 
 def cluster_services(resources: Resources) -> Services:
-    """The services that rules may name."""
+    """The services that ``toServices`` may select."""
     return ClusterServices(resources)
 
 
 @after(PolicyWatch, PeerWatch)
 def known_rules(sources: RuleSources) -> KnownRules:
-    """Whether the rules from before a restart may be replaced: once the watch has taken in its sources."""
+    """Whether rules are read, so that they may replace policies of the previous run."""
     return sources
 
 

@@ -1,4 +1,4 @@
-"""Endpoints' policies by the rules in force: what the policy maps ask for, and what changed meanwhile."""
+"""Computes endpoints' policies, as entries of policy maps, from the rules in force."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from cells.policy.rules.peers import Services, World
 from lifecycle import Change, HiveError
 
 DNS_EGRESS = "cilium-dns-egress"
-"""The name of the DNS proxy's redirects."""
+"""Name of the redirects to the DNS proxy."""
 
 NOTHING: Final = PolicyEntryMap()
 
 
 class RulePolicy:
-    """The rules in force and the policies that follow from them.
+    """The rules in force, and the policies that follow from them.
 
-    Methods that change something return the rows that changed; the caller hands those to
+    Methods that change rules or identities return the policies that change, which the caller passes to
     EndpointPolicies.
     """
 
@@ -65,31 +65,31 @@ class RulePolicy:
         self._requests = requests
         self._sources = sources
         self._pods: dict[int, PodKey] = {}
-        """The owner of the endpoints."""
+        """The pods of endpoints."""
         self._repository = Repository(World(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self.redirect)
         self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
         self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
-        """How a policy changed last, and what that is in any map: nothing that a proxy of its own reads."""
+        """The last change of a policy, and as entries of maps; without redirects to the HTTP proxy."""
         self._last_changed = NOTHING, self._alike[1], NOTHING
-        """The entries of a policy, how they changed last, and what they are since."""
+        """The entries of a policy before its last change, that change, and the entries after it."""
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
             self._cache.add_identity(number, LabelSet.parse(labels))
 
     @property
     def revision(self) -> int:
-        """Of the rules, and of the node's mode."""
+        """Revision of the rules and of the enforcement mode."""
         return self._repository.revision
 
     @property
     def missing(self) -> str:
-        """The tables of rules and identities that are not taken in yet."""
+        """The tables of rules and identities that are not read yet."""
         return "" if self._sources is None else self._sources.missing
 
     def acknowledged(self, endpoint_id: int) -> bool:
-        """Whether the proxy has acknowledged all redirects of the endpoint's policy."""
+        """Whether the HTTP proxy has acknowledged all redirects of the endpoint's policy."""
         if self._requests is None:
             return True
         key = self._computed.key(endpoint_id)
@@ -97,28 +97,28 @@ class RulePolicy:
 
     @property
     def prefixes(self) -> set[Prefix]:
-        """What the rules name outside the cluster: each needs an identity."""
+        """The prefixes that rules select: each needs an identity."""
         return self._repository.prefixes()
 
     @property
     def repository(self) -> Repository:
-        """The rules in force; not to be changed."""
+        """The rules in force; read only."""
         return self._repository
 
     @property
     def computed(self) -> ComputedPolicies:
-        """The policies that follow; not to be changed."""
+        """The computed policies; read only."""
         return self._computed
 
     @property
     def http_proxy(self) -> HTTPProxyState:
-        """Whether there is a proxy of HTTP, and it follows the rules."""
+        """The state of the HTTP proxy."""
         if self._requests is None:
             return HTTPProxyState(runs=False, message=NO_PROXY)
         return self._requests.proxy
 
     def reads_requests(self, source: RuleSource) -> bool:
-        """Whether rules in force of the object speak of requests of HTTP."""
+        """Whether the object has HTTP rules in force."""
         return any(
             ports.above is not None and ports.above.rules is not None and ports.above.rules.http
             for rule in self._repository.rules_of(source)
@@ -128,13 +128,13 @@ class RulePolicy:
 
     @property
     def selector_cache(self) -> SelectorCache:
-        """The identities that their selectors select; not to be changed."""
+        """The identities that selectors of rules select; read only."""
         return self._cache
 
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
-        """The policy of an endpoint. Raises HiveError where its rules cannot all hold."""
+        """Compute the policy of an endpoint. Raises HiveError if its rules contradict each other."""
         self._follow_mode()
         known = self._cache.identities.get(identity)
         if known is None:
@@ -151,7 +151,7 @@ class RulePolicy:
         return self._ports.of(pod) if self._ports is not None and pod != NO_POD else frozenset()
 
     def _assign(self, endpoint_id: int, key: SharedPolicyKey) -> bool:
-        """Give an endpoint the policy of this key; whether it had another."""
+        """Assign the policy of a key to an endpoint. Returns whether it had another one."""
         before = self._computed.key(endpoint_id)
         if before == key:
             return False
@@ -159,11 +159,11 @@ class RulePolicy:
         self._drop_unused(before)
         if key not in self._entries:
             whole, latest = self._whole(endpoint_id), next(reversed(self._entries.values()), NOTHING)
-            self._entries[key] = latest if latest == whole else whole  # pods are often alike
+            self._entries[key] = latest if latest == whole else whole  # often equal: share it
         return True
 
     def follow_pods(self, pods: Collection[PodKey]) -> list[EndpointPolicy]:
-        """Pods may name other ports now: the policies of their endpoints that change by it."""
+        """Read the named ports of pods again. Returns the policies that change."""
         rows = []
         for endpoint_id, pod in self._pods.items():
             key = self._computed.key(endpoint_id) if pod in pods else None
@@ -174,51 +174,51 @@ class RulePolicy:
         return rows
 
     def follow_ports(self, ports: Iterable[NamedPodPort]) -> list[EndpointPolicy]:
-        """The cluster's pods name these ports now: the policies that change by it."""
+        """Set the named ports of all pods of the cluster. Returns the policies that change."""
         rows: dict[int, EndpointPolicy] = {}
         self._collect(self._computed.follow_ports(ports), rows)
         return list(rows.values())
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is removed."""
+        """Drop the state of a removed endpoint."""
         self._pods.pop(endpoint_id, None)
         key = self._computed.key(endpoint_id)
         self._computed.delete_endpoint(endpoint_id)
         self._drop_unused(key)
 
     def _drop_unused(self, key: SharedPolicyKey | None) -> None:
-        """Forget the map entries of a policy that no endpoint has any more."""
+        """Drop the map entries of a policy that no endpoint has any more."""
         if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
             if self._requests is not None:
                 self._requests.forget(key)
 
     def apply(self, object_: Mapping[str, Any]) -> list[EndpointPolicy]:
-        """Put a policy object in force. Raises PolicyError; then its earlier rules stay."""
+        """Add or replace a policy object. Raises PolicyError; then its previous rules stay in force."""
         return self._follow(self._repository.apply(object_))
 
     def put(self, object_: Mapping[str, Any]) -> RulesChanged:
-        """The same, but the policies that follow are computed by follow(), for many objects at once."""
+        """As apply(), but follow() computes the policies, for many objects at once."""
         return self._repository.apply(object_)
 
     def following_sources(self) -> list[RuleSource]:
-        """The objects with rules that name CIDR groups or services."""
+        """The objects with rules that refer to CIDR groups or services."""
         return self._repository.followers()
 
     def unenforced(self, source: RuleSource) -> list[Unenforced]:
-        """What of the object is not in force as it is written."""
+        """The parts of an object that are not in force as written."""
         return [one for rule in self._repository.rules_of(source) for one in rule.unenforced]
 
     def delete(self, source: RuleSource) -> list[EndpointPolicy]:
-        """Take an object out of force."""
+        """Delete a policy object."""
         return self._follow(self._repository.delete(source))
 
     def remove(self, source: RuleSource) -> RulesChanged:
-        """The same, but the policies that follow are computed by follow()."""
+        """As delete(), but follow() computes the policies."""
         return self._repository.delete(source)
 
     async def follow(self, changes: Sequence[RulesChanged]) -> list[EndpointPolicy]:
-        """The rows of all endpoints after these changes, computed with turns of the loop in between."""
+        """Compute all policies after changes of rules, yielding to the event loop between slices."""
         if not changes:
             return []
         async for difference in in_slices(self._computed.following(RulesChanged.all_of(changes))):
@@ -228,7 +228,10 @@ class RulePolicy:
     def set_groups(
         self, groups: Mapping[str, tuple[Prefix, ...] | None]
     ) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
-        """CIDR groups have these prefixes now, None: is deleted. Returns the objects that cannot follow."""
+        """Set the prefixes of CIDR groups; None deletes a group.
+
+        Returns the policies that change, and the objects that cannot be translated with them.
+        """
         for name, prefixes in groups.items():
             if prefixes is None:
                 self._groups.pop(name, None)
@@ -238,7 +241,10 @@ class RulePolicy:
         return self._follow(changed), failed
 
     def follow_services(self) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
-        """Services or their backends have changed; and the objects that cannot follow, with why."""
+        """Read services and their backends again, for ``toServices``.
+
+        Returns the policies that change, and the objects that cannot be translated with them.
+        """
         world = self._world()
         if self._repository.is_equivalent(world):
             return [], {}
@@ -249,16 +255,16 @@ class RulePolicy:
         return World(self._repository.options, dict(self._groups), self._services)
 
     def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """Add identities, or give known ones other labels; the policies that change."""
+        """Add identities, or change their labels. Returns the policies that change."""
         rows: dict[int, EndpointPolicy] = {}
         for one in identities:
             self._collect(self._update_identity(one), rows)
         return list(rows.values())
 
     async def follow_identities(self, changes: Sequence[Change[int, Identity]]) -> list[EndpointPolicy]:
-        """Add, relabel and remove identities, with turns of the loop in between; the policies that changed.
+        """Add, relabel and remove identities, yielding to the event loop between slices.
 
-        The rows are those in force at the end: rules and other identities may change in between.
+        Returns the changed policies as they are at the end: rules and other identities may change meanwhile.
         """
         changed: set[int] = set()
         async for difference in in_slices(self._following(changes)):
@@ -268,7 +274,7 @@ class RulePolicy:
         return self._rows(changed)
 
     def _following(self, changes: Sequence[Change[int, Identity]]) -> Iterator[Difference | None]:
-        """The differences that identities make, added before others are removed."""
+        """The differences by identities: additions first, then removals."""
         for change in changes:
             if change.row is not None:
                 yield from self._update_identity(change.row)
@@ -285,7 +291,7 @@ class RulePolicy:
         return self._computed.add_identity(identity.id, labels)
 
     def _follow(self, changed: RulesChanged) -> list[EndpointPolicy]:
-        """The rows of all endpoints: those with the same entries have the new revision too."""
+        """The policies of all endpoints: those with unchanged entries also have the new revision."""
         self._collect(self._computed.follow_rules(changed), {})
         return self._rows()
 
@@ -299,7 +305,7 @@ class RulePolicy:
         ]
 
     def _follow_mode(self) -> None:
-        """The node's mode may be changed while it runs: then every policy is computed anew."""
+        """Recompute all policies if the enforcement mode of the node was changed."""
         if self._node.revision == self._mode:
             return
         self._mode = self._node.revision
@@ -318,12 +324,12 @@ class RulePolicy:
                     rows[endpoint] = _policy(endpoint, difference.revision, difference.enforced, entries)
 
     def _keep(self, difference: Difference) -> None:
-        """The map entries of a policy follow what changed in it."""
+        """Apply a difference to the map entries of its policy."""
         held = self._entries.get(difference.key, NOTHING)
         changes = self._map_changes(difference)
         if changes.new or changes.removed:
             before, by, made = self._last_changed
-            if before is not held or by is not changes:  # else policies that were alike, and change alike
+            if before is not held or by is not changes:  # else an equal policy changed in the same way
                 made = held.changed(changes)
                 self._last_changed = held, changes, made
             self._entries[difference.key] = made
@@ -341,7 +347,7 @@ class RulePolicy:
             )
 
     def _map_changes(self, difference: Difference) -> EntryChanges:
-        """As map entries. Policies change alike, most often: then it is the same object for all of them."""
+        """A difference as map entries; the same object for policies that change in the same way."""
         entries, changes = self._alike
         if difference.entries == entries:
             return changes
@@ -361,7 +367,7 @@ class RulePolicy:
                     made[id(entry)] = new[where] = self._map_entry(difference.key, direction, entry)
                     shared &= entry.redirect is None or entry.redirect.filter_peers is None
         changes = EntryChanges(new, removed)
-        if shared:  # else the port is one of this policy
+        if shared:  # else an entry has a port of this policy alone
             self._alike = difference.entries, changes
         return changes
 
@@ -392,7 +398,7 @@ class RulePolicy:
         )
 
     def redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
-        """The DNS proxy or that of HTTP; rules that need another one are refused before they come here."""
+        """The redirect to the DNS or HTTP proxy. Rules that need another proxy are refused earlier."""
         if policy.parser == "http" and self._requests is not None:
             return self._requests.redirect(filter_.direction)
         port = self._proxy.port if self._proxy is not None and policy.parser == "dns" else 0

@@ -1,7 +1,7 @@
-"""HTTP rules to redirects: each set of peers for which rules say the same has a port of the proxy's.
+"""Translates HTTP rules to redirects: each set of peers with the same rules has a port of the proxy.
 
-Why: the datapath knows who asks, the proxy what is asked. So the datapath chooses the port by the peer's
-     identity, and behind a port there are requests alone: no address is believed by the proxy.
+Why: the datapath knows the client's identity, the proxy reads the request. So the datapath selects the port
+     by the identity, and the proxy checks requests by the port: it need not trust any address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cells.policy.rules import Direction
 from cells.policy.rules.schema import HTTPRule
 from lifecycle import Table
 
-# The edges of policies by rules: the proxies that traffic is redirected to.
+# The proxies to which rules redirect traffic.
 
 
 class DNSProxyPort(Protocol):
@@ -28,20 +28,20 @@ class DNSProxyPort(Protocol):
 
     @property
     def port(self) -> int:
-        """Where it listens, on the loopback address of each family; the same over restarts."""
+        """The port on the loopback address of each family; it stays the same across restarts."""
         ...
 
 
 class HTTPProxyPorts(Protocol):
-    """The proxy of HTTP of this node, if a cell provides one: its ports on the loopback addresses."""
+    """The HTTP proxy of this node, if a cell provides one: its ports on the loopback addresses."""
 
     @property
     def serves(self) -> bool:
-        """Whether there is a proxy to read requests."""
+        """Whether a proxy is available."""
         ...
 
     def port(self, name: str) -> int:
-        """The port of a redirect, the same over restarts; 0 where none is left, or there is no proxy."""
+        """The port of a redirect, stable across restarts; 0 if no port is free or no proxy available."""
         ...
 
 
@@ -52,30 +52,30 @@ NO_PROXY: Final = (
 
 
 class HTTPRedirect(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``http-redirects``: what a proxy lets through that listens on a port."""
+    """A row of the table ``http-redirects``: the requests that the proxy forwards on one of its ports."""
 
     name: str
-    """The same over restarts, and whatever the rules say of requests."""
+    """Stable across restarts, and independent of the HTTP rules."""
     port: int
     direction: Direction
     identity: int
-    """Of the endpoints that have the policy."""
+    """Identity of the endpoints with the policy."""
     labels: tuple[str, ...]
-    """That the identity stands for."""
+    """Labels of the identity."""
     rules: tuple[HTTPRule, ...] | None
-    """Requests that may pass; None for all."""
+    """Allowed requests; None allows all."""
 
 
 class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
-    """The row of the table ``http-proxy``: whether the proxy follows the rules."""
+    """The row of the table ``http-proxy``: whether the proxy has accepted the redirects."""
 
     name: str = "envoy"
     runs: bool
-    """Whether it runs; where it does not, connections that are redirected are dropped."""
+    """Whether it runs. Without it, redirected connections are dropped."""
     message: str = ""
-    """What is wrong and what to do; empty while it has accepted all rules."""
+    """Why it has not accepted all redirects, and what to do; empty if it has."""
     acknowledged: tuple[HTTPRedirect, ...] = ()
-    """The redirects that it follows, as it has taken them last."""
+    """The redirects that it has accepted."""
 
 
 def http_proxy() -> Table[str, HTTPProxyState]:
@@ -89,7 +89,7 @@ def http_redirects() -> Table[str, HTTPRedirect]:
 
 
 class HTTPRedirects:
-    """The redirects of each policy, updated entry by entry. Without a proxy they deny."""
+    """The redirects of each policy, updated entry by entry. Without a proxy, their entries deny."""
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class HTTPRedirects:
 
     @property
     def proxy(self) -> HTTPProxyState:
-        """How the proxy follows the redirects, if there is one."""
+        """The state of the proxy."""
         if self._ports is None or not self._ports.serves:
             return HTTPProxyState(runs=False, message=NO_PROXY)
         return next(iter(self._proxies.all()), HTTPProxyState(runs=True))
 
     def acknowledged(self, identity: int) -> bool:
-        """Whether the proxy, if there is one, follows the redirects of an identity as they are now."""
+        """Whether the proxy has accepted the current redirects of an identity; true without a proxy."""
         if self._ports is None or not self._ports.serves:
             return True
         followed = {one.name: one for state in self._proxies.all() for one in state.acknowledged}
@@ -119,11 +119,11 @@ class HTTPRedirects:
 
     @staticmethod
     def redirect(direction: Direction) -> Redirect:
-        """The proxy of a direction; its port follows."""
+        """The redirect of a direction; with_port() adds its port."""
         return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
 
     def with_port(self, key: SharedPolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
-        """The entry with the port of its redirect. It denies where there is no proxy, or no port left."""
+        """The entry with the port of its redirect. It denies if no proxy or no port is available."""
         redirect = entry.redirect
         if redirect is None or redirect.filter_peers is None:
             return entry
@@ -139,7 +139,7 @@ class HTTPRedirects:
         directions: Mapping[Direction, DirectionPolicy | None],
         changed: Iterable[tuple[Direction, Key, Entry | None]],
     ) -> None:
-        """Some entries of a policy have changed, or what its rules say of requests."""
+        """Update the rows of a policy after a change of its entries or HTTP rules."""
         used = self._used.setdefault(key, {})
         before = self._rows.pop(key, set())
         for direction, where, entry in changed:
@@ -171,11 +171,11 @@ class HTTPRedirects:
                     rows.put(row)
 
     def serves(self, key: SharedPolicyKey) -> bool:
-        """Whether a proxy reads what some entries of the policy let through."""
+        """Whether some entries of the policy redirect to the proxy."""
         return key in self._used or key in self._rows
 
     def forget(self, key: SharedPolicyKey) -> None:
-        """No endpoint has the policy any more."""
+        """Delete the rows of a policy that no endpoint has any more."""
         self._used.pop(key, None)
         names = self._rows.pop(key, ())
         if names:
@@ -192,13 +192,13 @@ class HTTPRedirects:
 
 
 def _name(key: SharedPolicyKey, labels: LabelSet, direction: Direction, chosen: frozenset[FilterPeer]) -> str:
-    """By what stays the same over restarts: labels, not numbers of identities."""
+    """From what is stable across restarts: labels, not numeric identities."""
     parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, chosen)))
     return f"{direction}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
 
 
 def _rules(policy: DirectionPolicy | None, chosen: frozenset[FilterPeer]) -> tuple[HTTPRule, ...] | None:
-    """What may pass by any of the filters: all of it, if one of them has no rules for requests."""
+    """The requests that any of the filters allows: None, for all, if one of them has no HTTP rules."""
     found: dict[HTTPRule, None] = {}
     for filter_ in policy.filters if policy is not None else ():
         for peer, how in filter_.selectors.items():

@@ -1,8 +1,9 @@
-"""The addresses that names have, as far as rules speak of the names: each with an identity.
+"""Identities for the addresses of DNS names and for prefixes that rules select.
 
-Controller: names and addresses that DNS answered in; EndpointPolicies and claims of addresses out.
-Why:        ``toFQDNs`` selects what DNS has answered. An address gets its identity in policy maps before the
-            ipcache gives it to packets, and the client gets its answer after both.
+Controller: reads names and addresses from DNS answers; updates EndpointPolicies, claims addresses in the
+            ipcache.
+Why:        ``toFQDNs`` selects addresses in DNS answers. Policy maps get the identity of an address before
+            the ipcache assigns it to packets, and the client receives its answer after both.
 Source:     Cilium 1.17, the name manager; labels ``fqdn:`` of local identities.
 """
 
@@ -45,13 +46,14 @@ from lifecycle import Hook, Jobs, Lifecycle, Logger, Table, Tables, minutes
 from lifecycle.tables import Initializer
 
 RESOURCE: Final = "policy//names"
-"""The owner of the claims of addresses in the ipcache."""
+"""Owner of the claims of addresses in the ipcache."""
 
 
 class NamedAddresses:
-    """Which addresses names have now, and the identities of those that rules speak of.
+    """The addresses of DNS names, with identities for those that rules select.
 
-    What is learnt is counted: it is to be forgotten as often. All but settled() is synchronous.
+    Counts how often a name was learnt for an address: forget() must be called as often. All is synchronous,
+    except begin(), settled() and all_settled().
     """
 
     def __init__(
@@ -70,36 +72,36 @@ class NamedAddresses:
         self._ipcache = ipcache
         self._dual_stack = options.dual_stack
         self._names: dict[IPAddress, dict[str, int]] = {}
-        """How often each name was learnt for an address."""
+        """How often each name was learnt, by address."""
         self._sources = 0
-        """Sources that have still to report the names known before a restart."""
+        """Number of sources that have not yet restored the names of the previous run."""
         self._pending = False
-        """The rules are known, and addresses are about to follow them."""
+        """Whether rules are read but not yet applied to addresses."""
         self._selectors: frozenset[FQDNSelector] = frozenset()
         self._matching: dict[str, tuple[FQDNSelector, ...]] = {}
-        """What selects a name, for names seen since the selectors last changed."""
+        """Selectors by name; a cache that is cleared when selectors change."""
         self._prefixes = PrefixSet()
         self._claimed: dict[IPAddress, tuple[LabelSet, Identity]] = {}
         self._stale: dict[IPAddress, None] = {}
-        """Addresses that may need another identity, or none."""
-        self._news = anyio.Event()
+        """Addresses that need an identity, another one or none."""
+        self._changed = anyio.Event()
         self._settle_soon = jobs.timer("settle", self._settle, math.inf).trigger
 
     @property
     def selectors(self) -> Collection[FQDNSelector]:
-        """The selectors of names in force."""
+        """The selectors of names in the rules in force."""
         return self._selectors
 
     def addresses(self, name: str) -> list[IPAddress]:
-        """The addresses that a name, in canonical form, has now."""
+        """The addresses of a name in canonical form."""
         return [address for address, names in self._names.items() if name in names]
 
     def names(self, address: IPAddress) -> Collection[str]:
-        """The names, in canonical form, that an address has now."""
+        """The names of an address, in canonical form."""
         return self._names.get(address, {}).keys()
 
     def learn(self, name: str, addresses: Iterable[IPAddress]) -> None:
-        """An answer of DNS: a name, in canonical form, has these addresses."""
+        """Add addresses of a name in canonical form, from a DNS answer."""
         for address in addresses:
             names = self._names.setdefault(address, {})
             known = name in names
@@ -110,11 +112,11 @@ class NamedAddresses:
             self._settle_soon()
 
     def claims(self) -> Initializer:
-        """Announce, in a constructor, that addresses of names are claimed later; to be done() then."""
+        """Register an initializer of the ipcache, in a constructor; done() when addresses are claimed."""
         return self._ipcache.table.initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
-        """Announce, in a constructor, a source of earlier names; it calls the result when all are known."""
+        """Register, in a constructor, a source of restored names; it calls the result when it is done."""
         self._sources += 1
 
         def done() -> None:
@@ -124,19 +126,19 @@ class NamedAddresses:
         return done
 
     async def begin(self) -> None:
-        """The rules are known. Returns once all names from before a restart are; follow_rules() is next."""
+        """Wait, once rules are read, until all sources have restored their names; then follow_rules()."""
         self._pending = True
         while self._sources:
-            await self._news.wait()
+            await self._changed.wait()
 
     def stale(self, addresses: Iterable[IPAddress]) -> bool:
-        """Whether one of them has still to get its identity, or another one."""
+        """Whether the identity of one of these addresses is not up to date."""
         if self._pending and any(address in self._names for address in addresses):
             return True
         return bool(self._stale) and any(address in self._stale for address in addresses)
 
     def forget(self, name: str, addresses: Iterable[IPAddress]) -> None:
-        """Remove these addresses of the name, as the source that learnt them asks."""
+        """Remove addresses of a name that the source added before."""
         for address in addresses:
             names = self._names.get(address, {})
             names[name] = names.get(name, 0) - 1
@@ -150,24 +152,24 @@ class NamedAddresses:
             self._settle_soon()
 
     async def settled(self, addresses: Collection[IPAddress]) -> None:
-        """Return once these have their identities, in the policy maps and in the ipcache."""
+        """Wait until these addresses have their identities in policy maps and ipcache."""
         while self.stale(addresses):
-            await self._news.wait()
+            await self._changed.wait()
 
     @property
     def concerned(self) -> bool:
-        """Whether the rules in force speak of other names than they did."""
+        """Whether selectors of names have changed since follow_rules()."""
         return frozenset(self._policy.repository.name_selectors) != self._selectors
 
     async def all_settled(self) -> None:
-        """Return once every address has the identity that it should have."""
+        """Wait until the identities of all addresses are up to date."""
         while self._stale:
-            await self._news.wait()
+            await self._changed.wait()
 
     def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:
-        """The rules in force have changed; for them these prefixes were claimed just now, and withdrawn.
+        """Update addresses after a change of rules, which claimed and withdrew these prefixes.
 
-        An address that a rule names as a prefix, too, keeps the identity that has the labels of both.
+        An address that a rule also selects as a prefix keeps the identity with the labels of both.
         """
         if self._pending:
             self._pending = False
@@ -198,7 +200,7 @@ class NamedAddresses:
         return found
 
     def _wanted(self, address: IPAddress) -> LabelSet | None:
-        """The labels the address should have by the names it has; None where no rule speaks of those."""
+        """The labels of an address that follow from its names; None if no rule selects them."""
         selecting = {one for name in self._names.get(address, ()) for one in self._selecting(name)}
         if not selecting:
             return None
@@ -208,7 +210,7 @@ class NamedAddresses:
         )
 
     async def _settle(self) -> None:
-        """Give stale addresses their identities. Raises OSError, PolicyMapError, to be called again."""
+        """Update the identities of stale addresses. Raises OSError, PolicyMapError; the job repeats it."""
         while self._stale:
             wanted = {address: self._wanted(address) for address in self._stale}
             given: dict[IPAddress, tuple[LabelSet, Identity]] = {}
@@ -236,8 +238,8 @@ class NamedAddresses:
             self._report()
 
     def _report(self) -> None:
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
 
     @staticmethod
     def _claim(address: IPAddress, identity: int) -> IpcacheEntry:
@@ -246,27 +248,28 @@ class NamedAddresses:
         )
 
 
-# Prefixes that rules name: their identities, and what has them.
+# Prefixes that rules select, and their identities.
 #
-# A pod's packets have its own identity, never a prefix's. Where prefixes select pods, too, each prefix has a
-# second identity, of its network alone, which the datapath asks policy maps for beside the pod's.
+# Packets of a pod carry the pod's identity, never that of a prefix. If prefixes also select pods
+# (policy-cidr-match-mode=pods), each prefix has a second identity, of its network alone, which the datapath
+# looks up in policy maps in addition to the pod's identity.
 
 PREFIXES: Final = "policy//prefixes"
-"""The owner of the claims of prefixes in the ipcache."""
+"""Owner of the claims of prefixes in the ipcache."""
 SWEEP: Final = minutes(1)
 _NUMBER: Final = Codec[int](struct.Struct("<I").pack, lambda data: int.from_bytes(data, "little"))
 
 
 class PodNetwork(msgspec.Struct, frozen=True):
-    """A row of the table ``policy-prefixes``, and of hive_policy_prefixes: a prefix that selects pods."""
+    """A row of the table ``policy-prefixes`` and of its map: a prefix that selects pods."""
 
     prefix: str
     identity: int
-    """Of its network alone."""
+    """Identity of the network alone."""
 
 
 class PodNetworks:
-    """The prefixes of rules by which pods are selected; none unless ``policy-cidr-match-mode`` has pods."""
+    """The prefixes that select pods; none unless ``policy-cidr-match-mode`` contains ``pods``."""
 
     def __init__(
         self,
@@ -304,12 +307,12 @@ class PodNetworks:
         return self._rows is not None
 
     def around(self, address: IPAddress) -> Identity | None:
-        """The identity of the nearest network around an address. Raises OSError, NotStartedError."""
+        """The identity of the longest prefix that contains an address. Raises OSError, NotStartedError."""
         number = self._rows.lookup(prefix_of(address)) if self._rows is not None else None
         return self._identities.get(number) if number is not None else None
 
     def write(self, numbers: Mapping[Prefix, int | None]) -> None:
-        """Select pods at addresses of these prefixes by them, or no more: None. Raises OSError."""
+        """Set the identities of prefixes that select pods; None removes a prefix. Raises OSError."""
         if self._rows is not None:
             self._rows.write(
                 {
@@ -319,12 +322,12 @@ class PodNetworks:
             )
 
     def claimed(self) -> None:
-        """All prefixes from the start are written: what an earlier agent left beside them may go."""
+        """All initial prefixes are written: other entries in the map may be deleted."""
         self._initial.done()
 
 
 class PolicyPrefixes:
-    """What rules name outside the cluster, and by addresses inside."""
+    """The identities of prefixes that rules select, and their claims in the ipcache."""
 
     def __init__(
         self, identities: Identities, ipcache: Ipcache, pods: PodNetworks, options: PolicyOptions
@@ -334,14 +337,14 @@ class PolicyPrefixes:
         self._pods = pods
         self._dual_stack = options.dual_stack
         self._outside: dict[Prefix, Identity] = {}
-        """Of packets. The whole of a family has none: it is the world."""
+        """Identities that packets carry. 0.0.0.0/0 and ::/0 have none: they are the world."""
         self._inside: dict[Prefix, Identity] = {}
-        """Of networks alone."""
+        """Identities of networks alone, see PodNetworks."""
         self._claimed: set[Prefix] = set()
         self._initial = ipcache.table.initializer("policies")
 
     def claims(self) -> Callable[[], None]:
-        """To be called when all prefixes from the start are claimed."""
+        """Return a callable that marks all initial prefixes as claimed."""
 
         def done() -> None:
             self._initial.done()
@@ -349,13 +352,13 @@ class PolicyPrefixes:
 
         return done
 
-    def beside(self, wanted: Collection[Prefix]) -> tuple[list[Prefix], list[Prefix]]:
-        """Those of the wanted that are not claimed yet, and those that are held and not wanted."""
+    def difference(self, wanted: Collection[Prefix]) -> tuple[list[Prefix], list[Prefix]]:
+        """The wanted prefixes that are not claimed yet, and claimed ones that are not wanted."""
         new = [one for one in wanted if one not in self._claimed and (one.prefixlen or self._pods.matched)]
         return new, [one for one in {**self._outside, **self._inside} if one not in wanted]
 
     async def acquire(self, prefixes: Iterable[Prefix]) -> list[Identity]:
-        """The identities of these prefixes, which are held until release(). Raises NoIdentityError."""
+        """Acquire the identities of prefixes, until release(). Raises NoIdentityError."""
         found = []
         for prefix in prefixes:
             if prefix.prefixlen:
@@ -370,7 +373,7 @@ class PolicyPrefixes:
         return found
 
     def claim(self, prefixes: Collection[Prefix]) -> None:
-        """Packets are evaluated by these prefixes from now on. Raises OSError."""
+        """Claim prefixes in the ipcache, so that packets carry their identities. Raises OSError."""
         self._ipcache.upsert(
             *(
                 IpcacheEntry(
@@ -387,12 +390,12 @@ class PolicyPrefixes:
         self._claimed.update(prefixes)
 
     def withdraw(self, prefixes: Collection[Prefix]) -> None:
-        """They no longer are. Raises OSError."""
+        """Withdraw the claims of prefixes. Raises OSError."""
         self._pods.write(dict.fromkeys(one for one in prefixes if one in self._inside))
         self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._outside])
 
     def release(self, prefixes: Iterable[Prefix]) -> None:
-        """Give the identities of withdrawn ones back."""
+        """Release the identities of withdrawn prefixes."""
         for prefix in prefixes:
             self._claimed.discard(prefix)
             for held in (self._outside, self._inside):
@@ -404,19 +407,19 @@ def _texts(labels: LabelSet) -> tuple[str, ...]:
     return tuple(sorted(map(str, labels)))
 
 
-# Which names an endpoint may ask a server for.
+# The DNS names that an endpoint may query.
 #
 # Source: Cilium 1.17, DNS rules of policies by port and peer.
 
 
 class NameFilter(msgspec.Struct, frozen=True):
-    """Names that may be asked for; ``patterns`` as in policies."""
+    """Names that may be queried; ``patterns`` as in policies."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
 
     def allows(self, name: str) -> bool:
-        """Whether a name in canonical form is among them."""
+        """Whether a name in canonical form may be queried."""
         return name in self.names or any(name_matches(one, name) for one in self.patterns)
 
 
@@ -424,19 +427,19 @@ EVERYTHING: Final = NameFilter(patterns=("*",))
 
 
 class NameRules:
-    """The filters that the rules in force make, remembered until an endpoint's rules change."""
+    """The filters that follow from the rules in force, cached until an endpoint's rules change."""
 
     def __init__(self, policy: RulePolicy) -> None:
         self._policy = policy
         self._known: dict[int, tuple[DirectionPolicy, dict[tuple[int, int, int], NameFilter]]] = {}
 
     def changed(self, endpoint_id: int) -> bool:
-        """Whether the endpoint's rules are known, and others than those of the last filter."""
+        """Whether the endpoint's rules have changed since its last filter."""
         known, now = self._known.get(endpoint_id), self._policy.computed.direction(endpoint_id, "egress")
         return now is not None and (known is None or known[0] is not now)
 
     def of(self, endpoint_id: int, identity: int, protocol: int, port: int) -> NameFilter | None:
-        """What the endpoint may ask a server of this identity for; None without a policy of the endpoint."""
+        """The names that an endpoint may query at a server of this identity; None without a policy."""
         policy = self._policy.computed.direction(endpoint_id, "egress")
         if policy is None:
             return None
@@ -450,7 +453,7 @@ class NameRules:
         return found
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is removed."""
+        """Drop the filters of a removed endpoint."""
         self._known.pop(endpoint_id, None)
 
     def _filter(self, policy: DirectionPolicy, identity: int, protocol: int, port: int) -> NameFilter:
@@ -471,7 +474,7 @@ class NameRules:
 
 
 def name_matches(pattern: str, name: str) -> bool:
-    """Whether a name in canonical form is meant by a pattern of rules; raises re.error for what is none."""
+    """Whether a pattern of rules matches a name in canonical form. Raises re.error if it is invalid."""
     return dns_pattern(pattern).fullmatch(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""What policies take from objects beside rules: kinds that count, status, named ports, services."""
+"""Objects of policies: enabled kinds, their status and events, named ports of pods, services."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RuleSettings(Settings, frozen=True):
     policy closes the directions it has rules for."""
 
 
-# What became of each policy object: in force, or refused and why, as a table and as events.
+# The status of each policy object, as a table and as events.
 
 
 class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,22 +88,21 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     valid: bool
-    """Whether it is in force as it is written."""
+    """Whether its latest version is in force as written."""
     refused: bool = False
-    """Whether its latest version is refused, and the previous one is in force, if there was one."""
+    """Whether its latest version is refused; the previous version, if any, stays in force."""
     message: str
-    """``Policy validation succeeded``, or why the object is refused and its previous version is in force, or
-    what of it is in force otherwise than it is written."""
+    """``Policy validation succeeded``, or why the object is refused or not in force as written."""
     path: str = ""
-    """The field that is wrong."""
+    """The invalid field."""
     unenforced: str = ""
-    """Why connections that its rules.http select are dropped, or may go by rules of before; else empty."""
+    """Why its HTTP rules are not enforced: connections are dropped, or previous rules apply."""
     revision: int = 0
-    """Of the rules, when the object was last taken in."""
+    """Revision of the rules when the object was last processed."""
 
     @property
     def text(self) -> str:
-        """The message, and where in the object."""
+        """The message, with the path of the field."""
         return f"{self.message} (at {self.path})" if self.path else self.message
 
 
@@ -113,7 +112,7 @@ def policy_objects() -> Table[tuple[str, str, str], PolicyObject]:
 
 
 def policy_kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
-    """The kinds of objects that count."""
+    """The enabled kinds of policy objects."""
     if settings.enable_k8s_networkpolicy:
         yield NETWORK_POLICIES
     if settings.enable_cilium_network_policy:
@@ -125,7 +124,7 @@ def policy_kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
 def policy_events(
     policies: Table[tuple[str, str, str], PolicyObject], settings: PolicyRuleSettings, resources: Resources
 ) -> Member[EventSource]:
-    """Policies that are refused, or in force otherwise than they are written."""
+    """Events about policies that are refused or not in force as written."""
     tables = {kind.kind: (kind, resources.table(kind)) for kind in policy_kinds(settings)}
 
     def drafts(row: PolicyObject) -> Iterator[EventDraft]:
@@ -143,62 +142,62 @@ def policy_events(
     return EventSource("policies", policies, drafts)
 
 
-# A table that is followed, and whether what was in it at the start has been taken in.
+# Whether the initial contents of followed tables are processed.
 
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 
 
 class RuleSources:
-    """The tables that policies follow from, and which of them have been taken in."""
+    """The tables from which policies are computed, and whether their initial contents are processed."""
 
     def __init__(self) -> None:
         self._followed: list[Followed[Any, Any]] = []
 
     def follow(self, table: Table[Key, Row]) -> Followed[Key, Row]:
-        """Batches of its changes; policies wait for what it has at first."""
+        """Follow a table; known() waits for its initial contents."""
         followed = Followed(table)
         self._followed.append(followed)
         return followed
 
     @property
     def missing(self) -> str:
-        """The tables that are not known yet, or not taken in; empty when there are none."""
+        """Names of tables with initial contents that are not processed yet; empty if none."""
         return ", ".join(one.name for one in self._followed if not one.caught_up)
 
     async def known(self) -> None:
-        """Return once all rules and identities that there were at the start have been taken in."""
+        """Wait until the initial contents of all tables are processed."""
         for one in self._followed:
             await one.known()
 
 
 class Followed(Generic[Key, Row]):
-    """Batches of a table's changes; a batch counts as taken in when the next one is asked for."""
+    """Batches of a table's changes; a batch is processed when the next one is requested."""
 
     def __init__(self, table: Table[Key, Row]) -> None:
         self._table = table
         self._taken = -1
         self._wanted: int | None = None
-        """The revision at which the table was complete."""
-        self._news = anyio.Event()
+        """The table's revision when it was initialized."""
+        self._changed = anyio.Event()
         self._changes: Changes[Key, Row]
         self._given: int | None = None
-        """The table's revision as of the batch that is worked on."""
+        """The table's revision of the batch in progress."""
 
     @property
     def name(self) -> str:
-        """The table's."""
+        """Name of the table."""
         return self._table.name
 
     @property
     def caught_up(self) -> bool:
-        """Whether all there was when the table was complete has been taken in."""
+        """Whether the table's initial contents are processed."""
         if self._wanted is None and self._table.initialized:
             self._wanted = self._table.revision
         return self._wanted is not None and self._taken >= self._wanted
 
     def batches(self) -> Self:
-        """Everything there is, then what changes."""
+        """Iterate over the present rows, then over changes."""
         self._changes = self._table.changes()
         self._given = None
         return self
@@ -218,64 +217,64 @@ class Followed(Generic[Key, Row]):
             await self._changes.wait()
 
     def put_back(self, batch: list[Change[Key, Row]]) -> None:
-        """Give the batch again: it is not taken in."""
+        """Return the batch in progress: the next iteration yields it again."""
         self._changes.put_back(batch)
         self._given = None
 
     def _take_in(self, revision: int) -> None:
         self._taken = revision
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
 
     async def known(self) -> None:
-        """Return once the table was complete, and has been taken in. Any number may wait."""
+        """Wait until the table's initial contents are processed; for any number of waiters."""
         await self._table.wait_initialized()
         while not self.caught_up:
-            await self._news.wait()
+            await self._changed.wait()
 
 
-# The named ports of pods, as policies mean them.
+# The named ports of pods.
 #
-# Source: Cilium 1.17: at ingress a name is a port of the endpoint's own pod, at egress of any pod of the
-#         cluster that the node knows of; a name of two numbers is not a port there.
+# Source: Cilium 1.17: at ingress, a name refers to a port of the endpoint's own pod; at egress, to a port of
+#         any pod of the cluster, unless pods use the name for different numbers.
 
 NONE: frozenset[NamedPodPort] = frozenset()
 
 
 class PodPorts:
-    """Looks up what this node's pods name: as fresh as their labels, so an ADD has both."""
+    """The named ports of pods on this node, from the table that also has their labels."""
 
     def __init__(self, resources: Resources) -> None:
         self._pods = resources.table(PODS)
 
     def of(self, pod: PodKey) -> frozenset[NamedPodPort]:
-        """The ports of a pod, by namespace and name; none of one that there is no object of."""
+        """Named ports of a pod, by namespace and name; empty if the pod has no object."""
         row = self._pods.get(pod)
         return of_pod(row) if row is not None else NONE
 
 
 class ClusterPorts:
-    """The ports that pods name anywhere, each for as long as a source has it."""
+    """The named ports of all pods, with reference counts."""
 
     def __init__(self) -> None:
         self._reported: dict[Any, frozenset[NamedPodPort]] = {}
-        self._tellers: Counter[NamedPodPort] = Counter()
+        self._counts: Counter[NamedPodPort] = Counter()
 
-    def report(self, teller: object, ports: frozenset[NamedPodPort]) -> None:
-        """What a source has now; nothing once it is deleted."""
-        self._tellers.subtract(self._reported.pop(teller, ()))
+    def report(self, pod: object, ports: frozenset[NamedPodPort]) -> None:
+        """Set the named ports of a pod; empty if it is deleted."""
+        self._counts.subtract(self._reported.pop(pod, ()))
         if ports:
-            self._reported[teller] = ports
-            self._tellers.update(ports)
+            self._reported[pod] = ports
+            self._counts.update(ports)
 
     def all(self) -> frozenset[NamedPodPort]:
-        """Every port with a name."""
-        self._tellers = +self._tellers  # removes those that no teller has
-        return frozenset(self._tellers)
+        """The named ports of all pods."""
+        self._counts = +self._counts  # drops counts of zero
+        return frozenset(self._counts)
 
 
 def of_pod(pod: Pod) -> frozenset[NamedPodPort]:
-    """What a pod's containers name; nothing of a pod in the host's network or one that has ended."""
+    """Named ports of a pod's containers; empty for host-network pods and pods that have ended."""
     if pod.spec.host_network or pod.finished:
         return NONE
     ports = ((one.name, one.protocol, one.container_port) for one in pod.named_ports)
@@ -283,18 +282,18 @@ def of_pod(pod: Pod) -> frozenset[NamedPodPort]:
 
 
 def of_remote(endpoint: RemoteEndpoint) -> frozenset[NamedPodPort]:
-    """What a pod of another node names."""
+    """Named ports of a pod on another node."""
     return frozenset(_known((one.name, one.protocol, one.port) for one in endpoint.ports))
 
 
 def _known(ports: Iterable[tuple[str, str, int]]) -> Iterator[NamedPodPort]:
-    """Those of a protocol that policies can name."""
+    """Named ports with a protocol that policies support."""
     for name, protocol, port in ports:
         if name and (number := PROTOCOLS.get(protocol.upper())):
             yield NamedPodPort(name, number, port)
 
 
-# The services of the cluster's objects, as ``toServices`` means them.
+# The services that ``toServices`` selects.
 #
 # Source: Cilium 1.17, toServices: services without a selector stand for their backends' addresses.
 
@@ -302,27 +301,27 @@ SERVICE_NAME = "kubernetes.io/service-name"
 
 
 class ClusterServices:
-    """Looks services up in the tables of objects."""
+    """Addresses of services, from the tables of Services and EndpointSlices."""
 
     def __init__(self, resources: Resources) -> None:
         self._services = resources.table(SERVICES)
         self._slices = resources.table(ENDPOINT_SLICES)
 
     def prefixes(self, reference: ServiceReference) -> Iterator[Prefix]:
-        """The addresses behind the services meant."""
-        meant = {
+        """Backend addresses of the selected services."""
+        selected = {
             service.key
             for service in self._services.all()
             if not service.spec.selector
             and means_service(reference, service.namespace, service.name, service.labels)
         }
-        for slice_ in self._slices.all() if meant else ():
-            if (slice_.namespace, slice_.labels.get(SERVICE_NAME, "")) in meant:
+        for slice_ in self._slices.all() if selected else ():
+            if (slice_.namespace, slice_.labels.get(SERVICE_NAME, "")) in selected:
                 yield from addresses(slice_)
 
 
 def addresses(slice_: EndpointSlice) -> Iterator[Prefix]:
-    """The backends' addresses, as /32 or /128; none where they are names."""
+    """Backend addresses of a slice, as /32 or /128; none if they are DNS names."""
     if slice_.address_type != "FQDN":
         for endpoint in slice_.endpoints or ():
             yield from (ip_network(address) for address in endpoint.addresses or ())

@@ -1,4 +1,4 @@
-"""What policies are in force and what follows from them, for those who show it."""
+"""Read access to policies in force, for the API, ``hive policy`` and metrics."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from cells.policy.selectors import PeerSelector, Selector, selector_text
 #         cilium_policy_selector_match_count_max.
 
 SOURCES: Final = {"NetworkPolicy": "k8s"}
-"""By kind, where a change comes from in Cilium's words; other kinds are custom resources."""
+"""Values of Cilium's label ``source`` by kind; other kinds are custom resources."""
 CLASSES: Final = ("fqdn", "cluster", "world", "other")
 
 
 class PolicyCounts:
-    """What is counted of changes of policy objects."""
+    """Counters of changes of policy objects."""
 
     def __init__(self) -> None:
         self.outcomes = Counter({"success": 0, "fail": 0, "failure": 0})
-        """Cilium declares ``failure`` and counts under ``fail``: both are there."""
+        """Cilium declares ``failure`` and counts under ``fail``, so both exist."""
         self.delays = {source: Histogram() for source in ("k8s", "custom-resource", "api")}
 
     def changed(self, *, valid: bool) -> None:
-        """An object came or went (valid), or was refused."""
+        """Count an object that was applied or deleted (valid), or refused."""
         self.outcomes["success" if valid else "fail"] += 1
 
     def realized(self, kind: str, seconds: float) -> None:
-        """A change of an object of this kind took so long until the maps had it."""
+        """Observe the time from a change of an object to the last write of a map, in seconds."""
         self.delays[SOURCES.get(kind, "custom-resource")].observe(seconds)
 
 
 def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]:
-    """How many rules there are, what became of changes, and the largest selectors."""
+    """Number of rules, outcomes of changes, and the largest selectors."""
     yield gauge(
         "cilium_policy", "Number of policies currently loaded", sum(1 for _ in policy.repository.rules)
     )
@@ -111,7 +111,7 @@ _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 
 
 class SelectorUse(msgspec.Struct, frozen=True):
-    """A selector in use: the identities it selects, how many endpoints' policies use it, a rule with it."""
+    """A selector, the identities that it selects, the number of its users, and labels of a rule with it."""
 
     selector: str
     identities: tuple[int, ...]
@@ -120,18 +120,18 @@ class SelectorUse(msgspec.Struct, frozen=True):
 
 
 class PortUse(msgspec.Struct, frozen=True):
-    """What an endpoint's rules say of one port: by selector, with the labels of the rules that say so."""
+    """The rules of an endpoint for one port: by selector, with the labels of their origins."""
 
     port: int
     port_name: str
     protocol: str
     l7_rules: Mapping[str, dict[str, Any] | None]
-    """What holds beside being allowed, in Cilium's JSON; None for nothing."""
+    """Deny, authentication and L7 rules in Cilium's JSON; None if the selector is merely allowed."""
     origins: Mapping[str, tuple[tuple[str, ...], ...]]
 
 
 class PolicyView:
-    """Reads, never changes; the loop's state of one moment."""
+    """Read access to the rules in force; synchronous, so that each call sees one revision."""
 
     def __init__(self, policy: RulePolicy, networks: PodNetworks | None) -> None:
         self._policy = policy
@@ -139,7 +139,7 @@ class PolicyView:
 
     @property
     def revision(self) -> int:
-        """Of the rules in force."""
+        """Revision of the rules in force."""
         return self._policy.revision
 
     def rules(self, labels: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -158,12 +158,12 @@ class PolicyView:
         return found
 
     def labels_of(self, kind: str, namespace: str, name: str) -> list[tuple[str, ...]]:
-        """The labels of each rule in force that comes from an object."""
+        """The labels of each rule of an object."""
         repository = self._policy.repository
         return [tuple(rule.labels) for rule in repository.rules_of(RuleSource(kind, namespace, name))]
 
     def selectors(self) -> list[SelectorUse]:
-        """The selectors that policies of this node's endpoints use, by their text."""
+        """The selectors in use by policies of this node's endpoints, sorted by text."""
         cache, policies = self._policy.selector_cache, self._policy.computed
         named: dict[PeerSelector, tuple[str, ...]] = {}
         for filter_ in policies.filters():
@@ -182,19 +182,19 @@ class PolicyView:
         return sorted(found, key=lambda one: one.selector)
 
     def ports(self, endpoint_id: int, direction: Direction) -> list[PortUse]:
-        """What the rules say of a direction of an endpoint; nothing where none is enforced."""
+        """The rules of an endpoint for a direction, by port; empty if the direction is not enforced."""
         policy = self._policy.computed.direction(endpoint_id, direction)
         if policy is None or not policy.enforced:
             return []
         return [_port_use(filter_) for filter_ in policy.filters]
 
     def policy(self, endpoint_id: int, direction: Direction) -> DirectionPolicy | None:
-        """What holds for a direction of an endpoint; not to be changed. None without a policy."""
+        """The policy of an endpoint for a direction, read only; None without a policy."""
         return self._policy.computed.direction(endpoint_id, direction)
 
     @property
     def unread(self) -> str:
-        """Why connections that HTTP rules select are dropped; empty while a proxy reads them."""
+        """Why connections that HTTP rules select are dropped; empty while the proxy runs."""
         proxy = self._policy.http_proxy
         return "" if proxy.runs else proxy.message
 
@@ -204,9 +204,9 @@ class PolicyView:
         node: str,
         names: Callable[[IPAddress], Iterable[str]],
     ) -> Trial:
-        """What would be with these objects in force, too, as of this moment.
+        """Return the policies that would follow from the rules in force and these objects.
 
-        ``names`` are those that DNS gave an address. Raises UnanswerableError for an object that is refused.
+        ``names`` returns the DNS names of an address. Raises UnanswerableError if an object is refused.
         """
         policy = self._policy
         repository = policy.repository.copy()
@@ -225,7 +225,7 @@ class PolicyView:
         key = self._policy.computed.key(endpoint_id)
         return key.named_ports if key is not None and key.identity == identity else None
 
-    def knows(self, endpoint_id: int) -> bool:
+    def has_policy(self, endpoint_id: int) -> bool:
         """Whether the endpoint has a policy by rules."""
         return self._policy.computed.key(endpoint_id) is not None
 
@@ -239,10 +239,10 @@ class PolicyView:
         *,
         address: IPAddress | None,
     ) -> Match:
-        """Which entry decides on a packet, and by its origins which rules; for ICMP the port is the type.
+        """Return the verdict on a packet, with the entry and its origins; for ICMP, the port is the type.
 
-        ``drop`` for an endpoint that has no policy yet. The peer's address, if it is known, counts where
-        networks select pods, too. Raises OSError, NotStartedError.
+        ``drop`` for an endpoint without a policy. The peer's address, if any, matters only if prefixes also
+        select pods. Raises OSError, NotStartedError.
         """
         network = None
         if address is not None and self._networks is not None and is_endpoint(peer):
@@ -267,7 +267,7 @@ def _port_use(filter_: Filter) -> PortUse:
 
 
 def _above(how: SelectorPolicy) -> dict[str, Any] | None:
-    """What holds for a selector beside being allowed; None for nothing."""
+    """Deny, authentication and L7 rules of a selector; None if it is merely allowed."""
     rule: dict[str, Any] = {}
     if how.deny:
         rule["IsDeny"] = True
@@ -279,7 +279,7 @@ def _above(how: SelectorPolicy) -> dict[str, Any] | None:
 
 
 def _has(labels: Iterator[Label], wanted: Collection[Label]) -> bool:
-    """Whether all are there; a wanted label without source is one of any source."""
+    """Whether all wanted labels are present; one without a source matches any source."""
     have = list(labels)
     return all(
         any(
@@ -307,7 +307,7 @@ _SELECTORS = {
 
 
 def rule_objects(object_: Mapping[str, Any], rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
-    """Each of the object's rules; ``rules`` is what it was translated to."""
+    """Each rule of an object in Cilium's JSON form; ``rules`` is its translation."""
     if object_.get("kind") == NETWORK_POLICY:
         spec = convert(object_.get("spec") or {}, NetworkPolicySpec)
         for rule in rules:
@@ -339,7 +339,7 @@ def _selector(selector: Selector) -> object:
 
 
 def _part(part: IngressRule | EgressRule, rule: Rule) -> dict[str, Any]:
-    """An entry as it is written, with the peers it means."""
+    """An entry as written, with its peers' selectors as translated."""
     shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(part))
     is_init = rule.subject.has_key("init", "reserved")
     for name, attribute in _SELECTORS.items():
@@ -372,7 +372,7 @@ def _network_policy(spec: NetworkPolicySpec, rule: Rule) -> dict[str, Any]:
 
 
 def _entries(entry: NetworkPolicyIngress | Egress, rule: Rule) -> Iterator[dict[str, Any]]:
-    """One entry for each peer: they are alternatives."""
+    """One entry for each peer, as peers are alternatives."""
     way, peers = ("from", entry.sources) if isinstance(entry, NetworkPolicyIngress) else ("to", entry.to)
     ports: dict[str, Any] = {}
     if entry.ports:

@@ -1,8 +1,9 @@
-"""Policy objects, CIDR groups and identities to policies of endpoints, in an order that is safe.
+"""Follows policy objects, CIDR groups and identities, and updates maps in an order that cuts no flow.
 
-Controller: the tables of objects, identities, remote endpoints in; EndpointPolicies, claims of prefixes out.
-Why:    a prefix gets its identity in policy maps before the ipcache gives it to packets, and loses it there
-        first, so no packet is evaluated by half a policy.
+Controller: reads the tables of objects, identities and remote endpoints; calls EndpointPolicies and claims
+        prefixes in the ipcache.
+Why:    policy maps get the identity of a prefix before the ipcache assigns it to packets, and lose it after
+        the ipcache does, so no packet meets a part of a policy.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from cells.policy.rules import RuleSource as PolicySource
 from lifecycle import Change, Health, Jobs, Logger, Table
 
 NAMES_PATIENCE: Final = 5.0
-"""Seconds that a change of rules waits for addresses of names to get their identities."""
+"""Seconds for which a change of rules waits until addresses of DNS names have their identities."""
 
 VALID = "Policy validation succeeded"
 
 
 class PolicyStatuses:
-    """What became of each policy object: in the table ``policies``, in the log, and in the agent's health."""
+    """The status of each policy object: in the table ``policies``, in the log, and in the agent's health."""
 
     def __init__(
         self,
@@ -73,15 +74,15 @@ class PolicyStatuses:
         self._log = log
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
-        """Objects with rules for requests that no proxy follows, and why."""
+        """Objects with HTTP rules that no proxy enforces, and why."""
         self._unlike: dict[PolicySource, Unenforced] = {}
-        """Objects that are in force otherwise than they are written, and the first reason of each."""
+        """Objects that are not in force as written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
-        """Objects with a refused latest version: an earlier one is in force, if any."""
+        """Objects with a refused latest version; the previous version, if any, is in force."""
         jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
 
     def removed(self, source: PolicySource) -> None:
-        """The object is there no more."""
+        """Delete the status of a deleted object."""
         self._counts.changed(valid=True)
         with self._statuses.txn() as statuses:
             statuses.delete((source.kind, source.namespace, source.name))
@@ -90,17 +91,17 @@ class PolicyStatuses:
         self._outdated.discard(source)
 
     def accepted(self, source: PolicySource) -> None:
-        """Its latest version is in force."""
+        """Record that the latest version of an object is in force."""
         self._outdated.discard(source)
         self._accepted(source)
 
     def refused(self, source: PolicySource, error: PolicyError) -> None:
-        """Its latest version is not in force."""
+        """Record that the latest version of an object is refused."""
         self._outdated.add(source)
         self._refused(source, error)
 
     def translated(self, failed: Mapping[PolicySource, PolicyError]) -> None:
-        """The rules of objects that name CIDR groups are translated anew; some of them ``failed``."""
+        """Update the statuses of objects that were translated again, some of which ``failed``."""
         for source, error in failed.items():
             self._refused(source, error)
         for source in self._policy.following_sources():
@@ -112,7 +113,7 @@ class PolicyStatuses:
                 self._accepted(source)
 
     def unreadable(self, group: str, network: str, error: ValueError) -> None:
-        """A CIDR group has a text that cannot be read as a network."""
+        """Log a text in a CIDR group that is not a network."""
         self._log.warning(
             "network of a CIDR group ignored: correct it to ADDRESS/LENGTH",
             group=group,
@@ -120,13 +121,13 @@ class PolicyStatuses:
             error=str(error),
         )
 
-    def unanswered(self, failed: Mapping[PolicySource, PolicyError]) -> None:
-        """Rules that name services cannot be followed."""
+    def untranslated(self, failed: Mapping[PolicySource, PolicyError]) -> None:
+        """Record that objects that refer to services cannot be translated."""
         for source, error in failed.items():
             self._refused(source, error)
 
     async def _follow_proxy(self, changes: list[Change[str, HTTPProxyState]]) -> None:
-        """The proxy of HTTP runs, or has taken the rules, or not: what policies' rows say of it follows."""
+        """Update the statuses of HTTP rules after a change of the proxy's state."""
         del changes
         self._policies.follow_proxies()
         for row in self._statuses.all():
@@ -137,7 +138,7 @@ class PolicyStatuses:
                     statuses.put(msgspec.structs.replace(row, unenforced=unenforced))
 
     def _enforced(self, source: PolicySource) -> str:
-        """Why rules of the object for requests are not enforced, if so; the log and health have it, too."""
+        """Why HTTP rules of an object are not enforced, empty if they are; also shown in log and health."""
         reads = self._policy.reads_requests(source)
         why = self._policy.http_proxy.message if reads else ""
         if why == self._unenforced.get(source, ""):
@@ -162,7 +163,7 @@ class PolicyStatuses:
         self._put(self._row(source))
 
     def _row(self, source: PolicySource) -> PolicyObject:
-        """The status of an object with rules in force, as they are written or not."""
+        """The status of an object with its latest version in force."""
         wrong = next(iter(self._policy.unenforced(source)), None)
         return PolicyObject(
             kind=source.kind,
@@ -176,7 +177,7 @@ class PolicyStatuses:
         )
 
     def _note(self, source: PolicySource, unenforced: Sequence[Unenforced]) -> None:
-        """Log rules that are not in force as they are written, and have health name them."""
+        """Report rules that are not in force as written, in log and health."""
         for one in unenforced:
             self._log.warning(
                 "policy rule not enforced as written", policy=str(source), path=one.path, error=one.text
@@ -218,7 +219,7 @@ class PolicyStatuses:
 
 
 class PolicyRollout:
-    """Has policy maps and addresses follow the rules in an order in which no flow is cut."""
+    """Updates policy maps and the ipcache after changes of rules, in an order that cuts no flow."""
 
     def __init__(
         self,
@@ -237,23 +238,23 @@ class PolicyRollout:
         self._sources = sources
         self._claimed = prefixes.claims()
         self._starting = ExitStack()
-        """Open until restored endpoints' maps know the identities that the ipcache is to give."""
+        """Defers deletions until maps of restored endpoints have the identities of prefixes and names."""
         self._starting.enter_context(policies.deferring_deletes())
         self._started = False
         jobs.one_shot("first", self._first)
 
     async def take_in(self, changes: AsyncIterable[RulesChanged]) -> None:
-        """Follow these changes of rules, as they come."""
-        # While it takes turns with others, maps must not lose what its own new rules are to allow.
+        """Apply a batch of changes of rules."""
+        # Other tasks write maps between slices: entries that later changes allow again must not be deleted.
         with self._policies.deferring_deletes():
             rows = await self._policy.follow([change async for change in changes])
         await self.follow_rules(rows)
         await self._policies.apply()
 
     async def _first(self) -> None:
-        """Give prefixes and names their identities, after the maps of restored endpoints have those.
+        """Assign identities to prefixes and names, after the maps of restored endpoints have them.
 
-        Then what an earlier agent left may go, in the maps, too.
+        Then leftovers of the previous run may be deleted, also in the maps.
         """
         await self._sources.known()
         await self._names.begin()
@@ -265,12 +266,12 @@ class PolicyRollout:
         self._claimed()
 
     async def follow_rules(self, rows: list[EndpointPolicy]) -> None:
-        """Rules have changed. May be called again with more, where it was cut short.
+        """Update maps and ipcache after a change of rules; may be called again if it was cancelled.
 
-        Maps get what is new, then addresses get their identities, then maps lose what is over: a flow that
-        was allowed, and is, is not cut because its peer is another identity's now.
+        Entries are added to maps, then addresses get their identities, then entries are deleted from maps: a
+        flow that stays allowed is not cut while the identity of its peer changes.
         """
-        new, removed = self._prefixes.beside(self._policy.prefixes)
+        new, removed = self._prefixes.difference(self._policy.prefixes)
         if not new and not removed and not self._names.concerned:
             await self.realize(rows, "policy rules changed")
             return
@@ -289,12 +290,12 @@ class PolicyRollout:
         await self._policies.apply()
 
     async def realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
-        """Update the endpoints of these rows."""
+        """Set policies of endpoints and wait for their maps. Raises PolicyMapError."""
         await self._policies.change_and_wait(rows, reason)
 
 
 class PeerWatch:
-    """Follows the peers that rules select: identities, and the named ports of pods here and elsewhere."""
+    """Follows the peers of rules: identities, and the named ports of all pods."""
 
     def __init__(
         self,
@@ -331,14 +332,14 @@ class PeerWatch:
         await self._follow_ports(())
 
     async def _follow_ports(self, pods: Collection[PodKey]) -> None:
-        """Names of ports have changed in these pods of this node, or anywhere."""
+        """Update policies after named ports changed, in these pods of this node or in other pods."""
         rows = self._policy.follow_pods(pods)
         rows += self._policy.follow_ports(self._ports.all())
         await self._rollout.realize(rows, "named ports changed")
 
 
 class PolicyWatch:
-    """Follows what rules are made of: policy objects, groups of networks, and services that rules name."""
+    """Follows policy objects, and the CIDR groups and services that their rules refer to."""
 
     def __init__(
         self,
@@ -357,7 +358,7 @@ class PolicyWatch:
         self._statuses = statuses
         self._counts = counts
         self._taken: dict[PolicySource, dict[str, Any]] = {}
-        """What became of an object is known: a change of its status alone is not taken in again."""
+        """Processed objects without their status: an update of the status alone is a no-op."""
         follow = sources.follow
         jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
         for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
@@ -386,7 +387,7 @@ class PolicyWatch:
         change: Change[tuple[str, str], Object],
         taken: dict[PolicySource, dict[str, Any]],
     ) -> Iterator[RulesChanged]:
-        """Change the rules as one object did; nothing where that was its status alone, or is refused."""
+        """Apply the change of one object; nothing if only its status changed or it is refused."""
         namespace, name = change.key
         source = PolicySource(kind.kind, namespace, name)
         if change.row is None:
@@ -415,7 +416,7 @@ class PolicyWatch:
         await self._rollout.follow_rules(rows)
 
     def _group_prefixes(self, group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
-        """The networks of a group. One that cannot be read is logged and left out."""
+        """The networks of a group. Invalid ones are logged and ignored."""
         found = []
         for text in group.spec.external_cidrs or ():
             try:
@@ -427,12 +428,12 @@ class PolicyWatch:
     async def _follow_services(self, changes: list[Change[Any, Any]]) -> None:
         del changes
         rows, failed = self._policy.follow_services()
-        self._statuses.unanswered(failed)
+        self._statuses.untranslated(failed)
         await self._rollout.follow_rules(rows)
 
 
 def _as_object(kind: Kind[Any], row: Object) -> dict[str, Any]:
-    """The object as the policy engine reads it."""
+    """The object without its status, as the policy engine reads it."""
     object_: dict[str, Any] = msgspec.to_builtins(row)
     object_.pop("status", None)
     return object_ | {"kind": kind.kind}

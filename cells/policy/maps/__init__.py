@@ -1,10 +1,10 @@
 """Each endpoint's policy, in its policy map.
 
-Controller and reconciler: a PolicyComputer computes what an endpoint may do: its row in the table
-``endpoint-policies``; its policy map is made equal by difference, and the table
-``endpoint-policies-realized`` shows what the map has.
+Controller and reconciler: a PolicyComputer computes the desired policies, rows of the table
+``endpoint-policies``; EndpointPolicies writes the differences to policy maps; the table
+``endpoint-policies-realized`` shows the contents of the maps.
 
-Why: what is allowed may change at any time, and must be in force in every map, or reported as missing.
+Why: rules and identities may change at any time. Every map must follow, or the status reports why not.
 """
 
 import math
@@ -63,35 +63,35 @@ __all__ = [
 
 
 class KernelPolicyMaps:
-    """The real :class:`~cells.policy.maps.rows.PolicyMapPool`."""
+    """The :class:`~cells.policy.maps.rows.PolicyMapPool` of the kernel's maps."""
 
     def __init__(self, pool: PolicyMaps) -> None:
         self._pool = pool
         self._slots: dict[int, PolicyMap] = {}
 
     def acquire(self) -> int:
-        """A prepared number and policy map."""
+        """Return the id of a prepared policy map."""
         return self._keep(self._pool.acquire())
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """The number and policy map from before the restart."""
+        """Open the pinned policy map of a restored endpoint; its entries."""
         return self._slots[self._keep(self._pool.adopt(endpoint_id))].held
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
-        """Write what changed since it was last written."""
+        """Write what changed since the last write."""
         self._slots[endpoint_id].replace(entries)
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        """The same of several."""
+        """As write(), for several maps."""
         slots = self._slots
         return self._pool.replace_all((slots[number], entries) for number, entries in wanted.items())
 
     def held(self, endpoint_id: int) -> PolicyEntries:
-        """What the slot has written or read."""
+        """The map's entries as last written or read."""
         return self._slots[endpoint_id].held
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """Read the whole map; write it only where it is wrong."""
+        """Read the whole map, and write it if it differs."""
         slot = self._slots[endpoint_id]
         present = slot.dump()
         wrong = len(present.keys() ^ entries.keys()) + sum(
@@ -103,7 +103,7 @@ class KernelPolicyMaps:
         return wrong
 
     def release(self, endpoint_id: int) -> None:
-        """Give it back."""
+        """Return the map to the pool."""
         slot = self._slots.pop(endpoint_id, None)
         if slot is not None:
             self._pool.release(slot)
@@ -113,19 +113,19 @@ class KernelPolicyMaps:
         return slot.endpoint_id
 
 
-# What every endpoint may do by the enforcement mode alone: the computer while no policy can be loaded.
+# The policy of endpoints that follows from the enforcement mode alone, for hives without policy rules.
 #
 # Source: Cilium 1.17, policy enforcement modes and allow-localhost.
 
 
 class NodePolicy:
-    """The enforcement mode, and since which revision it is in force."""
+    """The enforcement mode of the node and its revision."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self.localhost = settings.allow_localhost
         """Whether the node may always reach its endpoints."""
         self.host_firewall = settings.enable_host_firewall
-        """Whether policies are enforced on the node itself, too."""
+        """Whether policies are also enforced for the host endpoint."""
         self._enforcement = settings.enable_policy
         self._revision = 1
 
@@ -140,24 +140,24 @@ class NodePolicy:
         return self._enforcement
 
     def enforce(self, mode: Enforcement) -> None:
-        """From now on. Policies are computed anew when they are asked for."""
+        """Change the mode. Policies follow when they are next computed."""
         self._enforcement = mode
         self._revision += 1
 
     @property
     def missing(self) -> str:
-        """Nothing: a mode is known from the start."""
+        """Empty: the mode is set from the start."""
         return ""
 
     def acknowledged(self, endpoint_id: int) -> bool:
-        """No mode leads packets to a proxy."""
+        """True: no mode redirects packets to a proxy."""
         del endpoint_id
         return True
 
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
-        """The same for every endpoint."""
+        """Return the same entries for every endpoint."""
         del identity, labels, pod
         enforced = self._enforcement is Enforcement.ALWAYS
         return EndpointPolicy(
@@ -169,12 +169,12 @@ class NodePolicy:
         )
 
     def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """No policy of the mode alone distinguishes identities."""
+        """A no-op: the mode does not distinguish identities."""
         del identities
         return []
 
     def forget(self, endpoint_id: int) -> None:
-        """No endpoint is known here."""
+        """A no-op: there is no state by endpoint."""
 
     def _entries(self) -> PolicyEntries:
         if self._enforcement is not Enforcement.ALWAYS:
@@ -190,7 +190,7 @@ _ENFORCEMENTS: Final = ("none", "ingress", "egress", "both", "audit-ingress", "a
 
 
 def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[MetricFamily]:
-    """What is enforced for how many endpoints, and by which rules."""
+    """Number of endpoints by enforcement status, and the revision of the rules."""
     counted = Counter(enforced_directions(policy, audited=audited) for policy in policies.realized.all())
     yield gauge(
         "cilium_policy_endpoint_enforcement_status",
@@ -203,7 +203,7 @@ def families(policies: EndpointPolicies, *, audited: bool) -> Iterator[MetricFam
     )
 
 
-# How the cell of policy maps is put together.
+# The wiring of the cell.
 
 
 def policy_table() -> Table[int, EndpointPolicy]:
@@ -217,7 +217,7 @@ def realized_table() -> Table[int, RealizedPolicy]:
 
 
 def policy_computer(policy: NodePolicy, rules: RuleComputer | None) -> PolicyComputer:
-    """The rules in force, or the node's enforcement mode alone where nothing knows rules."""
+    """The computer that applies rules, or the node's enforcement mode if no cell provides one."""
     return policy if rules is None else rules
 
 
@@ -236,7 +236,7 @@ def endpoint_policies(
     jobs: Jobs,
     log: Logger,
 ) -> EndpointPolicies:
-    """Each endpoint's policy, and its policy map."""
+    """EndpointPolicies, and the jobs that write policy maps."""
 
     async def apply() -> None:
         await policies.apply()
@@ -263,7 +263,6 @@ def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Mem
     """Policies as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
-
         flags = datapath.notifications.flags if datapath is not None else 0
         return families(policies, audited=bool(flags & NODE_AUDITS_POLICY))
 
@@ -282,7 +281,7 @@ cell = group(
         "What endpoints may do, in their policy maps",
         config(PolicyMapSettings),
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
-        # policy maps know identities before packets carry them
+        # the ipcache has policy maps updated before packets carry an identity
         provide(endpoint_policies, as_=(Member[IdentityFollower],)),
         provide(outdated_table, policy_metrics),
     ),

@@ -1,7 +1,7 @@
-"""Each endpoint's policy: computed, in a table, and made so in its policy map; deletions can wait.
+"""Computes each endpoint's policy and writes it to the endpoint's policy map; deletions can be deferred.
 
-Why: an address changes its identity in the ipcache. Until then its packets are checked by the old one: what
-     that may do goes afterwards.
+Why: when the ipcache gives an address another identity, packets carry the old one until then. Entries of the
+     old identity are deleted afterwards, so that no flow is cut.
 """
 
 import errno
@@ -32,7 +32,7 @@ from lifecycle import HiveError, Logger, Table
 
 
 class DeferredDeletes:
-    """The entries of maps that have more than is wanted, by endpoint id."""
+    """The entries of maps with deferred deletions, by endpoint id."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -43,7 +43,7 @@ class DeferredDeletes:
 
     @contextmanager
     def deferring_deletes(self) -> Iterator[None]:
-        """As long as one such block goes on, with_previous() keeps entries."""
+        """While at least one such block is active, with_previous() keeps entries."""
         self._depth += 1
         try:
             yield
@@ -51,21 +51,21 @@ class DeferredDeletes:
             self._depth -= 1
 
     @property
-    def nothing(self) -> bool:
-        """Whether maps are to have what is wanted, and have it."""
+    def empty(self) -> bool:
+        """Whether no deletion is or can be deferred at present."""
         return not self._depth and not self._entries
 
     @property
-    def over(self) -> Collection[int]:
-        """Endpoints with maps that may be written as wanted now."""
+    def due(self) -> Collection[int]:
+        """Endpoints with deferred deletions that may be done now."""
         return () if self._depth else list(self._entries)
 
     def with_previous(
         self, endpoint_id: int, previous: PolicyEntries | None, wanted: PolicyEntries
     ) -> PolicyEntries:
-        """What to write: ``wanted``, with what the map has besides, if that stays.
+        """The entries to write: ``wanted``, and during a block also the map's other entries.
 
-        Note it with keep().
+        After the write, the caller records it by keep().
         """
         previous = self._entries.get(endpoint_id, previous)
         if (
@@ -79,33 +79,33 @@ class DeferredDeletes:
         return previous.changed(EntryChanges(changes.new, ())) if keeps else wanted
 
     def keep(self, endpoint_id: int, written: PolicyEntries, wanted: PolicyEntries) -> None:
-        """The map has what was written."""
+        """Record the entries that were written to a map."""
         if written is wanted:
             self._entries.pop(endpoint_id, None)
         else:
             self._entries[endpoint_id] = written
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is removed."""
+        """Drop the deferred deletions of an endpoint."""
         self._entries.pop(endpoint_id, None)
 
 
-# Each endpoint's policy: computed, put in a table, and written to its policy map.
+# Desired policies in a table, and their realization in policy maps.
 #
 # Source: Cilium 1.17, policy maps, desired and realized policy, and their full reconciliation.
 
-STRETCH: Final = 50
-"""Most maps looked at before others get their turn on the event loop: about 5 ms where little changes."""
+BATCH: Final = 50
+"""Maps that are compared or written before the job yields to the event loop: about 5 ms if little changes."""
 
 
 class PolicyMapError(HiveError):
-    """Some policy maps could not be made right."""
+    """Some policy maps could not be updated."""
 
 
 class EndpointPolicies:
-    """What endpoints may do, and their policy maps. All but the two jobs is synchronous.
+    """Computes endpoints' policies and writes them to policy maps. All but the jobs is synchronous.
 
-    A foreign entry in a policy map stays until the next comparison of whole maps.
+    An entry that another program adds to a policy map stays until the next comparison of whole maps.
     """
 
     def __init__(
@@ -119,53 +119,52 @@ class EndpointPolicies:
         lockdown: bool = False,
         apply_soon: Callable[[], object] = lambda: None,
     ) -> None:
-        """``apply_soon`` has apply() called."""
+        """``apply_soon`` schedules a call of apply()."""
         self.table = table
-        """What is wanted, by endpoint id."""
+        """Desired policies, by endpoint id."""
         self.realized = realized
-        """What the maps have, by endpoint id."""
+        """Realized policies, by endpoint id."""
         self._computer = computer
         self._pool = pool
         self._log = log
         self._lockdown = lockdown
         self._overflowed: dict[int, int] = {}
-        """Endpoints with a map that had no room, and is empty therefore; for how many entries."""
+        """Locked down endpoints, and the number of entries for which their maps had no room."""
         self._changed: set[int] = set()
-        """Endpoints with maps that are to follow."""
+        """Endpoints with maps that apply() must update."""
         self._written: dict[int, EndpointPolicy] = {}
-        """What maps have, as far as it is known."""
+        """The policy that was last written to each map."""
         self._deferred = DeferredDeletes()
         self._previous: dict[int, PolicyEntries] = {}
-        """What maps had that were taken over and are not written yet."""
+        """The entries of maps that were taken over and are not written yet."""
         self._hosts: set[int] = set()
-        """Endpoints that are not regenerated: of the node itself there is nothing but its policy map."""
+        """Endpoints that are not regenerated: the host endpoint has only a policy map."""
         self.outdated: Table[int, OutdatedPolicy] = Table(
             "endpoint-policies-outdated", key=lambda row: row.endpoint_id
         )
-        """Endpoints that are to be regenerated, by id: each asks to realize()."""
+        """Endpoints that must be regenerated, by id; the regeneration calls realize()."""
         self._awaiting: set[int] = set()
-        """Endpoints with maps that are right, and proxies that are behind."""
+        """Endpoints with updated maps that wait for the acknowledgement of a proxy."""
         self._apply_soon = apply_soon
 
     # Numbers and maps
 
     def acquire(self) -> int:
-        """A free endpoint number; its policy map allows nothing.
+        """Return a free endpoint id, with a policy map that allows nothing.
 
-        Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left,
-        OSError.
+        Raises PoolEmpty if no map is prepared yet, PolicyIdsExhausted if all ids are in use, OSError.
         """
         return self._pool.acquire()
 
     def adopt(self, endpoint_id: int) -> None:
-        """Take over the number and policy map from before a restart; raises HiveError, OSError.
+        """Take over id and policy map of a restored endpoint; raises HiveError, OSError.
 
-        The caller is an initializer of ``realized`` until the map has been written, or could not be.
+        The caller keeps an initializer of ``realized`` until the map is written or its write has failed.
         """
         self._previous[endpoint_id] = self._pool.adopt(endpoint_id)
 
     def release(self, endpoint_id: int) -> None:
-        """The endpoint is removed: give its number and map back; raises OSError."""
+        """Drop the state of a removed endpoint; its id and map return to the pool. Raises OSError."""
         self._changed.discard(endpoint_id)
         self._written.pop(endpoint_id, None)
         self._previous.pop(endpoint_id, None)
@@ -179,39 +178,39 @@ class EndpointPolicies:
         self._pool.release(endpoint_id)
 
     def follow_host(self, endpoint_id: int) -> None:
-        """The endpoint is the node itself: its map follows its policy, and nothing else is regenerated."""
+        """Treat the endpoint as the host endpoint: its policy map is updated without a regeneration."""
         self._hosts.add(endpoint_id)
 
     # Policies
 
     @property
     def revision(self) -> int:
-        """Of the rules in force."""
+        """Revision of the rules in force."""
         return self._computer.revision
 
     def status(self, endpoint_id: int) -> RealizedPolicy:
-        """What the endpoint's map has; of revision 0 when that is not known."""
+        """The realized policy of an endpoint; with revision 0 if its map is not written yet."""
         return self.realized.get(endpoint_id) or RealizedPolicy(endpoint_id=endpoint_id)
 
     @property
     def unknown_rules(self) -> str:
-        """What must be known before policies follow from the rules; empty when nothing is missing."""
+        """The sources of rules that are not read yet; empty if none."""
         return self._computer.missing
 
     def awaits_rules(self, endpoint_id: int) -> bool:
-        """Whether the endpoint keeps its policy from before a restart, because rules are not known yet.
+        """Whether a restored endpoint keeps the policy of the previous run, as rules are not read yet.
 
-        Computed from a part of the rules, a policy would allow what the others forbid.
+        A policy from a part of the rules could allow what other rules deny.
         """
         return endpoint_id in self._previous and bool(self.unknown_rules)
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
-        """Add this identity to the maps of all endpoints, before any packet carries it.
+        """Add an identity to the maps of all endpoints, before any packet carries it.
 
-        A map that refuses is tried again, see apply().
+        apply() repeats failed writes.
         """
         rows = self._computer.update_identities([Identity(identity, tuple(labels))])
-        if not rows:  # as nearly always: other endpoints have it
+        if not rows:  # as usual: another endpoint has this identity
             return
         present = self.table.keys()
         there = [row for row in rows if row.endpoint_id in present]
@@ -225,15 +224,15 @@ class EndpointPolicies:
             self._apply_soon()
 
     def written(self, endpoint_id: int) -> EndpointPolicy | None:
-        """The policy that the endpoint's map was last made, or has after a refusal; None before the first."""
+        """The policy in the endpoint's map, also after a failed write; None before the first write."""
         return self._written.get(endpoint_id)
 
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
-        """Compute the policy of a pod's endpoint by its identity, make its map so, after its peers' maps.
+        """Compute the policy of an endpoint and write it to its map, after the maps of its peers.
 
-        Nothing happens as long as the endpoint awaits_rules(); the restore asks again then.
-        Raises HiveError when it cannot be computed, or OSError when the kernel refuses: the map has what it
-        had, or a part of the change, and its status has that.
+        A no-op while the endpoint awaits_rules(); the restore calls again afterwards.
+        Raises HiveError if the policy cannot be computed, OSError if the kernel refuses a write: then the map
+        is unchanged or changed in part, as its status shows.
         """
         self.ensure_identity(identity, labels)
         if self.awaits_rules(endpoint_id):
@@ -247,17 +246,17 @@ class EndpointPolicies:
         self._write(policy)
 
     def change(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
-        """These are the policies of their endpoints now; their maps follow soon.
+        """Set the desired policies of endpoints; jobs update their maps.
 
-        Of rules with another revision the endpoints are regenerated, which their logs have with the reason;
-        one with a map that is right has the new revision already, and is not. What changes without a new
-        revision (peers that come and go) is written at once, and tried again until it is.
+        An endpoint with a new revision of the rules is regenerated, and its log shows the reason; if its
+        entries are unchanged, only its revision is. Changes without a new revision (identities of peers) are
+        written to the map without a regeneration, and repeated until they succeed.
         """
         outdated: list[OutdatedPolicy] = []
         with self.table.txn() as rows:
             for policy in policies:
                 known = rows.get(policy.endpoint_id)
-                if known is None:  # it was removed, or its first policy is not computed yet
+                if known is None:  # removed, or its first policy is not computed yet
                     continue
                 rows.put(policy)
                 if self._is_realized(policy, known):
@@ -277,20 +276,20 @@ class EndpointPolicies:
 
     @contextmanager
     def deferring_deletes(self) -> Iterator[None]:
-        """During the block maps get what is new, and keep what they have; what is over goes afterwards.
+        """During the block, entries are added to maps; deletions follow after it.
 
-        Until then their status does not say that they have the new revision.
+        Until then the realized revision is the previous one.
         """
         try:
             with self._deferred.deferring_deletes():
                 yield
         finally:
-            self._changed.update(self._deferred.over)
+            self._changed.update(self._deferred.due)
             if self._changed:
                 self._apply_soon()
 
     def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
-        """Whether the map has these entries already, as those that were wanted before."""
+        """Whether the map already has the entries of the policy, as they equal the previous ones."""
         status = self.status(policy.endpoint_id)
         return (
             policy.entries is known.entries
@@ -303,7 +302,7 @@ class EndpointPolicies:
     # Jobs
 
     async def change_and_wait(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
-        """As change(); wait until the maps have followed, or one has failed. Raises PolicyMapError."""
+        """As change(), and wait until all maps are updated or one has failed. Raises PolicyMapError."""
         latest = {row.endpoint_id: row for row in policies}
         if not latest:
             return
@@ -315,7 +314,10 @@ class EndpointPolicies:
                 seen = await self.realized.wait_changed(endpoint_id, seen)
 
     async def apply(self) -> None:
-        """Make maps follow what changed without a new revision. Raises PolicyMapError, to be called again."""
+        """Write changes that have no new revision to the maps.
+
+        Raises PolicyMapError; the next call repeats what failed.
+        """
         failed = []
         waiting, count = list(self._changed), 1
         while waiting:
@@ -326,36 +328,39 @@ class EndpointPolicies:
             refused = self._write_all(policies)
             self._changed.update(policy.endpoint_id for policy, _ in refused)
             failed += [f"endpoint {policy.endpoint_id}: {error}" for policy, error in refused]
-            # A map takes from some microseconds to 15 ms, by how much of it changes.
-            count = min(2 * count, STRETCH) if time.monotonic() - began < SLICE / 2 else max(count // 2, 1)
+            # A write takes from some microseconds to 15 ms, depending on the number of changed entries.
+            count = min(2 * count, BATCH) if time.monotonic() - began < SLICE / 2 else max(count // 2, 1)
             await anyio.lowlevel.checkpoint()
         if failed:
             raise PolicyMapError(f"{len(failed)} policy maps are not updated, {failed[0]}")
 
     async def reconcile(self) -> None:
-        """Compare every policy map as a whole, and put right what differs; raises OSError."""
+        """Compare whole policy maps with the desired policies and correct them; raises OSError."""
         for position, policy in enumerate(self.table.all()):
             skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._deferred
             if self.table.get(policy.endpoint_id) is policy and not skipped:
                 wrong = self._pool.repair(policy.endpoint_id, policy.entries)
                 if wrong:
                     self._log.warning(
-                        "policy map was changed by others, repaired",
+                        "policy map was changed by another program, repaired",
                         endpoint=policy.endpoint_id,
                         entries=wrong,
                     )
-            if position % STRETCH == STRETCH - 1:
+            if position % BATCH == BATCH - 1:
                 await anyio.lowlevel.checkpoint()
 
     def _write_all(self, policies: Collection[EndpointPolicy]) -> list[tuple[EndpointPolicy, OSError]]:
-        """Make the maps so; those that refuse, and why. Who refuses at first is asked once more, singly."""
-        singly = policies
-        if self._deferred.nothing and not self._overflowed:
+        """Write policies to their maps; the policies that could not be written, and why.
+
+        Those that fail in one batch are written again one by one.
+        """
+        one_by_one = policies
+        if self._deferred.empty and not self._overflowed:
             refused = self._pool.write_all({one.endpoint_id: one.entries for one in policies})
-            singly = [one for one in policies if one.endpoint_id in refused]
+            one_by_one = [one for one in policies if one.endpoint_id in refused]
             self._mark(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
         failed = []
-        for one in singly:
+        for one in one_by_one:
             try:
                 self._write(one)
             except OSError as error:
@@ -372,7 +377,7 @@ class EndpointPolicies:
         self._mark(policy)
 
     def _held(self, endpoint_id: int) -> EndpointPolicy:
-        """What a map has that refused a policy: not what it had, nor what it was to have."""
+        """The contents of a map after a failed write: neither the previous policy nor the new one."""
         held = PolicyEntryMap(self._pool.held(endpoint_id))
 
         def enforced(*, egress: bool) -> bool:
@@ -388,8 +393,8 @@ class EndpointPolicies:
         )
 
     def _mark(self, *policies: EndpointPolicy) -> None:
-        """The maps have these policies."""
-        if len(policies) == 1:  # as nearly always, and pods wait for it
+        """Record that these policies are written to their maps."""
+        if len(policies) == 1:  # the usual case, which an ADD waits for
             self.outdated.delete(policies[0].endpoint_id)
             self.realized.put(self._realized(policies[0]))
             return
@@ -403,7 +408,7 @@ class EndpointPolicies:
                 rows.put(self._realized(policy))
 
     def _realized(self, policy: EndpointPolicy) -> RealizedPolicy:
-        """Note that the map has the policy: its status."""
+        """Record that a policy is written to its map; its status."""
         number, revision = policy.endpoint_id, policy.revision
         self._changed.discard(number)
         self._written[number] = policy
@@ -423,12 +428,15 @@ class EndpointPolicies:
         )
 
     def follow_proxies(self) -> None:
-        """Proxies have acknowledged something: endpoints that waited for that may have their revision now."""
+        """Update the realized revisions of endpoints that waited for the acknowledgement of a proxy."""
         awaiting, self._awaiting = self._awaiting, set()
         self._mark(*(self._written[one] for one in awaiting if one in self._written))
 
     def _write_map(self, policy: EndpointPolicy) -> None:
-        """Make the map so. One without room is emptied with ``lockdown``, until fewer entries are wanted."""
+        """Write a policy to its map.
+
+        With ``lockdown``, a map without room for it is emptied, until the policy has fewer entries.
+        """
         number, wanted = policy.endpoint_id, len(policy.entries)
         least = self._overflowed.get(number, wanted + 1)
         if wanted < least:
@@ -449,7 +457,7 @@ class EndpointPolicies:
 
     def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
         known = self._written.get(number)
-        previous = known.entries if known is not None else self._over(number, wanted)
+        previous = known.entries if known is not None else self._taken_over(number, wanted)
         entries = self._deferred.with_previous(number, previous, wanted)
         if entries is not wanted:
             try:
@@ -463,15 +471,15 @@ class EndpointPolicies:
         self._pool.write(number, wanted)
         self._deferred.keep(number, wanted, wanted)
 
-    def _over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
-        """What a map had when it was taken over, if it is to lose something of that."""
+    def _taken_over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
+        """The entries of a map that was taken over, if some of them must be deleted."""
         held = self._previous.get(number)
         if held is None or all(key in wanted for key in held):
             return None
         return PolicyEntryMap(held)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
-        """Its status has the error, and what the map has now; of revision and rules, those before."""
+        """Show the error and the map's contents in the status; its revisions stay."""
         known, has = self.status(endpoint_id), self._written.get(endpoint_id)
         row = replace(known, error=str(error))
         if has is not None:

@@ -1,4 +1,4 @@
-"""What an endpoint may do, as it is wanted and as its policy map has it."""
+"""Endpoints' policies, desired and realized, and the interfaces of those who compute and write them."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, Protocol
@@ -11,64 +11,64 @@ from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from lifecycle import Named
 
 PolicyEntries = Mapping[PolicyKey, PolicyEntry]
-"""Of both directions; a key has its direction."""
+"""The entries of both directions: the direction is part of the key."""
 
 ALLOW_ALL: Final[PolicyEntries] = {
     PolicyKey(identity=0, egress=False): PolicyEntry(),
     PolicyKey(identity=0, egress=True): PolicyEntry(),
 }
-"""What an endpoint may do where nothing is enforced: everything, in both directions."""
+"""Entries of an endpoint without enforcement: all peers, in both directions."""
 
 ALLOW_LOCALHOST: Final[PolicyEntries] = {PolicyKey(identity=HOST, egress=False): PolicyEntry()}
-"""The node itself may reach the endpoint."""
+"""The entry that lets the node itself reach the endpoint."""
 
 
 class EndpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``endpoint-policies``: what an endpoint may do by all that is known."""
+    """A row of the table ``endpoint-policies``: the desired policy of an endpoint."""
 
     endpoint_id: int
     revision: int
-    """Of the rules it was computed from."""
+    """Revision of the rules from which it was computed."""
     ingress_enforced: bool
-    """Whether only what ``entries`` allow may come in."""
+    """Whether ingress is denied unless ``entries`` allow it."""
     egress_enforced: bool
-    """Whether only what ``entries`` allow may go out."""
+    """Whether egress is denied unless ``entries`` allow it."""
     entries: PolicyEntries
 
 
 class RealizedPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``endpoint-policies-realized``: what its policy map has."""
+    """A row of the table ``endpoint-policies-realized``: what an endpoint's policy map contains."""
 
     endpoint_id: int
     revision: int = 0
-    """Of the rules that the map has and proxies have acknowledged; 0: none yet."""
+    """Latest revision of the rules that is in the map and acknowledged by proxies; 0: none yet."""
     written: int = 0
-    """Of the rules the map was last made right for."""
+    """Revision of the rules that was last written to the map completely."""
     ingress_enforced: bool = False
     egress_enforced: bool = False
     entries: int = 0
-    """How many the map has."""
+    """Number of entries in the map."""
     error: str = ""
-    """Why the map is not as wanted; empty when it is."""
+    """Why the map differs from the desired policy; empty if it does not."""
 
 
 class OutdatedPolicy(msgspec.Struct, frozen=True):
-    """A row of the table ``endpoint-policies-outdated``: an endpoint that is to be regenerated.
+    """A row of the table ``endpoint-policies-outdated``: an endpoint that must be regenerated.
 
-    It leaves the table once the policy map has the policy.
+    The row is deleted once the policy map has the policy.
     """
 
     endpoint_id: int
     revision: int
-    """Of the rules that it is to follow."""
+    """Revision of the rules that the endpoint must follow."""
     reason: str
-    """For the endpoint's log."""
+    """Shown in the endpoint's log."""
 
 
 def enforced_directions(policy: EndpointPolicy | RealizedPolicy, *, audited: bool = False) -> str:
-    """``none``, ``ingress``, ``egress`` or ``both``, as the API and metrics have it.
+    """``none``, ``ingress``, ``egress`` or ``both``, as in the API and in metrics.
 
-    ``audit-both`` and the like where what is refused is let through.
+    With a prefix (``audit-both``) if denied packets are forwarded nevertheless.
     """
     match policy.ingress_enforced, policy.egress_enforced:
         case True, True:
@@ -82,7 +82,7 @@ def enforced_directions(policy: EndpointPolicy | RealizedPolicy, *, audited: boo
     return f"audit-{enforced}" if audited else enforced
 
 
-# The edges of the policy cell: who computes policies, and the policy maps.
+# The interfaces of the policy cell: the computation of policies, and the policy maps.
 
 PodKey = tuple[str, str]
 """Namespace and name of a pod."""
@@ -90,92 +90,95 @@ NO_POD: Final[PodKey] = ("", "")
 
 
 class PolicyComputer(Protocol):
-    """Computes what an endpoint may do.
+    """Computes the policies of endpoints.
 
-    It is asked when an endpoint is made, regenerated, or gets another identity. What changes in between for
-    endpoints that exist it calls EndpointPolicies.change().
+    EndpointPolicies calls it when an endpoint is created or regenerated, or when its identity changes. For
+    every other change of a policy, the computer calls EndpointPolicies.change().
     """
 
     @property
     def missing(self) -> str:
-        """What must be known before policies follow from the rules; empty when nothing is missing."""
+        """The sources that are not read yet, without which rules must not be applied; empty if none."""
         ...
 
     def acknowledged(self, endpoint_id: int) -> bool:
-        """Whether proxies follow the endpoint's rules; when more do, EndpointPolicies.follow_proxies()."""
+        """Whether proxies have acknowledged the endpoint's rules.
+
+        The computer calls EndpointPolicies.follow_proxies() when a proxy acknowledges more.
+        """
         ...
 
     @property
     def revision(self) -> int:
-        """Of the rules; grows with every change."""
+        """Revision of the rules; grows with every change."""
         ...
 
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
-        """What the endpoint with this identity may do now; ``labels`` are those the identity stands for.
+        """Compute the policy of an endpoint from its identity, and that identity's labels.
 
-        ``pod`` is the endpoint's pod: policies may name its ports. Synchronous: an ADD waits for it. Raises
-        HiveError when rules contradict each other: it keeps the policy it has.
+        ``pod`` is the endpoint's pod, for rules that name its ports. Synchronous, as an ADD waits for it.
+        Raises HiveError if rules contradict each other; then the endpoint keeps its present policy.
         """
         ...
 
     def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """These identities are about to be used: the policies that change by them."""
+        """Add identities, or give them other labels. Returns the policies that change."""
         ...
 
     def forget(self, endpoint_id: int) -> None:
-        """The endpoint is removed; an unknown one is fine."""
+        """Drop the state of an endpoint that was removed; a no-op if it is not known."""
         ...
 
 
 RuleComputer = Annotated[PolicyComputer, Named("rules")]
-"""The computer that knows rules, if a cell provides one; it knows the node's mode, too."""
+"""The computer that applies rules as well as the node's enforcement mode, if a cell provides one."""
 
 
 class KnownRules(Protocol):
-    """Whether what policies follow from is known: until then, those from before a restart stay in force."""
+    """Whether rules and identities are read. Until they are, policies of the previous run stay in force."""
 
     @property
     def missing(self) -> str:
-        """What is to be known yet; empty when nothing is."""
+        """The sources that are not read yet; empty if none."""
         ...
 
     async def known(self) -> None:
-        """Return once all rules and identities that there were at the start have been taken in."""
+        """Wait until the initial rules and identities are processed."""
         ...
 
 
 class PolicyMapPool(Protocol):
-    """Endpoint numbers with their policy maps. All calls are synchronous and raise OSError or HiveError."""
+    """Endpoint ids and their policy maps. Every call is synchronous and raises OSError or HiveError."""
 
     def acquire(self) -> int:
-        """A free number with an empty policy map, in which nothing is allowed.
+        """Return a free endpoint id. Its policy map is empty, so nothing is allowed.
 
-        Raises PoolEmpty when none is prepared at the moment, PolicyIdsExhausted when there are none left.
+        Raises PoolEmpty if no map is prepared yet, PolicyIdsExhausted if all ids are in use.
         """
         ...
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """Take over the number and policy map an endpoint had before a restart; what the map has."""
+        """Take over the id and policy map of a restored endpoint. Returns the map's entries."""
         ...
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
-        """Make the map these entries: denies first, then allows, then deletions. What is right stays."""
+        """Replace the map's entries by difference: first denies, then allows, then deletions."""
         ...
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        """The same for several maps, in less time; of which maps it could not be done, and why."""
+        """As write(), for several maps in less time. Returns the error of each map that failed."""
         ...
 
     def held(self, endpoint_id: int) -> PolicyEntries:
-        """What the map has, as it was last written or read: after a refusal, a part of what was wanted."""
+        """The map's entries as last written or read; after a failed write, a part of the desired ones."""
         ...
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """Compare the whole map with these entries, and put it right; how many were wrong."""
+        """Compare the whole map with ``entries`` and correct it. Returns how many entries differed."""
         ...
 
     def release(self, endpoint_id: int) -> None:
-        """Give number and map back, emptied. Twice does nothing."""
+        """Return id and emptied map to the pool; a no-op if they are already there."""
         ...
