@@ -16,6 +16,14 @@ from hive.output import BAD, GOOD, QUIET, fact_lines, shown_as_document, termina
 HEALTHY = {"Ok", "Disabled"}
 DONE = "Done"
 _UNKNOWN = {"state": "Unknown", "msg": "the agent does not report its own state"}
+SYNCED = ("nodes", "services", "endpoints", "identities")
+"""What is read of a remote cluster."""
+_COUNTS = (
+    ("num-nodes", "nodes"),
+    ("num-endpoints", "addresses"),
+    ("num-identities", "identities"),
+    ("num-shared-services", "services"),
+)
 PAUSE = 0.1
 """Seconds between two questions while it waits."""
 
@@ -182,6 +190,7 @@ def lines(
     yield from _tuned(answer, verbose=verbose)
     if (nodes := answer.get("cluster", {}).get("nodes")) is not None:
         yield "Nodes", f"{len(nodes)} known, this one is {answer['cluster'].get('self', '')}"
+    yield from _clusters(answer.get("cluster-mesh"), verbose=verbose)
     yield from served
     if proxy := answer.get("proxy"):
         yield "Proxy Status", _proxy(proxy)
@@ -196,6 +205,32 @@ def lines(
     if verbose:
         yield from _services_in_detail(answer.get("kube-proxy-replacement") or {})
         yield from _maps(answer.get("bpf-maps") or {})
+
+
+def _clusters(mesh: dict[str, Any] | None, *, verbose: bool) -> Iterator[tuple[str, str]]:
+    """How many remote clusters are ready, and why others are not; with ``verbose`` what is known of each."""
+    if mesh is None:
+        return
+    clusters = mesh.get("clusters") or ()
+    ready = sum(bool(one.get("ready")) for one in clusters)
+    text = f"{ready}/{len(clusters)} remote clusters ready"
+    shared = _count(mesh.get("num-global-services", 0), "global service")
+    yield "ClusterMesh", f"{click.style(text, fg=BAD) if ready < len(clusters) else text}   {shared}"
+    for one in clusters:
+        if one.get("ready") and not verbose:
+            continue
+        lacking = [kind for kind in SYNCED if not (one.get("synced") or {}).get(kind)]
+        parts = [one.get("status", "")]
+        if one.get("connected") and not (one.get("config") or {}).get("retrieved"):
+            parts.append("no configuration of the cluster yet")
+        elif one.get("connected") and lacking:
+            parts.append(f"not listed yet: {', '.join(lacking)}")
+        if verbose:
+            parts += [f"{one.get(key, 0)} {what}" for key, what in _COUNTS]
+        if failures := one.get("num-failures", 0):
+            parts.append(f"{_count(failures, 'reconnection')}")
+        state = click.style("Ready", fg=GOOD) if one.get("ready") else click.style("Not ready", fg=BAD)
+        yield f"  {one.get('name', '')}", f"{state}   {', '.join(filter(None, parts))}"
 
 
 def _around(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:

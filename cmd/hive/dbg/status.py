@@ -283,7 +283,7 @@ def _clusters(mesh: Json, details: Details) -> Iterator[str]:
         yield f"   {one.get('name', '')}: {state}, {counts} (last: {ago(one.get('last-failure'))})\n"
         yield f"   └  {one.get('status', '')}\n"
         yield f"   └  remote configuration: {_remote_configuration(one.get('config'))}\n"
-        if (synced := one.get("synced")) is not None and one.get("connected"):
+        if (synced := one.get("synced")) is not None:
             names = ["nodes", "endpoints", "identities", "services"]
             texts = [f"{name}={_go(synced.get(name))}" for name in names]
             if "service-exports" in synced:

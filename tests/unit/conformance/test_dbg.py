@@ -69,6 +69,19 @@ def test_requests_output_and_exit_codes_are_as_recorded(
         assert asked == expected
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in recordings("clustermesh").glob("dbg_*.json")))
+def test_remote_clusters_are_printed_as_recorded(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = load(f"clustermesh/{name}")
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    with replaying(tmp_path / "cilium.sock", recording["exchanges"]):
+        assert run(recording["argv"][1:]) == recording["exit_code"]
+    out, err = capfd.readouterr()
+    assert lines_of(out, name) == lines_of(recording["stdout"], name)
+    assert err == recording["stderr"]
+
+
 @pytest.mark.parametrize(
     ("words", "path", "body", "reason"),
     [

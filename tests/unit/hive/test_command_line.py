@@ -213,6 +213,20 @@ def test_status_has_what_cilium_dbg_has_on_80_columns() -> None:
                 assert not wide, (path.stem, wide)
 
 
+def test_status_lists_remote_clusters_that_are_not_ready() -> None:
+    recorded_mesh = json.loads((recordings("clustermesh") / "dbg_status_all_clusters_mixed.json").read_text())
+    answer = recorded_mesh["exchanges"][0]["response"]["body"]
+    facts = {name: click.unstyle(text) for name, text in lines(answer, verbose=False)}
+    assert facts["ClusterMesh"] == "1/3 remote clusters ready   7 global services"
+    assert "  east" not in facts
+    waiting = "Waiting for initial connection to be established"
+    assert facts["  west"] == f"Not ready   {waiting}, 3 reconnections"
+    assert facts["  north"].endswith(", no configuration of the cluster yet")
+    every = {name: click.unstyle(text) for name, text in lines(answer, verbose=True)}
+    assert every["  east"].startswith("Ready   etcd: 1/1 connected")
+    assert every["  east"].endswith(", 3 nodes, 10 addresses, 5 identities, 2 services")
+
+
 def test_status_counts_the_nodes_that_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     well = {"status": "", "latency": 1000}
     away = {"status": "Connection timed out", "latency": 0}
