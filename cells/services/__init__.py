@@ -204,8 +204,11 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
+    """Whether others serve only while no preferred one is active."""
     manual: bool = False
     """Whether its state was set manually, whatever its source has."""
+    cluster: str = ""
+    """The remote cluster that it is in; empty: this one."""
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
@@ -232,6 +235,8 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     port_name: str = ""
     number: int = 0
     """The one it is to have; 0: any."""
+    partial: bool = False
+    """Whether backends of remote clusters may be missing: those of an earlier agent are not removed yet."""
 
 
 def parse_address(text: str) -> IPAddress | None:
@@ -358,6 +363,8 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_maglev_hash_seed: str = DEFAULT_SEED
     bpf_lb_proto_diff: bool = True
     enable_sctp: bool = False
+    global_services: bool = False
+    """Whether remote clusters are followed: global services have their backends, too."""
     k8s_service_proxy_name: str = ""
     """Which services are served, by their label ``service.kubernetes.io/service-proxy-name``."""
     cluster_name: str = "default"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cells.clustermesh.tables import RemoteService, RemoteServiceKey
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice
 from cells.kubernetes.resources import INDEXES
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServingNode
@@ -13,13 +14,18 @@ from lifecycle import Change, Table
 class LoneCatalog(ServiceCatalog):
     """Slices go into it as services do; what is served is in its table ``frontends``."""
 
-    def __init__(self, options: LoadBalancerOptions, node: ServingNode) -> None:
+    def __init__(
+        self,
+        options: LoadBalancerOptions,
+        node: ServingNode,
+        remote: Table[RemoteServiceKey, RemoteService] | None = None,
+    ) -> None:
         self.slices: Table[tuple[str, str], EndpointSlice] = Table(
             "k8s-endpoint-slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
         )
         self.frontends = frontends()
         self._news = self.frontends.changes()
-        super().__init__(options, node, self.slices, self.frontends)
+        super().__init__(options, node, self.slices, self.frontends, remote)
 
     def upsert_slice(self, slice_: EndpointSlice) -> None:
         """A slice, new or changed."""

@@ -64,9 +64,9 @@ from cells.services.control.tables import (
 from cells.services.control.target import KernelServices, ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
-from cells.services.model.backends import backends_of
+from cells.services.model.backends import backends_of, selectable
 from cells.services.model.claims import RefusedAddress, frontends
-from cells.services.model.frontends import backends_by_port, is_headless, seen_inside, selectable
+from cells.services.model.frontends import backends_by_port, is_headless, seen_inside
 from cells.services.outside import ForwardingSettings, NodePortMode, NodePorts
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (

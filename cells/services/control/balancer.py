@@ -51,8 +51,7 @@ from cells.services.map_entries import (
     read,
     service_flags,
 )
-from cells.services.model.backends import SliceBackends, addresses_of
-from cells.services.model.frontends import selectable
+from cells.services.model.backends import SliceBackends, addresses_of, selectable
 from lifecycle import ReadTable
 
 LAST_SERVICE_ID: Final = 65534
@@ -262,7 +261,7 @@ class LoadBalancer:
         else:
             number = old.id
             before = frozenset(addresses_of(old.shown.backends))
-            frontend = old.with_states(frontend)
+            frontend = old.with_unconfirmed(old.with_states(frontend))
         now = frozenset(addresses_of(frontend.backends))
         try:
             self._use_backends(frontend, now - before, plan)

@@ -23,7 +23,8 @@ from cells.services import (
     ServiceName,
     map_entries,
 )
-from cells.services.model.backends import SliceBackends, refused_backends, with_missing
+from cells.services.map_entries import NAMELESS
+from cells.services.model.backends import SliceBackends, addresses_of, refused_backends, with_missing
 from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
 from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy
@@ -80,6 +81,17 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
             return row
         both = msgspec.structs.replace(frontend, backends=backends, source_ranges=ranges)
         return ServedFrontend(row.id, row.frontend, both)
+
+    def with_unconfirmed(self, frontend: Frontend) -> Frontend:
+        """If it is partial, with the backends of an earlier agent that no source has had since."""
+        if not frontend.partial:
+            return frontend
+        seen = set(addresses_of(self.frontend.backends)) if self.frontend.service != NAMELESS else set()
+        left = [one for one in self.shown.backends if one.address not in seen]
+        backends = with_missing(frontend.backends, left)
+        if backends is frontend.backends:
+            return frontend
+        return msgspec.structs.replace(frontend, backends=backends)
 
     def with_states(self, frontend: Frontend) -> Frontend:
         """A backend that is not active keeps its state until its source changes it, or it has been away.

@@ -14,6 +14,7 @@ import anyio.lowlevel
 import msgspec
 
 from cells.cluster.nodes.node import ClusterNode
+from cells.clustermesh.tables import RemoteService, RemoteServiceKey
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service, served_by
 from cells.kubernetes.objects.core import Node as NodeObject
@@ -31,7 +32,7 @@ from cells.services import (
 from cells.services.control.manual import ManualService, ManualState
 from cells.services.control.tables import LocalRedirect, ServiceConflict
 from cells.services.model import ServiceCatalog
-from cells.services.model.backends import WEIGHT, refused_backends, weight_of
+from cells.services.model.backends import WEIGHT, RefusedBackend, refused_backends, weight_of
 from cells.services.model.claims import (
     HOST_IP,
     RefusedAddress,
@@ -46,6 +47,7 @@ from lifecycle import Change, Logger, ReadTable, Table
 from lifecycle.jobs import TimeSlice, collector_paused
 
 Row = TypeVar("Row")
+Item = TypeVar("Item")
 Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
 
 
@@ -80,6 +82,8 @@ class WatchedObjects(NamedTuple):
     """The node's devices: host ports may have their addresses."""
     cluster: ReadTable[str, ClusterNode] | None = None
     """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
+    remote: ReadTable[RemoteServiceKey, RemoteService] | None = None
+    """Services of remote clusters. Those of this cluster do not wait for it."""
 
 
 class ServiceReports(msgspec.Struct, frozen=True):
@@ -115,6 +119,7 @@ class ServiceWatch:
         self._options = options
         self._refused: dict[ServiceName, LocalRedirect] = {}
         self._refused_redirects: dict[ServiceName, str] = {}
+        self._refused_backends: dict[ServiceName, tuple[RefusedBackend, ...]] = {}
         self._first = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
         """Services that were added, updated and deleted, by these words."""
@@ -123,9 +128,9 @@ class ServiceWatch:
         """Follow the objects for ever; run again after an error, it begins anew."""
         objects = self._objects
         self._node = ServingNode(self._node_name())
-        catalog = ServiceCatalog(self._options, self._node, objects.slices, self._frontends)
+        catalog = ServiceCatalog(self._options, self._node, objects.slices, self._frontends, objects.remote)
         for table in objects:
-            if table is not None and table is not objects.cluster:
+            if table is not None and table is not objects.cluster and table is not objects.remote:
                 await table.wait_initialized()
         follows = [
             *self._followed(objects.manual, _override),
@@ -134,6 +139,7 @@ class ServiceWatch:
             *self._followed(objects.devices, self._device_changed),
             *self._followed(objects.cluster, _cluster_node_changed),
             *self._followed(objects.slices, self._slice_changed),
+            *self._followed(objects.remote, _remote_changed),
             *self._followed(objects.services, self._service_changed),  # each has its backends at once
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
@@ -156,6 +162,14 @@ class ServiceWatch:
         async with anyio.create_task_group() as group:
             for feed in follows:
                 group.start_soon(feed.follow, catalog)
+            if objects.remote is not None and not catalog.remote_known:
+                group.start_soon(self._complete, catalog, objects.remote)
+
+    async def _complete(self, catalog: ServiceCatalog, remote: ReadTable[Any, Any]) -> None:
+        """Remove what only an earlier agent knew of global services, once remote clusters are known."""
+        await remote.wait_initialized()
+        await _in_slices(catalog, ServiceCatalog.remote_changed, catalog.remote_listed())
+        self._report(catalog)
 
     def _followed(self, table: ReadTable[Any, Row] | None, feed: Feed[Row]) -> Iterable[_Follow]:
         if table is None:
@@ -303,6 +317,23 @@ class ServiceWatch:
         self._publish_redirects(catalog)
         self._report_conflicts(catalog)
         self._report_refused(catalog)
+        self._report_remote(catalog)
+
+    def _report_remote(self, catalog: ServiceCatalog) -> None:
+        """Remote backends that are refused, once for each time that they come."""
+        before, now = self._refused_backends, dict(catalog.refused_backends)
+        if now == before:
+            return
+        self._refused_backends = now
+        if self._log is None:
+            return
+        for name, several in now.items():
+            for one in several:
+                if one not in before.get(name, ()):
+                    self._log.warning(
+                        "Conflicting service backend IP" if one.conflict else "remote backend is refused",
+                        service=str(name), cluster=one.cluster, address=one.address, reason=one.reason,
+                    )  # fmt: skip
 
     def _report_refused(self, catalog: ServiceCatalog) -> None:
         """Addresses that no service may have: in the table, and once in the log."""
@@ -387,7 +418,9 @@ class ServiceWatch:
         self._move(catalog, labels=row.labels)
 
 
-async def _in_slices(catalog: ServiceCatalog, feed: Feed[Row], batch: Sequence[Change[Any, Row]]) -> None:
+async def _in_slices(
+    catalog: ServiceCatalog, feed: Callable[[ServiceCatalog, Item], None], batch: Sequence[Item]
+) -> None:
     """Feed a batch in slices of some milliseconds, each a transaction; other tasks run between them.
 
     A row that changes meanwhile comes again with a later batch; rows of other tables are always the latest.
@@ -427,6 +460,11 @@ def _cluster_node_changed(catalog: ServiceCatalog, change: Change[str, ClusterNo
     row = change.row
     found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
     catalog.reserve(f"node {change.key}", found)
+
+
+def _remote_changed(catalog: ServiceCatalog, change: Change[RemoteServiceKey, RemoteService]) -> None:
+    _, namespace, name = change.key
+    catalog.remote_changed(ServiceName(namespace, name))
 
 
 def _override(catalog: ServiceCatalog, change: Change[FrontendKey, ManualService]) -> None:

@@ -5,10 +5,13 @@ Values and tables; no cell.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
+import msgspec
+
+from cells.clustermesh.tables import BY_NAME, RemoteService, RemoteServiceKey
 from cells.kubernetes.objects.core import HEADLESS, EndpointSlice, Pod, Service, served_by
 from cells.services import (
     BackendState,
@@ -23,7 +26,7 @@ from cells.services import (
     parse_address,
     plain,
 )
-from cells.services.model.backends import backends_of
+from cells.services.model.backends import Backends, RefusedBackend, backends_of, with_remote
 from cells.services.model.claims import (
     FOREIGN_HOST_IP,
     HOST_IP,
@@ -37,7 +40,7 @@ from cells.services.model.claims import (
     outside_addresses,
     same_cluster_addresses,
 )
-from cells.services.model.frontends import frontends_of, may_differ
+from cells.services.model.frontends import affinity_of, frontends_of, is_global, may_differ
 from cells.services.model.redirect import (
     RedirectPolicy,
     foreign_host_ips,
@@ -77,7 +80,13 @@ class ServiceCatalog:
         node: ServingNode,
         slices: ReadTable[tuple[str, str], EndpointSlice],
         frontends: Table[FrontendKey, Frontend],
+        remote: ReadTable[RemoteServiceKey, RemoteService] | None = None,
     ) -> None:
+        self._remote = remote.by(BY_NAME) if remote is not None else None
+        self.remote_known = remote is None or remote.initialized
+        """Whether none of the backends in remote clusters is missing."""
+        self.refused_backends: dict[ServiceName, tuple[RefusedBackend, ...]] = {}
+        """Addresses in remote clusters that serve no part of a global service here."""
         self._options = options
         self._node = node
         self._services: dict[ServiceName, Service] = {}
@@ -126,6 +135,17 @@ class ServiceCatalog:
         self._services.pop(name, None)
         self._changes(name)
         self._redirects_of(name)
+
+    def remote_changed(self, name: ServiceName) -> None:
+        """Remote clusters have other backends of a service."""
+        service = self._services.get(name)
+        if service is not None and is_global(service):
+            self._changes(name)
+
+    def remote_listed(self) -> Sequence[ServiceName]:
+        """No remote backend is missing any more: the services that are to be changed for it."""
+        self.remote_known = True
+        return [name for name, service in self._services.items() if is_global(service)]
 
     def slices_changed(self, name: ServiceName) -> None:
         """A service has other slices, or others than before."""
@@ -273,11 +293,28 @@ class ServiceCatalog:
         frontends: list[Frontend] = []
         if service is not None:
             backends = backends_of(self._slices_of(name), self._options)
+            joined = self._remote is not None and is_global(service)
+            if joined:
+                backends = self._with_remote(name, service, backends)
             frontends = frontends_of(service, backends, self._node, self._options)
+            if joined and not self.remote_known:
+                frontends = [msgspec.structs.replace(one, partial=True) for one in frontends]
+        if self.refused_backends and (service is None or not is_global(service)):
+            self.refused_backends.pop(name, None)
         refused = self._refuse(name, service)
         if refused:
             frontends = [one for one in frontends if (one.type, one.key.address.ip) not in refused]
         self._claims.replace(name, frontends)
+
+    def _with_remote(self, name: ServiceName, service: Service, local: Backends) -> Backends:
+        """Note which remote addresses are refused."""
+        remote = self._remote.get(name) if self._remote is not None else ()
+        backends, refused = with_remote(local, remote, affinity_of(service), self._options)
+        if refused:
+            self.refused_backends[name] = tuple(refused)
+        else:
+            self.refused_backends.pop(name, None)
+        return backends
 
     def _refuse(
         self, name: ServiceName, service: Service | None

@@ -1,14 +1,17 @@
-"""EndpointSlices to backends, by the port name they serve, and the answers of health check node ports.
+"""EndpointSlices and services of remote clusters to backends, by the port name they serve, and the answers of
+health check node ports.
 
-Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topology hints).
+Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topology hints); Cilium 1.17, global
+        services.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
+from operator import attrgetter
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import msgspec
 
@@ -29,19 +32,27 @@ from cells.services import (
     is_port,
     is_special,
     parse_address,
+    parse_host,
 )
+
+if TYPE_CHECKING:
+    from cells.clustermesh.tables import RemotePort, RemoteService
 
 __all__ = [
     "WEIGHT",
+    "Affinity",
     "HealthAnswer",
+    "RefusedBackend",
     "SliceBackends",
     "addresses_of",
     "backends_of",
     "health_answers",
     "refused_backends",
+    "selectable",
     "state_of",
     "weight_of",
     "with_missing",
+    "with_remote",
 ]
 
 
@@ -165,6 +176,20 @@ def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequ
     return (*backends, *(before[at] for at in missing))
 
 
+def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
+    """The backends that new connections may go to, and the others.
+
+    Active ones; of those the preferred, if there are any. Where none is active, terminating ones serve on.
+    """
+    active = [one for one in backends if one.state is BackendState.ACTIVE]
+    if len(active) == len(backends):
+        return active, []
+    if not active:
+        active = [one for one in backends if one.state is BackendState.TERMINATING]
+    chosen = set(map(id, active))
+    return active, [one for one in backends if id(one) not in chosen]
+
+
 def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:
     """The backends of a service's slices. An address in several is active if it is active in one."""
     if len(slices) == 1 and (columns := _columns(slices[0], options)) is not None:
@@ -275,6 +300,72 @@ def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
     """Its number, None for one that is not served; ANY where protocols are not distinguished."""
     number = PROTOCOLS.get(name)
     return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
+
+
+# Backends of remote clusters, beside those of this one.
+
+Affinity = Literal["", "local", "remote"]
+"""Which backends of a global service are preferred: those of this cluster, those of others, or none."""
+
+
+class RefusedBackend(NamedTuple):
+    """An address that a remote cluster has for a global service, and that serves no part of it here."""
+
+    cluster: str
+    address: str
+    reason: str
+    conflict: bool = True
+    """Whether a backend elsewhere has the address."""
+
+
+def with_remote(
+    local: Backends, remote: Iterable[RemoteService], affinity: Affinity, options: LoadBalancerOptions
+) -> tuple[Backends, list[RefusedBackend]]:
+    """The backends of a global service, by port name, and the addresses of remote ones that are refused.
+
+    An address that several clusters have is that of this cluster, else of the first by name.
+    """
+    found = {name: _preferred(some, preferred=affinity == "local") for name, some in local.items()}
+    owners = {address[:-3]: "" for some in local.values() for address in addresses_of(some)}
+    refused: list[RefusedBackend] = []
+    for service in sorted(remote, key=attrgetter("cluster")):
+        for text, ports in service.backends.items():
+            host = parse_host(text)
+            if host is None or (host[1] in FIRST_BYTES_OF_SPECIAL and is_special(ip_address(host[1:]))):
+                reason = "is not an address of a backend"
+                refused.append(RefusedBackend(service.cluster, text, reason, conflict=False))
+            elif (owner := owners.setdefault(host, service.cluster)) != service.cluster:
+                reason = f"is a backend of cluster {owner}, too" if owner else "is a local backend, too"
+                refused.append(RefusedBackend(service.cluster, text, reason))
+            else:
+                _add_remote(found, host, ports, service.cluster, affinity, options)
+    ordered = {name: [of_port[key] for key in sorted(of_port)] for name, of_port in found.items()}
+    return {name: tuple(some) for name, some in ordered.items()}, refused
+
+
+def _preferred(backends: Sequence[Backend], *, preferred: bool) -> dict[ServiceAddress, Backend]:
+    return {
+        one.address: msgspec.structs.replace(one, preferred=True) if preferred else one for one in backends
+    }
+
+
+def _add_remote(
+    found: dict[str, dict[ServiceAddress, Backend]],
+    host: bytes,
+    ports: Mapping[str, RemotePort],
+    cluster: str,
+    affinity: Affinity,
+    options: LoadBalancerOptions,
+) -> None:
+    """Each port of a remote backend; those without a protocol that is served are left out."""
+    for name, port in ports.items():
+        number = _protocol(port.protocol, options)
+        if number is None or not is_port(port.port):
+            continue
+        address = ServiceAddress.read(host + address_end(port.port, number))
+        found.setdefault(name, {})[address] = Backend(
+            address, port_name=name, preferred=affinity == "remote", cluster=cluster
+        )
 
 
 def refused_backends(slice_: EndpointSlice) -> list[str]:

@@ -5,8 +5,9 @@ Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic polic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
 import msgspec
 
@@ -21,7 +22,6 @@ from cells.services import (
     IPV4,
     PROTOCOLS,
     Backend,
-    BackendState,
     Frontend,
     FrontendKey,
     IPAddress,
@@ -37,9 +37,17 @@ from cells.services import (
     parse_host,
     parse_prefix,
 )
-from cells.services.model.backends import Backends, addresses_of
+from cells.services.model.backends import Affinity, Backends, addresses_of, selectable
 
-__all__ = ["backends_by_port", "faults_of", "frontends_of", "is_headless", "seen_inside", "selectable"]
+__all__ = [
+    "affinity_of",
+    "backends_by_port",
+    "faults_of",
+    "frontends_of",
+    "is_global",
+    "is_headless",
+    "seen_inside",
+]
 
 
 # What a service asks for by its annotations.
@@ -58,18 +66,28 @@ SOURCE_RANGES = PREFIX + "src-ranges-policy"
 NODE_SELECTOR = PREFIX + "node-selector"
 """The nodes that have the service, as a selector of their labels; goes before EXPOSURE_LABEL."""
 
+GLOBAL = PREFIX + "global"
+"""``true``: backends of the services with this name in remote clusters serve it, too."""
+AFFINITY = PREFIX + "affinity"
+"""Of a global service, which backends are preferred: ``local`` or ``remote``."""
+SHARED = PREFIX + "shared"
+"""Of a global service, whether remote clusters may use its backends; read by what exports services."""
+
 _TYPES = frozenset({"ClusterIP", "NodePort", "LoadBalancer"})
-_READ = (FORWARDING, ALGORITHM, EXPOSURE_LABEL, NODE_SELECTOR, SOURCE_RANGES, TYPES)
+_READ = (FORWARDING, ALGORITHM, EXPOSURE_LABEL, NODE_SELECTOR, SOURCE_RANGES, TYPES, GLOBAL, AFFINITY, SHARED)
+_ALIASES: Final = {
+    GLOBAL: "io.cilium/global-service",
+    AFFINITY: "io.cilium/service-affinity",
+    SHARED: "io.cilium/shared-service",
+}
+"""Their old names, which count where the new name is absent."""
+_NAMES: Final = {alias: name for name, alias in _ALIASES.items()}
 _REQUESTS = "requests are not balanced, connections are"
-_CLUSTERS = "other clusters are not joined"
 _NOT_BUILT = {
     PREFIX + "lb-l7": ("enabled", _REQUESTS),
     PREFIX + "lb-l7-algorithm": ("", _REQUESTS),
     PREFIX + "proxy-delegation": ("delegate-if-local", "packets are not handed to a proxy of the node"),
-    PREFIX + "global": ("true", _CLUSTERS),
-    PREFIX + "global-sync-endpoint-slices": ("true", _CLUSTERS),
-    PREFIX + "affinity": ("", ""),
-    PREFIX + "shared": ("", ""),
+    PREFIX + "global-sync-endpoint-slices": ("true", "slices of remote clusters are not copied"),
     PREFIX + "weight": ("", "it is one of EndpointSlices, and weighs their backends"),
 }
 """Annotations, the value that asks for something, and what happens instead.
@@ -111,6 +129,25 @@ def _types(text: str) -> frozenset[str]:
     return asked if asked <= _TYPES else frozenset()
 
 
+def is_global(service: Service) -> bool:
+    """Whether it is to have the backends of remote clusters, where those are followed."""
+    return _text(service.metadata.annotations or {}, GLOBAL).lower() == "true"
+
+
+def affinity_of(service: Service) -> Affinity:
+    """Which backends are preferred. Only global services have an affinity; other words are none."""
+    if not is_global(service):
+        return ""
+    return _AFFINITIES.get(_text(service.metadata.annotations or {}, AFFINITY).lower(), "")
+
+
+def _text(given: Mapping[str, str], name: str) -> str:
+    return given.get(name, given.get(_ALIASES[name], ""))
+
+
+_AFFINITIES: Final[Mapping[str, Affinity]] = {"local": "local", "remote": "remote"}
+
+
 def is_exposed(service: Service, node: ServingNode) -> bool:
     """Whether this node is to have the service. A selector that cannot be read selects no node."""
     metadata = service.metadata
@@ -129,13 +166,16 @@ def faults_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[
     """Annotations that do nothing, with the reason, for the log."""
     given = service.metadata.annotations
     for name, text in (given or {}).items():
-        if name.startswith(PREFIX) and (fault := _fault(name, text, service, options)):
+        known = _NAMES.get(name, name)
+        if known.startswith(PREFIX) and (fault := _fault(known, text, service, options)):
             yield name, fault
 
 
 def _fault(name: str, text: str, service: Service, options: LoadBalancerOptions) -> str:
     if name in (ALGORITHM, FORWARDING):
         return _fault_of_choice(name, text, service, options)
+    if name in _ALIASES:
+        return _fault_in_mesh(name, text.lower(), service, options)
     if name in _FAULTS:
         return _FAULTS[name](text, service, options)
     if name in _NOT_BUILT:
@@ -181,6 +221,23 @@ def _fault_of_selector(text: str, _: Service, __: LoadBalancerOptions) -> str:
     return ""
 
 
+def _fault_in_mesh(name: str, text: str, service: Service, options: LoadBalancerOptions) -> str:
+    """Of annotations of global services."""
+    if not options.global_services:
+        asks = name == GLOBAL and text == "true"
+        return "no remote clusters are followed: see cluster-id and clustermesh-config" if asks else ""
+    words, meaning = _IN_MESH[name]
+    if text not in words:
+        return f"{text!r}: expected {' or '.join(words[:2])}: {meaning}"
+    return "" if name == GLOBAL or is_global(service) else "the service is not global"
+
+
+_IN_MESH: Final = {
+    GLOBAL: (("true", "false"), "the service is not global"),
+    AFFINITY: (("local", "remote", "none"), "no backend is preferred"),
+    SHARED: (("true", "false"), "the service is not shared"),
+}
+"""Values, of which errors name the first two, and what holds for others."""
 _FAULTS = {TYPES: _fault_of_types, SOURCE_RANGES: _fault_of_ranges, NODE_SELECTOR: _fault_of_selector}
 
 
@@ -395,7 +452,8 @@ class _Conversion:
         if self._options.enable_service_topology:
             backends = self._in_zone(backends)
         if self._int_local if type_ is _CLUSTER_IP or scope == INTERNAL else self._ext_local:
-            return tuple([one for one in backends if one.node in ("", self._node.name)])
+            here = ("", self._node.name)
+            return tuple([one for one in backends if one.node in here and not one.cluster])
         return backends
 
     def _of_family(self, port_name: str, version: int) -> Sequence[Backend]:
@@ -407,28 +465,15 @@ class _Conversion:
         return tuple([one for one in backends if one.address.version == version])
 
     def _in_zone(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Those hinted for our zone, all where hints cannot decide."""
+        """Those hinted for our zone, all where hints cannot decide; hints are of this cluster's backends."""
         zone = self._node.zone
         if not zone or self._ext_local or self._int_local:
             return backends
-        every = [one for group in self._backends.values() for one in group]
+        every = [one for group in self._backends.values() for one in group if not one.cluster]
         if any(one.hinted_zones is None for one in every):
             return backends
-        return tuple([one for one in backends if zone in (one.hinted_zones or ())]) or backends
-
-
-def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
-    """The backends that new connections may go to, and the others.
-
-    Active ones; of those the preferred, if there are any. Where none is active, terminating ones serve on.
-    """
-    active = [one for one in backends if one.state is BackendState.ACTIVE]
-    if len(active) == len(backends):
-        return active, []
-    if not active:
-        active = [one for one in backends if one.state is BackendState.TERMINATING]
-    chosen = set(map(id, active))
-    return active, [one for one in backends if id(one) not in chosen]
+        near = {one.address for one in backends if zone in (one.hinted_zones or ())}
+        return tuple([one for one in backends if one.cluster or one.address in near]) if near else backends
 
 
 def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
