@@ -122,9 +122,11 @@ class IpMasqAgent:
     async def _start(self) -> None:
         if self._on:
             await self._look(None)
-        self._first.done()
+        else:
+            self._first.done()
 
     async def _look(self, _: None) -> None:
+        """Until a file is valid, the networks of an earlier agent stay in the maps."""
         try:
             found = read_networks(_text(self._path))
         except (ValueError, OSError) as error:
@@ -135,25 +137,29 @@ class IpMasqAgent:
         networks = [each for each in found if each.version in self._families]
         with self._table.txn() as rows:
             rows.replace_all(MasqueradedNetwork(each) for each in networks)
+        self._first.done()
         self._health.ok(f"{len(networks)} networks are excluded from masquerading")
 
     async def _changes(self) -> AsyncIterator[None]:
-        """One item at first, and after every burst of changes, of the nearest directory that there is."""
+        """One item at first, and after every burst of changes, of the nearest directory that exists."""
         from asyncinotify import Inotify, Mask
 
         changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
         removed = Mask.DELETE_SELF | Mask.MOVE_SELF
         while True:
-            place = next(each for each in self._path.parents if each.is_dir())
+            place, replaced = self._nearest(), False
             with Inotify() as inotify:
                 inotify.add_watch(place, changed | removed | Mask.ONLYDIR)
-                yield
-                while place.is_dir() and (place == self._path.parent or not self._path.parent.is_dir()):
-                    await inotify.get()
+                while not replaced and place == self._nearest():
+                    yield
+                    events = [await inotify.get()]
                     with anyio.move_on_after(SETTLE):
                         while True:
-                            await inotify.get()
-                    yield
+                            events.append(await inotify.get())
+                    replaced = any(event.mask & (removed | Mask.IGNORED) for event in events)
+
+    def _nearest(self) -> Path:
+        return next(each for each in self._path.parents if each.is_dir())
 
 
 def _text(path: Path) -> str | None:

@@ -293,7 +293,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             if link in {None, each}:
                 mtu = each.mtu if right else 0
                 found.append(TunnelDevice(_PROTOCOLS[name], each.port, each.source_ports, mtu))
-        if link is not None and right and self._programs.serves_tunnel(link.ifindex):
+        if link is not None and right and self._serves(link.ifindex):
             found.append(TunnelPrograms())
         facts = self._maps.facts()
         if facts != TunnelConfig():
@@ -335,11 +335,20 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             case TunnelDevice():
                 await self._device(wanted)
             case TunnelPrograms():
-                self._programs.attach_tunnel((await self._link(self._name)).ifindex)
+                self._attach((await self._link(self._name)).ifindex)
             case TunnelFacts():
                 ifindex = (await self._link(self._name)).ifindex
                 facts = TunnelConfig(ifindex, wanted.mtu, wanted.port, wanted.source, wanted.flags)
                 self._maps.set_facts(facts)
+
+    def _serves(self, ifindex: int) -> bool:
+        settings = sysctls(self._name).items()
+        kept = all(self._sysctls.read(name) == value for name, value in settings)
+        return kept and self._programs.serves_tunnel(ifindex)
+
+    def _attach(self, ifindex: int) -> None:
+        self._sysctls.keep(sysctls(self._name))
+        self._programs.attach_tunnel(ifindex)
 
     async def _link(self, name: str) -> FoundOverlay:
         link = await self._links.find(name)
@@ -367,6 +376,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             return
         await self._remove_all_but(wanted.name)
         if not link.up or link.mtu != wanted.mtu:
+            self._attach(link.ifindex)  # an agent that was killed may have left it down, and without programs
             await self._links.set_up(link.ifindex, wanted.name, wanted.mtu)
 
     async def _new_device(self, wanted: TunnelDevice) -> FoundOverlay:
@@ -379,8 +389,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             link = await self._link(wanted.name)
             try:
                 await self._remove_all_but(wanted.name)
-                self._sysctls.keep(sysctls(wanted.name))
-                self._programs.attach_tunnel(link.ifindex)
+                self._attach(link.ifindex)
                 await self._links.set_up(link.ifindex, wanted.name, wanted.mtu)
             except BaseException:
                 await self._links.delete(link.ifindex)

@@ -32,6 +32,7 @@ class Node:
         self.attached: set[int] = set()
         self.facts = TunnelConfig()
         self.made = 0
+        self.sysctls: dict[str, str] = {}
 
     async def find(self, name: str) -> FoundOverlay | None:
         return self.links.get(name)
@@ -65,7 +66,7 @@ class Node:
         links = fake(TunnelLinks, find=self.find, create=self.create, set_up=self.set_up, delete=self.delete)
         programs = fake(Datapath, attach_tunnel=self.attached.add, serves_tunnel=self.attached.__contains__)
         maps = fake(TunnelMaps, facts=lambda: self.facts, set_facts=self.set_facts)
-        sysctls = fake(Sysctls, keep=lambda _: None)
+        sysctls = fake(Sysctls, keep=self.sysctls.update, read=self.sysctls.get)
         return TunnelKernel(settings, links, programs, maps, sysctls, fake(Logger, info=log, warning=log))
 
     async def start(self, settings: TunnelSettings) -> None:
@@ -112,6 +113,23 @@ async def test_a_kernel_without_geneve_refuses_it_by_name_and_keeps_the_tunnel_i
     )
     assert (node.links, node.facts) == before
     await node.start(VXLAN)
+
+
+async def test_a_device_that_a_killed_agent_left_down_gets_its_programs_before_it_comes_up() -> None:
+    node = Node("vxlan")
+    node.add("cilium_vxlan", "vxlan", VXLAN.port, up=False)
+    await node.start(VXLAN)  # set_up() sees to it
+    assert node.links["cilium_vxlan"].up
+
+
+async def test_reverse_path_filtering_of_the_tunnel_is_off_after_a_restart_too() -> None:
+    node = Node("vxlan")
+    await node.start(VXLAN)
+    setting = "net/ipv4/conf/cilium_vxlan/rp_filter"
+    assert node.sysctls[setting] == "0"
+    node.sysctls[setting] = "1"
+    await node.start(VXLAN)
+    assert node.sysctls[setting] == "0"
 
 
 @pytest.mark.parametrize("settings", [VXLAN, GENEVE], ids=["vxlan", "geneve"])
