@@ -343,8 +343,8 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
 
     def _serves(self, ifindex: int) -> bool:
         settings = sysctls(self._name).items()
-        kept = all(self._sysctls.read(name) == value for name, value in settings)
-        return kept and self._programs.serves_tunnel(ifindex)
+        as_asked = all(self._sysctls.read(name) == value for name, value in settings)
+        return as_asked and self._programs.serves_tunnel(ifindex)
 
     def _attach(self, ifindex: int) -> None:
         self._sysctls.keep(sysctls(self._name))

@@ -94,15 +94,16 @@ class FakeMap(Map, Generic[Key, Value]):
         if len(key) != self.spec.key_size or len(value) != self.spec.value_size:
             raise ValueError(f"map {self.spec.name}: wrong size of key or value")
         self._try("update", key)
-        if key not in self.raw and len(self.raw) >= self.spec.max_entries:
-            raise BpfError(errno.E2BIG, "update", f"map {self.spec.name}")
+        if self.raw.pop(self._same(key), None) is None and len(self.raw) >= self.spec.max_entries:
+            full = errno.ENOSPC if self.spec.type is MapType.LPM_TRIE else errno.E2BIG
+            raise BpfError(full, "update", f"map {self.spec.name}")
         self.raw[key] = value
         self._changed(key, value, voided)
 
     def delete(self, key: bytes) -> bool:
         voided = next(iter(self._voided((key,))), None)
         self._try("delete", key)
-        if self.raw.pop(key, None) is None:
+        if self.raw.pop(self._same(key), None) is None:
             return False
         self._changed(key, None, voided)
         return True
@@ -129,6 +130,13 @@ class FakeMap(Map, Generic[Key, Value]):
 
     def reopened(self) -> Self:
         return self
+
+    def _same(self, key: bytes) -> bytes:
+        """The row that the kernel takes for this one: in a trie bits behind the prefix do not count."""
+        if self.spec.type is not MapType.LPM_TRIE or key in self.raw:
+            return key
+        alike = (row for row in self.raw if _length(row) == _length(key) and _covers(row, key))
+        return next(alike, key)
 
     def _try(self, what: str, key: bytes) -> None:
         self.writes.append((what, str(self.key.unpack(key))))
