@@ -18,6 +18,7 @@ __all__ = [
     "WIREGUARD_LINK",
     "WIREGUARD_LINKS",
     "WIREGUARD_OVERHEAD",
+    "WIREGUARD_PORT",
     "ClusterEncryption",
     "EncryptionKey",
     "PublishedKey",
@@ -34,6 +35,8 @@ WIREGUARD_LINKS: Final = (WIREGUARD_LINK, "cilium_wg1", "cilium_wg2")
 """Names of all its devices: the second and third are there while keys are rotated."""
 ROTATION_READY: Final = "ready"
 """What a node announces that takes part in rotations of keys, while its own is not rotated."""
+WIREGUARD_PORT: Final = 51871
+"""The UDP port that every node listens on with WireGuard, as Cilium has it."""
 WIREGUARD_OVERHEAD: Final = 80
 """Bytes before and behind a packet: WireGuard 32, UDP 8, IPv6 40."""
 

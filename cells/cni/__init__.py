@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from cells.base.metrics import Collector, MetricFamily
+from cells.cluster.encryption import WIREGUARD_PORT, EncryptionKey
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
@@ -21,13 +24,16 @@ from cells.netlink.namespaces import PodLink
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
 from cells.node.router import Router
-from cells.tunnel.settings import RouteMtu
+from cells.proxy.dns import QuerySource
+from cells.tunnel.settings import PodTunnel, RouteMtu
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import (
     Health,
     Lifecycle,
     Logger,
     Member,
+    Settings,
+    Table,
     after,
     config,
     invoke,
@@ -36,7 +42,21 @@ from lifecycle import (
     provide_private,
 )
 
-__all__ = ["CniServer", "DeleteQueue", "PodMtus", "QueueLock", "cell"]
+__all__ = [
+    "CniServer",
+    "DeleteQueue",
+    "PodNetworking",
+    "QueueLock",
+    "ReservedPortSettings",
+    "ReservedPorts",
+    "cell",
+]
+
+
+# What new pods get.
+
+AUTO: Final = "auto"
+_PORTS: Final = r"\d+(-\d+)?(,\d+(-\d+)?)*"  # Cilium 1.17's
 
 
 # How the CNI server is put together from the other cells.
@@ -49,14 +69,69 @@ def link_teardown(
     return LinkTeardown(links, ipam, endpoints, lifecycle=lifecycle, health=health, log=log)
 
 
-class PodMtus:
-    """The MTUs of pods' links and routes, in bytes."""
+class ReservedPortSettings(Settings, frozen=True):
+    """Ports that no connection of a pod gets by itself."""
 
-    def __init__(self, link: PodMtu, route: RouteMtu, chaining: ChainingSettings) -> None:
-        self.link = link
-        self.route = route
-        self.route_in_chains = chaining.enable_route_mtu_for_cni_chaining
-        """Whether routes of pods on other plugins' links get it."""
+    container_ip_local_reserved_ports: str = "auto"
+    """Ports that the kernel gives to no connection of a new pod by itself, such as 8472,30000-32767; auto:
+    the ports of the tunnel and of WireGuard, if the DNS proxy queries from pods' addresses; empty: none."""
+
+    def faults(self) -> Iterator[str]:
+        text = self.container_ip_local_reserved_ports
+        if text not in {"", AUTO} and not _are_ports(text):
+            yield (
+                f"container-ip-local-reserved-ports={text}: expected auto, or ports and ranges from 1 to"
+                " 65535, separated by commas"
+            )
+
+
+def _are_ports(text: str) -> bool:
+    if not re.fullmatch(_PORTS, text):
+        return False
+    ranges = (part.partition("-") for part in text.split(","))
+    return all(0 < int(low) <= int(high or low) <= 0xFFFF for low, _, high in ranges)
+
+
+class ReservedPorts:
+    """Called, it gives what is added to ip_local_reserved_ports in a new pod, as the kernel reads it.
+
+    A DNS proxy that queries from a pod's address and port needs them free on the node as well, where tunnel
+    and WireGuard have theirs.
+    """
+
+    def __init__(
+        self,
+        settings: ReservedPortSettings,
+        queries: QuerySource,
+        tunnel: PodTunnel,
+        keys: Table[str, EncryptionKey] | None,
+    ) -> None:
+        self._wanted = settings.container_ip_local_reserved_ports
+        self._queries = queries
+        self._tunnel = tunnel
+        self._keys = keys
+
+    def __call__(self) -> str:
+        if self._wanted != AUTO:
+            return self._wanted
+        if not self._queries.transparent:
+            return ""
+        keys = self._keys.all() if self._keys is not None else ()
+        ports = [WIREGUARD_PORT] if any(key.wireguard for key in keys) else []
+        return ",".join(map(str, [*ports, *([self._tunnel.port] if self._tunnel.port else [])]))
+
+
+class PodNetworking:
+    """What new pods' links, routes and namespaces get. MTUs in bytes."""
+
+    def __init__(
+        self, link_mtu: PodMtu, route_mtu: RouteMtu, ports: ReservedPorts, chaining: ChainingSettings
+    ) -> None:
+        self.link_mtu = link_mtu
+        self.route_mtu = route_mtu
+        self.reserved_ports = ports
+        self.route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
+        """Whether routes of pods on other plugins' links get the MTU."""
 
 
 @after(Tunnel)
@@ -67,7 +142,7 @@ def attacher(
     endpoints: Endpoints,
     leaving: LinkTeardown,
     router: Router,
-    mtus: PodMtus,
+    pods: PodNetworking,
     log: Logger,
 ) -> Attacher:
     """Attaches pods to this node."""
@@ -77,12 +152,13 @@ def attacher(
         endpoints,
         leaving,
         gateways=lambda: router.gateways,
-        mtu=mtus.link,
-        route_mtu=mtus.route,
+        mtu=pods.link_mtu,
+        route_mtu=pods.route_mtu,
         state=config.state,
         log=log,
-        route_mtu_in_chains=mtus.route_in_chains,
+        route_mtu_in_chains=pods.route_mtu_in_chains,
         delegated=ipam.delegated,
+        reserved_ports=pods.reserved_ports,
     )
 
 
@@ -143,8 +219,8 @@ def call_metrics(times: CallTimes) -> Member[Collector]:
 cell = module(
     "cni-server",
     "Attaches and detaches pods for the CNI plugin",
-    config(ChainingSettings),
-    provide_private(link_teardown, attacher, detacher, checker, CallTimes),
-    provide(PodMtus, queue_lock, delete_queue, cni_server, call_metrics),
+    config(ChainingSettings, ReservedPortSettings),
+    provide_private(link_teardown, attacher, detacher, checker, CallTimes, ReservedPorts),
+    provide(PodNetworking, queue_lock, delete_queue, cni_server, call_metrics),
     invoke(CniServer),
 )

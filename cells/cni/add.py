@@ -15,7 +15,7 @@ import msgspec
 from cells.base.addresses import text_of
 from cells.cni.attach import AddressesLeaving, Attacher, NameTaken, PodSide, Prepared
 from cells.cni.attachment import AttachPolicyPool, PendingEndpoint, Undo
-from cells.cni.protocol import TRY_AGAIN, CniError, encode_reply
+from cells.cni.protocol import TRY_AGAIN, CniError, encode_result
 from cells.cni.request import PluginCall
 from cells.cni.transport import PluginConnection
 from cells.maps.policy_maps import PoolEmpty
@@ -147,7 +147,9 @@ class AddRequest(msgspec.Struct, eq=False):
 
     def _complete(self, attachment: PendingEndpoint) -> None:
         endpoint, stdout = self.tools.attacher.complete(attachment)
-        self.answered = self.connection.send(encode_reply(0, stdout))
+        assert self.prepared is not None  # noqa: S101  (the attachment follows from it)
+        ports = self.tools.attacher.ports_to_reserve(self.prepared)
+        self.answered = self.connection.send(encode_result(stdout, ports))
         if self.answered:
             self.undo.forget()
             ips = ", ".join(map(text_of, endpoint.addresses))

@@ -133,6 +133,7 @@ class Attacher:
         route_mtu: Callable[[], int] | None = None,
         route_mtu_in_chains: bool = False,
         delegated: bool = False,
+        reserved_ports: Callable[[], str] = str,
     ) -> None:
         """``delegated``: another IPAM plugin gives the addresses."""
         self._links = links
@@ -144,6 +145,7 @@ class Attacher:
         self._route_mtu = route_mtu or mtu
         self._state = state
         self._delegated = delegated
+        self._reserved_ports = reserved_ports
         self._log = log
         self._chained = ChainedAttacher(
             links, endpoints, gateways=gateways, mtu=self._route_mtu, route_mtu=route_mtu_in_chains, log=log
@@ -260,6 +262,10 @@ class Attacher:
         with NO_ENDPOINT:
             endpoint = self._endpoints.complete(attachment.new)
         return endpoint, attachment.finish(endpoint)
+
+    def ports_to_reserve(self, prepared: Prepared) -> str:
+        """What the plugin adds to ip_local_reserved_ports in the pod; as Cilium's, nothing in a chain."""
+        return self._reserved_ports() if prepared.pair is not None and prepared.call.reserves_ports else ""
 
     def _macs(self, call: PluginCall, pod: PodReference) -> MacPair:
         mode = call.conf.mac_addr_mode

@@ -41,6 +41,8 @@ class PluginAction(IntEnum):
     """Switch IPv6 on in the pod's namespace."""
     ADDRESSES = 2
     """Ask the delegated IPAM plugin for the pod's addresses."""
+    PORTS = 3
+    """Reserve the ports behind ``stdout`` in the pod's namespace, then print ``stdout``: all else is done."""
 
 
 class CniError(Exception):
@@ -102,13 +104,13 @@ def kernel_reason(error: OSError) -> str:
 # Source: cmd/cilium-cni/agent.h, which is the other side. Little endian:
 #
 # request: ``HCNI`` | u16 version | u16 flags | u32 env_len | u32 stdin_len | env | stdin | addresses
-# reply:   ``HCNI`` | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout
+# reply:   ``HCNI`` | u16 version | u16 action | u32 exit_code | u32 stdout_len | stdout | ports
 #
 # ``env`` is every CNI_* variable as ``NAME=value\0``. With a pod namespace the request carries two
 # descriptors (SCM_RIGHTS): the namespace, and an rtnetlink socket opened inside it. The plugin carries out
 # an action (see PluginAction), if it can, and sends the request again. Flag 1: an agent died over
 # this very request: what it left of the attachment is to be replaced. Flag 2: the rest of the packet is the
-# result of the plugin that gives the addresses.
+# result of the plugin that gives the addresses. Flag 4: the plugin knows action 3.
 
 VERSION: Final = 1
 ACCEPTED: Final = (VERSION,)
@@ -117,6 +119,7 @@ ACCEPTED: Final = (VERSION,)
 MAX_PACKET: Final = 256 << 10
 REPEATED: Final = 1
 ADDRESSED: Final = 2
+RESERVES_PORTS: Final = 4
 _MAGIC: Final = b"HCNI"
 _HEADER: Final = struct.Struct("<4sHHII")
 
@@ -130,6 +133,8 @@ class PluginRequest(msgspec.Struct, frozen=True):
     """An agent died over this very request."""
     addresses: bytes = b""
     """The result of the delegated IPAM plugin; empty while it has not been called."""
+    reserves_ports: bool = False
+    """Whether the plugin reserves ports in the pod when the reply names some."""
 
 
 def decode_request(packet: bytes | memoryview) -> PluginRequest:
@@ -159,12 +164,19 @@ def decode_request(packet: bytes | memoryview) -> PluginRequest:
         bytes(packet[start + env_length : end]),
         repeated=bool(flags & REPEATED),
         addresses=bytes(packet[end:]),
+        reserves_ports=bool(flags & RESERVES_PORTS),
     )
 
 
 def encode_reply(exit_code: int, stdout: bytes, action: PluginAction = PluginAction.NONE) -> bytes:
     """A reply that makes the plugin print ``stdout`` and exit, if it does not carry out the action."""
     return _HEADER.pack(_MAGIC, VERSION, action, exit_code, len(stdout)) + stdout
+
+
+def encode_result(stdout: bytes, ports: str) -> bytes:
+    """A reply that makes the plugin reserve ``ports``, where there are some, and print ``stdout``."""
+    action = PluginAction.PORTS if ports else PluginAction.NONE
+    return encode_reply(0, stdout, action) + ports.encode()
 
 
 # The result of an ADD, in the form of the protocol version that was asked for.

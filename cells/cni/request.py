@@ -119,6 +119,8 @@ class PluginCall(msgspec.Struct, frozen=True):
     """An agent died over this very request: what it left of the attachment may be replaced."""
     addresses: bytes = b""
     """The result of the delegated IPAM plugin; empty while it has not been called."""
+    reserves_ports: bool = False
+    """Whether the plugin reserves ports in the pod when the reply names some."""
 
     @property
     def attachment_id(self) -> str:
@@ -174,6 +176,7 @@ def read_call(packet: PluginRequest) -> PluginCall:
         stdin=stdin,
         repeated=packet.repeated,
         addresses=packet.addresses,
+        reserves_ports=packet.reserves_ports,
     )
 
 

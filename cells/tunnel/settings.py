@@ -144,6 +144,8 @@ class PodTunnel(msgspec.Struct, frozen=True):
     """Whether in a tunnel; else by the network's own routes."""
     protocol: str = ""
     """The encapsulation; empty where it is not used."""
+    port: int = 0
+    """The UDP port of the node's tunnel, also where only egress gateways use it; 0: it has none."""
 
     @property
     def routing_mode(self) -> str:
@@ -153,7 +155,8 @@ class PodTunnel(msgspec.Struct, frozen=True):
 
 def pod_tunnel(settings: TunnelSettings) -> PodTunnel:
     """As the settings have it."""
-    return PodTunnel(settings.tunnelled, settings.tunnel_protocol if settings.tunnelled else "")
+    protocol = settings.tunnel_protocol if settings.tunnelled else ""
+    return PodTunnel(settings.tunnelled, protocol, settings.port if settings.has_tunnel else 0)
 
 
 def tunnel_metrics(tunnel: PodTunnel) -> Member[Collector]:

@@ -8,8 +8,8 @@ Why:    traffic must not pass for encrypted, or policies for enforced, when it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Final
+from collections.abc import Iterable
+from typing import Final
 
 from lifecycle import Duration, Settings, seconds
 
@@ -21,22 +21,19 @@ class WithoutEffect(Settings, frozen=True):
 
 
 class UnservedSettings(Settings, frozen=True):
-    """Options that may only ask for what the agent does anyway: their defaults, and what ``also`` lists."""
-
-    also: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Further values of an option that ask for the same."""
+    """Options that may only ask for what the agent does anyway: their defaults."""
 
     def faults(self) -> Iterable[str]:
         return (
-            f"{field.replace('_', '-')}={_text(value)}: not supported yet, {_expected(accepted)}"
+            f"{field.replace('_', '-')}={_text(value)}: not supported yet, {_expected(default)}"
             for field, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True)
-            if (value := getattr(self, field)) not in (accepted := (default, *self.also.get(field, ())))
+            if (value := getattr(self, field)) != default
         )
 
 
-def _expected(accepted: tuple[object, ...]) -> str:
-    texts = [text for value in accepted if (text := _text(value))]
-    return f"expected {' or '.join(texts)}, or leave it unset" if texts else "leave it unset"
+def _expected(accepted: object) -> str:
+    text = _text(accepted)
+    return f"expected {text}, or leave it unset" if text else "leave it unset"
 
 
 def _text(value: object) -> str:
@@ -93,11 +90,6 @@ OTHERS: Final = frozenset(f"{OPERATOR} {CLOUDS} {PODS}".split())
 
 class UnservedAgent(UnservedSettings, frozen=True):
     """The agent's own behaviour, and the runtime's."""
-
-    also: ClassVar[Mapping[str, tuple[object, ...]]] = {"container_ip_local_reserved_ports": ("",)}
-
-    container_ip_local_reserved_ports: str = "auto"
-    """No ports are reserved in pods: nothing here needs any. Nothing is accepted too."""
 
     cni_external_routing: bool = False
     """Routing of pods is never left to other plugins; see cni-chaining-mode for chains."""

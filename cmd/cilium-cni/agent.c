@@ -101,11 +101,17 @@ static enum exchange receive(int fd, struct agent_reply *reply)
 		return NO_ANSWER;
 	// The header is the same in every version: an agent of another version answers with an error.
 	if (length < (ssize_t)sizeof(packet.header) || memcmp(packet.header.magic, "HCNI", 4) ||
-	    packet.header.stdout_length != length - sizeof(packet.header) || length > (ssize_t)sizeof(packet))
+	    packet.header.stdout_length > length - sizeof(packet.header) || length > (ssize_t)sizeof(packet))
 		return MALFORMED;
-	*reply = (struct agent_reply){ packet.header.exit_code, packet.header.stdout_length, packet.body,
-				       packet.header.action };
-	return ANSWERED;
+	*reply = (struct agent_reply){
+		.exit_code = packet.header.exit_code,
+		.stdout_length = packet.header.stdout_length,
+		.ports_length = length - sizeof(packet.header) - packet.header.stdout_length,
+		.stdout_text = packet.body,
+		.ports = packet.body + packet.header.stdout_length,
+		.action = packet.header.action,
+	};
+	return reply->ports_length && reply->action != RESERVE_PORTS ? MALFORMED : ANSWERED;
 }
 
 enum exchange ask_agent(int fd, const struct agent_request *request, unsigned patience_ms,

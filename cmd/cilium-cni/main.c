@@ -117,6 +117,15 @@ static int fail_exchange(const struct invocation *call, enum exchange result, un
 
 static int print_reply(const struct agent_reply *reply)
 {
+	if (reply->action == RESERVE_PORTS) {
+		int error = reserve_ports(reply->ports, reply->ports_length);
+		if (error) { // the pod works without, as under Cilium's plugin
+			struct text message = { 0 };
+			add(&message, "unable to reserve local IP ports: ");
+			add(&message, reason(error));
+			note("warning", words(&message));
+		}
+	}
 	bool printed = write_all(STDOUT_FILENO, reply->stdout_text, reply->stdout_length);
 	return reply->exit_code ? (int)(reply->exit_code & 0xff) : !printed;
 }
@@ -212,7 +221,8 @@ static int do_add(const struct invocation *call)
 	if (fault != NETNS_OPENED)
 		return fail_netns(call, fault);
 	struct add_request add = { .call = call,
-				   .request = { &netns, call->stdin_text, call->stdin_length, 0, "", 0 } };
+				   .request = { &netns, call->stdin_text, call->stdin_length,
+						REQUEST_RESERVES_PORTS, "", 0 } };
 	int code = ask_to_add(&add);
 	// Not while a pod may have the address: the runtime's DEL will see to that.
 	if (code && add.addressed && !add.unsettled && call_delegate(call, "DEL").exit_code)

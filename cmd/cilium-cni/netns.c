@@ -73,6 +73,28 @@ int enable_ipv6(void)
 	return error;
 }
 
+int reserve_ports(const char *ports, size_t length)
+{
+	int fd = open("/proc/sys/net/ipv4/ip_local_reserved_ports", O_WRONLY | O_CLOEXEC); // of both families
+	if (fd < 0)
+		return errno;
+	// Only a write at the beginning replaces the ports that are reserved (proc_do_large_bitmap in kernel/sysctl.c),
+	// and one behind that adds to them.
+	int error = 0;
+	for (off_t at = 1; length && !error;) {
+		ssize_t written = pwrite(fd, ports, length, at);
+		if (written <= 0) {
+			error = written < 0 ? errno : EIO;
+		} else {
+			ports += written;
+			length -= written;
+			at += written;
+		}
+	}
+	close(fd);
+	return error;
+}
+
 int delete_link(const struct pod_netns *netns, const char *name)
 {
 	struct {

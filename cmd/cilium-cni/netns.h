@@ -4,6 +4,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <stddef.h>
 
 struct pod_netns {
 	int fd; // of the namespace; -1 when there is none
@@ -26,6 +27,9 @@ bool leave_netns(void);
 
 // Switch IPv6 on for every link of the namespace this process is in. Returns 0, or an errno.
 int enable_ipv6(void);
+
+// Add `ports` to what no connection in the namespace this process is in gets by itself. Returns 0, or an errno.
+int reserve_ports(const char *ports, size_t length);
 
 // Delete the link `name` in the namespace. Returns 0, or an errno; ENODEV when there is none.
 int delete_link(const struct pod_netns *netns, const char *name);

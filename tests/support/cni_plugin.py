@@ -80,9 +80,9 @@ def run_plugin(env: Mapping[str, str], stdin: object, patience: Patience = Patie
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def reply(exit_code: int, stdout: bytes, *, version: int = 1, patch: int = 0) -> bytes:
-    """A reply packet."""
-    return HEADER.pack(b"HCNI", version, patch, exit_code, len(stdout)) + stdout
+def reply(exit_code: int, stdout: bytes, *, version: int = 1, patch: int = 0, ports: bytes = b"") -> bytes:
+    """A reply packet; with patch 3 there are ports to reserve."""
+    return HEADER.pack(b"HCNI", version, patch, exit_code, len(stdout)) + stdout + ports
 
 
 @dataclass

@@ -62,6 +62,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
     """How our plugin works with others."""
     route_mtu_in_chains: bool = False
     """Whether routes of pods on other plugins' links get the MTU."""
+    reserved_ports: str = ""
+    """What is added to ip_local_reserved_ports in a new pod."""
     tunnel_protocol: str = ""
     """How packets reach other nodes; empty: as they are."""
     kvstore: str = ""
@@ -111,6 +113,7 @@ def configuration_model(
             route_mtu=node.route_mtu or node.mtu,
             ipam_mode=node.ipam_mode,
             enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
+            ip_local_reserved_ports=node.reserved_ports,
             masquerade_protocols=models.MasqueradeProtocols(),
         ),
     )

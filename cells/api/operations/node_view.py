@@ -22,7 +22,7 @@ from cells.api.operations.config_mapping import NodeFacts
 from cells.api.operations.status import NodeSummary, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.nodes.node import ClusterNode
-from cells.cni import PodMtus
+from cells.cni import PodNetworking
 from cells.config import AgentConfig, ChainingMode
 from cells.datapath.datapath import Datapath
 from cells.datapath.settings import MonitorNotifications
@@ -128,11 +128,11 @@ class PodLinks:
 
     def __init__(
         self,
-        mtus: PodMtus,
+        pods: PodNetworking,
         tunnel: PodTunnel,
         modes: list[Member[ChainingMode]],
     ) -> None:
-        self._mtus = mtus
+        self._pods = pods
         self._tunnel = tunnel
         self._chaining = next((mode.name for mode in modes), "none")
 
@@ -145,12 +145,13 @@ class PodLinks:
         """What the plugin must know, with what is theirs of it."""
         return NodeFacts(
             addressing=addressing,
-            mtu=self._mtus.link(),
-            route_mtu=self._mtus.route(),
+            mtu=self._pods.link_mtu(),
+            route_mtu=self._pods.route_mtu(),
             tunnel_protocol=self._tunnel.protocol,
             ipam_mode=ipam_mode,
             chaining=self._chaining,
-            route_mtu_in_chains=self._mtus.route_in_chains,
+            route_mtu_in_chains=self._pods.route_mtu_in_chains,
+            reserved_ports=self._pods.reserved_ports(),
         )
 
 

@@ -40,6 +40,7 @@ from cells.cluster.encryption import (
     UNANNOUNCED_KEY,
     WIREGUARD_KEY,
     WIREGUARD_LINK,
+    WIREGUARD_PORT,
     ClusterEncryption,
     EncryptionKey,
     PublishedKey,
@@ -50,7 +51,7 @@ from cells.config import AgentConfig
 from cells.datapath.datapath import Datapath
 from cells.encryption.ipsec.key_in_force import IpsecKeys
 from cells.encryption.wireguard.device import WireguardDevice
-from cells.encryption.wireguard.peers import LISTEN_PORT, PeerError, PeerNode, WireguardPeers
+from cells.encryption.wireguard.peers import PeerError, PeerNode, WireguardPeers
 from cells.encryption.wireguard.rotation import RotationRefusedError, WireguardRotation
 from cells.encryption.wireguard.settings import EncryptionSettings, WireguardKey
 from cells.node.devices import Device
@@ -330,7 +331,7 @@ class WireguardAgent:
         ]
         interface = WireguardInterface(
             name=WIREGUARD_LINK,
-            listen_port=LISTEN_PORT,
+            listen_port=WIREGUARD_PORT,
             public_key=self._key.public,
             peer_count=len(self._peers),
             peers=peers,

@@ -22,10 +22,10 @@ import anyio
 
 from cells.base.addresses import Family, IPNetwork
 from cells.base.processes import detached
-from cells.cluster.encryption import WIREGUARD_LINKS, WIREGUARD_OVERHEAD
+from cells.cluster.encryption import WIREGUARD_LINKS, WIREGUARD_OVERHEAD, WIREGUARD_PORT
 from cells.config import AgentConfig
 from cells.encryption.wireguard.control import DeviceState, KernelControl, UserspaceControl, WireguardControl
-from cells.encryption.wireguard.peers import DUMMY_KEY, LISTEN_PORT, PeerCall
+from cells.encryption.wireguard.peers import DUMMY_KEY, PeerCall
 from cells.encryption.wireguard.settings import WireguardKey
 from cells.maps.node_maps import Maps
 from cells.maps.records.flows import (
@@ -47,7 +47,7 @@ FIREWALL_MARK: Final = 0x1E00
 
 
 class Slot(IntEnum):
-    """What a device is for; it listens on LISTEN_PORT plus this number."""
+    """What a device is for; it listens on WIREGUARD_PORT plus this number."""
 
     MAIN = 0
     """cilium_wg0: the node's key, and all nodes."""
@@ -64,7 +64,7 @@ class Slot(IntEnum):
     @property
     def port(self) -> int:
         """Of UDP."""
-        return LISTEN_PORT + self
+        return WIREGUARD_PORT + self
 
 
 # The program: its socket is made here and passed to it, so that it can be asked at once; it answers when its
@@ -341,7 +341,7 @@ class WireguardDevice:
             | ENCRYPTION_STRICT_NODES * allowed
         )
         ifindex, *rotating = (link.ifindex for link in self.links.values())
-        return EncryptionConfig(ifindex, flags, strict, node_ip, LISTEN_PORT, (rotating[0], rotating[1]))
+        return EncryptionConfig(ifindex, flags, strict, node_ip, WIREGUARD_PORT, (rotating[0], rotating[1]))
 
     def _set_facts(self, facts: EncryptionConfig) -> None:
         if self._maps.encryption.lookup(bytes(4)) != facts.pack():

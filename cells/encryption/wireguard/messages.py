@@ -22,7 +22,7 @@ import msgspec
 from anyio import wait_readable
 
 from cells.base.addresses import IPAddress
-from cells.encryption.wireguard.peers import LISTEN_PORT
+from cells.cluster.encryption import WIREGUARD_PORT
 from cells.netlink.news import DROP, EQUAL, LOAD_BYTE, LOAD_WORD, MASK, PASS, RETURN, Filter
 
 __all__ = ["MessageKind", "MessageSocket", "RotationMessage", "rotation_token"]
@@ -59,7 +59,7 @@ class RotationMessage(msgspec.Struct, frozen=True):
         source, destination = self.source.packed, self.destination.packed
         body = _BODY.pack(MAGIC, self.kind, self.token)
         pseudo = source + destination + struct.pack(">HH", socket.IPPROTO_UDP, _LENGTH)
-        ports = (LISTEN_PORT, LISTEN_PORT, _LENGTH)
+        ports = (WIREGUARD_PORT, WIREGUARD_PORT, _LENGTH)
         checksum = _checksum(pseudo + _UDP.pack(*ports, 0) + body) or 0xFFFF
         datagram = _UDP.pack(*ports, checksum) + body
         if self.source.version == 6:
@@ -84,7 +84,7 @@ class RotationMessage(msgspec.Struct, frozen=True):
         datagram = packet[-_LENGTH:]
         sport, dport, _, _ = _UDP.unpack_from(datagram)
         magic, kind, token = _BODY.unpack_from(datagram, _UDP.size)
-        if (protocol, sport, dport, magic) != (socket.IPPROTO_UDP, LISTEN_PORT, LISTEN_PORT, MAGIC):
+        if (protocol, sport, dport, magic) != (socket.IPPROTO_UDP, WIREGUARD_PORT, WIREGUARD_PORT, MAGIC):
             return None
         if kind not in tuple(MessageKind):
             return None

@@ -17,10 +17,10 @@ from typing import Final, Protocol
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.encryption import WIREGUARD_PORT
 
-__all__ = ["DUMMY_KEY", "LISTEN_PORT", "PeerCall", "PeerDevice", "PeerError", "PeerNode", "WireguardPeers"]
+__all__ = ["DUMMY_KEY", "PeerCall", "PeerDevice", "PeerError", "PeerNode", "WireguardPeers"]
 
-LISTEN_PORT: Final = 51871
 DUMMY_KEY: Final = bytes(32)
 """No node can have it: X25519 refuses the point."""
 
@@ -38,7 +38,7 @@ class PeerCall(msgspec.Struct, frozen=True):
     keepalive: float = 0
     """Seconds between keepalives; 0 leaves them off."""
     remove: bool = False
-    port: int = LISTEN_PORT
+    port: int = WIREGUARD_PORT
     """Of the endpoint."""
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "DNSProxySettings",
     "NameStore",
     "ProxyPort",
+    "QuerySource",
     "TransparentProxy",
     "cell",
 ]
@@ -103,8 +104,8 @@ cell = group(
         "dns-proxy",
         "DNS names that pods look up",
         config(DNSProxySettings),
-        provide(NameStore, DNSProxy, Counts, connections, dns_metrics, transparent_proxies),
-        provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, QuerySource, LearntAddresses),
+        provide(NameStore, DNSProxy, Counts, QuerySource, connections, dns_metrics, transparent_proxies),
+        provide_private(journal, ProxyRoutes, DNSAccessLog, QueryPolicy, LearntAddresses),
         invoke(DNSProxy),
     ),
 )

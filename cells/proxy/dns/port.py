@@ -173,9 +173,11 @@ class QuerySource:
         settings: DNSProxySettings,
         modes: list[Member[ChainingMode]],
         proxies: Table[str, TransparentProxy],
+        l7: L7Proxy,
     ) -> None:
         wanted = settings.dnsproxy_enable_transparent_mode
-        self.transparent = all(mode.own_links for mode in modes) if wanted is None else wanted
+        asked = all(mode.own_links for mode in modes) if wanted is None else wanted
+        self.transparent = asked and l7.enabled
         """Whether they leave with the pod's."""
         self._proxies = proxies
 

@@ -38,6 +38,7 @@ async def test_a_pod_of_the_stock_plugin_reaches_the_node_until_it_is_deleted() 
         assert (await ask(client, "GET", "/v1/config"))[0] == 200
         _, config = await ask(client, "GET", "/v1/config")
         gateway = IPv4Address(config["status"]["addressing"]["ipv4"]["ip"])
+        assert config["status"]["ipLocalReservedPorts"] == "8472"  # VXLAN's
         status, lease = await ask(client, "POST", "/v1/ipam?owner=default%2Fweb-0", Expiration="true")
         assert status == 201
         address = IPv4Address(lease["address"]["ipv4"])

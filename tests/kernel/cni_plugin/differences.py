@@ -17,7 +17,7 @@ NEWER: Final = "client 1.19 does as 1.17 does here"
 
 EXCLUDED: Final = {
     "add_agent_503": NO_HTTP,
-    "add_bigtcp_reserved_ports_mtu": "BIG TCP and ipLocalReservedPorts are not built",
+    "add_bigtcp_reserved_ports_mtu": "BIG TCP is not built",
     "add_eni_ipam": CLOUD,
     "add_eni_ipam_missing_master_mac": CLOUD,
     "add_netkit": "netkit is not built",
@@ -114,7 +114,6 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
 EVERYWHERE: Final = {
     "num_tx_queues": "one queue: a veth without NAPI has no use for more",
     "num_rx_queues": "one queue: a veth without NAPI has no use for more",
-    "mtu": "routes have the device's MTU: without a tunnel, no packet grows on its way",
     "gso_ipv4_max_size": "the tool here does not print it, and nothing sets it",
     "gro_ipv4_max_size": "the tool here does not print it, and nothing sets it",
     "cniVersion": "errors carry it, as the CNI specification wants",

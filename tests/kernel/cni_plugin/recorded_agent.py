@@ -30,7 +30,11 @@ Json = Any
 SOCKET = Path("/var/run/cilium/cni.sock")
 
 
-UNASKED: Json = {"deviceMTU": 1500, "addressing": {"ipv4": {"enabled": True, "ip": "10.0.1.5"}}}
+UNASKED: Json = {
+    "deviceMTU": 1500,
+    "routeMTU": 1500,
+    "addressing": {"ipv4": {"enabled": True, "ip": "10.0.1.5"}},
+}
 """The configuration where the recorded plugin did not ask for it."""
 
 
@@ -73,8 +77,18 @@ class RecordedNode(FakeNode):
 
     @property
     def mtu(self) -> int:
-        """``deviceMTU`` of the recorded configuration; routes have the same here, as nothing is tunnelled."""
+        """``deviceMTU`` of the recorded configuration."""
         return int(self._configuration()["deviceMTU"])
+
+    @property
+    def route_mtu(self) -> int:
+        """``routeMTU`` of the recorded configuration."""
+        return int(self._configuration()["routeMTU"])
+
+    @property
+    def reserved_ports(self) -> str:
+        """``ipLocalReservedPorts`` of the recorded configuration."""
+        return str(self._configuration()["ipLocalReservedPorts"])
 
     def _configuration(self) -> Json:
         answers = [e["response"] for e in self.exchanges if e["request"]["path"] == "/v1/config"]
@@ -168,6 +182,8 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
             teardown,
             gateways=node.routers,
             mtu=lambda: node.mtu,
+            route_mtu=lambda: node.route_mtu,
+            reserved_ports=lambda: node.reserved_ports,
             state=SOCKET.parent,
             log=log,
             route_mtu_in_chains=node.route_mtu_in_chains,

@@ -170,12 +170,9 @@ class Replay:
             assert ended.stderr.splitlines()[1].startswith(step["stderr_head"].splitlines()[1])
 
     def _translated(self, recorded: Json) -> Json:
-        """What the recorded plugin prints, without its HTTP client's words, with our socket and MTU."""
+        """What the recorded plugin prints, without its HTTP client's words, with our socket."""
         if isinstance(recorded, dict):
-            return {
-                key: self.node.mtu if key == "mtu" else self._translated(value)
-                for key, value in recorded.items()
-            }
+            return {key: self._translated(value) for key, value in recorded.items()}
         if isinstance(recorded, list):
             return [self._translated(value) for value in recorded]
         if not isinstance(recorded, str):
@@ -210,10 +207,6 @@ class Replay:
                     link.pop(limit, None)
                 if not self._set_up_beforehand(link["ifname"]) and link.get("link_netnsid") is not None:
                     link["num_tx_queues"] = link["num_rx_queues"] = 1
-            for route in (*side["routes4"], *side["routes6"]):
-                for metric in route.get("metrics", ()):
-                    if "mtu" in metric:
-                        metric["mtu"] = self._device_mtu(wanted)
         return wanted
 
     def _set_up_beforehand(self, name: str) -> bool:
@@ -221,9 +214,6 @@ class Replay:
         lines = (line.split() for line in self.recording["setup"])
         made = any(line[:3] == ["ip", "link", "add"] and name in line for line in lines)
         return made and self.name.startswith("chained_")
-
-    def _device_mtu(self, wanted: Json) -> int:
-        return int(next(link["mtu"] for link in wanted["pod"]["links"] if link["ifname"] == "eth0"))
 
     def same(self, recorded: Json, got: Json, where: str) -> None:
         """Raise AssertionError unless equal, with every placeholder standing for the same thing all along."""

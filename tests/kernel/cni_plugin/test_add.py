@@ -136,7 +136,7 @@ def test_an_add_with_a_dying_agent_is_repeated_at_the_next_agent(pod: Namespaces
     with StubAgent(sock).answering(hang_up, hang_up, answer(reply(0, RESULT))) as agent:
         ended = call("ADD", pod, sock, Patience.ENDLESS)
     assert (ended.code, ended.stdout) == (0, RESULT.decode())
-    assert [seen.flags for seen in agent.requests] == [0, 1, 1]
+    assert [seen.flags & 1 for seen in agent.requests] == [0, 1, 1]
     for seen in agent.requests:
         close_all(seen)
 
@@ -165,6 +165,38 @@ def test_disable_ipv6_is_cleared_once_when_the_agent_requests_it(pod: Namespaces
         assert switch.read_text() == "0\n"
     for seen in agent.requests:
         close_all(seen)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "ports", "after"),
+    [
+        ("", "51871,8472", "8472,51871"),
+        ("4000", "8472,51871", "4000,8472,51871"),
+        ("", ",".join(map(str, range(20000, 22400, 2))), ",".join(map(str, range(20000, 22400, 2)))),
+    ],
+    ids=["none before", "some before", "more than a page of text"],
+)
+def test_ports_that_the_agent_names_are_reserved_in_the_pod(
+    pod: Namespaces, sock: Path, reserved: str, ports: str, after: str
+) -> None:
+    file = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+    with inside(pod):
+        file.write_text(reserved)
+    with StubAgent(sock).answering(answer(reply(0, RESULT, patch=3, ports=ports.encode()))) as agent:
+        ended = call("ADD", pod, sock)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, RESULT.decode(), "")
+    with inside(pod):
+        assert file.read_text().strip() == after
+    assert agent.requests[0].flags == 4  # an agent gives ports only to a plugin that knows them
+    close_all(agent.requests[0])
+
+
+def test_ports_that_cannot_be_reserved_are_a_warning(pod: Namespaces, sock: Path) -> None:
+    with StubAgent(sock).answering(answer(reply(0, RESULT, patch=3, ports=b"70000"))) as agent:
+        ended = call("ADD", pod, sock)
+    assert (ended.code, ended.stdout) == (0, RESULT.decode())
+    assert "unable to reserve local IP ports: invalid argument" in ended.stderr
+    close_all(agent.requests[0])
 
 
 def test_a_check_without_an_agent_waits_and_returns_try_again_later(pod: Namespaces, sock: Path) -> None:

@@ -152,6 +152,12 @@ def test_pods_of_two_nodes_reach_each_other_through_the_tunnel(cluster: Cluster)
             eventually(partial(node.run, ping, address, 1))
 
 
+def test_pods_do_not_get_the_port_of_the_tunnel_for_connections(cluster: Cluster) -> None:
+    reserved = Path("/proc/sys/net/ipv4/ip_local_reserved_ports")
+    with cluster.nodes()[0].open_pod("pod-1-1") as pod, inside(pod):
+        assert reserved.read_text() == f"{PORT}\n"
+
+
 def test_tools_see_where_packets_go(cluster: Cluster) -> None:
     first, second = cluster.nodes()
     place = cluster.place(second)

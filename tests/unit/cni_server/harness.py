@@ -17,7 +17,7 @@ import structlog
 from cells.cni.attach import Attacher
 from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
-from cells.cni.protocol import ADDRESSED
+from cells.cni.protocol import ADDRESSED, PluginAction
 from cells.cni.server import CallTimes, CniServer
 from lifecycle import HealthTree, Lifecycle
 from tests.support.cni_plugin import HEADER, environment
@@ -32,6 +32,8 @@ class Reply:
     stdout: bytes
     patch: int = 0
     """What the agent asks of the plugin; 1 is IPv6 in the pod."""
+    ports: str = ""
+    """What the plugin reserves in the pod before it prints."""
 
     @property
     def json(self) -> Any:
@@ -67,8 +69,9 @@ class Client:
             raise ConnectionError("closed without an answer")
         magic, _, patch, code, length = HEADER.unpack_from(packet)
         assert magic == b"HCNI"
-        assert len(packet) == HEADER.size + length
-        return Reply(code, packet[HEADER.size :], patch)
+        rest = packet[HEADER.size :]
+        assert len(rest) == length or patch == PluginAction.PORTS
+        return Reply(code, rest[:length], patch, rest[length:].decode())
 
     def close(self) -> None:
         """The plugin dies."""
@@ -88,6 +91,8 @@ class Harness:
 
     def __init__(self, folder: Path, *, delegated: bool = False) -> None:
         self.folder = folder
+        self.reserved_ports = ""
+        """What new pods are to have reserved."""
         self.path = folder / "cni.sock"
         self.node = FakeNode()
         self.health = HealthTree()
@@ -107,6 +112,7 @@ class Harness:
             state=folder,
             log=log,
             delegated=delegated,
+            reserved_ports=lambda: self.reserved_ports,
         )
         self.times = CallTimes()
         self.server = CniServer(

@@ -7,6 +7,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from cells.cni.attach import host_link_name
+from cells.cni.protocol import RESERVES_PORTS, PluginAction
 from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, MTU, leftover
 from tests.unit.cni_server.harness import Harness
@@ -336,6 +337,17 @@ async def test_arguments_are_read_as_the_library_reads_them(served: Harness, arg
     reply = await served.call("ADD", CNI_ARGS=args)
     assert reply.message == message
     assert served.node.steps == []
+
+
+async def test_a_plugin_that_can_is_given_the_ports_to_reserve(served: Harness) -> None:
+    served.reserved_ports = "51871,8472"
+    reply = await served.call("ADD", flags=RESERVES_PORTS)
+    assert (reply.code, reply.patch, reply.ports) == (0, PluginAction.PORTS, "51871,8472")
+    assert reply.json["ips"]
+    old = await served.call("ADD", "cid2", pod="pod2")  # of before an upgrade
+    assert (old.code, old.patch, old.ports) == (0, 0, "")
+    served.reserved_ports = ""
+    assert (await served.call("ADD", "cid3", pod="pod3", flags=RESERVES_PORTS)).patch == 0
 
 
 async def test_an_unknown_command_is_refused(served: Harness) -> None:

@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 from msgspec.structs import replace
 
+from cells.cni.protocol import RESERVES_PORTS
 from cells.endpoint import DatapathConfiguration
 from lifecycle.testing import eventually
 from tests.unit.cni_server.fakes import GATEWAY, GATEWAY6, MTU, OthersLink, others_link
@@ -186,6 +187,13 @@ async def test_a_chained_add_waits_for_a_policy_map(served: Harness, link: Other
     served.node.policy_maps = 0
     assert (await add(served, runtimeConfig=ANNOTATION)).code == 0
     assert link.inner.mac.hex(":") == "0a:00:00:00:00:77"
+
+
+async def test_no_ports_are_reserved_behind_another_plugin(served: Harness, link: OthersLink) -> None:
+    served.reserved_ports = "8472"
+    given: dict[str, object] = {"name": "mynet", "chaining-mode": "generic-veth", "prevResult": PREVIOUS}
+    reply = await served.call("ADD", conf=given, flags=RESERVES_PORTS)
+    assert (reply.code, reply.patch) == (0, 0)
 
 
 async def test_a_second_add_is_refused(served: Harness, link: OthersLink) -> None:

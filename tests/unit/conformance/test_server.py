@@ -35,7 +35,7 @@ NO_SUCH_PART = {
         "status/nodeMonitor": "there is no monitor",
         "status/masqueradeProtocols/ipv6": "off",
         "status/enableRouteMTUForCNIChaining": "off",
-        "status/ipLocalReservedPorts": "off",
+        "status/ipLocalReservedPorts": "nothing is tunnelled",
         "status/GROIPv4MaxSize": "off",
         "status/GROMaxSize": "off",
         "status/GSOIPv4MaxSize": "off",

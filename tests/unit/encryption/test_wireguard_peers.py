@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
+from cells.cluster.encryption import WIREGUARD_PORT
 from cells.config import AgentConfig
 from cells.encryption.wireguard import wireguard_peers
-from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall, PeerError, PeerNode, WireguardPeers
+from cells.encryption.wireguard.peers import PeerCall, PeerError, PeerNode, WireguardPeers
 from cells.encryption.wireguard.settings import EncryptionSettings
 from cells.tunnel.settings import PodTunnel
 from tests.support.recordings import recordings
@@ -69,7 +70,7 @@ def call_of(call: dict[str, Any]) -> PeerCall:
     endpoint = peer.get("endpoint")
     return PeerCall(
         base64.b64decode(peer["public_key"]),
-        ip_address(endpoint.removesuffix(f":{LISTEN_PORT}").strip("[]")) if endpoint else None,
+        ip_address(endpoint.removesuffix(f":{WIREGUARD_PORT}").strip("[]")) if endpoint else None,
         frozenset(map(ip_network, peer.get("allowed_ips") or [])),
         float((peer.get("persistent_keepalive") or "0").removesuffix("s")),
         peer.get("remove", False),

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from pyroute2.netlink.generic.wireguard import AsyncWireGuard, wgmsg
 
 from cells.bgp import gobgp_messages
+from cells.cluster.encryption import WIREGUARD_PORT
 from cells.encryption.wireguard.control import KernelControl
-from cells.encryption.wireguard.peers import LISTEN_PORT, PeerCall
+from cells.encryption.wireguard.peers import PeerCall
 from cells.hubble import flow
 from cells.hubble.codec import WireMessage, members_of
 from cells.hubble.codec import decode as read_message
@@ -386,7 +387,7 @@ def test_a_device_of_wireguard_is_read_as_it_was_written(
     (peer,) = state.peers.values()
     assert (state.private, state.port, state.mark, list(state.peers)) == (private, port, mark, [key])
     host, _, number = peer.endpoint.rpartition(":")
-    assert (ip_address(host.strip("[]")), int(number), peer.allowed) == (endpoint, LISTEN_PORT, allowed)
+    assert (ip_address(host.strip("[]")), int(number), peer.allowed) == (endpoint, WIREGUARD_PORT, allowed)
 
 
 def edges(kind: Any) -> Iterator[int]:

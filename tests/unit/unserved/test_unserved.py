@@ -184,7 +184,7 @@ def test_unsupported_options_are_refused_at_once_with_their_place(tmp_path: Path
 
 
 def test_options_that_match_fixed_behaviour_are_accepted(tmp_path: Path) -> None:
-    given = {"enable-srv6": "false", "restore": "true", "container-ip-local-reserved-ports": ""}
+    given = {"enable-srv6": "false", "restore": "true", "node-labels": ""}
     assert refused(tmp_path, given) == []
 
 
