@@ -32,6 +32,7 @@ from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
 from cells.policy.rules.peers import Services, World
+from cells.policy.rules.schema import HTTPRule
 from lifecycle import Change, HiveError
 
 DNS_EGRESS = "cilium-dns-egress"
@@ -117,13 +118,15 @@ class RulePolicy:
             return HTTPProxyState(runs=False, message=NO_PROXY)
         return self._requests.proxy
 
-    def reads_requests(self, source: RuleSource) -> bool:
-        """Whether the object has HTTP rules in force."""
-        return any(
-            ports.above is not None and ports.above.rules is not None and ports.above.rules.http
+    def http_rules(self, source: RuleSource) -> frozenset[HTTPRule]:
+        """The HTTP rules in force of the object."""
+        return frozenset(
+            request
             for rule in self._repository.rules_of(source)
             for entry in (*rule.ingress, *rule.egress)
             for ports in entry.ports or ()
+            if ports.above is not None and ports.above.rules is not None
+            for request in ports.above.rules.http or ()
         )
 
     @property

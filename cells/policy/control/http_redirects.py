@@ -7,7 +7,7 @@ Why: the datapath knows the client's identity, the proxy reads the request. So t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final, Protocol
 
 import msgspec
@@ -76,6 +76,14 @@ class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
     """Why it has not accepted all redirects, and what to do; empty if it has."""
     acknowledged: tuple[HTTPRedirect, ...] = ()
     """The redirects that it has accepted."""
+    refused: tuple[HTTPRedirect, ...] = ()
+    """The redirects that ``message`` is about; empty where it is about all."""
+
+    def reason(self, requests: Set[HTTPRule]) -> str:
+        """Why some of these rules are not enforced, empty if all are."""
+        if not self.refused or any(not requests.isdisjoint(one.rules or ()) for one in self.refused):
+            return self.message
+        return ""
 
 
 def http_proxy() -> Table[str, HTTPProxyState]:

@@ -139,8 +139,8 @@ class PolicyStatuses:
 
     def _enforced(self, source: PolicySource) -> str:
         """Why HTTP rules of an object are not enforced, empty if they are; also shown in log and health."""
-        reads = self._policy.reads_requests(source)
-        why = self._policy.http_proxy.message if reads else ""
+        requests = self._policy.http_rules(source)
+        why = self._policy.http_proxy.reason(requests) if requests else ""
         if why == self._unenforced.get(source, ""):
             return why
         if why:
@@ -148,7 +148,7 @@ class PolicyStatuses:
             self._log.warning("HTTP rules not enforced", policy=str(source), reason=why)
         else:
             del self._unenforced[source]
-            if reads:
+            if requests:
                 self._log.info("HTTP rules enforced", policy=str(source))
         if self._unenforced:
             first, *others = self._unenforced

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import msgspec
@@ -36,7 +36,22 @@ __all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "ce
 #
 # Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
 
-WARMING = "listener_manager.total_listeners_warming"
+CLUSTERS: Final = "cluster_manager.cds.version_text"
+LISTENERS: Final = "listener_manager.lds.version_text"
+ROUTES: Final = f"http.{resources.STATISTICS}.rds.{{}}.version_text"
+WARMING: Final = "listener_manager.total_listeners_warming"
+LOOPBACK: Final = ("127.0.0.1", "[::1]")
+
+
+class SentConfiguration(NamedTuple):
+    """What Envoy's files have, by which its administration shows what it has accepted of them."""
+
+    redirects: list[HTTPRedirect]
+    clusters: str
+    """The version of this file, and of the others."""
+    listeners: str
+    routes: dict[str, str]
+    """By the name of the redirect."""
 
 
 async def ended(socket: Path) -> None:
@@ -46,19 +61,38 @@ async def ended(socket: Path) -> None:
             await stream.receive()
 
 
-async def has_taken(socket: Path, versions: Mapping[str, str]) -> bool | None:
-    """Whether Envoy has these versions of its configuration, and its listeners are ready; None: no answer."""
+async def accepted(socket: Path, sent: SentConfiguration) -> set[str] | None:
+    """The redirects that Envoy follows as they were sent, by name; None: it does not answer.
+
+    Of a file of listeners it takes those that are valid, and shows its version only if all are.
+    """
     import httpcore
+
+    async def ask(path: str) -> list[str]:
+        answer = await pool.request("GET", f"http://envoy/{path}")
+        return answer.content.decode().splitlines()
 
     try:
         async with httpcore.AsyncConnectionPool(uds=str(socket)) as pool:
-            answer = await pool.request("GET", "http://envoy/stats?filter=version_text$|listeners_warming$")
+            lines = await ask("stats?filter=version_text$|listeners_warming$")
+            shown = dict(line.split(": ", 1) for line in lines if ": " in line)
+            if shown.get(CLUSTERS, "").strip('"') != sent.clusters:
+                return set()
+            names = {
+                name
+                for name, version in sent.routes.items()
+                if shown.get(ROUTES.format(name), "").strip('"') == version
+            }
+            if shown.get(LISTENERS, "").strip('"') == sent.listeners and shown.get(WARMING) == "0":
+                return names
+            active = {tuple(line.split("::", 1)) for line in await ask("listeners")} if names else set()
     except (OSError, httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException):
         return None
-    statistics = dict(line.split(": ", 1) for line in answer.content.decode().splitlines() if ": " in line)
-    return statistics.get(WARMING) == "0" and all(
-        statistics.get(name, "").strip('"') == version for name, version in versions.items()
-    )
+    return {
+        one.name
+        for one in sent.redirects
+        if one.name in names and any((one.name, f"{address}:{one.port}") in active for address in LOOPBACK)
+    }
 
 
 # Envoy's configuration: files that it watches, written as redirects come, change and go.
@@ -134,28 +168,23 @@ class EnvoyConfiguration:
         if self._place.listeners.exists():
             await self._access_log.there()
 
-    async def write(self, redirects: list[HTTPRedirect]) -> dict[str, str] | None:
-        """What Envoy shows once it has taken all, by the names of its statistics; None: it was never needed.
-
-        Raises OSError.
-        """
+    async def write(self, redirects: list[HTTPRedirect]) -> SentConfiguration | None:
+        """Write all files. None: Envoy was never needed. Raises OSError."""
         if not (redirects or self._external or self._place.listeners.exists()):
             return None
         await self._access_log.there()
         self._place.routes("").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._place.admin.parent.mkdir(mode=0o700, exist_ok=True)
-        versions: dict[str, str] = {}
-        versions["cluster_manager.cds.version_text"] = self._put(
-            self._place.clusters, "clusters", resources.clusters(self._settings)
-        )
+        clusters = self._put(self._place.clusters, "clusters", resources.clusters(self._settings))
+        routes: dict[str, str] = {}
         for one in redirects:
-            routes = _discovery([resources.routes(one, self._settings)])
-            self._replace(self._place.routes(one.name), routes)
-            versions[f"http.{resources.STATISTICS}.rds.{one.name}.version_text"] = routes["version_info"]
+            content = _discovery([resources.routes(one, self._settings)])
+            self._replace(self._place.routes(one.name), content)
+            routes[one.name] = content["version_info"]
         addresses = ["127.0.0.1" if one == socket.AF_INET else "::1" for one in self._dns.families]
         wanted = resources.listeners(redirects, self._settings, self._place, addresses)
-        versions["listener_manager.lds.version_text"] = self._put(self._place.listeners, "listeners", wanted)
-        return versions
+        listeners = self._put(self._place.listeners, "listeners", wanted)
+        return SentConfiguration(redirects, clusters, listeners, routes)
 
     def remove_routes(self, redirects: list[HTTPRedirect]) -> None:
         """Remove the files of all but these, and of an earlier agent's. Raises OSError."""
@@ -205,10 +234,9 @@ class Envoy:
         """Set once there is a redirect."""
         self._answers = anyio.Event()
         """Set once Envoy has taken its configuration."""
-        self._sent: list[HTTPRedirect] = []
-        self._versions: dict[str, str] = {}
-        """What Envoy shows once it has taken all, by the names of its statistics."""
-        self._acknowledged: tuple[HTTPRedirect, ...] = ()
+        self._sent = SentConfiguration([], "", "", {})
+        self._acknowledged: dict[str, HTTPRedirect] = {}
+        """The redirects that Envoy follows, as it has accepted them last."""
         if not ports.serves:
             return
         jobs.observe("configure Envoy", self._changes, self._write)
@@ -236,10 +264,10 @@ class Envoy:
     async def _write(self, _: None) -> None:
         """Raises OSError."""
         redirects = sorted(self._redirects.all(), key=lambda row: row.name)
-        versions = await self._configuration.write(redirects)
-        if versions is None:
+        sent = await self._configuration.write(redirects)
+        if sent is None:
             return
-        self._sent, self._versions = redirects, versions
+        self._sent = sent
         if redirects:
             self._wanted.set()
             self._acknowledge_soon()
@@ -247,30 +275,44 @@ class Envoy:
 
     async def _acknowledge(self) -> None:
         """Wait until Envoy has accepted its configuration. Raises EnvoyError; may be called again."""
-        taken: bool | None = None
+        names: set[str] | None = None
         with anyio.move_on_after(PATIENCE):
             pause = LEAST_PAUSE
             while True:
-                sent, versions = self._sent, self._versions
-                taken = await has_taken(self._process.admin, versions) if sent else True
-                if taken and sent is self._sent:
-                    self._acknowledged = tuple(sent)
-                    self._report(runs=True)
-                    if sent:
-                        self._answers.set()
-                    return
+                sent = self._sent
+                names = await accepted(self._process.admin, sent) if sent.redirects else set()
+                if names is not None and sent is self._sent:
+                    self._follow(sent, names)
+                    if len(names) == len(sent.redirects):
+                        self._report(HTTPProxyState(runs=True))
+                        return
                 await anyio.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE)
         see = f"see {self._process.log_place}"
-        if taken is None:
+        if names is None:
             message = f"Envoy does not run: connections that rules.http select are dropped; {see}"
+            self._report(HTTPProxyState(runs=False, message=message))
         else:
+            refused = tuple(
+                one for one in self._sent.redirects if self._acknowledged.get(one.name) is not one
+            )
             message = f"Envoy has not accepted the rules for {PATIENCE:g} s, the previous ones hold: {see}"
-        self._report(runs=taken is not None, message=message)
+            self._report(HTTPProxyState(runs=True, message=message, refused=refused))
         raise EnvoyError(message)
 
-    def _report(self, *, runs: bool, message: str = "") -> None:
-        state = HTTPProxyState(runs=runs, message=message, acknowledged=self._acknowledged)
+    def _follow(self, sent: SentConfiguration, names: set[str]) -> None:
+        """Envoy follows these redirects, and what it has accepted before of the others."""
+        if sent.redirects:
+            self._answers.set()
+        found = {
+            one.name: one if one.name in names else self._acknowledged.get(one.name) for one in sent.redirects
+        }
+        self._acknowledged = {name: one for name, one in found.items() if one is not None}
+        held = next(iter(self._state.all()), None)
+        self._report(held if held is not None and held.runs else HTTPProxyState(runs=True))
+
+    def _report(self, state: HTTPProxyState) -> None:
+        state = msgspec.structs.replace(state, acknowledged=tuple(self._acknowledged.values()))
         if self._state.get(state.name) != state:
             with self._state.txn() as rows:
                 rows.put(state)

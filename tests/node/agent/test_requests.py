@@ -226,6 +226,31 @@ def test_a_revision_waits_until_envoy_has_taken_the_rules(node: Lab, tmp_path: P
         assert place.get("/public/1").status == 403
 
 
+def test_rules_that_envoy_refuses_hold_up_no_others(node: Lab, tmp_path: Path) -> None:
+    refused = policy({"headers": [""]}, direction="egress", name="refused")
+    with shop(node, tmp_path) as place:
+        before = place.revisions
+        place.rule(policy({"path": "/other"}), refused)
+        eventually(lambda: place.revisions.revision > before.revision, within=8)
+        with node.open() as host:
+            assert host.run(ask_http, place.server.ipv4, "/other").status == 200
+
+        def unenforced() -> dict[str, str]:
+            rows = ask("/statedb/dump/policies", api_socket(place.pid))["policies"]
+            return {row["obj"]["name"]: row["obj"]["unenforced"] for row in rows}
+
+        eventually(lambda: "Envoy has not accepted the rules" in unenforced()["refused"], within=40)
+        assert unenforced()["requests"] == ""
+        before = place.revisions
+        place.rule(policy({"path": "/another"}), refused)
+        eventually(lambda: place.revisions.revision > before.revision)
+        place.rule(
+            policy({"path": "/another"}), policy({"headers": ["X"]}, direction="egress", name="refused")
+        )
+        eventually(lambda: set(unenforced().values()) == {""}, within=40)
+        assert place.get("/another", X="1").status == 200
+
+
 def _refuses(host: Namespaces, address: str) -> bool:
     return host.run(ask_http, address, "/secret").status == 403
 
