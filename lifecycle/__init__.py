@@ -1,4 +1,4 @@
-"""A hive of dependency-injected cells: wired by type hints, checked whole, started and stopped in order."""
+"""A hive of dependency-injected cells: wired by type hints, checked as a whole, started and stopped in order."""
 
 import gc
 from typing import TYPE_CHECKING
@@ -134,11 +134,11 @@ _MOVED = {
     "lifecycle.tables": "BatchFailures Initializer LPM ObjectStatus PatchTarget RateLimit ReconcileError"
     " Snapshot Snapshots Sorted Statistics snapshot",
 }
-"""Names that were here in version 0.1, by the package that has them. They go from here with 0.3."""
+"""Names that were here in version 0.1, with the package that has them now. Removed in 0.3."""
 
 
 def __getattr__(name: str) -> object:
-    """main, when asked for: an agent that starts has no use for it; and what has moved."""
+    """Import `main` and moved names on demand: an agent that starts does not need them."""
     if name == "main":
         from lifecycle.command import main
 

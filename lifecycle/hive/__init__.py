@@ -1,4 +1,4 @@
-"""The hive: cells, checked, built, started, stopped; alone, inside another, and as a process."""
+"""The hive: checks, builds, starts and stops cells; alone, inside another hive, or as a process."""
 
 from lifecycle.hive.hive import Hive
 from lifecycle.hive.nested import InnerHive, nest

@@ -1,4 +1,4 @@
-"""What a hive is made of, before anything is built: its graph and its settings, and their faults."""
+"""The cells and settings of a hive before anything is built, as a graph, and their faults."""
 
 import functools
 import re
@@ -24,7 +24,7 @@ __all__ = ["Composition"]
 
 
 class Composition(ABC):
-    """Cells and settings, read when first asked for, and once."""
+    """Cells and settings. Both are read on first use, and once."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class Composition(ABC):
         self.env_prefix = (
             f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_" if env_prefix is None else env_prefix
         )
-        """What the names of environment variables begin with, unless the Sources say otherwise."""
+        """Prefix of environment variables, unless the Sources set another."""
         self._cells = tuple(cells)
         self._root = Scope(name, name, None, place)
         self._sources = settings
 
     def check(self) -> None:
-        """Raise GraphError with every fault, SettingsError when only settings are at fault."""
+        """Raise GraphError with every fault, or SettingsError if only settings have faults."""
         self._check()
 
     def _check(self, *, unset: bool = False) -> None:
@@ -58,10 +58,10 @@ class Composition(ABC):
             raise kind(self.name, faults)
 
     def read_settings(self, argv: Sequence[str], env: Mapping[str, str], *, strict: bool = False) -> None:
-        """Take settings from these flags and variables too, beside the files that its own Sources name.
+        """Also read settings from flags and variables, in addition to the files of its own Sources.
 
-        For running a hive as a command; `strict` refuses keys that no option knows. Raises RuntimeError
-        when the settings have been read already, TypeError when they are values given in code.
+        Used when a hive runs as a command; `strict` refuses unknown keys. Raises RuntimeError if the settings
+        have been read already, TypeError if they were given as values in code.
         """
         if "_loaded" in self.__dict__:
             raise RuntimeError(f"the settings of {self.name} have been read already")
@@ -71,47 +71,47 @@ class Composition(ABC):
 
     @property
     def sources(self) -> Sources | None:
-        """Where its settings come from; None when from nowhere, or given in code."""
+        """The Sources of its settings; None if it has none or they were given as values in code."""
         return self._sources if isinstance(self._sources, Sources) else None
 
     @property
     def reads_settings(self) -> bool:
-        """Whether read_settings() is possible: they are no values given in code, and not read yet."""
+        """Whether read_settings() is possible: settings are not given in code and not read yet."""
         return (self._sources is None or self.sources is not None) and "_loaded" not in self.__dict__
 
     @property
     def needed(self) -> int:
-        """How many constructors a start would run. Raises GraphError when the graph has faults."""
+        """Number of constructors that a start would run. Raises GraphError if the graph has faults."""
         self.options()
         return len({*self._resolution.order()} & {*self._resolution.assembly.providers})
 
     def option_groups(self) -> list[tuple[str, str, tuple[Option, ...]]]:
-        """The options of every struct of settings, with id and title of its module. Raises GraphError."""
+        """The options of every settings struct, with id and title of its module. Raises GraphError."""
         self.options()
         return [(scope.id, scope.title, group.options) for scope, group in self._located_groups]
 
     def options(self) -> list[Option]:
-        """Every setting there is, in the order of the cells. Raises GraphError when the graph has faults."""
+        """All settings in the order of the cells. Raises GraphError if the graph has faults."""
         if self._faults:
             raise GraphError(self.name, self._faults)
         return [option for group in self._groups for option in group.options]
 
     def settings(self) -> list[Setting]:
-        """Every setting with its value and where that came from. Raises what check() raises."""
+        """All settings with value and origin. Raises what check() raises."""
         self.check()
         return self._loaded.settings
 
     def warnings(self) -> list[str]:
-        """What is odd about the settings; a start logs it."""
+        """Warnings about the settings, which a start logs."""
         return self._loaded.warnings
 
     @abstractmethod
     def _injectable(self) -> Collection[Key]:
-        """The types that a hive itself injects."""
+        """The types that the hive itself provides."""
 
     @abstractmethod
     def _nesting(self, node: Constructor) -> Nesting:
-        """Where a hive that this constructor makes would stand."""
+        """The scope and settings of an inner hive that this constructor makes."""
 
     @functools.cached_property
     def _resolution(self) -> Resolution:
@@ -119,7 +119,7 @@ class Composition(ABC):
 
     @functools.cached_property
     def _nested(self) -> list[Findings]:
-        """Of hives that may run inside this one, to be checked with it."""
+        """Findings of hives that may run inside this one, to be checked with it."""
         nodes = [node for node in self._resolution.active if node.kind == "provide"]
         plans = [(node, plan) for node in nodes if (plan := plan_of(node.call)) is not None]
         return [plan.findings(self._nesting(node)) for node, plan in plans]
@@ -138,7 +138,7 @@ class Composition(ABC):
 
     @property
     def _located_groups(self) -> list[tuple[Scope, Group]]:
-        """Every struct of settings, those of inner hives too, with its module."""
+        """Every settings struct with its module, including those of inner hives."""
         return [*self._own_groups, *(group for inner in self._nested for group in inner.groups)]
 
     @property
@@ -154,7 +154,7 @@ class Composition(ABC):
         return load(dict.fromkeys(self._groups), self._sources, config_dirs, self.env_prefix)
 
     def _without_settings(self) -> set[Constructor]:
-        """What cannot be built because a struct of settings is not filled, with all that needs it."""
+        """Keys that cannot be built because a settings struct lacks values, and all that need them."""
         missing = {group for group in self._groups if group not in self._loaded.filled}
         without: set[Constructor] = set()
         for node in self._resolution.order() if missing else ():  # each after what it needs
@@ -165,7 +165,7 @@ class Composition(ABC):
 
 
 def _unfrozen(nodes: Iterable[Constructor]) -> Iterator[Fault]:
-    """Tables that are declared to have rows that may change in place."""
+    """Tables that declare that their rows may change in place."""
     for node in nodes:
         hint = plain(node.key)
         kind = origin_class(hint)

@@ -1,4 +1,4 @@
-"""The hive: cells, checked, built, started and stopped."""
+"""The hive: checks, builds, starts and stops cells."""
 
 import asyncio
 import functools
@@ -67,13 +67,13 @@ T = TypeVar("T")
 class Hive(Composition):
     """Cells that run together. A hive starts once.
 
-    `settings` are Sources, or for tests a mapping from option names (kebab-case) to values. `sequential`
-    starts one hook after the other, in a fixed order, instead of siblings at the same time. Environment
-    variables begin with `env_prefix`; by default the name in upper case, HEART_ for heart. The time-outs,
-    in seconds, are those of hooks that name none; the stop budget is for all stops together: after it hooks
-    are cancelled, and those that run on (a worker thread cannot be cancelled) are named and left behind.
-    Starts and stops of hooks are logged with what they took: at level debug, and those that take `slow_hook`
-    seconds or more at level info.
+    `settings` are Sources or, for tests, a mapping from option names (kebab-case) to values. `sequential`
+    starts hooks one after the other in a fixed order, instead of independent ones in parallel. Environment
+    variables begin with `env_prefix`, by default the name in upper case: HEART_ for heart. The timeouts, in
+    seconds, apply to hooks without their own; the stop budget applies to the whole stop: when it is used up,
+    hooks are cancelled, and those that still run (a worker thread cannot be cancelled) are named and left
+    behind. Starts and stops of hooks are logged with their durations: at level debug, and from `slow_hook`
+    seconds on at level info.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Hive(Composition):
         check_seconds(slow_hook, f"slow_hook of {name}", place, zero=True)
         super().__init__(name, cells, settings, env_prefix, place, refuse_circles=refuse_circles)
         self.profile = Profile()
-        """How long every constructor and hook took."""
+        """Durations of every constructor and hook."""
         self.health = HealthTree()
         self.jobs = JobMetrics()
         """Runs, failures and durations of every job."""
         self.phase = Phase()
-        """Whether it starts, runs or stops."""
+        """Whether the hive starts, runs or stops."""
         self.shutdown = Shutdown()
         self.spans = Spans()
-        """Who traces it."""
+        """Tracers of starts and stops."""
         self.tables = Tables(self._built)
-        """Every table, by name."""
+        """All tables, by name."""
         self.log = logger_for(name, log)
         self._base_log = log
         self._sequential = sequential
@@ -119,18 +119,18 @@ class Hive(Composition):
         self.events = Events(self.log, slow_hook)
         """Events of hooks, jobs and modules, for subscribers."""
         self.modules = Modules(name, self.health, self.events)
-        """Switches modules off and on."""
+        """Disables and enables modules."""
         self.reload = Reload(
             name, self.modules, lambda: self._resolution, lambda: self._loaded, self._load, self._take
         )
-        """Reloads settings, and restarts modules with changed ones."""
+        """Reads settings again and restarts modules with changed ones."""
         self._wiring = Wiring((start_timeout, stop_timeout), sequential=sequential)
         self._lifecycles: dict[Constructor, Lifecycle] = {}
         self._found: dict[object, object] = {}
-        """What get() has found by a type alone, where nothing else provides that."""
+        """Results of get() by type alone, for types that only one constructor provides."""
         self._jobs: dict[Constructor, Jobs] = {}
         self.left_behind: list[str] = []
-        """Hooks that ran on, cancelled as they were, when the hive had stopped."""
+        """Hooks that still ran when the hive had stopped, although they were cancelled."""
         self._build_failure: BuildError | None = None
         self._supervisor: Supervisor | None = None
         self._loop_faults: LoopFaults | None = None
@@ -138,11 +138,12 @@ class Hive(Composition):
         self._body: anyio.CancelScope | None = None
 
     def graph(self, *, faulty: bool = False) -> "Graph":
-        """The graph as a value. Builds the objects, which is pure, to know the hooks; starts nothing.
+        """The graph as a value. Builds the objects, which has no side effects, to include hooks; starts
+        nothing.
 
-        Required settings without a value are shown as unset; what needs them is not built, so that its
-        hooks are not in the graph. Raises what check() raises for other faults, and BuildError. With `faulty`
-        a graph with faults is drawn as well, unbuilt and so without hooks; they are in its `faults`.
+        Required settings without a value are shown as unset; what needs them is not built, so its hooks are
+        missing. Raises what check() raises for other faults, and BuildError. With `faulty`, a graph with
+        faults is returned, too, unbuilt and so without hooks; its `faults` lists them.
         """
         from lifecycle.graph.graft import grafted
         from lifecycle.graph.value import faulty_graph, graph_of  # who only runs a hive never asks
@@ -169,13 +170,14 @@ class Hive(Composition):
     @overload
     def get(self, kind: object, module: str | None = None) -> Any: ...  # Annotated with a name
     def get(self, kind: object, module: str | None = None) -> object:
-        """What the graph holds for a type, private ones too when there is only one. Builds nothing.
+        """The instance of a type, also of a private one if only one constructor provides it. Builds nothing.
 
-        With the full id of a `module` it is what that module sees of it. ``list[Member[T]]`` is every member
-        that was built. What is decorated in a part of the hive only is given as it is, what is decorated in
-        all of it with the decoration.
+        With the full id of a `module`, the instance that this module receives. ``list[Member[T]]`` returns
+        all members that are built. A type that is decorated in a part of the hive is returned undecorated,
+        one that is decorated in the whole hive is returned decorated.
 
-        Raises NotStartedError when it was not built: the hive has not started, or nothing invoked needs it.
+        Raises NotStartedError if it is not built: the hive has not started, or nothing that is invoked needs
+        it.
         """
         if module is None:
             try:
@@ -200,10 +202,11 @@ class Hive(Composition):
         raise NotStartedError(self._why_unbuilt(name, found))
 
     def provider(self, kind: object, module: str | None = None) -> "Provider[Any]":
-        """dependency-injector's provider of a type, for the library's own tooling; `module` is as for get().
+        """The provider object of dependency-injector for a type, for that library's tooling; `module` as in
+        get().
 
-        What is constructed from then on gets what overrides it: in a hive that runs, modules that are enabled
-        again. Raises what check() raises, HiveError when nothing provides the type, or several do privately.
+        Overriding it affects later constructions: in a running hive, modules that are enabled again. Raises
+        what check() raises, HiveError if nothing provides the type or several constructors do so privately.
         """
         self.check()
         found = self._providing(wanted(kind).key, module)
@@ -217,7 +220,7 @@ class Hive(Composition):
     def _choose(
         self, method: str, name: str, among: Sequence[Constructor], found: Sequence[Constructor]
     ) -> None:
-        """Raise HiveError where there is none, or more than one to choose from."""
+        """Raise HiveError if no constructor or more than one provides a type."""
         if len(among) > 1:
             raise HiveError(
                 f"{name} is provided privately by {' and by '.join(map(str, among))}: {method}() "
@@ -227,7 +230,7 @@ class Hive(Composition):
             raise HiveError(f"nothing in {self.name} provides {name}")
 
     def _why_unbuilt(self, name: str, found: Sequence[Constructor]) -> str:
-        """Why none of the constructors that provide it has an instance."""
+        """Why none of the constructors of a type has an instance."""
         if self._build_failure is not None:
             return f"{name} was not built, {self.name} could not be: {self._build_failure}"
         if (module := next(filter(None, map(self.modules.why_down, found)), None)) is not None:
@@ -239,21 +242,21 @@ class Hive(Composition):
     def build(self) -> None:
         """Build every object that something invoked needs, as a start does first; starts nothing.
 
-        So get() gives them, and a test may fill a table before. Raises what check() raises, BuildError.
+        Afterwards, get() returns them, and a test may fill tables before the start. Raises what check()
+        raises, BuildError.
         """
         self._construct()
 
     def key_of(self, instance: object) -> Key | None:
-        """The key under which the graph holds an instance, as written in hints; None if it holds no such
-        instance."""
+        """The key of an instance, as written in hints; None if the graph does not hold the instance."""
         built = self._build.instances.items() if "_build" in self.__dict__ else ()
         return next((plain(node.key) for node, one in built if one is instance), None)
 
     async def start(self) -> None:
         """Build everything and start every hook.
 
-        When one fails or is overdue, or this is cancelled, every hook that had started is stopped again.
-        Raises what check() raises, BuildError, StartError.
+        If a hook fails or exceeds its timeout, or this call is cancelled, the started hooks are stopped
+        again. Raises what check() raises, BuildError, StartError.
         """
         if self._supervision is not None:
             raise RuntimeError(f"{self.name} was started before: a hive starts once")
@@ -296,10 +299,11 @@ class Hive(Composition):
         self._raise_start_error(supervisor.failures)
 
     async def stop(self) -> None:
-        """Stop every hook, users before what they use. Raises StopError if some failed; all are over then.
+        """Stop every hook before the hooks that it depends on. Raises StopError if some failed; all have
+        ended then.
 
-        A run() of this hive ends with it. Who is cancelled meanwhile still waits for all. Raises HiveError in
-        a hook or a job of this hive.
+        A run() of this hive returns afterwards. A cancelled caller still waits for all hooks. Raises
+        HiveError if called in a hook or a job of this hive.
         """
         if self._supervisor is None:
             return
@@ -324,7 +328,8 @@ class Hive(Composition):
     async def started(self) -> AsyncIterator["Hive"]:
         """The hive, started; stopped at the end of the block.
 
-        The block is cancelled when a hook crashes or a Shutdown is requested with an error, and that raised.
+        If a hook crashes, or Shutdown is requested with an error, the block is cancelled and the error
+        raised.
         """
         await self.start()
         try:
@@ -343,8 +348,9 @@ class Hive(Composition):
             raise self.shutdown.error
 
     async def _stop_after(self, error: BaseException) -> None:
-        """Stop because of an error, which is raised afterwards; failures of the stop are added to it as a
-        note. A cancellation shows no notes: after one they are raised instead."""
+        """Stop because of an error, which the caller raises afterwards. Failures of the stop become notes on
+        it; after a cancellation, which shows no notes, they are raised instead.
+        """
         try:
             await self.stop()
         except StopError as stop_error:
@@ -353,11 +359,12 @@ class Hive(Composition):
             error.add_note(str(stop_error))
 
     async def run(self) -> int:
-        """Start, run until a signal or a Shutdown, stop; the exit code. Faults are printed on standard error.
+        """Start, run until a signal or a Shutdown, stop. Returns the exit code. Prints faults on standard
+        error.
 
-        SIGINT, SIGTERM and SIGHUP stop in order; a second one ends the process at once. 0 after an ordered
-        stop, 2 for usage and settings, what a hook or job gave to sys.exit(), 1 for anything else. Raises
-        RuntimeError outside the main thread: signals are handled there only.
+        SIGINT, SIGTERM and SIGHUP stop in order; a second signal ends the process at once. The exit code is 0
+        after an ordered stop, 2 for usage and settings, the code that a hook or job passed to sys.exit(),
+        otherwise 1. Raises RuntimeError outside the main thread, as only that handles signals.
         """
         from lifecycle.hive.run import run  # signals and garbage collection are for whole processes only
 
@@ -365,10 +372,10 @@ class Hive(Composition):
         return await run(self)
 
     async def run_to_the_end(self) -> int:
-        """As run(), in a process that ends with the hive: late signals and threads do not keep it.
+        """As run(), for a process that ends with the hive: late signals and threads do not delay its end.
 
-        From the return on, a signal ends the process at once with the exit code, and so does time, after a
-        few seconds; threads that still run are named.
+        After the return, a signal ends the process at once with the exit code; after a few seconds it ends
+        anyway. Threads that still run are named.
         """
         from lifecycle.hive.signals import bound_end, signals
 
@@ -391,12 +398,14 @@ class Hive(Composition):
         return Build(self._resolution, self._loaded.filled, self._inject, self.profile, self._found.clear)
 
     def _take(self, loaded: Loaded) -> None:
-        """Put settings in force, for what is constructed from now on."""
+        """Put settings in force for later constructions."""
         self.__dict__["_loaded"] = loaded
         self._build.take(loaded.filled)
 
     def _construct(self, *, unset: bool = False) -> "Build":
-        """Build what there is to build; where required settings may be `unset`, not what needs them."""
+        """Build all objects that are not built; if required settings may be `unset`, without those that need
+        them.
+        """
         self._check(unset=unset)
         if self._supervisor is None:  # when it runs, what is to be there is there
             try:
@@ -456,7 +465,7 @@ class Hive(Composition):
         )
 
     def _hooks(self, build: "Build") -> list[HookNode]:
-        """One node per hook that is new, in the order of construction, each with what it waits for."""
+        """One node for each new hook, in the order of construction, with the hooks that it waits for."""
         return self._wiring.add(build.instances, self._lifecycles, self._jobs)
 
     def _on_crash(self, failure: HookFailure) -> None:
@@ -476,7 +485,7 @@ class Hive(Composition):
             self._body.cancel()
 
     async def _over(self, supervisor: Supervisor) -> asyncio.CancelledError | None:
-        """Until every hook is over or left behind, whatever is cancelled meanwhile: that is returned."""
+        """Wait until every hook has ended or is left behind; returns a cancellation that arrived meanwhile."""
         assert self._supervision is not None  # noqa: S101  # only called once started
         cancelled = None
         with anyio.CancelScope(shield=True), awaiting(supervisor.pending):
@@ -505,7 +514,9 @@ class Hive(Composition):
 
 
 def on_asyncio(name: str) -> None:
-    """Raise RuntimeError in any other kind of event loop; loops that asyncio runs, such as uvloop's, are."""
+    """Raise RuntimeError if the running event loop is not asyncio's; loops for asyncio, such as uvloop's, are
+    accepted.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -542,4 +553,4 @@ _OF_THE_HIVE: dict[object, str] = {
     Shutdown: "shutdown",
     Tables: "tables",
 }
-"""What get() gives that no constructor makes: by type the attribute."""
+"""Types that get() returns without a constructor, with the attribute that holds each."""

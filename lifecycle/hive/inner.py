@@ -15,11 +15,11 @@ from lifecycle.settings.sources import Loaded
 __all__ = ["Inner"]
 
 STOP_SHARE = 0.8
-"""How much of its hook's stop timeout an inner hive may use: the hook has to report the result."""
+"""Part of its hook's stop timeout that an inner hive may use: the hook must still report the result."""
 
 
 class Inner(Hive):
-    """A hive below a module of another: with the settings, logger and deadlines of that one."""
+    """A hive below a module of another hive, with the settings, logger and deadlines of that hive."""
 
     def __init__(self, cells: Iterable[Cell], nesting: Nesting) -> None:
         start, stop = nesting.limits
@@ -39,11 +39,11 @@ class Inner(Hive):
         self._root = nesting.scope
 
     def findings(self) -> Findings:
-        """What the hive around it checks with its own."""
+        """Its findings, which the outer hive checks with its own."""
         return Findings(self._faults, self._located_groups)
 
     def built(self) -> list[object]:
-        """What is built in it."""
+        """The instances that are built in it."""
         return self._built()
 
     def clear_profile(self) -> None:
@@ -51,13 +51,13 @@ class Inner(Hive):
         self.profile.forget({(node.scope.id, node.name) for node in self._resolution.nodes})
 
     def forget_jobs(self) -> None:
-        """Take the health and the metrics of the jobs out of the trees."""
+        """Remove health and metrics of its jobs from those of the outer hive."""
         for jobs in self._jobs.values():
             jobs.forget()
 
     @functools.cached_property
     def _loaded(self) -> Loaded:
-        """What the outer hive has loaded for both, and warned of."""
+        """The settings that the outer hive has loaded for both, with their warnings."""
         return msgspec.structs.replace(self._outer.loaded(), warnings=[])
 
     def _load(self, config_dirs: Sequence[Path] = ()) -> Loaded:

@@ -38,26 +38,26 @@ __all__ = ["InnerHive", "Plan", "nest"]
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
-    """What an inner hive is made of."""
+    """The class, cells and shared types of an inner hive."""
 
     cells: tuple[Cell, ...]
     share: tuple[Key, ...]
     place: Place
 
     def hive(self, nesting: Nesting, values: Mapping[Key, object] | None = None) -> Inner:
-        """A hive of these cells inside another; without values one that can only be checked."""
+        """A hive of these cells inside another one; without values, it can only be checked."""
         known = values is not None
         shared = ((key, values[key] if values is not None else _VALUE) for key in self.share)
         cells = (*self.cells, *(SupplyCell(self.place, value, key, known) for key, value in shared))
         return Inner(cells, nesting)
 
     def findings(self, nesting: Nesting) -> Findings:
-        """Its faults and settings, were it built there."""
+        """Faults and settings that it would have there."""
         return self.hive(nesting).findings()
 
 
 class InnerHive(Holder):
-    """A hive to run inside a hook or a job of another. Each has a class of its own, derived from this."""
+    """A hive that runs inside a hook or a job of another hive. Derive a class from this for each."""
 
     def __init__(self, plan: Plan, nesting: Nesting, values: Mapping[Key, object]) -> None:
         self._plan = plan
@@ -65,14 +65,14 @@ class InnerHive(Holder):
         self._values = values
         self._health = Health(nesting.health, nesting.scope.id)
         self.current: Inner | None = None
-        """The hive that runs, from its start to the end of its stop."""
+        """The running hive, from its start to the end of its stop."""
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[Hive]:
-        """The hive, built afresh and started; stopped at the end of the block, also when that is cancelled.
+        """The hive, newly built and started; stopped at the end of the block, even if that is cancelled.
 
-        The block is cancelled when a hook of it crashes, or its Shutdown is requested with an error. Raises
-        what Hive.start() and Hive.stop() do, and that error; RuntimeError when it runs already.
+        The block is cancelled if a hook crashes or the inner Shutdown is requested with an error. Raises what
+        Hive.start() and Hive.stop() raise, and that error; RuntimeError if it runs already.
         """
         if self.current is not None:
             raise RuntimeError(f"{self.current.name} runs already: an inner hive runs once at a time")
@@ -97,14 +97,14 @@ class InnerHive(Holder):
             self.current = None
 
     async def run(self) -> None:
-        """Run until someone inside requests a Shutdown, or this is cancelled. Raises as started() does."""
+        """Run until Shutdown is requested inside, or until cancelled. Raises what started() raises."""
         asked = anyio.Event()
         async with self.started() as hive:
             hive.shutdown.listen(asked.set)
             await asked.wait()
 
     def graph(self) -> "Graph":
-        """The graph of the hive that runs, or of one like it."""
+        """The graph of the running hive, or of a new one with the same cells."""
         if self.current is not None:
             return self.current.graph()
         like = self._plan.hive(self._nesting, self._values)
@@ -114,11 +114,11 @@ class InnerHive(Holder):
             like.forget_jobs()  # they were never started, and would collide with those that are
 
     def built(self) -> list[object]:
-        """What is built in the hive that runs."""
+        """The instances that are built in the running hive."""
         return [] if self.current is None else self.current.built()
 
     def _ended(self) -> None:
-        """Remove from health what was inside."""
+        """Remove its reports from health."""
         assert self.current is not None  # noqa: S101  # only called by started()
         self.current.forget_jobs()
         self._health.remove()
@@ -132,10 +132,11 @@ def nest(
     *cells: Cell,
     share: Iterable[Any] = (),
 ) -> Cell:
-    """A module that provides `kind`: an inner hive of these cells, run by the constructor that takes it.
+    """Return a module that provides `kind`, an inner hive of these cells; the constructor that takes it runs
+    it.
 
-    Its constructors see nothing of the outer hive but the types to `share`. To stop it has four fifths of the
-    seconds that a hook of the outer hive has.
+    Its constructors see only the types in `share` of the outer hive. It has four fifths of the stop timeout
+    of the outer hive's hooks to stop.
     """
     plan = Plan(cells, tuple(share), caller())
     return ModuleCell(
@@ -144,7 +145,7 @@ def nest(
 
 
 def _constructor(kind: type[InnerHive], plan: Plan) -> Callable[..., InnerHive]:
-    """A constructor of `kind` with a parameter for each shared value, for the graph to show."""
+    """A constructor of `kind` with a parameter for each shared value, so that the graph shows them."""
 
     def build(nesting: Nesting, **values: object) -> InnerHive:
         return kind(plan, nesting, dict(zip(plan.share, values.values(), strict=True)))

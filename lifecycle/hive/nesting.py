@@ -1,4 +1,4 @@
-"""What a hive and one inside it know of each other."""
+"""The interface between a hive and a hive inside it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["PLAN", "Findings", "Holder", "Nesting", "plan_of"]
 
 PLAN = "__lifecycle_plan__"
-"""The attribute of a constructor of an inner hive that holds what it is made of."""
+"""The attribute of an inner hive's constructor that holds its plan."""
 
 
 class Nesting(NamedTuple):
-    """Where an inner hive stands: its scope, and what it takes over from the hive around it."""
+    """The scope of an inner hive, and what it takes over from the outer hive."""
 
     scope: Scope
     limits: tuple[float, float]
@@ -40,27 +40,27 @@ class Nesting(NamedTuple):
     loaded: Callable[[], Loaded]
     """The settings in force."""
     load: Callable[[Sequence[Path]], Loaded]
-    """The settings as a new start would load them."""
+    """Load the settings as a new start would."""
 
 
 class Findings(NamedTuple):
-    """What the outer hive has to check for one inside it."""
+    """What the outer hive checks for an inner hive."""
 
     faults: list[Fault]
     groups: list[tuple[Scope, Group]]
-    """Its structs of settings, each with its module."""
+    """Its settings structs, each with its module."""
 
 
 class Plan(Protocol):
-    """What an inner hive is made of, before there is one."""
+    """How an inner hive is made."""
 
     def findings(self, nesting: Nesting) -> Findings:
-        """Its faults and settings, were it built there."""
+        """Faults and settings that it would have there."""
         ...
 
 
 class Holder(ABC):
-    """Something built that holds an inner hive."""
+    """An instance that holds an inner hive."""
 
     @abstractmethod
     def graph(self) -> "Graph":
@@ -68,9 +68,9 @@ class Holder(ABC):
 
     @abstractmethod
     def built(self) -> list[object]:
-        """What is built in it, while it runs."""
+        """The instances that are built in it, while it runs."""
 
 
 def plan_of(call: object) -> Plan | None:
-    """The plan behind a constructor that nest() has made."""
+    """The plan of a constructor that nest() has made."""
     return getattr(call, PLAN, None)

@@ -1,4 +1,4 @@
-"""The settings read again while the hive runs: modules that need what changed restart with it."""
+"""Reads settings again while the hive runs, and restarts the modules that need changed ones."""
 
 import asyncio
 import contextlib
@@ -17,27 +17,27 @@ __all__ = ["ChangedSetting", "Reload", "Reloaded"]
 
 
 class ChangedSetting(msgspec.Struct, frozen=True):
-    """An option with a new value. The texts show nothing of a secret."""
+    """An option with a new value. The texts do not show secrets."""
 
     name: str
     before: str
     after: str
     origin: str
-    """Where the value comes from now, in words."""
+    """Where the new value comes from, as text."""
 
 
 class Reloaded(msgspec.Struct, frozen=True):
-    """What came of reading the settings again."""
+    """The result of reading the settings again."""
 
     changed: tuple[ChangedSetting, ...] = ()
     restarted: tuple[str, ...] = ()
-    """Modules that need what changed; what needs them has restarted with them."""
+    """Modules that need changed settings; the modules that need those have restarted, too."""
     at_restart: tuple[str, ...] = ()
-    """Options that are needed outside of modules: they are in force once the process has restarted."""
+    """Changed options that are needed outside of modules: they take effect when the process restarts."""
 
 
 class Reload:
-    """Calling it reads the settings again and puts in force what changed. SIGHUP asks for that."""
+    """Reads the settings again and applies changes, when called. SIGHUP requests a call."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Reload:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def request(self) -> bool:
-        """Ask for it, from any thread and by a signal handler; False when nothing in the hive listens."""
+        """Request a reload, from any thread or a signal handler. False if nothing in the hive listens."""
         loop, asked = self._loop, self._asked
         if loop is None or asked is None:
             return False
@@ -69,7 +69,7 @@ class Reload:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, request() is heard: await requested()."""
+        """A block in which request() is accepted: await requested() inside it."""
         self._loop, self._asked = asyncio.get_running_loop(), asyncio.Event()
         try:
             yield
@@ -77,16 +77,16 @@ class Reload:
             self._loop = self._asked = None
 
     async def requested(self) -> None:
-        """Wait for the next request; several before are one. For inside of listening()."""
+        """Wait for the next request; several earlier ones count as one. Call it inside of listening()."""
         assert self._asked is not None  # noqa: S101  # as documented
         await self._asked.wait()
         self._asked.clear()
 
     async def __call__(self) -> Reloaded:
-        """Read the settings, restart the modules that need what changed.
+        """Read the settings and restart the modules that need changed ones.
 
-        Raises SettingsError when they have faults, and HiveError when a module does not start with them: the
-        settings before are in force then. HiveError, too, when it is under way already.
+        Raises SettingsError if the settings have faults, HiveError if a module does not start with them: then
+        the previous settings are in force. Raises HiveError, too, if a reload is in progress.
         """
         if self._busy:
             raise HiveError(f"the settings of {self._name} are being read again already")
@@ -121,7 +121,9 @@ class Reload:
         return Reloaded(changed, tuple(modules), at_restart)
 
     def _affected(self, groups: set[Group]) -> tuple[list[str], set[Group]]:
-        """The modules that need these settings, outermost only, and what is needed outside of any."""
+        """The outermost modules that need these settings, and the settings that are needed outside of
+        modules.
+        """
         resolution = self._resolution()
         root = resolution.assembly.root
         found: dict[str, None] = {}
@@ -138,7 +140,7 @@ class Reload:
         return [one for one in found if one not in inner], outside
 
     async def _restart(self, modules: list[str], settings: Loaded, off: set[str]) -> list[str]:
-        """Stop the modules, put the settings in force, start them; what failed to start."""
+        """Stop the modules, apply the settings, start the modules. Returns what failed to start."""
         for module in modules:
             with contextlib.suppress(StopError):  # it is logged, and disabled all the same
                 await self._modules.disable(module)

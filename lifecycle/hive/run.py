@@ -33,15 +33,19 @@ from lifecycle.process.logs import Logger
 __all__ = ["run"]
 
 SWITCH_SECONDS = 0.0005
-"""How long a worker thread may hold the interpreter while the loop wants it; Python's default is 5 ms."""
+"""How long a worker thread may hold the interpreter lock while the event loop wants it. Python's default is 5
+ms.
+"""
 
 
 YOUNG = 100_000
-"""Objects made between two collections while a hive starts: nearly all of them stay. Python's own is 700."""
+"""Threshold of the garbage collector's youngest generation during a start, as nearly all objects stay.
+Python's default is 700.
+"""
 
 
 class Process(Protocol):
-    """A hive, as far as its process is concerned."""
+    """What run() needs of a hive."""
 
     name: str
     log: Logger
@@ -55,11 +59,11 @@ class Process(Protocol):
 
 
 async def run(hive: Process) -> int:
-    """Start, wait for a signal or a Shutdown, stop; the exit code.
+    """Start the hive, wait for a signal or a Shutdown, stop it. Returns the exit code.
 
-    SIGINT, SIGTERM and SIGHUP stop it, SIGHUP only where nothing reloads at it; a second one while it stops
-    ends the process with 1, even while something blocks the loop. On its return they are handled as before.
-    Raises RuntimeError outside the main thread.
+    SIGINT and SIGTERM stop it, and SIGHUP unless something reloads at it; a second signal during the stop
+    ends the process with 1, even while code blocks the event loop. On return, earlier signal handlers are
+    restored. Raises RuntimeError outside the main thread.
     """
 
     def stop(number: signal.Signals) -> None:
@@ -99,7 +103,7 @@ async def _run(hive: Process) -> int:
 
 
 def _ended_by(hive: Process, error: Exception) -> int:
-    """Print why the run ended; returns the exit code."""
+    """Print why the run ended. Returns the exit code."""
     code, found = exit_code(error), list(leaves(error))
     if all(isinstance(leaf, ShutdownRequestedError) for leaf in found):
         hive.log.info("stopped before it had started")
@@ -114,7 +118,9 @@ def _ended_by(hive: Process, error: Exception) -> int:
 
 
 def _message(name: str, error: Exception) -> str:
-    """A line for each fault the user can act on; for others their tracebacks in cells, then what failed."""
+    """One line for each fault that the user can correct; for other errors, tracebacks from cells and then
+    what failed.
+    """
     if lines := texts(error):
         return "".join(f"{name}: {text}\n" for text in lines)
     raised = [leaf for leaf in leaves(error) if not isinstance(leaf, HiveError | HookTimeoutError)]
@@ -124,7 +130,7 @@ def _message(name: str, error: Exception) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """A traceback that begins in the code of a cell, without the frames of the hive that called it."""
+    """A traceback that begins in code of a cell, without the frames of the hive that called it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and _is_ours(trace):
         trace = trace.tb_next

@@ -1,8 +1,8 @@
-"""SIGINT, SIGTERM and SIGHUP, for the hives that run in a process.
+"""SIGINT, SIGTERM and SIGHUP for the hives of a process.
 
-Signals are counted, whatever else has asked a hive to end. The handlers are Python's own and not the event
-loop's: those would wait for code that blocks the loop, in a hook or a constructor. A forked child gets the
-handlers from before: signals would not end it otherwise.
+Signals are counted even if the hive is already ending for another reason. The handlers are Python's, not the
+event loop's, which would wait for code that blocks the loop in a hook or a constructor. A forked child
+restores the earlier handlers: otherwise signals would not end it.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ __all__ = ["bound_end", "leave", "signals"]
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ONE_REQUEST = 0.1
-"""Seconds in which several signals are one request, as when a terminal and a supervisor both send theirs."""
+"""Seconds within which several signals count as one, as a terminal and a supervisor may both send one."""
 END_SECONDS = 5.0
-"""How long a process waits for its threads once everything else has ended."""
+"""How long a process waits for its threads after everything else has ended."""
 
 
 class _Listener:
-    """A hive that runs, and whether it has had its first signal."""
+    """A running hive, and whether it has received its first signal."""
 
     def __init__(
         self, name: str, call: Callable[[signal.Signals], None], reload: Callable[[], bool] | None
@@ -49,12 +49,11 @@ _before: dict[signal.Signals, Any] = {}
 def signals(
     name: str, call: Callable[[signal.Signals], None], reload: Callable[[], bool] | None = None
 ) -> Iterator[None]:
-    """Inside the block the first signal is handed to `call`, in this event loop; a second ends the process.
+    """A block in which the first signal calls `call` in this event loop, and a second one ends the process.
 
-    SIGHUP calls `reload` first, at once: where that returns True, the signal does not end the run.
-
-    Several may listen at once: each gets the signal. Afterwards signals are handled as they were before.
-    SIGHUP stays ignored where it is (nohup). Raises RuntimeError outside the main thread.
+    SIGHUP first calls `reload`, at once: if that returns True, the signal does not end the run. If several
+    blocks are active, each receives the signal. At the end, earlier handlers are restored. SIGHUP stays
+    ignored if it was (nohup). Raises RuntimeError outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
@@ -74,9 +73,9 @@ def signals(
 
 
 def bound_end(name: str, code: int) -> None:
-    """From now on the process ends with this code: after END_SECONDS at most, at once at a signal.
+    """From now on, end the process with this code: at once at a signal, otherwise after END_SECONDS at most.
 
-    Python waits for threads without end. Those that run on are named, with what they do.
+    Python waits for threads without limit. Threads that still run are named, with what they execute.
     """
 
     def end(*_: object) -> None:
@@ -93,7 +92,7 @@ def bound_end(name: str, code: int) -> None:
 
 
 def leave(name: str, why: str, code: int) -> NoReturn:
-    """End the process at once, without waiting for its threads, from anywhere; print why, if anything."""
+    """End the process at once, without waiting for its threads, from any thread. Prints the reason, if given."""
     with contextlib.suppress(Exception):  # what was interrupted may hold them
         sys.stdout.flush()
         sys.stderr.flush()
@@ -107,14 +106,14 @@ def _handled() -> list[signal.Signals]:
 
 
 def _restore() -> None:
-    """Handle signals as before any hive ran."""
+    """Restore the handlers from before any hive ran."""
     for number, handler in _before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _before.clear()
 
 
 def _forked() -> None:
-    """In a child: its signals are not for the hives of its parent."""
+    """In a forked child: stop handling signals for hives of the parent."""
     _listeners.clear()
     _restore()
 

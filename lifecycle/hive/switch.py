@@ -1,9 +1,9 @@
-"""Modules switched off and on while the hive runs.
+"""Disables and enables modules while the hive runs.
 
-To disable a module stops, against the arrows, the hooks and jobs of everything that was constructed in it and
-of everything that needs any of that, wherever it stands. Those instances are thrown away: to enable it again
-constructs them afresh, and starts their hooks in order. What was constructed elsewhere and does not need it
-is not touched, nor are values that were there already: settings, supplied values, fakes.
+Disabling a module stops, in reverse order, the hooks and jobs of all its instances and of all instances that
+need those, in any module. The instances are dropped; enabling the module constructs them anew and starts
+their hooks in order. Other instances are not touched, nor are values that existed before: settings, supplied
+values, fakes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -34,7 +34,7 @@ _VALUES = frozenset({"supply", "config", "replace"})
 
 
 class Site:
-    """What a hive has built, and what came with it: to be taken out, and put in afresh."""
+    """The instances of a hive and their hooks, jobs and tables: removes some, and constructs them anew."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class Site:
 
     @property
     def built(self) -> Collection[Constructor]:
-        """What has an instance."""
+        """Whether a constructor has an instance."""
         return self._build.instances
 
     def take_out(self, nodes: Collection[Constructor]) -> list[HookNode]:
-        """Throw instances away, all that need them among them; their hooks, which still run."""
+        """Drop these instances and all that need them. Returns their hooks, which still run."""
         hooks = self._wiring.remove(nodes)
         for node in nodes:
             self._lifecycles.pop(node, None)
@@ -68,12 +68,14 @@ class Site:
         return hooks
 
     def tables(self, nodes: Collection[Constructor]) -> list[ReadTable[Any, Any]]:
-        """Those among the instances of these constructors."""
+        """The tables among the instances of these constructors."""
         found = (self._build.instances.get(node) for node in nodes)
         return [one for one in found if isinstance(one, ReadTable)]
 
     def put_in(self, fresh: Iterable[Constructor], without: Collection[Constructor]) -> list[HookNode]:
-        """Construct what is fresh, not what is still to be without; the hooks to start. Raises BuildError."""
+        """Construct what is missing, except what must stay down. Returns the hooks to start. Raises
+        BuildError.
+        """
         self._profile.forget({(node.scope.id, node.name) for node in fresh})
         with sources_return():
             self._build.construct(without)
@@ -83,7 +85,7 @@ class Site:
 
 
 class Modules:
-    """Switches modules off and on, one at a time, while the hive runs."""
+    """Disables and enables modules, one at a time, while the hive runs."""
 
     def __init__(self, name: str, health: HealthTree, events: Events) -> None:
         self._name = name
@@ -97,23 +99,23 @@ class Modules:
         self._ending: Sequence[HookNode] = ()
 
     def open(self, resolution: Resolution, site: Site, supervisor: Supervisor) -> None:
-        """The hive starts: from now on modules may be switched."""
+        """Allow switching, as the hive starts."""
         self._resolution, self._site, self._supervisor = resolution, site, supervisor
 
     @property
     def names(self) -> list[str]:
-        """Every module there is, once the hive starts."""
+        """All modules, once the hive starts."""
         return [scope.id for scope in self._resolution.assembly.scopes[1:]]
 
     @property
     def disabled(self) -> list[str]:
-        """The modules that were disabled, not those that are down with them."""
+        """The modules that were disabled; not those that stopped because they need one."""
         return list(self._off)
 
     def affected(self, module: str) -> list[str]:
-        """The modules in which something stops when this one is disabled, itself first.
+        """The modules in which something stops if this one is disabled, itself first.
 
-        Raises HiveError when there is no such module, or the hive is not running.
+        Raises HiveError if there is no such module, or the hive is not running.
         """
         self._running(module)
         down = self._down_with(self._scope(module))
@@ -121,11 +123,11 @@ class Modules:
         return list(dict.fromkeys([module, *inside]))
 
     async def disable(self, module: str) -> list[str]:
-        """Stop the module and all that needs it; gives affected(). Nothing happens when it is disabled.
+        """Stop the module and all that needs it; a no-op if it is disabled. Returns affected().
 
-        Raises HiveError when there is no such module, or the hive is not running, or another switch is under
-        way; StopError when hooks failed to stop: the module is disabled all the same. May be called by what
-        it stops: that is cancelled as any job is, and the rest goes on.
+        Raises HiveError if there is no such module, the hive is not running, or another switch is in
+        progress; StopError if hooks failed to stop, but the module is then disabled nevertheless. What it
+        stops may call it: the caller is cancelled like any job, and the stop continues.
         """
         supervisor = self._begin(module)
         scope = self._scope(module)
@@ -152,11 +154,11 @@ class Modules:
         return affected
 
     async def enable(self, module: str) -> list[str]:
-        """Construct and start again what disable() stopped, unless another module keeps it down.
+        """Construct and start what disable() stopped, unless another disabled module prevents it.
 
-        Gives the modules in which something starts; none when it is enabled. When a hook fails, or this is
-        cancelled, what had started is stopped again, the module stays disabled and its health has the reason.
-        Raises HiveError as disable() does, BuildError, StartError.
+        Returns the modules in which something starts; empty if it is enabled. If a hook fails or this is
+        cancelled, all that has started is stopped again, the module stays disabled and its health shows the
+        reason. Raises HiveError as disable() does, BuildError, StartError.
         """
         supervisor = self._begin(module)
         self._scope(module)
@@ -185,7 +187,7 @@ class Modules:
         return affected
 
     def why_down(self, node: Constructor) -> str | None:
-        """The disabled module that keeps a constructor down."""
+        """The disabled module because of which a constructor has no instance."""
         return next((module for module, down in self._off.items() if node in down), None)
 
     async def _start(self, module: str, supervisor: Supervisor, hooks: list[HookNode]) -> None:
@@ -226,7 +228,7 @@ class Modules:
         return find_scope(scopes, module, self._name)
 
     def _down_with(self, scope: Scope) -> frozenset[Constructor]:
-        """What is constructed in a module and below, and all that needs any of that."""
+        """The constructors of a module and its submodules, and all that need them."""
         down: set[Constructor] = set()
         for node in self._resolution.order():  # each after what it needs
             inside = node.scope.is_inside(scope) and node.kind not in _VALUES
@@ -235,12 +237,12 @@ class Modules:
         return frozenset(down)
 
     def _report(self, module: str, affected: Iterable[str]) -> None:
-        """Report modules of which nothing is left as down; others have only lost their jobs."""
+        """Report modules without any instance as down; others have only lost their jobs."""
         for one in self._lifeless(affected):
             self._health.report(one, "stopped", "disabled" if one == module else f"disabled with {module}")
 
     def _lifeless(self, modules: Iterable[str]) -> list[str]:
-        """Those without any constructed object left; their health reports are forgotten."""
+        """Modules without any instance left; their health reports are dropped."""
         alive = {node.scope.id for node in self._site.built if node.kind not in _VALUES}
         down = [module for module in modules if module not in alive]
         for one in down:
@@ -250,7 +252,7 @@ class Modules:
 
 
 def find_scope(scopes: Iterable[Scope], module: str, name: str) -> Scope:
-    """The module of this full id. Raises HiveError, with what is near, when the hive `name` has none."""
+    """The module with this full id. Raises HiveError, with similar ids, if the hive `name` has none."""
     known = {scope.id: scope for scope in scopes}
     if (found := known.get(module)) is not None:
         return found

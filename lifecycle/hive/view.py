@@ -1,4 +1,4 @@
-"""A hive as it shows itself to those inside it who answer questions about it."""
+"""Read access to a hive, for cells inside it that show it."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["HiveView"]
 
 
 class HiveView:
-    """What the hive is made of and how its start went. Reading it starts and changes nothing."""
+    """The composition of the hive and the timings of its start. Reading starts and changes nothing."""
 
     __slots__ = ("_graph", "_load", "_loaded", "_profile")
 
@@ -33,22 +33,22 @@ class HiveView:
 
     @property
     def loaded(self) -> Loaded:
-        """The settings that are in force, with their origins."""
+        """The settings in force, with their origins."""
         return self._loaded()
 
     def load(self, config_dirs: Sequence[Path] = ()) -> Loaded:
-        """The settings as a new start would load them now; reads files, changes nothing.
+        """The settings as a new start would load them now. Reads files.
 
-        `config_dirs`, if there are any, stand for the config-dir, the last counting most.
+        `config_dirs`, if given, replace the config-dir; the last one has precedence.
         """
         return self._load(config_dirs)
 
     def graph(self) -> "Graph":
-        """The graph; read from the source files too, so some 10 ms of work: not for a busy event loop."""
+        """The graph. Also reads source files, which takes some 10 ms: not for a busy event loop."""
         return self._graph()
 
     def timeline(self, graph: "Graph") -> "Timeline":
-        """What every constructor and hook of `graph`, as graph() gave it, has taken so far."""
+        """The timings of every constructor and hook of `graph`, which graph() returned."""
         from lifecycle.graph.timeline import timeline_of  # who only runs a hive never asks
 
         return timeline_of(graph, self._profile)

@@ -1,4 +1,4 @@
-"""Which hook waits for which: from the needs of the constructors that registered them."""
+"""The order of hooks, from the dependencies of the constructors that registered them."""
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping
@@ -12,10 +12,10 @@ __all__ = ["Wiring"]
 
 
 class Wiring:
-    """The hooks of one hive, as they come and go with what registered them.
+    """The hooks of one hive; added and removed with the instances that register them.
 
-    `limits` are the seconds to start and to stop of hooks that name none. In a sequence each hook waits for
-    the one before.
+    `limits` are the start and stop timeouts, in seconds, of hooks without their own. With `sequential`, each
+    hook waits for the one before it.
     """
 
     def __init__(self, limits: tuple[float, float], *, sequential: bool) -> None:
@@ -25,7 +25,7 @@ class Wiring:
         self._count = 0
         self._of: dict[Constructor, list[HookNode]] = {}
         self._last: dict[Constructor, Collection[HookNode]] = {}
-        """The hooks that end what a constructor stands for."""
+        """The hooks after which a constructor counts as started."""
 
     def add(
         self,
@@ -33,7 +33,7 @@ class Wiring:
         lifecycles: Mapping[Constructor, Lifecycle],
         jobs: Mapping[Constructor, Jobs],
     ) -> list[HookNode]:
-        """The hooks of those owners that are new, in their order, each after what it waits for."""
+        """Create the new hooks of these owners, in order, each after the hooks that it waits for."""
         added = []
         for owner in owners:
             if owner in self._last:
@@ -60,9 +60,9 @@ class Wiring:
         return added
 
     def remove(self, owners: Iterable[Constructor]) -> list[HookNode]:
-        """The hooks of these owners, which are no longer known, in order.
+        """Remove the hooks of these owners and return them in order.
 
-        With an owner all that need it must be given. Hooks that only follow on one in a sequence are let go.
+        All that need an owner must be given with it.
         """
         removed: dict[HookNode, int] = {}
         for owner in owners:
