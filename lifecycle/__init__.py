@@ -1,4 +1,4 @@
-"""A hive of dependency-injected cells: wired by type hints, checked as a whole, started and stopped in order."""
+"""A hive of dependency-injected cells: wired by type hints, checked whole, started and stopped in order."""
 
 import gc
 from typing import TYPE_CHECKING

@@ -34,37 +34,37 @@ __all__ = [
 
 
 INTERRUPTED = 130
-"""The exit code of a process that SIGINT ended, in shells."""
+"""The exit code of a process that SIGINT ended, as in shells."""
 
 
 class HiveError(Exception):
-    """A fault that the person running the hive can act on, in one line. It ends a run with exit code 1."""
+    """A fault that the person who runs the hive can act on, in one line. It ends a run with exit code 1."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(HiveError):
-    """The hive was called or configured wrongly. A run ends with exit code 2."""
+    """Wrong usage or configuration of the hive. It ends a run with exit code 2."""
 
     exit_code: ClassVar[int] = 2
 
 
 class NotStartedError(HiveError):
-    """Something was asked for that exists only once the hive, or the hook that makes it, has started."""
+    """Access to a value that exists only after the start of the hive, or of the hook that makes it."""
 
 
 class TableClosedError(HiveError):
-    """A change of a table was waited for, of which there will be none: its module was disabled."""
+    """A wait for a change of a table that cannot come, as its module was disabled."""
 
 
 class ShutdownRequestedError(HiveError):
-    """Someone asked the hive to end while it started."""
+    """A request to end the hive during its start."""
 
 
 class ExitRequestedError(HiveError):
-    """A hook, job or constructor raised SystemExit or KeyboardInterrupt: the hive ends in order, then so.
+    """A hook, job or constructor raised SystemExit or KeyboardInterrupt, so the hive stops in order.
 
-    Its exit code is that of sys.exit(); 130, as shells have it, for KeyboardInterrupt.
+    Its exit code is that of sys.exit(), or 130 for KeyboardInterrupt, as in shells.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -77,15 +77,17 @@ class UnexpectedCancelError(Exception):
 
 
 class BodyError(Exception):
-    """A hook, job or constructor raised what is not an Exception. The original is `__cause__`."""
+    """A hook, job or constructor raised a BaseException that is not an Exception. The original is
+    `__cause__`.
+    """
 
 
 class BuildError(HiveError):
-    """A constructor or invoked function raised, or returned what it must not. The original is `__cause__`."""
+    """A constructor or invoked function raised, or returned an invalid value. The original is `__cause__`."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing wrong with a hive: what, and below it where and what would help."""
+    """One fault of a hive: a message, and lines below it with the place and a suggestion."""
 
     kind: str
     """missing, private, optional, cycle, duplicate, constructor, invoke, decorate, replace, module, circle
@@ -93,16 +95,16 @@ class Fault(msgspec.Struct, frozen=True):
     text: str
     details: tuple[str, ...] = ()
     concerns: tuple[Any, ...] = ()
-    """The constructors it is about; those of a cycle in its order."""
+    """The constructors concerned; those of a cycle in its order."""
     lacks: str = ""
-    """The type that someone needs and does not get."""
+    """The type that is needed and not provided."""
 
     def __str__(self) -> str:
         return "\n".join((f"{self.kind}: {self.text}", *(f"    {line}" for line in self.details)))
 
 
 class GraphError(HiveError):
-    """The hive cannot be built. Its text holds every fault there is, not only the first."""
+    """The hive cannot be built. Its text contains all faults, not only the first."""
 
     def __init__(self, name: str, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
@@ -116,7 +118,7 @@ class GraphError(HiveError):
 
 
 class SettingsError(GraphError):
-    """The graph is sound but the settings are not: the user's mistake, so a run ends with exit code 2."""
+    """Invalid settings of a valid graph. This is the user's mistake, so a run ends with exit code 2."""
 
     exit_code: ClassVar[int] = 2
 
@@ -127,11 +129,11 @@ class SettingsError(GraphError):
 
 
 class HookTimeoutError(TimeoutError):
-    """A hook was overdue. Its text lists the hooks that were pending and what each awaited."""
+    """A hook exceeded its timeout. Its text lists the pending hooks and what each awaited."""
 
 
 class _HookErrors(ExceptionGroup[Exception]):
-    """The errors of hooks, under a message that names each hook."""
+    """The errors of hooks, below a message that names each hook."""
 
     def __str__(self) -> str:
         return self.message
@@ -141,19 +143,19 @@ class _HookErrors(ExceptionGroup[Exception]):
 
 
 class StartError(_HookErrors):
-    """The hive did not start; whatever had started was stopped again."""
+    """The hive did not start; all that had started was stopped again."""
 
 
 class StopError(_HookErrors):
-    """A hook failed while the hive ran or stopped; every other hook was stopped all the same."""
+    """A hook failed while the hive ran or stopped; every other hook was stopped nevertheless."""
 
 
 def as_failure(error: BaseException, who: str) -> Exception:
-    """What a hook, job or constructor failed with: one rule for all it may raise without being asked to end.
+    """The failure of a hook, job or constructor, for anything it may raise without being asked to end.
 
-    An Exception is that failure. CancelledError means that it awaited something that was cancelled, or that
-    its task was cancelled by someone else: UnexpectedCancelError. SystemExit and KeyboardInterrupt ask the
-    process to end, which it does in order: ExitRequestedError. Anything else is a BodyError.
+    An Exception is the failure itself. A CancelledError means that it awaited something that was cancelled,
+    or that other code cancelled its task: UnexpectedCancelError. SystemExit and KeyboardInterrupt request the
+    end of the process: ExitRequestedError. Anything else becomes a BodyError.
     """
     failure: Exception
     if isinstance(error, Exception):
@@ -172,7 +174,7 @@ def as_failure(error: BaseException, who: str) -> Exception:
 
 
 def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
-    """Whether the coroutine of `task` is collected as garbage, with no event loop to run it."""
+    """Whether the coroutine of `task` is collected as garbage, without an event loop to run it."""
     try:
         return asyncio.current_task() is not task
     except RuntimeError:
@@ -180,7 +182,7 @@ def thrown_away(task: "asyncio.Task[Any] | None") -> bool:
 
 
 def _exit(error: BaseException) -> SystemExit | KeyboardInterrupt | None:
-    """What asks for the end of the process, alone or among others."""
+    """A request to end the process, alone or in a group."""
     return next((one for one in leaves(error) if isinstance(one, SystemExit | KeyboardInterrupt)), None)
 
 
@@ -194,7 +196,7 @@ def _exit_requested(error: SystemExit | KeyboardInterrupt, who: str) -> ExitRequ
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors behind groups and build errors, in order."""
+    """The errors in groups and behind build errors, in order."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -205,15 +207,15 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def described(error: BaseException) -> str:
-    """Its type and text in one line; of a task group, which only counts its errors, theirs."""
+    """Type and text of an error in one line; for a task group, which only counts its errors, of those."""
     if isinstance(error, BaseExceptionGroup) and not isinstance(error, _HookErrors):
         return "; ".join(dict.fromkeys(map(described, error.exceptions)))
     return f"{type(error).__name__}: {error}"
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a run that this error ended: 2 for usage and configuration, what sys.exit() was given,
-    1 otherwise.
+    """The exit code of a run that this error ended: 2 for usage and configuration, the code of sys.exit(),
+    otherwise 1.
     """
     codes = [leaf.exit_code if isinstance(leaf, HiveError) else None for leaf in leaves(error)]
     known = [code for code in codes if code]
@@ -221,15 +223,15 @@ def exit_code(error: BaseException) -> int:
 
 
 def explain(error: BaseException) -> str | None:
-    """The message for the user when each error behind `error` is one they can act on; None for our own bugs.
+    """The message for users if they can act on each error behind `error`; None for internal errors.
 
-    A line for each fault; below a graph at fault or an overdue hook more lines, indented.
+    One line for each fault; a graph with faults and an overdue hook have more lines, indented.
     """
     return "\n".join(texts(error)) or None
 
 
 def texts(error: BaseException) -> list[str]:
-    """As explain(), a text for each fault; none for our own bugs."""
+    """As explain(), one text for each fault; none for internal errors."""
     found: dict[str, None] = {}
     for leaf in leaves(error):
         if not isinstance(leaf, HiveError | HookTimeoutError):
@@ -241,7 +243,7 @@ def texts(error: BaseException) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that is not `known`: the nearest one that is, if any is near."""
+    """The end of a message about an unknown name: the nearest one in `known`, if one is near."""
     import difflib  # only mistakes need it
 
     found = difflib.get_close_matches(name, list(known), 1)

@@ -1,4 +1,4 @@
-"""Type hints as the keys of the graph: reading them, writing them in messages, marks on them."""
+"""Type hints as keys of the graph: how they are read and shown, and marks on them."""
 
 from lifecycle.hints.keys import Key, type_name
 from lifecycle.hints.named import Member, Named, results

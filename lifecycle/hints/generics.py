@@ -1,4 +1,4 @@
-"""Generics: what the type variables of a class stand for.
+"""Generics: the values of a class's type variables.
 
 ``provide(Box[int])`` builds a Box with an int for each parameter of type T; so does a class that derives from
 ``Box[int]`` and inherits the constructor.
@@ -12,13 +12,13 @@ from typing import Any
 __all__ = ["class_of", "filled_in", "open_variables"]
 
 _FORMS = {typing.Annotated, types.UnionType}
-"""Origins of hints that are types to Python, but no classes."""
+"""Origins of hints that Python treats as types but that are not classes."""
 
 Meaning = Mapping[object, object]
 
 
 def class_of(call: object) -> type | None:
-    """The class that a call makes an instance of: Box for ``Box`` and ``Box[int]``; None for a function."""
+    """The class that a call instantiates: Box for ``Box`` and ``Box[int]``; None for a function."""
     if isinstance(call, type):
         return call
     kind = typing.get_origin(call)
@@ -26,14 +26,14 @@ def class_of(call: object) -> type | None:
 
 
 def open_variables(key: object) -> tuple[object, ...]:
-    """The type variables in a key that nothing fills in."""
+    """The type variables in a key without a value."""
     if isinstance(key, typing.TypeVar):
         return (key,)
     return () if isinstance(key, type) else getattr(key, "__parameters__", ())
 
 
 def filled_in(hints: dict[str, Any], call: object, owner: type) -> dict[str, Any]:
-    """The hints of a method of `owner`, as they are when it is called for `call`."""
+    """The hints of a method of `owner`, with type variables replaced as in `call`."""
     if not any(map(open_variables, hints.values())):
         return hints
     meaning = _meanings(call).get(owner, {})
@@ -41,7 +41,7 @@ def filled_in(hints: dict[str, Any], call: object, owner: type) -> dict[str, Any
 
 
 def _meanings(call: object) -> dict[type, Meaning]:
-    """What the type variables mean in a class and in each of its bases."""
+    """The values of type variables in a class and in each of its bases."""
     meanings: dict[type, Meaning] = {}
     pending: list[tuple[object, Meaning]] = [(call, {})]
     while pending:

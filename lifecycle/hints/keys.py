@@ -1,7 +1,7 @@
 """The keys of the graph: types as written in hints.
 
-A key is a class (Protocols included), a generic such as ``Table[int, Device]``, a NewType, or one of these
-with a name or as a member: anything hashable that a type hint may be. Keys that compare equal are the same.
+A key is a class (including Protocols), a generic such as ``Table[int, Device]``, a NewType, or one of these
+with a name or as a member: any hashable type hint. Keys that compare equal are the same key.
 """
 
 import types
@@ -36,22 +36,22 @@ Key = object
 """A type hint; hashable, which describe() checks."""
 
 _CALLED: dict[type, str] = {type(None): "None"}
-"""Classes that people know by another name."""
+"""Classes with a better known public name."""
 _COLLECTIONS = {list, tuple, Sequence, Collection, Iterable}
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a parameter's hint asks for."""
+    """What the hint of a parameter requests."""
 
     key: Key
-    """For members ``list[Member[T]]``, however the hint has it."""
+    """For members ``list[Member[T]]``, in whichever form the hint has it."""
     optional: bool = False
     collect: type | None = None
-    """What the members are handed over in: list or tuple; None for one value."""
+    """The collection in which members are passed, list or tuple; None for a single value."""
 
 
 def key_of(hint: object) -> Key:
-    """The key for a hint: Named and Member stay, other annotations do not, equal hints give equal keys."""
+    """The key of a hint: keeps Named and Member, drops other annotations; equal hints have equal keys."""
     if isinstance(hint, type) or hint is None:  # nearly always
         return type(None) if hint is None else hint
     hint = unaliased(hint)
@@ -71,7 +71,7 @@ def key_of(hint: object) -> Key:
 
 
 def unaliased(hint: object) -> object:
-    """What an alias written ``type X = ...`` stands for; any other hint as it is. Source: PEP 695."""
+    """The type behind an alias ``type X = ...``; any other hint unchanged. Source: PEP 695."""
     while True:
         alias: Any = typing.get_origin(hint) or hint
         if type(alias).__name__ != "TypeAliasType":  # typing's from 3.12 on, or typing_extensions'
@@ -102,7 +102,7 @@ def _annotated(key: Key, marks: Iterable[object]) -> Key:
 
 
 def plain(key: Key) -> Key:
-    """The key without its name and membership."""
+    """The key without name and membership."""
     return typing.get_args(key)[0] if typing.get_origin(key) is Annotated else key
 
 
@@ -120,7 +120,7 @@ def member_of(key: Key) -> Key | None:
 
 
 def type_name(key: object) -> str:
-    """The short name of a key as a person would say it: ``Table[int, Device]``, ``int named 'http'``."""
+    """The short name of a key for messages: ``Table[int, Device]``, ``int named 'http'``."""
     if isinstance(key, type):  # nearly always
         return _CALLED.get(key) or key.__qualname__.rpartition("<locals>.")[2]
     args, origin = typing.get_args(key), typing.get_origin(key)
@@ -140,12 +140,12 @@ def type_name(key: object) -> str:
 
 
 def call_it(key: type, name: str) -> None:
-    """Let type_name() say `name` for a class that is an alias of another package's."""
+    """Let type_name() show `name` for a class that another package provides under that alias."""
     _CALLED[key] = name
 
 
 def hint_text(key: Key) -> str:
-    """A key as it is written in a hint: ``Annotated[int, Named('http')]``."""
+    """A key as written in a hint: ``Annotated[int, Named('http')]``."""
     if typing.get_origin(key) is not Annotated:
         return type_name(key)
     args = typing.get_args(key)
@@ -162,7 +162,7 @@ def _marked(text: str, marks: Iterable[object], form: str) -> str:
 
 
 def full_name(key: object) -> str:
-    """The name of a key with its module, and function: for telling two types of one name apart."""
+    """The name of a key with its module and function, to distinguish types of one name."""
     kind = origin_class(key) or key
     around = getattr(kind, "__qualname__", "").rpartition("<locals>.")[0].replace("<locals>.", "")
     module = getattr(kind, "__module__", None)
@@ -170,7 +170,7 @@ def full_name(key: object) -> str:
 
 
 def origin_class(key: object) -> type | None:
-    """The class behind a key: Table for ``Table[int, Device]``; None when there is none (a NewType)."""
+    """The class of a key: Table for ``Table[int, Device]``; None if there is none (a NewType)."""
     if isinstance(key, type):
         return key
     key = plain(key)
@@ -184,7 +184,7 @@ def is_union(hint: object) -> bool:
 
 
 def split_optional(hint: object) -> tuple[object, bool]:
-    """``X | None`` as (X, True), anything else as it is and False."""
+    """``X | None`` as (X, True), any other hint unchanged and False."""
     if is_union(hint):
         members = [arg for arg in typing.get_args(hint) if arg is not type(None)]
         if len(members) == 1 and len(members) < len(typing.get_args(hint)):

@@ -25,15 +25,16 @@ class Named(msgspec.Struct, frozen=True):
 
 
 class _Membership(msgspec.Struct, frozen=True):
-    """One of many; a list parameter gets them all."""
+    """One of many values; a list parameter receives them all."""
 
 
 Mark = Named | _Membership
 MEMBER: Final = _Membership()
 
 Member: TypeAlias = Annotated[T, MEMBER]
-"""As the result of a constructor it contributes one value; ``list[Member[T]]`` or ``tuple[Member[T], ...]``
-asks for all there are, in the order of the cells, and gets none when there are none."""
+"""As the result of a constructor, one of many values. ``list[Member[T]]`` or ``tuple[Member[T], ...]``
+receives all of them in the order of the cells; empty if there are none.
+"""
 
 _RESULTS = "__lifecycle_results__"
 
@@ -41,7 +42,7 @@ _RESULTS = "__lifecycle_results__"
 def results(kind: type[T]) -> type[T]:
     """Marks a dataclass as several results: a constructor that returns it provides the type of each field.
 
-    Raises TypeError when it is not a dataclass.
+    Raises TypeError if it is not a dataclass.
     """
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"@results goes above @dataclass: {kind.__qualname__} is not a dataclass")
@@ -50,11 +51,13 @@ def results(kind: type[T]) -> type[T]:
 
 
 def is_results(kind: object) -> bool:
-    """Whether a class (not only its base) is marked with @results."""
+    """Whether a class itself (not only its base) is marked with @results."""
     return isinstance(kind, type) and _RESULTS in vars(kind)
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """The hints of the fields of a class marked with @results. Raises NameError as get_type_hints() does."""
+    """The hints of the fields of a class that is marked with @results. Raises NameError as get_type_hints()
+    does.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}

@@ -1,4 +1,4 @@
-"""Where in the source things are, for messages a person can click."""
+"""Places in source files, for messages."""
 
 import contextlib
 import functools
@@ -17,7 +17,7 @@ __all__ = ["Place", "caller", "has_place", "place_of"]
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A file and a line; the text is relative to the working directory where that is shorter."""
+    """A file and a line; the text is relative to the working directory if that is shorter."""
 
     file: str
     line: int
@@ -36,14 +36,14 @@ def caller() -> Place:
 
 
 def has_place(thing: object) -> bool:
-    """Whether it is a function or class (or ``Box[int]``), so that place_of() finds where it is written."""
+    """Whether it is a function or class (or ``Box[int]``), for which place_of() finds the definition."""
     if isinstance(thing, types.FunctionType | type):
         return True
     return inspect.isroutine(thing) or class_of(thing) is not None
 
 
 def place_of(thing: object) -> Place:
-    """Where a function or class is written; a class by its own line, not that of a method."""
+    """Where a function or class is defined; a class at its own line, not that of a method."""
     thing = class_of(thing) or thing
     function = inspect.unwrap(thing) if callable(thing) else thing
     code = getattr(getattr(function, "__func__", function), "__code__", None)
@@ -54,7 +54,7 @@ def place_of(thing: object) -> Place:
 
 @functools.cache
 def _place_of_class(kind: type) -> Place:
-    """By looking for the class statement: inspect's way parses the whole module, 10 ms of it."""
+    """Find the class statement in the text: inspect parses the whole module, which takes 10 ms."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file is None:
         return Place(f"<{kind.__module__}>", 0)

@@ -485,7 +485,7 @@ class Hive(Composition):
             self._body.cancel()
 
     async def _over(self, supervisor: Supervisor) -> asyncio.CancelledError | None:
-        """Wait until every hook has ended or is left behind; returns a cancellation that arrived meanwhile."""
+        """Wait until every hook has ended or is left behind. Returns a cancellation that came meanwhile."""
         assert self._supervision is not None  # noqa: S101  # only called once started
         cancelled = None
         with anyio.CancelScope(shield=True), awaiting(supervisor.pending):

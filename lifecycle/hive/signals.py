@@ -92,7 +92,7 @@ def bound_end(name: str, code: int) -> None:
 
 
 def leave(name: str, why: str, code: int) -> NoReturn:
-    """End the process at once, without waiting for its threads, from any thread. Prints the reason, if given."""
+    """End the process at once, from any thread, without waiting for threads. Prints the reason, if given."""
     with contextlib.suppress(Exception):  # what was interrupted may hold them
         sys.stdout.flush()
         sys.stderr.flush()

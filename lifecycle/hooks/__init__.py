@@ -1,4 +1,4 @@
-"""Hooks: what runs when a hive starts and stops, in the order of its graph."""
+"""Hooks: code that runs when a hive starts and stops, in the order of its graph."""
 
 from lifecycle.hooks.events import Event, Events, HookEvent, JobEvent, ModuleEvent
 from lifecycle.hooks.hooks import Hook, Lifecycle

@@ -1,4 +1,4 @@
-"""Checks of hooks and jobs when they are registered: an error names that place, not a later call."""
+"""Checks hooks and jobs when they are registered, so that errors name that place, not a later call."""
 
 import contextlib
 import functools
@@ -16,17 +16,17 @@ __all__ = ["awaitable", "check_async", "check_context", "check_iterates", "check
 
 
 def check_async(call: object, what: str, place: Place) -> None:
-    """Raise TypeError for a call that gives nothing to await.
+    """Raise TypeError if a call does not return an awaitable.
 
-    A coroutine function is right, and so is a function with an awaitable result in its hints. Of a lambda
-    this is known only when it is called.
+    Coroutine functions pass, and functions with an awaitable result in their hints. The result of a lambda is
+    checked only when it is called.
     """
     if (why := _not_async(call)) is not None:
         raise TypeError(f"{what} at {place}: {_named(call)} {why}: expected a coroutine function (async def)")
 
 
 def awaitable(result: Awaitable[object], call: object, what: str) -> Awaitable[object]:
-    """What a call returned. Raises TypeError if it cannot be awaited: a lambda may return anything."""
+    """Return the result of a call. Raises TypeError if it is not awaitable, as a lambda's may be."""
     if type(result) is not types.CoroutineType and not isinstance(result, Awaitable):
         text = f"its {what} returned {result!r}, nothing to await: expected a coroutine function"
         raise TypeError(f"{text}, not {_named(call)}")
@@ -34,7 +34,7 @@ def awaitable(result: Awaitable[object], call: object, what: str) -> Awaitable[o
 
 
 def check_context(make: object, what: str, place: Place) -> None:
-    """Raise TypeError for what makes no asynchronous context manager."""
+    """Raise TypeError unless a call makes an asynchronous context manager."""
     if hasattr(type(make), "__aenter__") and not isinstance(make, type):
         why = "is a context manager itself: give the function that makes it, without calling it"
     elif not callable(make):
@@ -51,7 +51,7 @@ def check_context(make: object, what: str, place: Place) -> None:
 
 
 def check_iterates(make: object, what: str, place: Place) -> None:
-    """Raise TypeError for what makes nothing to iterate over with ``async for``."""
+    """Raise TypeError unless a call makes an asynchronous iterable."""
     if not callable(make):
         why = "cannot be called: give the function that makes the iteration"
     elif _is_kind(_inner(make), inspect.iscoroutinefunction, inspect.isgeneratorfunction):
@@ -64,9 +64,9 @@ def check_iterates(make: object, what: str, place: Place) -> None:
 
 
 def check_seconds(value: object, what: str, place: Place, *, zero: bool = False) -> None:
-    """Raise TypeError for what is not a number of seconds, ValueError for one that is not above zero.
+    """Raise TypeError if a value is not a number of seconds, ValueError if it is not positive.
 
-    `zero` allows that too; infinity is a number.
+    `zero` also allows zero; infinity is allowed.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} at {place} is {value!r}: expected a number of seconds")
@@ -77,7 +77,7 @@ def check_seconds(value: object, what: str, place: Place, *, zero: bool = False)
 
 
 def _not_async(call: object) -> str | None:
-    """Why awaiting a call of it would fail; None if it would not, or that is unknown."""
+    """Why awaiting the result of a call would fail; None if it would not, or is unknown."""
     function = getattr(call, "__func__", call)
     if isinstance(function, types.FunctionType) and function.__code__.co_flags & inspect.CO_COROUTINE:
         return None  # nearly always
@@ -94,7 +94,7 @@ def _not_async(call: object) -> str | None:
 
 
 def _not_awaitable(function: Any) -> str | None:
-    """Why the result of a function that is not async is nothing to await, by its hints."""
+    """Why the result of a synchronous function cannot be awaited, by its hints."""
     if getattr(function, "__name__", "") == "<lambda>" or not inspect.isroutine(function):
         return None
     try:
@@ -123,7 +123,7 @@ def _is_kind(call: Any, *kinds: Callable[[Any], bool], unwrap: bool = False) -> 
 
 
 def _named(call: Any) -> str:
-    """Its name and place, as far as it has them."""
+    """Name and place of a callable, if it has them."""
     inner = call.func if isinstance(call, functools.partial) else call
     if not has_place(inner):
         return repr(call)

@@ -1,4 +1,4 @@
-"""Deadlines of hooks, and the flags that they wait for: thousands of each, few of which are ever used."""
+"""Deadlines and events of hooks, made for thousands of each of which few are ever used."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,10 +10,10 @@ Node = TypeVar("Node")
 
 
 class Deadlines(Generic[Node]):
-    """Calls back for hooks that are overdue; a hook has one deadline at most.
+    """Calls back for hooks past their deadline; each hook has at most one deadline.
 
-    Hooks mostly have the same limits, so that those of one limit are due in the order they were set: one
-    timer of the loop serves them all.
+    Most hooks share a few limits, and those of one limit are due in the order in which they were set, so one
+    timer of the event loop serves all.
     """
 
     __slots__ = ("_limits", "_loop", "_queues", "_timers")
@@ -21,12 +21,12 @@ class Deadlines(Generic[Node]):
     def __init__(self) -> None:
         self._limits: dict[Node, float] = {}
         self._queues: dict[float, dict[Node, tuple[float, Callable[[Node], None]]]] = {}
-        """By limit, in seconds: when each is due, in order, and what to call then."""
+        """By limit, in seconds: deadlines in order, each with its callback."""
         self._timers: dict[float, asyncio.TimerHandle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self, node: Node, limit: float, then: Callable[[Node], None]) -> None:
-        """Call `then` with this hook after so many seconds, in place of what was to be called for it."""
+        """Call `then` with this hook after a number of seconds, instead of its earlier callback."""
         if node in self._limits:
             self.clear(node)
         if (loop := self._loop) is None:
@@ -39,7 +39,7 @@ class Deadlines(Generic[Node]):
             self._timers[limit] = loop.call_at(due, self._ring, limit)
 
     def clear(self, node: Node) -> None:
-        """Call nothing for this hook, if anything was to be called."""
+        """Remove the deadline of a hook, if it has one."""
         if (limit := self._limits.pop(node, None)) is None:
             return
         queue = self._queues[limit]
@@ -62,7 +62,7 @@ class Deadlines(Generic[Node]):
 
 
 class Flag:
-    """As an asyncio.Event that is never cleared, in a twentieth of the memory."""
+    """Like an asyncio.Event that is never cleared, in a twentieth of the memory."""
 
     __slots__ = ("_set", "_waiters")
 
@@ -75,7 +75,7 @@ class Flag:
         return self._set
 
     def set(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiters."""
         self._set = True
         if self._waiters is not None:
             for waiter in self._waiters:
@@ -84,7 +84,7 @@ class Flag:
             self._waiters = None
 
     async def wait(self) -> None:
-        """Until it is set."""
+        """Wait until it is set."""
         if self._set:
             return
         waiter = asyncio.get_running_loop().create_future()

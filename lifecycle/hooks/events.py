@@ -1,4 +1,4 @@
-"""What happens in a hive while it starts, runs and stops, as typed events that anyone may follow."""
+"""Typed events of a hive that starts, runs and stops, for subscribers and for the log."""
 
 import asyncio
 import functools
@@ -29,11 +29,11 @@ HookStep = Literal[
 JobStep = Literal["failed", "recovered", "ended", "ended the hive"]
 
 REMEMBERED = 10_000
-"""Events that a stream keeps for a reader that is slow; beyond that the oldest are lost."""
+"""Events that a stream buffers for a slow reader; if there are more, the oldest are lost."""
 
 
 class HookEvent(msgspec.Struct, frozen=True):
-    """A hook has come to this step."""
+    """A hook has reached a step."""
 
     step: HookStep
     hook: str
@@ -41,9 +41,9 @@ class HookEvent(msgspec.Struct, frozen=True):
     owner: str
     """The constructor or invoked function that registered it."""
     source: object
-    """What is called: a start, a stop, a context manager."""
+    """The function that is called: a start, a stop, or a context manager."""
     took: float | None = None
-    """Seconds of the start or the stop that is over."""
+    """Duration of the start or stop that ended, in seconds."""
     error: BaseException | None = None
 
     @property
@@ -56,18 +56,18 @@ class HookEvent(msgspec.Struct, frozen=True):
 
 
 class JobEvent(msgspec.Struct, frozen=True):
-    """A job has failed and will be tried again, works again after that, or is over."""
+    """A job has failed and will be retried, has recovered, or has ended."""
 
     step: JobStep
     job: str
     module: str
     failures: int = 0
-    """In a row, up to now."""
+    """Number of failures in a row so far."""
     error: BaseException | None = None
 
 
 class ModuleEvent(msgspec.Struct, frozen=True):
-    """A module was switched, and with it the others that are named."""
+    """A module was enabled or disabled, and with it the other modules in the event."""
 
     step: Literal["disabled", "enabled"]
     module: str
@@ -79,7 +79,7 @@ Callback = Callable[[Event], object]
 
 
 class Events:
-    """Notifies subscribers, in order, of events of a hive and those inside it."""
+    """Notifies subscribers, in order, of events of a hive and of the hives inside it."""
 
     def __init__(self, log: Logger, slow: float = math.inf) -> None:
         self._log = log
@@ -88,16 +88,17 @@ class Events:
         self._count = 0
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Call this with every event from now on, at once and on the loop; gives what ends that.
+        """Call a function with every event from now on, synchronously on the loop. Returns a function that
+        ends it.
 
-        What the callback raises is logged and changes nothing else. It must not block.
+        Exceptions of the callback are logged and have no other effect. It must not block.
         """
         self._count = number = self._count + 1
         self._callbacks[number] = callback
         return lambda: self._callbacks.pop(number, None) and None
 
     async def stream(self) -> AsyncGenerator[Event, None]:
-        """Every event from now on, without end; a reader that is very slow loses the oldest."""
+        """Iterate over all events from now on, without end; a very slow reader loses the oldest."""
         remembered: deque[Event] = deque(maxlen=REMEMBERED)
         came = asyncio.Event()
 
@@ -116,9 +117,9 @@ class Events:
             unsubscribe()
 
     def notices(self, took: float | None) -> bool:
-        """Whether anybody would notice that a step of a hook went well, in so many seconds.
+        """Whether anything observes the success of a step of a hook that took this number of seconds.
 
-        Thousands of hooks start and stop, mostly without subscribers: then no event is created.
+        Thousands of hooks start and stop, mostly without subscribers: then no events are created.
         """
         log = self._event_log
         return bool(self._callbacks) or (took is not None and took >= log.slow) or log.is_debugged()
@@ -134,15 +135,15 @@ class Events:
 
 
 class EventLog:
-    """Logs starts and stops with what they took and where they are written, slow ones at level info."""
+    """Logs starts and stops with duration and source; slow ones at level info."""
 
     def __init__(self, log: Logger, slow: float) -> None:
         self._log = log
         self.slow = slow
-        """Seconds from which on a start or a stop is logged at level info."""
+        """Seconds from which on a start or stop is logged at level info."""
 
     def __call__(self, event: Event) -> None:
-        """Log one event. Failures are reported by those who catch them, and by the jobs themselves."""
+        """Log an event. Failures are logged where they are caught, and by the jobs themselves."""
         match event:
             case HookEvent(step="started" | "stopped", took=float(took)):
                 slow = took >= self.slow
@@ -161,10 +162,10 @@ class EventLog:
                 self._log.info(f"module {event.step}", switched=event.module, affected=affected)
 
     def is_debugged(self) -> bool:
-        """Whether it logs every step."""
+        """Whether every step is logged."""
         return self._bound.is_enabled_for(logging.DEBUG)
 
     @functools.cached_property
     def _bound(self) -> Logger:
-        """Bound once, at the first step, when logs are configured: every step asks it for its level."""
+        """The logger, bound at the first step, when logs are configured."""
         return self._log.bind()

@@ -1,4 +1,4 @@
-"""Hooks: what runs when the hive starts and stops."""
+"""Hooks, and their registration by constructors."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,34 +13,33 @@ __all__ = ["Hook", "HookSpec", "Lifecycle"]
 
 
 class Hook(msgspec.Struct, frozen=True):
-    """A start, a stop, or both. Each is awaited in one and the same task."""
+    """A start function, a stop function, or both. One task awaits both."""
 
     name: str
     start: Callable[[], Awaitable[object]] | None = None
     stop: Callable[[], Awaitable[object]] | None = None
-    """Called only when start has returned."""
+    """Called only if start has returned."""
     start_timeout: float | None = None
-    """Seconds (or a Duration); None is the hive's."""
+    """Seconds, or a Duration; None is the hive's timeout."""
     stop_timeout: float | None = None
 
 
 class HookSpec(msgspec.Struct, frozen=True):
-    """A hook as the supervisor sees it: a context to enter at start and leave at stop."""
+    """A hook as the supervisor sees it: a context that is entered at start and left at stop."""
 
     name: str
     context: Callable[[], AbstractAsyncContextManager[object]]
     start_timeout: float | None = None
     stop_timeout: float | None = None
     source: object = None
-    """The function that was registered, to report its file and line; None for the hive's own hooks."""
+    """The registered function, to report its file and line; None for the hive's own hooks."""
 
 
 class Lifecycle:
-    """Registers hooks of the constructor (or invoked function) that asked for it.
+    """Registers hooks of the constructor, or invoked function, that receives it.
 
-    They start after all hooks of what that one depends on, in the order registered here; others that do not
-    depend on each other start at the same time. They stop once the hooks of everything that depends on it
-    have stopped.
+    They start in the order of registration, after all hooks of the dependencies of their owner; independent
+    owners start in parallel. They stop after the hooks of everything that depends on their owner.
     """
 
     __slots__ = ("_owner", "_sealed", "specs")
@@ -51,7 +50,10 @@ class Lifecycle:
         self.specs: list[HookSpec] = []
 
     def append(self, hook: Hook) -> None:
-        """Register a start and a stop. Raises TypeError for one that is not async, and for odd time-outs."""
+        """Register a start and a stop function.
+
+        Raises TypeError if one is not async or a timeout is invalid.
+        """
         place = caller()
         if not isinstance(hook, Hook) or not isinstance(hook.name, str):
             raise TypeError(f"hook of {self._owner} at {place}: {hook!r}: expected Hook(name, start, stop)")
@@ -71,10 +73,10 @@ class Lifecycle:
         start_timeout: float | None = None,
         stop_timeout: float | None = None,
     ) -> None:
-        """Register an asynchronous context manager: entered at start, left at stop, in one task.
+        """Register an asynchronous context manager: one task enters it at start and leaves it at stop.
 
-        So it may hold a task group. If one of its tasks crashes while the hive runs, the hive ends. Raises
-        TypeError for what makes no such context manager, and for odd time-outs.
+        So it may hold a task group: if one of its tasks fails while the hive runs, the hive ends. Raises
+        TypeError if a call does not make such a context manager or a timeout is invalid.
         """
         place, what = caller(), f"hook {name!r} of {self._owner}"
         check_context(context, what, place)
@@ -82,7 +84,7 @@ class Lifecycle:
         self._add(HookSpec(name, context, start_timeout, stop_timeout, context))
 
     def seal(self) -> None:
-        """No more hooks: the hive starts."""
+        """Refuse further hooks, as the hive starts."""
         self._sealed = True
 
     def _add(self, spec: HookSpec) -> None:
@@ -100,7 +102,7 @@ def _check_timeouts(what: str, place: Place, start: float | None, stop: float | 
 
 
 class _Calls:
-    """A Hook as a context manager. A class, so that await stacks show the hook and not contextlib."""
+    """A Hook as a context manager. A class, so that await stacks show the hook, not contextlib."""
 
     __slots__ = ("_hook",)
 

@@ -1,4 +1,4 @@
-"""A hook among the others: what it waits for, who waits for it, where in its life it is."""
+"""A hook in the order of hooks: its dependencies, its dependents and its state."""
 
 import asyncio
 import enum
@@ -15,7 +15,7 @@ __all__ = ["HookFailure", "HookNode", "State", "Wave", "sentence"]
 
 
 class State(enum.Enum):
-    """Where a hook is in its life."""
+    """The state of a hook."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -23,11 +23,11 @@ class State(enum.Enum):
     STOPPING = "stopping"
     DONE = "done"
     LEFT = "left behind"
-    """Cancelled, but still running: it is no longer waited for."""
+    """Cancelled but still running; no longer waited for."""
 
 
 class HookNode:
-    """One hook and its place among the others."""
+    """One hook with its dependencies and dependents."""
 
     __slots__ = (
         "began", "ending", "failures", "finished", "limits", "live", "may_start", "may_stop", "module",
@@ -39,7 +39,7 @@ class HookNode:
     scope: "anyio.CancelScope"
     wave: "Wave"
     failures: "list[HookFailure]"
-    """Where its failures go: to those who wait for its start, or its end."""
+    """Receives its failures: the waiters for its start, or for its end."""
 
     def __init__(
         self, spec: HookSpec, owner: Constructor, needs: Iterable["HookNode"], limits: tuple[float, float]
@@ -59,18 +59,18 @@ class HookNode:
         """Seconds to start and to stop; a tuple that most hooks share."""
         self.needs = tuple(needs)
         self.live: dict[HookNode, None] = {}
-        """Users that are not over yet, in order."""
+        """Dependents that have not ended, in order."""
         self.unstarted_needs = len(self.needs)
         self.state = State.WAITING
         self.ending = False
-        """Whether it has been asked to end."""
+        """Whether it must stop."""
         self.began = 0.0
         self.may_start = self.may_stop = False
-        """Whether all that it needs has started, and all that needs it is over."""
+        """Whether all its dependencies have started and all its dependents have ended."""
         self.waiter: asyncio.Future[None] | None = None
-        """What its task waits for one of them with."""
+        """The future that its task awaits."""
         self.finished = Flag()
-        """Set when it is over, or left behind."""
+        """Set when it has ended or is left behind."""
         self.task: asyncio.Task[object] | None = None
         for need in self.needs:
             need.live[self] = None
@@ -80,12 +80,12 @@ class HookNode:
 
     @property
     def running(self) -> bool:
-        """Whether its start or its stop is going on."""
+        """Whether its start or stop is in progress."""
         return self.state in {State.STARTING, State.STOPPING}
 
     @property
     def held_up_by(self) -> list["HookNode"]:
-        """What it waits for: to have started, or to have stopped."""
+        """The hooks that it waits for: to start, or to stop."""
         if self.state is State.WAITING and not self.ending:
             return [need for need in self.needs if need.state is not State.STARTED]
         if self.state is State.STARTED and self.ending:
@@ -93,17 +93,17 @@ class HookNode:
         return []
 
     def allow_start(self) -> None:
-        """What it needs has started, or it is to end without a start."""
+        """All its dependencies have started, or it will end without a start."""
         self.may_start = True
         self._wake()
 
     def allow_stop(self) -> None:
-        """What needs it is over."""
+        """All its dependents have ended."""
         self.may_stop = True
         self._wake()
 
     def woken(self) -> "asyncio.Future[None]":
-        """To be awaited by its task: done at the next of these."""
+        """Return a future for its task, done at the next of these calls."""
         assert self.task is not None  # noqa: S101  # the one that asks
         self.waiter = waiter = self.task.get_loop().create_future()
         return waiter
@@ -113,13 +113,13 @@ class HookNode:
             self.waiter.set_result(None)
 
     def follow(self, need: "HookNode") -> None:
-        """Stop before this one, though both have started already."""
+        """Stop before another hook, although both have started already."""
         if need not in self.needs:
             self.needs = (*self.needs, need)
             need.live[self] = None
 
     def bypass(self, user: "HookNode") -> None:
-        """Let a user that has started follow on what this one needs instead of on this one."""
+        """Make a started dependent depend on this hook's dependencies instead of on this hook."""
         del self.live[user]
         user.needs = tuple(need for need in user.needs if need is not self)
         for need in self.needs:
@@ -135,7 +135,7 @@ _FAILED = {
 
 
 class HookFailure:
-    """A hook that failed, and when in its life."""
+    """The failure of a hook, and in which phase."""
 
     __slots__ = ("error", "node", "phase")
 
@@ -152,14 +152,14 @@ class HookFailure:
 
 
 class Wave:
-    """Hooks that start together, or not at all."""
+    """Hooks that start together or not at all."""
 
     def __init__(self, nodes: Sequence[HookNode], failures: list[HookFailure]) -> None:
         self.nodes = nodes
         self.failures = failures
         self.unstarted = self.alive = len(nodes)
         self.settled = anyio.Event()
-        """Set when every hook has started, or all are over."""
+        """Set when every hook has started, or all have ended."""
         for node in nodes:
             node.wave, node.failures = self, failures
             if node.needs:
@@ -172,13 +172,13 @@ class Wave:
         return self.unstarted == 0
 
     def settle(self) -> None:
-        """Wake the waiting tasks when there is nothing more to wait for."""
+        """Wake the waiting tasks if nothing is pending."""
         if self.unstarted == 0 or self.alive == 0:
             self.nodes = ()  # the hive may outlive some of them by far
             self.settled.set()
 
 
 def sentence(beginning: str, parts: Iterable[object]) -> str:
-    """A message with one fault, or with a line for each."""
+    """A message with one fault, or with one line for each of several."""
     texts = [str(one) for one in parts]
     return f"{beginning}: {texts[0]}" if len(texts) == 1 else "\n- ".join((f"{beginning}:", *texts))

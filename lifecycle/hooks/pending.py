@@ -1,4 +1,4 @@
-"""Pending hooks as a tree of what waits for what: shown in the error of an overdue hook."""
+"""Pending hooks as a tree, which the error of an overdue hook shows."""
 
 import asyncio
 import time
@@ -15,13 +15,13 @@ from lifecycle.hooks.stacks import await_stack
 __all__ = ["awaiting", "hook_stack", "pending_tree", "task_stack"]
 
 MOST = 60
-"""Hooks shown; a person needs the first few, and the rest by number."""
+"""Maximum number of hooks shown; the others are counted."""
 
 _inner: WeakKeyDictionary["asyncio.Task[object]", Callable[[], list[str]]] = WeakKeyDictionary()
 
 
 def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
-    """The hooks that run with what they await, below each those that wait for it; every hook once."""
+    """The running hooks with what they await, and below each the hooks that wait for it; each hook once."""
     pending = list(nodes)
     waiting: dict[HookNode, list[HookNode]] = {}
     for node in pending:
@@ -51,19 +51,19 @@ def pending_tree(nodes: Iterable[HookNode]) -> list[str]:
 
 
 def hook_stack(node: HookNode) -> list[str]:
-    """What the hook awaits, a line for each frame; of a hive that it runs, the pending hooks as well."""
+    """The await stack of a hook, one line a frame; with the pending hooks of a hive that it runs."""
     return [] if node.task is None else task_stack(node.task, _OURS)
 
 
 def task_stack(task: "asyncio.Task[Any]", below: frozenset[str]) -> list[str]:
-    """What a task awaits, called by code of the files `below`, and what it shows with awaiting()."""
+    """The await stack of a task, for code called by the files `below`, and the lines of awaiting()."""
     lines = [f"in {frame}" for frame in await_stack(task, below=below)]
     return lines + (_inner[task]() if task in _inner else [])
 
 
 @contextmanager
 def awaiting(tree: Callable[[], list[str]]) -> Iterator[None]:
-    """While this task waits for a hive or for jobs, `tree()` gives, in lines, what those wait for."""
+    """While this task waits for a hive or for jobs, `tree()` returns lines that show what those wait for."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  # only called by coroutines
     before = _inner.get(task)

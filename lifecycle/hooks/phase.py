@@ -1,4 +1,4 @@
-"""Where a hive is between its start and its end, for those who show it to the outside."""
+"""The phase of a hive, for those who report it outside."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -11,40 +11,40 @@ Stage = Literal["built", "starting", "running", "stopping", "stopped"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a start or a stop is."""
+    """The progress of a start or a stop."""
 
     hooks: int
-    """Those of the start; those that are not over yet, of a stop."""
+    """Number of hooks of the start, or of hooks that have not stopped."""
     started: int
     busy: tuple[str, ...]
     """Names of the hooks that are starting or stopping."""
     within: float
-    """Seconds after which the hive itself gives up on the slowest of them."""
+    """Seconds until the timeout of the slowest of them."""
 
 
 class Phase:
-    """The stage of a hive. Those who follow it are called on the loop, at every stage and step of a hook."""
+    """The phase of a hive. Followers are called on the loop, at every phase and every step of a hook."""
 
     def __init__(self) -> None:
         self.stage: Stage = "built"
         self.look: Callable[[], Progress] = lambda: Progress(0, 0, (), 0.0)
-        """How far it is now; looks at every hook, so not for every step of thousands."""
+        """The present progress; visits every hook, so do not call it at every step of thousands."""
         self._followers: dict[int, Callable[[], object]] = {}
         self._count = 0
 
     def follow(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Call this at every change from now on; gives what ends that. It must not block or raise."""
+        """Call a function at every change. Returns a function that ends it. It must not block or raise."""
         self._count = number = self._count + 1
         self._followers[number] = call
         return lambda: self._followers.pop(number, None) and None
 
     def reach(self, stage: Stage) -> None:
-        """The hive has come to this stage; for the hive alone."""
+        """Enter a phase; only the hive calls this."""
         if stage != self.stage:
             self.stage = stage
             self.moved()
 
     def moved(self) -> None:
-        """A hook has come to another step; for the hive alone."""
+        """Report a step of a hook; only the hive calls this."""
         for call in list(self._followers.values()) if self._followers else ():
             call()

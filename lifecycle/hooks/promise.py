@@ -1,4 +1,4 @@
-"""A value that arrives later in the start-up."""
+"""A value that becomes available during the start."""
 
 from typing import Generic, TypeVar
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class Promise(Generic[T]):
-    """Resolved or failed once; all waiters get the value, or the failure.
+    """Resolved or failed once; all waiters receive the value or the error.
 
-    Not awaitable itself on purpose: a container that meets an awaitable tries to await it.
+    It is not awaitable itself, because a container that finds an awaitable awaits it.
     """
 
     __slots__ = ("_error", "_event", "_value")
@@ -24,21 +24,24 @@ class Promise(Generic[T]):
 
     @property
     def resolved(self) -> bool:
-        """Whether the value is there."""
+        """Whether the value is available."""
         return bool(self._value)
 
     def resolve(self, value: T) -> None:
-        """Give the value. Raises RuntimeError when the promise was resolved or failed before."""
+        """Set the value. Raises RuntimeError if the promise was resolved or failed before."""
         self._settle()
         self._value.append(value)
 
     def fail(self, error: BaseException) -> None:
-        """Give up: every wait() raises `error`. Raises RuntimeError when resolved or failed before."""
+        """Make every wait() raise `error`.
+
+        Raises RuntimeError if the promise was resolved or failed before.
+        """
         self._settle()
         self._error = error
 
     async def wait(self) -> T:
-        """The value, once it is there. Raises what fail() was given."""
+        """Wait for the value. Raises the error of fail()."""
         if not self._value and self._error is None:
             if self._event is None:
                 self._event = anyio.Event()

@@ -1,4 +1,4 @@
-"""Asking the hive to end."""
+"""Requests to end the hive."""
 
 import asyncio
 import contextlib
@@ -9,22 +9,23 @@ __all__ = ["Shutdown"]
 
 
 class Shutdown:
-    """Ends the hive from inside. It is only an asking, so it returns at once; the first fault counts."""
+    """Ends the hive from inside. A request returns at once; the first error counts."""
 
     def __init__(self) -> None:
         self.requested = False
-        """Whether someone has asked."""
+        """Whether a request was made."""
         self.error: BaseException | None = None
-        """Why, when it was a fault."""
+        """The error of the request, if any."""
         self._listeners: list[Callable[[], None]] = []
         self._lock = threading.RLock()  # a signal handler may interrupt who holds it
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
     def request(self, error: BaseException | None = None) -> None:
-        """Ask for an ordered stop. With an error the run ends with its exit code, else with 0.
+        """Request an ordered stop. With an error the run ends with its exit code, otherwise with 0.
 
-        May be called from any thread, and by a signal handler. Raises TypeError for an error that is none.
+        May be called from any thread and by a signal handler. Raises TypeError if the error is not an
+        exception.
         """
         if error is not None and not isinstance(error, BaseException):
             raise TypeError(f"Shutdown.request({error!r}): expected an exception, or nothing")
@@ -44,7 +45,7 @@ class Shutdown:
             self._loop.call_soon_threadsafe(_wake if here else self._notify)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in this event loop when someone asks; at once when someone has."""
+        """Call `listener` in this event loop at a request; at once if there was one."""
         with self._lock:
             self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
             asked = self.requested
@@ -58,4 +59,4 @@ class Shutdown:
 
 
 def _wake() -> None:
-    """There is nothing to do but to look again."""
+    """A no-op that wakes the loop."""

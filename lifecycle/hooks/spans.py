@@ -1,4 +1,4 @@
-"""Spans around starts, stops, jobs and batches, for a tracer; they cost nothing without one."""
+"""Spans around starts, stops, jobs and batches, for a tracer; nearly free without one."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -8,13 +8,13 @@ from contextvars import ContextVar
 __all__ = ["Opener", "Spans", "in_force", "span"]
 
 Opener = Callable[[str, Mapping[str, str | int]], AbstractContextManager[object]]
-"""Makes the context of a span of this name, with these attributes; what passes through it has failed."""
+"""Returns a context for a span of this name with these attributes; an exception marks it as failed."""
 
 _NOTHING = contextlib.nullcontext()
 
 
 class Spans:
-    """Who traces the hive. A constructor sets it; it holds for what the hive starts."""
+    """The tracer of the hive. A constructor sets it; it applies to all that starts afterwards."""
 
     __slots__ = ("opener",)
 

@@ -1,4 +1,4 @@
-"""What a suspended task awaits, frame by frame: for the errors of hooks that hang."""
+"""Await stacks of suspended tasks, for the errors of hooks that hang."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,10 @@ __all__ = ["await_stack", "running_threads"]
 
 
 def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[str]:
-    """The task's frames, outermost first, as ``name at file:line``: those called by code of files `below`.
+    """The frames of a task, outermost first, as ``name at file:line``, from those that the files `below`
+    call.
 
-    When it awaits a worker thread, what that thread does stands below, outermost first too.
+    If it awaits a worker thread, the frames of that thread follow, outermost first.
     """
     frames = list(_frames(task.get_coro()))
     ours = [number for number, frame in enumerate(frames) if frame.f_code.co_filename in below]
@@ -31,7 +32,7 @@ def await_stack(task: "asyncio.Task[object]", *, below: frozenset[str]) -> list[
 
 
 def running_threads() -> list[str]:
-    """The threads that keep a process from ending, each with where it is: ``thread 'x' in f at y.py:3``."""
+    """The threads that keep a process from ending, with place: ``thread 'x' in f at y.py:3``."""
     frames = sys._current_frames()  # noqa: SLF001  # the documented way
     lines = []
     for thread in threading.enumerate():
@@ -49,7 +50,7 @@ def _line(frame: types.FrameType) -> str:
 
 
 def _thread(frames: Sequence[types.FrameType]) -> list[str]:
-    """What the worker thread does that the innermost frame holds, below the machinery of threads."""
+    """The frames of the worker thread that the innermost frame awaits, without those of the thread pool."""
     held = frames[-1].f_locals.values() if frames else ()
     worker = next((thread for thread in held if isinstance(thread, threading.Thread)), None)
     frame = sys._current_frames().get(worker.ident or 0) if worker else None  # noqa: SLF001  # the documented way
@@ -62,7 +63,7 @@ def _thread(frames: Sequence[types.FrameType]) -> list[str]:
 
 
 def _frames(awaited: object) -> Iterator[types.FrameType]:
-    """Follow what each frame awaits; 64 are enough for a person."""
+    """Follow the awaited frames; 64 are enough for a reader."""
     for _ in range(64):
         frame: types.FrameType | None
         if inspect.iscoroutine(awaited):

@@ -1,11 +1,11 @@
-"""Runs hooks: one task each, in dependency order, and backwards.
+"""Runs hooks in dependency order, and stops them in reverse; each in a task of its own.
 
-A cancel scope must be left in the task, and in the order, it was entered in. So a hook is one task that
-enters its context, waits, and leaves it. No task is inside a scope of the hive's caller: whatever is
-cancelled outside, every stop body runs.
+The task that enters a cancel scope must also leave it, in reverse order. So a hook is one task that enters
+its context, waits, and leaves it. No task is inside a scope of the hive's caller: whatever is cancelled
+outside, every stop runs.
 
-Every stop is bounded: a hook past its deadline is cancelled, one that runs on all the same (a worker thread
-cannot be cancelled) is named, left behind, and what it uses is stopped; the whole has a budget.
+Every stop is bounded: a hook past its deadline is cancelled. If it still runs (a worker thread cannot be
+cancelled), it is named and left behind, and its dependencies stop; the whole stop has a budget.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ DEFAULT_START_TIMEOUT = 60.0
 DEFAULT_STOP_TIMEOUT = 10.0
 """Seconds that a hook may take to start, and to stop, unless the hook or the hive sets a timeout."""
 DEFAULT_STOP_BUDGET = 30.0
-"""Seconds all hooks together may take to stop: what Kubernetes gives a pod to end."""
+"""Seconds that all hooks together may take to stop: the grace period of a Kubernetes pod."""
 
 GRACE = 1.0
-"""Seconds a cancelled stop has to end before it is left behind."""
+"""Seconds until a cancelled stop is left behind."""
 
 
 _inside: ContextVar["tuple[tuple[Supervisor, HookNode], ...]"] = ContextVar("hooks one runs in", default=())
-"""Those of the task, or of who started it, with those around hives that run inside others."""
+"""The hook of the current task, with the hooks around the hives in which it runs."""
 
 
 class Supervisor:
@@ -69,19 +69,19 @@ class Supervisor:
         self._tasks: dict[asyncio.Task[None], HookNode] = {}
         self._task: asyncio.Task[object] | None = None
         self.failures: list[HookFailure] = []
-        """In the order they happened, whatever the phase."""
+        """Failures in the order in which they happened, of all phases."""
         self.first = Wave(nodes, self.failures)
-        """The hooks the hive starts with."""
+        """The hooks of the hive's start."""
         self.stopping = False
         self.over = anyio.Event()
-        """Set after stop(), when every hook is over or left behind."""
+        """Set after stop(), when every hook has ended or is left behind."""
         self.left: list[HookNode] = []
-        """Hooks that run on, cancelled as they are."""
+        """Hooks that still run although they were cancelled."""
 
     async def run(self) -> None:
-        """Start every hook, wait for stop(), stop every hook. Never raises what a hook raises.
+        """Start every hook, wait for stop(), stop every hook. Never raises the error of a hook.
 
-        Lasts longer than `over` when hooks are left behind. Someone who cancels its task stops the hooks.
+        It returns later than `over` is set if hooks are left behind. Cancelling its task stops the hooks.
         """
         self._task = asyncio.current_task()
         self._scope = type(anyio.CancelScope())  # of this loop: anyio looks for it at every call
@@ -101,21 +101,21 @@ class Supervisor:
             self.abandon()
 
     def abandon(self) -> None:
-        """Release all waiters, whatever happened: also if run() was cancelled before it began."""
+        """Release all waiters in any case, also if run() was cancelled before it began."""
         self.stopping = True
         self.over.set()
         self.first.settled.set()
         self._phase.reach("stopped")
 
     def start_more(self, nodes: Sequence[HookNode]) -> Wave:
-        """Start hooks beside those that run. When one fails, those that started with it are stopped."""
+        """Start hooks in addition to those that run. If one fails, those that started with it are stopped."""
         wave = Wave(nodes, [])
         self._alive |= dict.fromkeys(nodes)
         self._begin(wave)
         return wave
 
     def stop(self) -> None:
-        """Begin to stop, against the arrows. Hooks still starting are cancelled, waiting ones never start."""
+        """Begin to stop in reverse order. Hooks that are starting are cancelled, waiting ones never start."""
         if self.stopping:
             return
         self.stopping = True
@@ -125,7 +125,7 @@ class Supervisor:
         self._end_if_over()
 
     def end(self, nodes: Iterable[HookNode], failures: list[HookFailure]) -> None:
-        """As stop(), for some hooks with all that need them. Failures go to the list as they happen."""
+        """As stop(), for some hooks and all that depend on them. Failures are appended as they happen."""
         nodes = list(nodes)
         for node in nodes:
             if node.ending:
@@ -141,11 +141,11 @@ class Supervisor:
                 node.allow_stop()
 
     def hook_around(self) -> HookNode | None:
-        """The hook in which this is called, or that has started the task, in a job for one."""
+        """The hook that calls this or has started the calling task; in a job, the hook of its jobs."""
         return next((node for supervisor, node in _inside.get() if supervisor is self), None)
 
     def pending(self) -> list[str]:
-        """What waits for what, indented as a part of a message."""
+        """The tree of pending hooks, indented as a part of a message."""
         return [f"    {line}" for line in pending_tree(self._alive)]
 
     def _progress(self) -> Progress:
@@ -171,7 +171,7 @@ class Supervisor:
             task.add_done_callback(ended, context=context)
 
     async def _live(self, node: HookNode) -> None:
-        """The life of a hook, whatever its body does. One coroutine, as there are thousands of them."""
+        """The life of a hook, whatever its code does. One coroutine, as there are thousands."""
         task = node.task
         assert task is not None  # noqa: S101  # this one
         _inside.set((*_inside.get(), (self, node)))
@@ -208,7 +208,7 @@ class Supervisor:
             self._settle(node, State.DONE)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task is over: also one that was cancelled before it began, or left its scopes in disorder."""
+        """Handle the end of a task, also if it was cancelled before it began or left scopes open."""
         node = self._tasks.pop(task)
         if node.finished.is_set():
             return
@@ -218,7 +218,7 @@ class Supervisor:
         self._settle(node, State.DONE)
 
     def _is_torn_down(self, node: HookNode) -> bool:
-        """Whether a cancellation is of the loop, which cancels all tasks at once: stops keep their order."""
+        """Whether the loop itself cancels all tasks at once: stops keep their order then, too."""
         return self._task is not None and self._task.cancelling() > 0 and not node.scope.cancel_called
 
     def _starts(self, node: HookNode) -> None:
@@ -261,7 +261,7 @@ class Supervisor:
         self._record(node, "stopped", took)
 
     def _settle(self, node: HookNode, state: State) -> None:
-        """It has ended, or is no longer waited for: the hooks it needs may stop."""
+        """Mark a hook as ended or no longer waited for: its dependencies may stop."""
         node.state = state
         self._alive.pop(node, None)
         for need in node.needs:
@@ -281,7 +281,7 @@ class Supervisor:
             self._phase.reach("stopped")
 
     def _raised(self, node: HookNode, error: BaseException) -> None:
-        """Fail, unless it was the hive that cancelled the hook, in the phase it is in."""
+        """Record an error of a hook with its phase, unless the hive cancelled the hook."""
         cancelled = node.scope.cancel_called if node.scope.shield else node.starting.cancel_called
         if not (cancelled and isinstance(error, asyncio.CancelledError)):
             self._fail(node, as_failure(error, str(node)))
@@ -318,7 +318,7 @@ class Supervisor:
         self._events.emit(HookEvent(step, node.name, node.module, owner, source, took, error))
 
     def _overdue(self, node: HookNode) -> None:
-        """A deadline has passed: say who is pending and what they await, then cancel the hook."""
+        """Handle a passed deadline: report the pending hooks and what they await, then cancel the hook."""
         starting = node.state is State.STARTING
         verb, limit = ("start", node.limits[0]) if starting else ("stop", node.limits[1])
         beginning = f"{node} did not {verb} within {limit:g} s; pending hooks:"
@@ -328,7 +328,7 @@ class Supervisor:
             self._deadlines.set(node, GRACE, self._leave_behind)
 
     def _leave_behind(self, node: HookNode) -> None:
-        """It was cancelled and runs on: name it, and go on without it. A start that ends yet is stopped."""
+        """Name a cancelled hook that still runs and continue without it. If its start ends yet, stop it."""
         if node.finished.is_set():
             return
         when = "starting" if node.state is State.STARTING else "stopping"
@@ -340,7 +340,7 @@ class Supervisor:
         self._settle(node, State.LEFT)
 
     def _budget_spent(self) -> None:
-        """No hook has time left: cancel what runs; what is reached from now on may not wait."""
+        """Cancel all running hooks when the stop budget is used up; later stops may not wait."""
         self._out_of_time = True
         text = f"the stop budget of {self._stop_budget:g} s is spent; pending hooks:"
         error = HookTimeoutError("\n".join([text, *self.pending()]))
