@@ -106,6 +106,7 @@ def access_of(settings: KubernetesSettings) -> Access | None:
         return None
     from cells.kubernetes.client.access import (  # loaded where there is a server
         Access,
+        EnvironmentProxies,
         from_kubeconfig,
         in_cluster,
     )
@@ -118,7 +119,7 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     else:
         found = in_cluster(os.environ)
     if found is None:
-        return Access(servers=urls) if urls else None
+        return Access(servers=urls, proxies=EnvironmentProxies.of(os.environ)) if urls else None
     return replace(found, servers=urls) if urls else found
 
 

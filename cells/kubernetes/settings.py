@@ -41,9 +41,9 @@ def checked_proxy(url: str, where: str) -> str:
     return url
 
 
-def checked_url(url: str, where: str) -> str:
-    """The URL of a server, https unless it names a scheme. Raises AccessError."""
-    whole = url if "://" in url else f"https://{url}"
+def checked_url(url: str, where: str, scheme: str = "http") -> str:
+    """The URL of a server, of this scheme unless it names one, as in client-go. Raises AccessError."""
+    whole = url if "://" in url else f"{scheme}://{url}"
     parts = _split(whole)
     if parts is None or parts.scheme not in {"http", "https"}:
         raise AccessError(f"{where}={url}: expected a URL such as https://10.0.0.1:6443")
@@ -77,7 +77,8 @@ class KubernetesSettings(Settings, frozen=True):
     """Folder of manifests (YAML, JSON) to take objects from instead of an API server; it is watched."""
 
     k8s_api_server: str = ""
-    """URL of the API server; empty: the kubeconfig's, or that of the cluster this pod belongs to."""
+    """URL of the API server, with http unless it has a scheme; empty: the kubeconfig's, or that of the cluster
+    this pod belongs to."""
 
     k8s_api_server_urls: tuple[str, ...] = ()
     """URLs of several API servers, tried in turn when one does not answer."""

@@ -11,12 +11,15 @@ import os
 import shutil
 import ssl
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import field
 
+from cells.base.addresses import IPAddress
 from cells.kubernetes.objects.kind import convert
 from cells.kubernetes.settings import AccessError, checked_proxy, checked_url
 
@@ -46,6 +49,69 @@ class Exec(msgspec.Struct, frozen=True):
         return os.path.join(self.folder, self.command) if relative else self.command  # noqa: PTH118
 
 
+class EnvironmentProxies(msgspec.Struct, frozen=True):
+    """The proxies that environment variables name, as URLs, and the servers reached without one.
+
+    Source: golang.org/x/net/http/httpproxy, by which client-go goes unless a kubeconfig has a proxy-url.
+    """
+
+    http: str = ""
+    https: str = ""
+    without: tuple[str, ...] = ()
+    """Of ``NO_PROXY``, in lower case: addresses, networks and domains, with or without a port; ``*``: all."""
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> EnvironmentProxies:
+        """``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY``, or in lower case. Raises AccessError."""
+
+        def value(name: str) -> str:
+            return (env.get(name) or env.get(name.lower(), "")).strip()
+
+        def url(name: str) -> str:
+            text = value(name)
+            return checked_proxy(text if not text or "://" in text else f"http://{text}", name)
+
+        names = (one.strip().lower() for one in value("NO_PROXY").split(","))
+        return cls(url("HTTP_PROXY"), url("HTTPS_PROXY"), tuple(filter(None, names)))
+
+    def url_for(self, server: str) -> str:
+        """The proxy on the way to the server of a URL; empty for none, as for this machine itself."""
+        parts = urlsplit(server)
+        url = self.https if parts.scheme == "https" else self.http
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        ip = _ip(host)
+        if not url or host == "localhost" or (ip is not None and ip.is_loopback):
+            return ""
+        return "" if any(_leaves_out(one, host, ip, port) for one in self.without) else url
+
+
+def _ip(text: str) -> IPAddress | None:
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
+
+
+def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
+    """Whether an entry of ``NO_PROXY`` means the server; a malformed network means none."""
+    if entry == "*":
+        return True
+    if "/" in entry:
+        try:
+            return ip is not None and ip in ip_network(entry, strict=False)
+        except ValueError:
+            return False
+    name, _, number = entry.rpartition(":")
+    if not number.isdigit() or (":" in name and not name.startswith("[")):  # no port, or an address of IPv6
+        name, number = entry, ""
+    if number and int(number) != port:
+        return False
+    name = name[1:] if name.startswith("*.") else name.strip("[]")
+    if (address := _ip(name)) is not None:
+        return address == ip
+    return host.endswith(name if name.startswith(".") else f".{name}") or host == name
+
+
 class Access(msgspec.Struct, frozen=True):
     """Servers, and credentials for them. Bytes are PEM; a file is read again when it changes."""
 
@@ -65,11 +131,17 @@ class Access(msgspec.Struct, frozen=True):
     key_data: bytes | None = None
     exec: Exec | None = None
     proxy_url: str = ""
+    """Of the kubeconfig: for all servers, whatever the environment names."""
+    proxies: EnvironmentProxies = EnvironmentProxies()
     impersonate_user: str = ""
     impersonate_uid: str = ""
     impersonate_groups: tuple[str, ...] = ()
     impersonate_extra: tuple[tuple[str, str], ...] = ()
     namespace: str = "default"
+
+    def proxy_for(self, server: str) -> str:
+        """The URL of the proxy on the way to a server; empty for none."""
+        return self.proxy_url or self.proxies.url_for(server)
 
 
 def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access | None:
@@ -89,8 +161,17 @@ def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access
         servers=(f"https://{_bracketed(host)}:{port}",),
         ca_file=ca if ca.exists() else None,
         token_file=token,
-        namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        proxies=EnvironmentProxies.of(env),
+        namespace=_text(namespace) if namespace.exists() else "default",
     )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no text"
+        raise AccessError(f"{path}: {why}; expected a namespace") from error
 
 
 def _bracketed(host: str) -> str:
@@ -212,9 +293,9 @@ def from_kubeconfig(path: Path, context: str = "") -> Access:
     if found.user and found.user not in users:
         raise AccessError(f"{where}: users has no {found.user!r}; it has: {_names(users)}")
     cluster = clusters[found.cluster]
-    access = _of_cluster(cluster, path, f"{path}: cluster {found.cluster}")
-    if found.user:
-        access = _of_user(access, users[found.user], path, f"{path}: user {found.user}")
+    user = users[found.user] if found.user else _User()
+    access = _of_cluster(cluster, user, path, f"{path}: cluster {found.cluster}")
+    access = _of_user(access, user, path, f"{path}: user {found.user}")
     if access.exec is not None:
         extensions = {one.name: one.extension for one in cluster.extensions}
         given = msgspec.structs.replace(access.exec, cluster_config=extensions.get(EXEC_EXTENSION))
@@ -250,7 +331,7 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _of_cluster(cluster: _Cluster, path: Path, where: str) -> Access:
+def _of_cluster(cluster: _Cluster, user: _User, path: Path, where: str) -> Access:
     if not cluster.server:
         raise AccessError(f"{where}: server is not set")
     file = _file(path, cluster.certificate_authority)
@@ -260,13 +341,16 @@ def _of_cluster(cluster: _Cluster, path: Path, where: str) -> Access:
             f"{where}: insecure-skip-tls-verify and a certificate-authority; expected one of them"
         )
     _check_authority(file, data, where)
+    certified = file or data or user.client_certificate or user.client_certificate_data
+    scheme = "https" if certified or cluster.insecure_skip_tls_verify else "http"
     return Access(
-        servers=(checked_url(cluster.server, f"{where}: server"),),
+        servers=(checked_url(cluster.server, f"{where}: server", scheme),),
         ca_file=None if data else file,
         ca_data=data,
         insecure=cluster.insecure_skip_tls_verify,
         tls_server_name=cluster.tls_server_name,
         proxy_url=checked_proxy(cluster.proxy_url, f"{where}: proxy-url"),
+        proxies=EnvironmentProxies.of(os.environ),
     )
 
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from contextlib import ExitStack
 from ipaddress import ip_address
 from typing import Final, NamedTuple
@@ -210,6 +211,10 @@ class Proxy(NamedTuple):
         pair = base64.b64encode(f"{self.user}:{self.password}".encode())
         return b"Proxy-Authorization: Basic " + pair + b"\r\n"
 
+    def forwards(self, scheme: str) -> bool:
+        """Whether requests to a server of this scheme go to the proxy itself, which sends them on."""
+        return scheme == "http" and not self.scheme.startswith("socks5")
+
 
 def proxy_of(url: str) -> Proxy:
     """Of a URL that was checked."""
@@ -306,14 +311,17 @@ class Dialler:
         *,
         context: ssl.SSLContext | None,
         server_name: str = "",
-        proxy_url: str = "",
+        proxies: Mapping[str, Proxy],
         within: float,
         keep_alive: float,
     ) -> None:
-        """``context``: for https. ``within``: seconds. ``keep_alive``: seconds between two probes of TCP."""
+        """``context``: for https. ``proxies``: by server. ``within``: seconds.
+
+        ``keep_alive``: seconds between two probes of TCP.
+        """
         self._context = context
         self._server_name = server_name
-        self._proxy: Proxy | None = proxy_of(proxy_url) if proxy_url else None
+        self._proxies = proxies
         self._within = within
         self._keep_alive = keep_alive
 
@@ -321,8 +329,9 @@ class Dialler:
         """What comes before the path in a request's target, and header lines that every request has."""
         parts = urlsplit(server)
         lines = b"Host: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
-        if self._proxy is not None and self._forwards(parts.scheme):
-            return server.encode(), lines + self._proxy.authorization
+        proxy = self._proxies.get(server)
+        if proxy is not None and proxy.forwards(parts.scheme):
+            return server.encode(), lines + proxy.authorization
         return parts.path.encode(), lines
 
     async def dial(self, server: str) -> HttpConnection:
@@ -335,19 +344,18 @@ class Dialler:
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         try:
             with anyio.fail_after(self._within):
-                return await self._stream(parts.scheme, host, port)
+                return await self._stream(self._proxies.get(server), parts.scheme, host, port)
         except TimeoutError as error:
             raise UnreachableError(f"{host}:{port}: no connection within {self._within:g} s") from error
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise UnreachableError(f"{host}:{port}: {_reason(error)}") from error
 
-    async def _stream(self, scheme: str, host: str, port: int) -> Stream:
-        proxy = self._proxy
+    async def _stream(self, proxy: Proxy | None, scheme: str, host: str, port: int) -> Stream:
         stream = await self._to_proxy(proxy) if proxy else await self._tcp(host, port)
         try:
             if proxy is not None and proxy.scheme == "https":
                 stream = await _secured(stream, ssl.create_default_context(), proxy.host)
-            if proxy is not None and not self._forwards(scheme):
+            if proxy is not None and not proxy.forwards(scheme):
                 await tunnel(stream, proxy, host, port)
             if scheme == "https":
                 assert self._context is not None  # noqa: S101  # there is one where a server has https
@@ -362,10 +370,6 @@ class Dialler:
             return await self._tcp(proxy.host, proxy.port)
         except OSError as error:
             raise UnreachableError(f"proxy {proxy.host}:{proxy.port}: {_reason(error)}") from error
-
-    def _forwards(self, scheme: str) -> bool:
-        """Whether requests go to the proxy itself, which sends them on."""
-        return scheme == "http" and self._proxy is not None and not self._proxy.scheme.startswith("socks5")
 
     async def _tcp(self, host: str, port: int) -> Stream:
         return await TcpStream.connect(host, port, self._keep_alive)

@@ -230,7 +230,7 @@ class Transport:
         stamps = self._credentials.stamps()
         if self._pool is not None and stamps == self._stamps:
             return self._pool
-        from cells.kubernetes.client.dial import ConnectionPool, Dialler
+        from cells.kubernetes.client.dial import ConnectionPool, Dialler, proxy_of
 
         context = await self._credentials.context() if self._secure else None
         stamps = self._credentials.stamps()
@@ -240,7 +240,11 @@ class Transport:
         dialler = Dialler(
             context=context,
             server_name=self._access.tls_server_name,
-            proxy_url=self._access.proxy_url,
+            proxies={
+                server: proxy_of(url)
+                for server in self._access.servers
+                if (url := self._access.proxy_for(server))
+            },
             within=self._connect,
             keep_alive=self._keep_alive,
         )

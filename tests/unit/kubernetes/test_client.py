@@ -344,8 +344,10 @@ def test_the_service_account_is_not_for_servers_in_clear_text(monkeypatch: pytes
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(AccessError, match="token: missing"):
         access_of(KubernetesSettings(k8s_api_server="https://10.0.0.1:6443"))
-    found = access_of(KubernetesSettings(k8s_api_server="http://10.0.0.1:8080"))
-    assert found == Access(servers=("http://10.0.0.1:8080",))
+    for server in ("http://10.0.0.1:8080", "10.0.0.1:8080"):
+        found = access_of(KubernetesSettings(k8s_api_server=server))
+        assert found is not None
+        assert (found.servers, found.token_file) == (("http://10.0.0.1:8080",), None)
 
 
 async def test_a_watch_gives_what_comes_together_as_one(server: ApiServer, client: Client) -> None:

@@ -407,6 +407,76 @@ async def test_a_failing_exec_plugin_is_reported_in_one_line(tmp_path: Path, wha
     assert str(raised.value) == f"exec sh: {message}"
 
 
+@pytest.mark.parametrize(
+    ("server", "without", "proxy"),
+    [
+        ("https://api.test:6443", "", "https"),
+        ("http://api.test:8080", "", "http"),
+        ("https://localhost:6443", "", ""),
+        ("https://[::1]:6443", "", ""),
+        ("https://api.test:6443", "*", ""),
+        ("https://api.test:6443", "example.com, test", ""),
+        ("https://API.test:6443", ".Test", ""),
+        ("https://test:6443", ".test", "https"),
+        ("https://api.test:6443", "*.test", ""),
+        ("https://api.test:6443", "api.test:443", "https"),
+        ("https://api.test", "api.test:443", ""),
+        ("https://api.test:6443", "pi.test", "https"),
+        ("https://10.1.2.3:6443", "10.0.0.0/8", ""),
+        ("https://10.1.2.3:6443", "10.1.2.3:6443", ""),
+        ("https://10.1.2.3:6443", "10.1.2.3:443,11.0.0.0/8,10.0.0.0/99", "https"),
+        ("https://[fd00::1]:6443", "fd00::1", ""),
+        ("https://[fd00::1]:6443", "[fd00::1]:6443", ""),
+        ("https://[fd00::1]:6443", "fd00::/64,fd01::1", ""),
+        ("https://[fd00::1]:6443", "fd00::2,10.0.0.0/8", "https"),
+    ],
+)
+def test_proxies_of_the_environment_are_used_as_in_client_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, without: str, proxy: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "https:3128")
+    monkeypatch.setenv("http_proxy", "socks5://http:1080")
+    monkeypatch.setenv("NO_PROXY", without)
+    urls = {"": "", "https": "http://https:3128", "http": "socks5://http:1080"}
+    found = from_kubeconfig(written(tmp_path, document({"server": server})))
+    assert found.proxy_for(found.servers[0]) == urls[proxy]
+    own = from_kubeconfig(written(tmp_path, document({"server": server, "proxy-url": "http://own:1"})))
+    assert own.proxy_for(own.servers[0]) == "http://own:1"
+
+
+async def test_a_server_is_reached_by_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:  # and does not listen
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        client = connect(from_kubeconfig(written(tmp_path, document())))
+        with pytest.raises(UnreachableError, match=f"^proxy 127.0.0.1:{port}: Connection refused$"):
+            await client.raw("GET", "/api/v1/nodes")
+        await client.reset()
+
+
+def test_a_malformed_proxy_of_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "ftp://proxy:21")
+    with pytest.raises(AccessError, match=r"^HTTPS_PROXY=ftp://proxy:21: expected a URL such as http://"):
+        from_kubeconfig(written(tmp_path, document()))
+
+
+@pytest.mark.parametrize(
+    ("more", "scheme"),
+    [({}, "http"), ({"insecure-skip-tls-verify": True}, "https"), ({"certificate-authority": "ca"}, "https")],
+)
+def test_a_server_without_a_scheme_has_that_of_client_go(
+    tmp_path: Path, authority: Authority, more: dict[str, Any], scheme: str
+) -> None:
+    (tmp_path / "ca").write_bytes(authority.certificate.read_bytes())
+    found = from_kubeconfig(written(tmp_path, document({"server": "10.0.0.1:6443", **more})))
+    assert found.servers == (f"{scheme}://10.0.0.1:6443",)
+
+
 async def test_an_unreachable_proxy_is_reported_as_such(tmp_path: Path) -> None:
     with socket.socket() as taken:  # and does not listen
         taken.bind(("127.0.0.1", 0))
