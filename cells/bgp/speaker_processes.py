@@ -155,7 +155,7 @@ class Speakers:
         """Report how it has ended, if it was started by this process and has."""
         try:
             started = msgspec.json.decode(self._place(name, ".json").read_bytes(), type=_Started)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return
         if started.pid and (status := exit_code(started.pid)) is not None:
             log = self._place(name, ".log")
@@ -238,7 +238,7 @@ def end_speakers(state_dir: Path) -> list[str]:
 
 def _records(folder: Path) -> Iterator[tuple[Path, _Started]]:
     for path in sorted(folder.glob("*.json")):
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError):
             yield path, msgspec.json.decode(path.read_bytes(), type=_Started)
 
 

@@ -268,7 +268,7 @@ class KubernetesAPI:
             try:
                 body = await self.client.raw("GET", "/version")
                 self._version = str(msgspec.json.decode(body, type=Version))
-            except (KubernetesError, msgspec.MsgspecError) as error:
+            except (KubernetesError, ValueError) as error:  # msgspec's errors are ValueErrors
                 self._log.warning("the API server does not report its version", error=str(error))
                 await self.client.reach.pause(ASK_AGAIN)
 

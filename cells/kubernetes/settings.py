@@ -77,8 +77,8 @@ class KubernetesSettings(Settings, frozen=True):
     """Folder of manifests (YAML, JSON) to take objects from instead of an API server; it is watched."""
 
     k8s_api_server: str = ""
-    """URL of the API server, with http unless it has a scheme; empty: the kubeconfig's, or that of the cluster
-    this pod belongs to."""
+    """URL of the API server, with http unless it has a scheme; empty: the kubeconfig's, or that of the
+    cluster this pod belongs to."""
 
     k8s_api_server_urls: tuple[str, ...] = ()
     """URLs of several API servers, tried in turn when one does not answer."""

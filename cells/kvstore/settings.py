@@ -164,6 +164,7 @@ class _EtcdFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=False):
     cert_file: str = ""
     key_file: str = ""
     insecure_skip_tls_verify: bool = False
+    username: str = ""
 
 
 def read_access(options: StoreOptions) -> EtcdAccess:
@@ -175,11 +176,15 @@ def read_access(options: StoreOptions) -> EtcdAccess:
         file = msgspec.yaml.decode(path.read_bytes() or b"{}", type=_EtcdFile)
     except OSError as error:
         raise StoreConfigError(f"etcd.config={path}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise StoreConfigError(f"etcd.config={path}: {' '.join(str(error).split())}") from error
     if file.insecure_skip_tls_verify:
         raise StoreConfigError(
             f"etcd.config={path}: insecure-skip-tls-verify is not supported: give trusted-ca-file"
+        )
+    if file.username:
+        raise StoreConfigError(
+            f"etcd.config={path}: username and password are not supported: give cert-file and key-file"
         )
     if bool(file.cert_file) != bool(file.key_file):
         raise StoreConfigError(f"etcd.config={path}: cert-file and key-file belong together")

@@ -62,8 +62,8 @@ class PrefixWatch(Generic[Row]):
         self._reached = False
         self._unreadable: set[str] = set()
         """Keys with values that cannot be read."""
-        self._missed: dict[str, float] = {}
-        """Rows that a new store does not have, and when they go."""
+        self._missed: set[str] = set()
+        """Keys of rows that a new store does not have yet."""
         store.expect(self)
         store.metrics.synchronised(scope, done=False)
 
@@ -136,8 +136,7 @@ class PrefixWatch(Generic[Row]):
         self._unreadable &= there
         missing = [key for key, *_ in self._table.items() if key not in there]
         if replaced:
-            due = anyio.current_time() + self._grace
-            self._missed |= {str(key): due for key in missing if key not in self._missed}
+            self._missed.update(map(str, missing))
         else:
             self._drop(str(key) for key in missing if key not in self._missed)
         self._revision, self._generation = revision, generation
@@ -160,7 +159,7 @@ class PrefixWatch(Generic[Row]):
         with self._table.txn() as rows:
             for whole, kv in changes:
                 key = whole[len(self._prefix) :]
-                self._missed.pop(key, None)
+                self._missed.discard(key)
                 self._unreadable.discard(key)
                 if kv is None:
                     rows.delete(key)
@@ -170,7 +169,10 @@ class PrefixWatch(Generic[Row]):
                     self._unreadable.add(key)
 
     async def _forget_missed(self) -> None:
-        while self._missed:
-            await anyio.sleep_until(min(self._missed.values()))
-            now = anyio.current_time()
-            self._drop([key for key, due in self._missed.items() if due <= now])
+        """Drop what the store still lacks at the end of the grace period, which begins anew with each watch.
+
+        Its owners cannot write while etcd is away.
+        """
+        if self._missed:
+            await anyio.sleep(self._grace)
+            self._drop(list(self._missed))

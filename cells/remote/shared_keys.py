@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
@@ -25,8 +25,12 @@ class SharedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     """A port of a pod, by name."""
 
     name: str = ""
-    port: int = 0
+    port: Annotated[int, Meta(ge=0, lt=1 << 16)] = 0
     protocol: str = ""
+
+
+UInt8 = Annotated[int, Meta(ge=0, lt=1 << 8)]
+UInt32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 class IPIdentityPair(msgspec.Struct, frozen=True, rename="pascal"):
@@ -35,8 +39,8 @@ class IPIdentityPair(msgspec.Struct, frozen=True, rename="pascal"):
     ip: str = msgspec.field(name="IP", default="")
     mask: bytes | None = None
     host_ip: str | None = msgspec.field(name="HostIP", default=None)
-    id: int = msgspec.field(name="ID", default=0)
-    key: int = 0
+    id: UInt32 = msgspec.field(name="ID", default=0)
+    key: UInt8 = 0
     metadata: str = ""
     namespace: str = msgspec.field(name="K8sNamespace", default="")
     pod_name: str = msgspec.field(name="K8sPodName", default="")
@@ -82,25 +86,32 @@ _DECODE_ADDRESS = msgspec.json.Decoder(IPIdentityPair)
 
 
 def read_address(key: str, value: bytes) -> SharedAddress | None:
-    """The parsed key; None if it has no address or no identity."""
+    """The parsed key; None if it has no address or no identity, or the address of another key."""
     try:
-        decoded = _DECODE_ADDRESS.decode(value)
+        text = value.decode()
+        decoded = _DECODE_ADDRESS.decode(text)
         prefix = ip_network(key)
-    except (msgspec.MsgspecError, ValueError):
+        same = decoded.ip == key or _network_of(decoded) == prefix
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
-    if not decoded.id:
+    if not decoded.id or not same:
         return None
     return SharedAddress(
         address=key,
         prefix=str(prefix),
         identity=decoded.id,
         node=decoded.host_ip or "",
-        value=value.decode(),
-        encrypt_key=decoded.key & 0xFF,
+        value=text,
+        encrypt_key=decoded.key,
         namespace=decoded.namespace,
         pod=decoded.pod_name,
         ports=tuple(decoded.named_ports) if decoded.named_ports else (),
     )
+
+
+def _network_of(pair: IPIdentityPair) -> IPNetwork | None:
+    """Raises ValueError."""
+    return Network(pair.ip, pair.mask).network if pair.mask else ip_network(pair.ip)
 
 
 def address_keys(
@@ -179,12 +190,12 @@ class WireNode(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=False
     ipv6_health: str | None = msgspec.field(name="IPv6HealthIP", default="")
     ipv4_ingress: str | None = msgspec.field(name="IPv4IngressIP", default="")
     ipv6_ingress: str | None = msgspec.field(name="IPv6IngressIP", default="")
-    cluster_id: int = msgspec.field(name="ClusterID", default=0)
+    cluster_id: UInt32 = msgspec.field(name="ClusterID", default=0)
     source: str = "local"
-    encryption_key: int = 0
+    encryption_key: UInt8 = 0
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    node_identity: int = 0
+    node_identity: UInt32 = 0
     wireguard_key: str = msgspec.field(name="WireguardPubKey", default="")
     boot_id: str = msgspec.field(name="BootID", default="")
 
@@ -229,7 +240,7 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
     """The node of a key, ``cluster/name``; None for an invalid one, or another one than in the key."""
     try:
         decoded = _DECODE_NODE.decode(value)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     if f"{decoded.cluster}/{decoded.name}" != key:
         return None
@@ -244,7 +255,7 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
         ipv6_alloc_cidrs=_cidrs(IPv6Network, decoded.ipv6_alloc_cidr, decoded.ipv6_more),
         health=_ips(decoded.ipv4_health, decoded.ipv6_health),
         ingress=_ips(decoded.ipv4_ingress, decoded.ipv6_ingress),
-        encryption_key=decoded.encryption_key & 0xFF,
+        encryption_key=decoded.encryption_key,
         wireguard_key=decoded.wireguard_key,
         labels=decoded.labels or {},
         annotations=decoded.annotations or {},

@@ -161,8 +161,6 @@ class Client:
         target = _target(kind.path(namespace), {"watch": "1", **query})
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
             if answer.status != 200:
-                if answer.status == 401:
-                    self._credentials.refused()  # the next request has others
                 raise await self._refusal(answer)
             blocks = _blocks(answer)
             async with aclosing(blocks):
@@ -338,7 +336,7 @@ class Client:
             try:
                 return await self._once(method, target, body, media)
             except ApiError as error:
-                if error.code == 401 and not renewed and self._credentials.refused():
+                if error.code == 401 and not renewed and self._credentials.renewable:
                     renewed = True
                 elif last or not _repeatable(error, method):
                     raise
@@ -369,14 +367,19 @@ class Client:
         self, method: str, target: str, body: bytes | None, media: bytes, *, quiet: float
     ) -> AsyncIterator[StreamedResponse]:
         waited = await self._bucket.take()
-        headers = await self._headers()
+        headers, version = await self._headers(), self._credentials.version
         if body is not None:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
             try:
-                sending = self._transport.send(method, target, headers, body, head=self._timeout, quiet=quiet)
+                repeatable = method != "POST" and media != MEDIA["json"]  # the same twice is as once
+                sending = self._transport.send(
+                    method, target, headers, body, head=self._timeout, quiet=quiet, repeatable=repeatable
+                )
                 async with sending as answer:
                     call.answered(answer.status)
+                    if answer.status == 401:
+                        self._credentials.refused(version)  # the next request has others
                     if answer.status in AWAY:
                         self._transport.failed(self._transport.server)
                     else:

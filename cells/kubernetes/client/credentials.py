@@ -105,6 +105,8 @@ class Credentials:
         self._read_at = -TOKEN_AGE
         self._given: ExecStatus | None = None
         self._expires = 0.0
+        self.version = 0
+        """Goes up with each other token of the file, and each answer of the plugin."""
         self._fresh = anyio.Lock()
 
     async def headers(self) -> list[tuple[bytes, bytes]]:
@@ -127,10 +129,15 @@ class Credentials:
         ]
         return found
 
-    def refused(self) -> bool:
-        """The server answered 401: what is held counts as stale. Whether there is anything to renew."""
-        self._read_at, self._expires = -TOKEN_AGE, 0.0
+    @property
+    def renewable(self) -> bool:
+        """Whether others can be had after a refusal: of a file, or a plugin."""
         return self._access.token_file is not None or self._access.exec is not None
+
+    def refused(self, version: int) -> None:
+        """The server answered 401 to those of this version: they count as stale, if they are still held."""
+        if version == self.version:
+            self._read_at, self._expires = -TOKEN_AGE, 0.0
 
     def expired(self) -> str:
         """What is wrong with an expired client certificate; empty for any other."""
@@ -165,6 +172,7 @@ class Credentials:
             why = error.strerror if isinstance(error, OSError) else "no text"
             raise CredentialsError(f"{path}: {why}; expected a token") from error
         self._read_at = time.monotonic()
+        self.version += text != self._token
         return text or self._token
 
     async def _plugin(self, plugin: Exec) -> ExecStatus:
@@ -172,6 +180,7 @@ class Credentials:
             if self._given is None or time.time() >= self._expires:
                 self._given = await self._asked(plugin)
                 self._expires = _expiry(self._given.expiration_timestamp)
+                self.version += 1
             return self._given
 
     async def _asked(self, plugin: Exec) -> ExecStatus:

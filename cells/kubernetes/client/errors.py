@@ -12,6 +12,7 @@ __all__ = [
     "ApiError",
     "ConflictError",
     "CredentialsError",
+    "DroppedError",
     "ExpiredError",
     "KubernetesError",
     "MalformedError",
@@ -28,6 +29,10 @@ class KubernetesError(Exception):
 
 class UnreachableError(KubernetesError):
     """No server answered: refused, timed out, broken off, or not TLS as expected."""
+
+
+class DroppedError(UnreachableError):
+    """The connection ended before anything of an answer came."""
 
 
 class CredentialsError(KubernetesError):

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import anyio
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from cells.kubernetes.client.errors import UnreachableError
+from cells.kubernetes.client.errors import DroppedError, UnreachableError
 
 __all__ = ["HttpConnection"]
 
@@ -67,6 +67,11 @@ class Incoming:
                 raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes")
         return None
 
+    @property
+    def any_received(self) -> bool:
+        """Whether anything of it has come."""
+        return self.started or self._since > 0
+
     def header(self, name: bytes) -> bytes | None:
         """The first of this name, in lower case."""
         return next((value for key, value in self.headers if key.lower() == name), None)
@@ -83,7 +88,8 @@ class Incoming:
             self.complete = True  # the body lasts until the connection ends (RFC 9112, 6.3)
         else:
             where = "in the middle of" if self.started else "without"
-            raise UnreachableError(f"the server closed the connection {where} an answer")
+            kind = UnreachableError if self.any_received else DroppedError
+            raise kind(f"the server closed the connection {where} an answer")
 
     # ---- called by llhttp; what is raised here ends in feed()
 
@@ -294,7 +300,7 @@ class HttpConnection:
     def __init__(self, server: str, stream: Stream) -> None:
         self.server = server
         self.idle_since = 0.0
-        """In seconds of the monotonic clock."""
+        """In seconds of the monotonic clock; 0 before its first request has ended."""
         self._stream = stream
         self._answer = Incoming()
         self._answers: Answers | None = None
@@ -342,7 +348,8 @@ class HttpConnection:
     ) -> Sequence[WholeAnswer]:
         """Send so many requests within so many seconds; their whole answers, at most ``quiet`` seconds apart.
 
-        There are fewer where the connection ends before. Raises UnreachableError where there is none.
+        There are fewer, or none, where the connection ends before. Raises UnreachableError where none comes
+        for another reason.
         """
         self._answers = answers = Answers(count)
         self._quiet = quiet
@@ -350,6 +357,8 @@ class HttpConnection:
         try:
             while answers.keep_alive and not answers.complete:
                 answers.feed(await self._received())
+        except DroppedError:
+            answers.keep_alive = False
         except UnreachableError:
             if not answers.found:
                 raise
@@ -396,4 +405,5 @@ class HttpConnection:
             raise UnreachableError(f"the server was silent for {self._quiet:g} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError) as error:
             what = str(error.__cause__ or error) or "broken off"
-            raise UnreachableError(f"the connection ended: {what}") from error
+            kind = UnreachableError if self._answers is None and self._answer.any_received else DroppedError
+            raise kind(f"the connection ended: {what}") from error

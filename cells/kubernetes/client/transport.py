@@ -15,7 +15,7 @@ import anyio
 
 from cells.kubernetes.client.access import Access
 from cells.kubernetes.client.credentials import Credentials
-from cells.kubernetes.client.errors import CredentialsError, UnreachableError
+from cells.kubernetes.client.errors import CredentialsError, DroppedError, UnreachableError
 
 if TYPE_CHECKING:
     from cells.kubernetes.client.dial import ConnectionPool
@@ -165,28 +165,51 @@ class Transport:
         *,
         head: float | None,
         quiet: float | None,
+        repeatable: bool,
     ) -> AsyncIterator[StreamedResponse]:
         """One request, and the head of its answer, within so many seconds; parts are ``quiet`` seconds apart.
 
-        Raises UnreachableError, CredentialsError.
+        A ``repeatable`` one is sent again where an idle connection ends under it: the server let go of it in
+        this moment. Raises UnreachableError, CredentialsError.
         """
         pool = await self._connections()
         server = self.server
         message = _message(method, target, headers, body, *pool.dialler.head(server))
         try:
-            connection = await pool.take(server)
+            connection = await self._asked(pool, server, message, head, quiet, repeatable=repeatable)
         except UnreachableError:
             self.failed(server)
             raise
         try:
-            try:
-                await connection.ask(message, within=self._connect, head=head, quiet=quiet)
-            except UnreachableError:
-                self.failed(server)
-                raise
             yield StreamedResponse(connection)
         finally:
             await pool.give(connection)
+
+    async def _asked(
+        self,
+        pool: ConnectionPool,
+        server: str,
+        message: bytes,
+        head: float | None,
+        quiet: float | None,
+        *,
+        repeatable: bool,
+    ) -> HttpConnection:
+        """A connection with the head of the answer, to be given back. Raises UnreachableError."""
+        while True:
+            connection = await pool.take(server)
+            reused = bool(connection.idle_since)
+            try:
+                await connection.ask(message, within=self._connect, head=head, quiet=quiet)
+            except DroppedError:
+                await pool.give(connection)
+                if not (reused and repeatable):
+                    raise
+            except BaseException:
+                await pool.give(connection)
+                raise
+            else:
+                return connection
 
     async def send_all(
         self, requests: Sequence[WriteRequest], headers: Headers, *, quiet: float | None

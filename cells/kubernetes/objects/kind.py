@@ -136,12 +136,18 @@ def _fulfils(labels: Mapping[str, str], requirement: LabelSelectorRequirement) -
         return value not in values
     if requirement.operator == "Exists":
         return value is not None
+    if requirement.operator in {"gt", "lt"}:
+        if value is None or not _INTEGER.fullmatch(value):
+            return False
+        difference = int(value) - int(values[0])
+        return difference > 0 if requirement.operator == "gt" else difference < 0
     return requirement.operator == "DoesNotExist" and value is None
 
 
 # Label selectors as text, as settings and annotations have them.
 #
-# Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k``.
+# Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k,l>1,m<2``. The last
+#         two are ``gt`` and ``lt`` as there; selectors of objects do not have them.
 
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _KEY: Final = rf"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?{_NAME}"
@@ -150,12 +156,14 @@ _REQUIREMENT: Final = re.compile(
         !\s*(?P<absent>{_KEY})
       | (?P<key>{_KEY})\s*(?:
             (?P<equality>==|=|!=)\s*(?P<value>(?:{_NAME})?)
+          | (?P<order>[<>])\s*(?P<bound>{_NAME})
           | \s(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
         )?
     )\s*(?:,|$)""",
     re.VERBOSE,
 )
 _VALUE: Final = re.compile(rf"(?:{_NAME})?")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _LONGEST: Final = 63
 """Letters of a name or a value."""
 
@@ -180,6 +188,11 @@ def _requirement(match: re.Match[str]) -> LabelSelectorRequirement:
     if match["equality"] is not None:
         operator = "NotIn" if match["equality"] == "!=" else "In"
         return _checked(LabelSelectorRequirement(key, operator, (match["value"],)))
+    if match["order"] is not None:
+        if not _INTEGER.fullmatch(match["bound"]):
+            raise ValueError(f"{key}{match['order']}{match['bound']}: expected an integer")
+        operator = "gt" if match["order"] == ">" else "lt"
+        return _checked(LabelSelectorRequirement(key, operator, (match["bound"],)))
     if match["set"] is not None:
         if not match["values"].strip():
             raise ValueError(f"{key} {match['set']} (): expected at least one value")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,13 +34,16 @@ def read(key: str, value: bytes) -> Row | None:
 class Followed:
     """Keys of ``their/`` as a table, and a table with rows that become keys of ``our/``."""
 
+    grace = 0.3
+
     def __init__(self, store: KVStore, jobs: Jobs, tables: Tables, health: HealthTree) -> None:
         self.store, self.health = store, health
         self.theirs: Table[str, Row] = Table("theirs", key=lambda row: row.key)
         self.ours: Table[str, OwnKey] = Table("ours", key=lambda row: row.key)
         self._first = self.ours.initializer()
         self._first.done()
-        jobs.observe("follow", PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=0.3))
+        watch = PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=self.grace)
+        jobs.observe("follow", watch)
         self.retained = keep_keys(store, self.ours, jobs=jobs, tables=tables)
 
     def by_key(self) -> dict[str, str]:
@@ -129,6 +133,35 @@ async def test_keys_missing_from_a_new_store_stay_for_a_grace_period(etcd: Etcd)
         await until(lambda: etcd.all("our/") == {"our/x": "1"})
         etcd.put("their/b", "2")
         await until(lambda: found.by_key().get("b") == "2")
+        await until(lambda: found.by_key() == {"b": "2"})
+
+
+async def test_the_grace_period_of_missing_keys_does_not_end_while_etcd_is_away(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Followed, "grace", 2.0)
+    for name in "ab":
+        etcd.put(f"their/{name}", "1")
+    async with following(etcd) as found:
+
+        def level() -> str:
+            return found.health.snapshot("test.follow")[0].level
+
+        await found.theirs.wait_initialized()
+        found.report(OwnKey("our/x", "1"))
+        await until(lambda: etcd.all("our/") == {"our/x": "1"})
+        etcd.kill()
+        etcd.empty()
+        etcd.start()
+        await until(lambda: found.store.generation and level() == "ok")
+        etcd.kill()
+        await until(lambda: level() == "degraded")
+        over = time.monotonic() + Followed.grace
+        await until(lambda: time.monotonic() > over)
+        etcd.start()
+        await until(lambda: level() == "ok")
+        assert found.by_key() == {"a": "1", "b": "1"}
+        etcd.put("their/b", "2")
         await until(lambda: found.by_key() == {"b": "2"})
 
 
@@ -227,6 +260,9 @@ async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
         ("endpoints: [https://x]\ncert-file: /x", "cert-file and key-file belong together"),
         ("endpoints: [https://x]\ntrusted-ca-file: /none", "/none: No such file or directory"),
         ("insecure-skip-tls-verify: true", "insecure-skip-tls-verify is not supported"),
+        ("endpoints: [\xff]", "unacceptable character"),
+        ("endpoints: 2026-13-45", "month must be in 1..12"),
+        ("username: root", "username and password are not supported"),
     ],
 )
 def test_an_invalid_etcd_configuration_is_reported_in_one_line(
@@ -234,7 +270,7 @@ def test_an_invalid_etcd_configuration_is_reported_in_one_line(
 ) -> None:
     config = tmp_path / "etcd.config"
     if text is not None:
-        config.write_text(text)
+        config.write_text(text, encoding="latin-1")
     with pytest.raises(StoreConfigError) as error:
         read_access(StoreOptions(config=str(config)))
     assert str(error.value).startswith(f"etcd.config={config}: ")

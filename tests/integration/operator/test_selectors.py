@@ -6,7 +6,7 @@ import pytest
 
 from cells.kubernetes.objects.kind import selector_of
 
-LABELS = {"app": "dns", "tier": "", "example.com/role": "edge"}
+LABELS = {"app": "dns", "tier": "", "example.com/role": "edge", "cores": "8"}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,12 @@ LABELS = {"app": "dns", "tier": "", "example.com/role": "edge"}
         (" app = dns , tier = ", True),
         ("app=dns,none", False),
         ("in=x", False),
+        ("cores>7", True),
+        ("cores > 8", False),
+        ("app, cores<09", True),
+        ("cores < 8", False),
+        ("app>1", False),
+        ("none<1", False),
     ],
 )
 def test_a_label_selector_selects_matching_objects(text: str, selects: bool) -> None:
@@ -53,6 +59,9 @@ def test_a_label_selector_selects_matching_objects(text: str, selects: bool) -> 
         "=x",
         "a=" + "x" * 64,
         "-a",
+        "cores>many",
+        "cores>-1",
+        "cores>",
     ],
 )
 def test_an_invalid_selector_is_refused(text: str) -> None:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from cells import kubernetes
 from cells.base.addresses import IPAddress, IPNetwork
-from cells.bgp import BGPSettings, control
+from cells.bgp import FOLDER, BGPSettings, control
 from cells.bgp.control import BGPControl, BGPSessions
 from cells.bgp.speaker_processes import end_speakers
 from cells.bgp.speaker_state import (
@@ -193,6 +193,12 @@ async def agent(folder: Path, **settings: str) -> AsyncIterator[Hive]:
             yield hive
     finally:
         end_speakers(folder)
+
+
+def test_a_damaged_record_of_a_speaker_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "damaged.json").write_bytes(b'{"name":"\xff"}')
+    assert not end_speakers(tmp_path)
 
 
 @asynccontextmanager

@@ -203,6 +203,23 @@ async def test_a_plugin_gives_the_token_once_and_again_when_it_has_expired(tmp_p
         await client.reset()
 
 
+async def test_requests_refused_at_the_same_time_run_the_plugin_once(tmp_path: Path) -> None:
+    server = ApiServer({"first": ADMIN})
+    (tmp_path / "token").write_text("first")
+    text = f"""echo run >> {tmp_path}/runs
+printf '{{"status": {{"token": "%s"}}}}' "$(cat {tmp_path}/token)\""""
+    async with server.serving():
+        client = connect(access(server, token="", exec=Exec(plugin(tmp_path, text))), qps=0)
+        await client.create(NODES, node("a"))
+        server.users.tokens = {"second": ADMIN}
+        (tmp_path / "token").write_text("second")
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(client.get, NODES, "a")
+        assert (tmp_path / "runs").read_text().count("run") == 2
+        await client.reset()
+
+
 async def test_a_watch_with_a_refused_token_has_a_new_one_the_next_time(tmp_path: Path) -> None:
     server = ApiServer({"first": ADMIN})
     (tmp_path / "token").write_text("first")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import struct
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -423,3 +425,36 @@ async def test_a_request_that_is_cancelled_at_any_moment_leaves_no_socket_open()
                 del asked
             gc.collect()
     assert not [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize("abort", [False, True], ids=["closed", "reset"])
+async def test_a_connection_that_ends_as_it_is_used_again_fails_no_request_that_may_be_repeated(
+    abort: bool,
+) -> None:
+    connections = dropped = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Lets go of the connection as the second request comes."""
+        nonlocal connections, dropped
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(WHOLE)
+        await reader.readuntil(b"\r\n\r\n{}")
+        dropped += 1
+        if abort:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    async with listening(serve) as port, client_of(port) as client:
+        assert await client.raw("GET", "/first", None, b"{}") == BODY
+        media = b"application/merge-patch+json"
+        for number, method in enumerate(("GET", "PUT", "DELETE", "PATCH"), 1):
+            assert await client.raw(method, "/test", None, b"{}", media) == BODY
+            assert connections == number + 1
+            assert not client.reach.away
+        for method, media in (("POST", b"application/json"), ("PATCH", b"application/json-patch+json")):
+            before = dropped
+            with pytest.raises(UnreachableError):  # it may have been done
+                await client.raw(method, "/test", None, b"{}", media)
+            assert dropped == before + 1
+            assert await client.raw("GET", "/first", None, b"{}") == BODY

@@ -71,6 +71,8 @@ def test_a_node_is_read_as_it_was_written() -> None:
 
 def test_an_invalid_node_value_is_none() -> None:
     assert read_node("default/n1", b"{") is None
+    assert read_node("default/n1", b'{"Name":"n1","Cluster":"default","BootID":"\xff"}') is None
+    assert read_node("default/n1", b'{"Name":"n1","Cluster":"default","NodeIdentity":-1}') is None
     assert read_node("default/n1", json.dumps(CILIUMS_NODE).encode()) is None, "another one's name"
     odd = CILIUMS_NODE | {"Name": "n1", "IPv4AllocCIDR": {"IP": "10.0.0.0", "Mask": "AP8A/w=="}}
     node = read_node("default/n1", json.dumps(odd).encode())
@@ -93,8 +95,27 @@ def test_an_address_of_ciliums_is_read() -> None:
 
 
 def test_an_invalid_address_value_is_none() -> None:
-    for key, value in (("10.0.0.1", b"{"), ("web", b'{"ID":300}'), ("10.0.0.1", b'{"IP":"10.0.0.1"}')):
-        assert read_address(key, value) is None
+    good = b'{"IP":"10.0.0.1","ID":300}'
+    assert read_address("10.0.0.1", good) is not None
+    for key, value in (
+        ("10.0.0.1", b"{"),
+        ("web", good),
+        ("10.0.0.2", good),
+        ("10.0.0.1", b'{"IP":"10.0.0.1"}'),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":300,"X":"\xff"}'),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":300,"X":' + b"[" * 100000),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":-1}'),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":4294967296}'),
+        ("10.0.0.1", b'{"IP":"10.0.0.1","ID":300,"Key":256}'),
+    ):
+        assert read_address(key, value) is None, (key, value[:50])
+
+
+def test_a_network_of_ciliums_is_read() -> None:
+    value = b'{"IP":"10.0.0.0","Mask":"/wAAAA==","HostIP":"192.0.2.2","ID":300}'
+    found = read_address("10.0.0.0/8", value)
+    assert found is not None
+    assert found.prefix == "10.0.0.0/8"
 
 
 def test_an_endpoint_has_a_key_for_each_address() -> None:
