@@ -172,10 +172,18 @@ cert-file: '/var/lib/etcd-secrets/etcd-client.crt'
 {{- end }}
 {{- end }}
 
+{{/*
+"true" for a cluster whose first Cilium was .version or later, which is what no upgradeCompatibility means, else "".
+As in Cilium's chart, a pre-release such as 1.16.0-rc.1 is later than none.
+*/}}
+{{- define "cilium.since" -}}
+{{- if semverCompare (printf ">=%s" .version) (.values.upgradeCompatibility | default .version) -}}true{{- end -}}
+{{- end }}
+
 {{/* "true" where Envoy has a pod of its own on every node, else "". */}}
 {{- define "cilium.envoy" -}}
-{{- $since := toString (.Values.upgradeCompatibility | default "1.16") -}}
-{{- if and .Values.l7Proxy (ternary (semverCompare ">=1.16" $since) (not (empty .Values.envoy.enabled)) (kindIs "invalid" .Values.envoy.enabled)) -}}
+{{- $since := include "cilium.since" (dict "values" .Values "version" "1.16") -}}
+{{- if and .Values.l7Proxy (ternary (not (empty $since)) (not (empty .Values.envoy.enabled)) (kindIs "invalid" .Values.envoy.enabled)) -}}
 true
 {{- end -}}
 {{- end }}
@@ -298,14 +306,14 @@ true
 {{- end -}}
 {{- $kpr := .Values.kubeProxyReplacement -}}
 {{- with .Values.upgradeCompatibility -}}
-{{- $since := toString . -}}
-{{- if not (regexMatch "^v?1\\.[0-9]+(\\.[0-9]+)?$" $since) -}}
-{{- fail (printf "upgradeCompatibility=%s: expected a version of Cilium such as \"1.14\"" $since) -}}
-{{- else if semverCompare "<1.8" $since -}}
-{{- fail (printf "upgradeCompatibility=%s: not served here: expected 1.8 or later, or leave it out" $since) -}}
-{{- else if and (semverCompare "<1.14" $since) (kindIs "invalid" $kpr) -}}
-{{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}
+{{- if not (regexMatch "^v?[0-9]+([.][0-9]+){0,2}(-[0-9A-Za-z.-]+)?([+][0-9A-Za-z.-]+)?$" .) -}}
+{{- fail (printf "upgradeCompatibility=%s: expected a version of Cilium such as \"1.14\"" .) -}}
 {{- end -}}
+{{- end -}}
+{{- $of8 := include "cilium.since" (dict "values" $values "version" "1.8") -}}
+{{- $of14 := include "cilium.since" (dict "values" $values "version" "1.14") -}}
+{{- if and $of8 (not $of14) (or (kindIs "invalid" $kpr) (eq (toString $kpr) "")) -}}
+{{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}
 {{- end -}}
 {{- if not (or (kindIs "invalid" $kpr) (has (toString $kpr) (list "" "true" "false"))) -}}
 {{- fail "kubeProxyReplacement must be explicitly set to a valid value (true or false) to continue." -}}

@@ -1,0 +1,105 @@
+"""Rights that the chart gives, and which objects it renders, beside those of Cilium's chart for the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pytest
+
+from tests.integration.deploy.rendered import load, rendered
+from tests.integration.deploy.test_chart_objects import comparable, recorded
+from tests.support import chart
+from tests.support.counts import Count
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
+
+Right = tuple[str, str, str, str, str]
+"""Role or cluster role, group, resource, name or ``*``, verb."""
+
+MORE: Final = {
+    ("cilium", "cilium.io", "ciliumidentities"): "a heartbeat and a double write read and mark the object",
+    ("cilium", "events.k8s.io", "events"): "what is not served as it is written is reported of its object",
+    ("cilium-operator", "", "nodes"): "the Node is read again before its taints are patched",
+    ("cilium-operator", "", "pods"): "without a store disableEndpointCRD changes nothing of what is watched",
+    ("cilium-operator", "cilium.io", "ciliumidentities"): "the mark of the garbage collector is a patch",
+    ("cilium-operator", "cilium.io", "ciliumloadbalancerippools/status"): "conditions are an update of the status",
+    ("cilium-operator", "cilium.io", "ciliumnodes"): "ranges are a patch, where Cilium's updates the object",
+    ("cilium-operator", "cilium.io", "ciliumnodes/status"): "errors are a patch of the status",
+}
+"""Cluster role, group and resource of verbs that Cilium's chart does not give, and what they are for."""
+GENERATOR: Final = "hubble-generate-certs"
+"""Of its objects the recording has the names alone."""
+OWN: Final = {
+    "DaemonSet/cilium-bgp-speaker": "gobgpd has a pod of its own",
+    "Role/cilium-l2-announcements": "Leases are of one namespace, not of all",
+    "RoleBinding/cilium-l2-announcements": "Leases are of one namespace, not of all",
+    "Role/cilium-operator": "the Lease of the election is of one namespace, not of all",
+    "RoleBinding/cilium-operator": "the Lease of the election is of one namespace, not of all",
+}
+LEFT_OUT: Final = {
+    "Namespace/cilium-secrets": "no Secret is copied",
+    "Role/cilium-config-agent": "the ConfigMap is mounted, unless daemon.configSources names others",
+    "RoleBinding/cilium-config-agent": "the ConfigMap is mounted, unless daemon.configSources names others",
+}
+HUBBLE: Final = {"Secret/cilium-ca", "Secret/hubble-server-certs", "Service/hubble-peer"}
+"""Objects that the recordings leave out where Hubble is on."""
+
+
+def rights(objects: Mapping[str, Any]) -> Iterator[Right]:
+    """Every right of every role."""
+    for key, one in objects.items():
+        if one["kind"] not in {"ClusterRole", "Role"} or one["metadata"]["name"] == GENERATOR:
+            continue
+        for rule in one.get("rules") or ():
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for name in rule.get("resourceNames", ["*"]):
+                        yield from ((key, group, resource, name, verb) for verb in rule["verbs"])
+
+
+def given(objects: Mapping[str, Any]) -> set[Right]:
+    """Rights of agents and of operators, whether by a role of one namespace or of the cluster."""
+    return {
+        ("cilium-operator" if "operator" in role else "cilium", *rest) for role, *rest in rights(objects)
+    }
+
+
+def sets() -> list[str]:
+    return [name for name in comparable() if not isinstance(rendered(name), str)]
+
+
+@pytest.mark.parametrize("name", sets())
+def test_no_more_is_allowed_than_by_cilium_s_chart_but_for_a_reason(name: str, count: Count) -> None:
+    ours = rendered(name)
+    assert isinstance(ours, dict)
+    allowed = {(who, group, resource, verb) for who, group, resource, _, verb in given(recorded(name))}
+    for who, group, resource, _, verb in given(ours):
+        if {(who, group, resource, verb), (who, group, resource, "*")} & allowed:
+            count("rights", {"Cilium's chart gives them too": 1})
+            continue
+        reason = MORE.get((who, group, resource))
+        assert reason is not None, (who, group, resource, verb)
+        count("rights", {f"given here: {reason}": 1})
+
+
+@pytest.mark.parametrize("name", sets())
+def test_rights_that_values_take_away_are_taken_away(name: str) -> None:
+    default = load("default")["rendered"]
+    taken = given(default) - given(recorded(name))
+    ours = rendered(name)
+    assert isinstance(ours, dict)
+    left = {right for right in taken & given(ours) if right[:3] not in MORE}
+    assert left == set()
+
+
+@pytest.mark.parametrize("name", sets())
+def test_the_objects_are_those_of_cilium_s_chart_or_named(name: str) -> None:
+    others = load(name).get("other_objects") or {}
+    theirs = recorded(name).keys() | set(load("default")["other_objects"]) | set(others.get("added", ()))
+    ours = rendered(name)
+    assert isinstance(ours, dict)
+    theirs -= set(others.get("removed", ()))
+    mine = {key for key in ours if not key.startswith("ValidatingAdmissionPolicy")}
+    assert mine - theirs - OWN.keys() - HUBBLE == set()
+    assert theirs - mine - LEFT_OUT.keys() == set()
