@@ -322,6 +322,12 @@ def test_a_number_may_be_a_text_where_cilium_s_chart_takes_both() -> None:
         assert data["bpf-lb-maglev-table-size"] == "65521"
 
 
+def test_zero_leaves_out_sizes_and_rates_as_in_cilium_s_chart() -> None:
+    sizes = dict.fromkeys(("ctTcpMax", "ctAnyMax", "natMax", "neighMax"), 0)
+    rates = {"qps": 0, "burst": 0, "operator": {"qps": 0, "burst": 0}}
+    assert chart.objects({"bpf": sizes, "k8sClientRateLimit": rates}) == chart.objects({})
+
+
 def test_a_setting_of_null_is_none() -> None:
     data = chart.objects({"extraConfig": {"mtu": None, "policy-queue-size": 7}})[CONFIG]["data"]
     assert data["policy-queue-size"] == "7"
