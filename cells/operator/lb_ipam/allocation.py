@@ -5,14 +5,15 @@ Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from cells.kubernetes.objects.cilium_pools import CILIUM_LOAD_BALANCER_IP_POOLS
 from cells.kubernetes.objects.kind import Condition, DatedMeta, Key, Kind, LabelSelector, Object
@@ -301,23 +302,79 @@ class Plan(msgspec.Struct, frozen=True):
     used: Mapping[str, int]
 
 
+class _Holders:
+    """The services that have an address, any two of them compatible."""
+
+    def __init__(self) -> None:
+        self.services: list[AllocationRequest] = []
+        self._ports: set[tuple[int, str]] = set()
+        self._sides: dict[tuple[str, frozenset[str]], AllocationRequest] = {}
+        """One service, without ports, of each namespace and list of others that it shares with."""
+
+    def add(self, request: AllocationRequest) -> None:
+        self.services.append(request)
+        self._ports |= request.ports
+        if (side := (request.key[0], request.across)) not in self._sides:
+            self._sides[side] = replace(request, ports=frozenset())
+
+    def admit(self, request: AllocationRequest) -> bool:
+        """Whether a service is compatible with all, without a look at each."""
+        return request.ports.isdisjoint(self._ports) and not any(
+            incompatible(request, one) for one in self._sides.values()
+        )
+
+
+class _SharedAddresses:
+    """The addresses of a range that services with one sharing key have."""
+
+    def __init__(self) -> None:
+        self.addresses: list[Address] = []
+        """The lowest first."""
+        self._rejected: dict[Hashable, int] = {}
+        """Kind of request -> how many of the first addresses it cannot have: none comes free in a plan."""
+
+    def add(self, address: Address) -> None:
+        at = bisect_left(self.addresses, int(address), key=int)
+        self.addresses.insert(at, address)
+        if at + 1 < len(self.addresses):
+            self._rejected = {kind: min(at, count) for kind, count in self._rejected.items()}
+
+    def lowest(self, request: AllocationRequest, holders: Mapping[Address, _Holders]) -> Address | None:
+        """The lowest address that a service may share."""
+        kind = (request.ports, request.policy, request.selector, request.key[0], request.across)
+        start = self._rejected.get(kind, 0)
+        for at in range(start, len(self.addresses)):
+            if holders[self.addresses[at]].admit(request):
+                self._rejected[kind] = at
+                return self.addresses[at]
+        self._rejected[kind] = len(self.addresses)
+        return None
+
+
 class _Allocation:
     """Addresses and their owners, while a plan is made."""
 
     def __init__(self, pools: Sequence[AddressPool]) -> None:
         self.pools = pools
-        self.holders: dict[Address, list[AllocationRequest]] = {}
+        self.holders: dict[Address, _Holders] = {}
         self.held: dict[Key, list[Address]] = {}
-        self._by_sharing_key: dict[str, list[Address]] = {}
-        """Those that services with the key have, the lowest first."""
+        self._shared: dict[tuple[str, PoolRange], _SharedAddresses] = {}
+        """By sharing key and range of a pool that gives."""
         self._lowest: dict[PoolRange, int] = {}
         """Below it a range has no free address: none comes free while a plan is made."""
 
     def give(self, request: AllocationRequest, address: Address) -> None:
         if address not in self.holders:
-            insort(self._by_sharing_key.setdefault(request.sharing, []), address, key=int)
-        self.holders.setdefault(address, []).append(request)
+            self.holders[address] = _Holders()
+            if request.sharing and (within := self._range(address)) is not None:
+                self._shared.setdefault((request.sharing, within), _SharedAddresses()).add(address)
+        self.holders[address].add(request)
         self.held.setdefault(request.key, []).append(address)
+
+    def _range(self, address: Address) -> PoolRange | None:
+        """The range that an address is given out of: those of two pools that give do not overlap."""
+        found = (pool.range_of(address) for pool in self.pools if pool.gives)
+        return next((one for one in found if one is not None), None)
 
     def free(self, within: PoolRange) -> Address | None:
         """The lowest free address of a range; None when there is none."""
@@ -332,7 +389,9 @@ class _Allocation:
 
     def obstacle(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
         """Why a service cannot have an address that others have; None when it can."""
-        for other in self.holders.get(address, ()):
+        if (holders := self.holders.get(address)) is None or holders.admit(request):
+            return None
+        for other in holders.services:
             if why := incompatible(request, other):
                 if not request.sharing or not other.sharing:
                     return "already_allocated", f"The IP '{address}' is already allocated to another service"
@@ -368,26 +427,25 @@ class _Allocation:
 
     def any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
         """Give an address of a family: one that it may share, else the lowest that is free; else why not."""
-        pools = [
-            pool
+        ranges = [
+            one
             for pool in self.pools
-            if pool.gives
-            and request.matches(pool)
-            and any(one.first.version == version for one in pool.ranges)
+            if pool.gives and request.matches(pool)
+            for one in pool.ranges
+            if one.first.version == version
         ]
-        if not pools:
+        if not ranges:
             return "no_pool", NO_POOL
         if request.sharing:
-            for address in self._by_sharing_key.get(request.sharing, ()):
-                inside = any(pool.range_of(address) is not None for pool in pools)
-                if address.version == version and inside and self.obstacle(request, address) is None:
-                    self.give(request, address)
-                    return None
-        for pool in pools:
-            for one in pool.ranges:
-                if one.first.version == version and (free := self.free(one)) is not None:
-                    self.give(request, free)
-                    return None
+            shared = [found for one in ranges if (found := self._shared.get((request.sharing, one)))]
+            known = [found.lowest(request, self.holders) for found in shared]
+            if addresses := [one for one in known if one is not None]:
+                self.give(request, min(addresses, key=int))
+                return None
+        for one in ranges:
+            if (free := self.free(one)) is not None:
+                self.give(request, free)
+                return None
         return "out_of_ips", EXHAUSTED
 
     def serve(self, request: AllocationRequest) -> tuple[str, str] | None:

@@ -51,6 +51,56 @@ def rendered(name: str) -> dict[str, dict[str, Any]] | str:
         return str(error)
 
 
+def recorded(name: str) -> dict[str, Any]:
+    """``Kind/name`` -> object, as Cilium's chart renders the set."""
+    default: dict[str, Any] = load("default")["rendered"]
+    found = copy.deepcopy(default)
+    for key, changes in load(name)["diff"].items():
+        for pointer, (_, new) in changes.items():
+            if pointer and key not in found:
+                continue  # one of those that are not compared
+            if pointer:
+                _put(found[key], pointer, new)
+            elif new == "<absent>":
+                found.pop(key, None)
+            else:
+                found[key] = copy.deepcopy(default[key] if new == "<as in default>" else new)
+    return found
+
+
+def _put(into: Any, pointer: str, new: Any) -> None:
+    *path, last = pointer.split("/")[1:]
+    for step in path:
+        into = into[_within(into, step)]
+    if last == "#order":
+        return
+    at = _within(into, last)
+    if new == "<absent>":
+        del into[at]
+    elif at is None:
+        into.append(new)
+    else:
+        into[at] = new
+
+
+def _within(into: Any, step: str) -> Any:
+    return _at(into, step) if isinstance(into, list) else _plain(step)
+
+
+def _plain(step: str) -> str:
+    return step.replace("~1", "/").replace("~0", "~")
+
+
+def _at(among: list[Any], step: str) -> int | None:
+    key, _, value = step[1:-1].partition("=")
+    return next((i for i, one in enumerate(among) if one[key] == _plain(value)), None)
+
+
+def comparable() -> list[str]:
+    """The sets that Cilium's chart renders."""
+    return [one for one in NAMES if "diff" in load(one)]
+
+
 @cache
 def known_keys() -> set[str]:
     table = yaml.safe_load((chart.CHART / "files" / "settings.yaml").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -15,61 +14,11 @@ from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
 from tests.integration.deploy.differences import DIFFERENT, compared, places, why
-from tests.integration.deploy.rendered import CONFIG, NAMES, load, rendered
+from tests.integration.deploy.rendered import CONFIG, comparable, load, recorded, rendered
 from tests.support import chart
 from tests.support.counts import Count
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
-
-
-def recorded(name: str) -> dict[str, Any]:
-    """``Kind/name`` -> object, as Cilium's chart renders the set."""
-    default: dict[str, Any] = load("default")["rendered"]
-    found = copy.deepcopy(default)
-    for key, changes in load(name)["diff"].items():
-        for pointer, (_, new) in changes.items():
-            if pointer and key not in found:
-                continue  # one of those that are not compared
-            if pointer:
-                _put(found[key], pointer, new)
-            elif new == "<absent>":
-                found.pop(key, None)
-            else:
-                found[key] = copy.deepcopy(default[key] if new == "<as in default>" else new)
-    return found
-
-
-def _put(into: Any, pointer: str, new: Any) -> None:
-    *path, last = pointer.split("/")[1:]
-    for step in path:
-        into = into[_within(into, step)]
-    if last == "#order":
-        return
-    at = _within(into, last)
-    if new == "<absent>":
-        del into[at]
-    elif at is None:
-        into.append(new)
-    else:
-        into[at] = new
-
-
-def _within(into: Any, step: str) -> Any:
-    return _at(into, step) if isinstance(into, list) else _plain(step)
-
-
-def _plain(step: str) -> str:
-    return step.replace("~1", "/").replace("~0", "~")
-
-
-def _at(among: list[Any], step: str) -> int | None:
-    key, _, value = step[1:-1].partition("=")
-    return next((i for i, one in enumerate(among) if one[key] == _plain(value)), None)
-
-
-def comparable() -> list[str]:
-    """The sets that Cilium's chart renders."""
-    return [one for one in NAMES if "diff" in load(one)]
 
 
 @pytest.mark.parametrize("name", comparable())

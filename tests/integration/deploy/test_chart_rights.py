@@ -1,4 +1,4 @@
-"""Rights that the chart gives, and which objects it renders, beside those of Cilium's chart for the same values."""
+"""Rights that the chart gives, and the names of its objects, beside those of Cilium's chart."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.integration.deploy.rendered import load, rendered
-from tests.integration.deploy.test_chart_objects import comparable, recorded
-from tests.support import chart
+from tests.integration.deploy.rendered import comparable, load, recorded, rendered
 from tests.support.counts import Count
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
@@ -21,9 +19,9 @@ MORE: Final = {
     ("cilium", "cilium.io", "ciliumidentities"): "a heartbeat and a double write read and mark the object",
     ("cilium", "events.k8s.io", "events"): "what is not served as it is written is reported of its object",
     ("cilium-operator", "", "nodes"): "the Node is read again before its taints are patched",
-    ("cilium-operator", "", "pods"): "without a store disableEndpointCRD changes nothing of what is watched",
+    ("cilium-operator", "", "pods"): "disableEndpointCRD does nothing without a store",
     ("cilium-operator", "cilium.io", "ciliumidentities"): "the mark of the garbage collector is a patch",
-    ("cilium-operator", "cilium.io", "ciliumloadbalancerippools/status"): "conditions are an update of the status",
+    ("cilium-operator", "cilium.io", "ciliumloadbalancerippools/status"): "conditions are a status update",
     ("cilium-operator", "cilium.io", "ciliumnodes"): "ranges are a patch, where Cilium's updates the object",
     ("cilium-operator", "cilium.io", "ciliumnodes/status"): "errors are a patch of the status",
 }
@@ -61,7 +59,8 @@ def rights(objects: Mapping[str, Any]) -> Iterator[Right]:
 def given(objects: Mapping[str, Any]) -> set[Right]:
     """Rights of agents and of operators, whether by a role of one namespace or of the cluster."""
     return {
-        ("cilium-operator" if "operator" in role else "cilium", *rest) for role, *rest in rights(objects)
+        ("cilium-operator" if "operator" in role else "cilium", group, resource, name, verb)
+        for role, group, resource, name, verb in rights(objects)
     }
 
 

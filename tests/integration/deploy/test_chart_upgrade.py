@@ -66,7 +66,8 @@ def test_agents_take_the_older_settings_too() -> None:
 
 KEYS = (
     *("external-envoy-proxy", "dnsproxy-enable-transparent-mode", "enable-bpf-masquerade"),
-    *("bpf-map-dynamic-size-ratio", "bpf-ct-global-tcp-max", "bpf-ct-global-any-max", "operator-api-serve-addr"),
+    *("bpf-map-dynamic-size-ratio", "bpf-ct-global-tcp-max", "bpf-ct-global-any-max"),
+    "operator-api-serve-addr",
 )
 OLDEST = ("false", "false", None, None, "524288", "262144", None)
 NEWEST = ("true", "true", None, "0.0025", None, None, "127.0.0.1:9234")
@@ -86,18 +87,18 @@ def test_the_version_that_was_first_installed_chooses_defaults_as_in_cilium_s_ch
     version: str, wanted: tuple[str | None, ...]
 ) -> None:
     """A pre-release is later than no version to Helm, so its defaults are the oldest."""
-    given = {"upgradeCompatibility": version, "kubeProxyReplacement": "true"}
+    given: dict[str, Any] = {"upgradeCompatibility": version, "kubeProxyReplacement": "true"}
     objects = chart.objects(given)
     assert tuple(objects[CONFIG]["data"].get(key) for key in KEYS) == wanted
     (agent,) = objects["DaemonSet/cilium"]["spec"]["template"]["spec"]["containers"]
     for probe in ("livenessProbe", "readinessProbe"):
         assert ("exec" in agent[probe]) == (wanted == OLDEST)
-    given = {"bpf": {"ctTcpMax": 70000, "ctAnyMax": 50000, "mapDynamicSizeRatio": 0.01}, **given}
+    given["bpf"] = {"ctTcpMax": 70000, "ctAnyMax": 50000, "mapDynamicSizeRatio": 0.01}
     assert tuple(chart.objects(given)[CONFIG]["data"][key] for key in KEYS[3:6]) == ("0.01", "70000", "50000")
 
 
 @pytest.mark.parametrize("replacement", [None, ""])
-def test_a_cluster_first_installed_between_1_8_and_1_13_must_choose_a_replacement(replacement: str | None) -> None:
+def test_a_cluster_of_1_8_to_1_13_must_choose_a_replacement(replacement: str | None) -> None:
     for version in ("1.8", "1.13.9"):
         with pytest.raises(chart.RenderError, match="kubeProxyReplacement must be explicitly set"):
             chart.objects({"upgradeCompatibility": version, "kubeProxyReplacement": replacement})

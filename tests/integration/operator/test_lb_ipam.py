@@ -60,14 +60,21 @@ def test_a_service_that_comes_first_takes_nothing_from_one_that_has_it() -> None
     assert given_to(found) == {"a": ["203.0.113.1"], "m": ["203.0.113.0"]}
 
 
-@pytest.mark.parametrize("sharing", ["", "key"])
-def test_thousands_of_services_are_planned_before_a_lease_runs_out(sharing: str) -> None:
+@pytest.mark.parametrize(
+    ("sharing", "ports", "addresses"), [("", 1, 4000), ("key{}", 1, 4000), ("key", 1, 4000), ("key", 4000, 1)]
+)
+def test_thousands_of_services_are_planned_before_a_lease_runs_out(
+    sharing: str, ports: int, addresses: int
+) -> None:
     """All at once, as on the day that the first pool is made; nothing else runs meanwhile."""
-    services = [request(str(number), sharing=sharing and f"{sharing}{number}") for number in range(4000)]
+    services = [
+        request(str(one), sharing=sharing.format(one), ports=frozenset({(80 + one % ports, "TCP")}))
+        for one in range(4000)
+    ]
     began = time.process_time()
     found = plan([pool("p", "10.0.0.0", "10.0.255.255")], services)
-    assert time.process_time() - began < 2
-    assert len({address for one in found.grants.values() for address in one.addresses}) == 4000
+    assert time.process_time() - began < 1
+    assert len({address for one in found.grants.values() for address in one.addresses}) == addresses
 
 
 def test_a_port_may_be_shared_by_two_protocols() -> None:
@@ -131,6 +138,58 @@ def test_services_share_an_address_by_sharing_key_and_a_second_plan_changes_noth
     again = plan(pools, [replace(one, has=found.grants[one.key].addresses) for one in requests])
     assert given_to(again) == given_to(found)
     assert found.used["p"] == len({address for address, _ in holders}) if holders else True
+
+
+SHARERS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "x", "y"]),
+        st.sets(st.sampled_from([80, 81, 82]), min_size=1, max_size=2),
+        st.sampled_from([(), ("203.0.113.9",), ("203.0.113.1",)]),
+        st.sampled_from(["Cluster", "Local"]),
+        st.sampled_from([(), ("*",)]),
+        st.sampled_from(["a", "b"]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=scaled(100), deadline=None)
+@given(SHARERS)
+def test_a_service_shares_the_lowest_address_that_it_is_compatible_with(
+    asks: list[tuple[str, set[int], tuple[str, ...], str, tuple[str, ...], str]],
+) -> None:
+    """The last one, beside a look at every holder of every address."""
+    pools = [pool("upper", "203.0.113.8", "203.0.113.15"), pool("lower", "203.0.113.0", "203.0.113.5")]
+    requests = [
+        replace(
+            request(
+                f"s{number}",
+                sharing=sharing,
+                ports=frozenset((port, "TCP") for port in ports),
+                wanted=tuple(map(ip_address, wanted)),
+                policy=policy,
+                across=frozenset(across),
+            ),
+            key=(namespace, f"s{number}"),
+        )
+        for number, (sharing, ports, wanted, policy, across, namespace) in enumerate(asks)
+    ]
+    *earlier, last = requests
+    last = replace(last, wanted=())
+    holders: dict[Any, list[AllocationRequest]] = {}
+    before = plan(pools, earlier)
+    for one in earlier:
+        for address in before.grants[one.key].addresses:
+            holders.setdefault(address, []).append(one)
+    compatible = [
+        address for address, among in holders.items() if not any(incompatible(last, one) for one in among)
+    ]
+    (got,) = plan(pools, [*earlier, last]).grants[last.key].addresses or (None,)
+    if compatible:
+        assert got == min(compatible, key=int)
+    else:
+        assert got not in holders
 
 
 def service(name: str, **spec: Any) -> dict[str, Any]:
