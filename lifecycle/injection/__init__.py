@@ -1,4 +1,4 @@
-"""Dependency injection: cells, their constructors, the graph of dependencies, its faults, building."""
+"""Dependency injection: cells, their constructors, the graph of dependencies, its faults, construction."""
 
 from lifecycle.injection.cells import (
     Cell,

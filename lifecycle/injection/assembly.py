@@ -1,4 +1,4 @@
-"""Cells laid out flat: modules, constructors, roots."""
+"""The flat form of cells: modules, constructors, roots."""
 
 import re
 import typing
@@ -34,34 +34,34 @@ _MODULE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _END = object()
 
 Level = tuple[Iterator[Cell], Scope, Frame]
-"""Cells still to lay out, with the module they are in and what is decorated around them."""
+"""Cells that are not read yet, with their module and the decorations around them."""
 
 
 class Assembly(msgspec.Struct):
-    """Everything the cells say, in the order they say it."""
+    """All declarations of the cells, in order."""
 
     root: Scope
     frame: Frame
-    """Of the hive itself."""
+    """The frame of the hive itself."""
     scopes: list[Scope]
     constructors: list[Constructor] = msgspec.field(default_factory=list)
-    """Those provided (with the parts of their results), supplied and configured."""
+    """Provided (with the parts of their results), supplied and configured constructors."""
     decorators: list[Constructor] = msgspec.field(default_factory=list)
-    """Those that decorate, with the parts of their results."""
+    """Decorators, with the parts of their results."""
     frames: list[Frame] = msgspec.field(default_factory=list)
-    """Those in which something is decorated."""
+    """Frames with decorations."""
     replaces: list[Constructor] = msgspec.field(default_factory=list)
     invokes: list[Constructor] = msgspec.field(default_factory=list)
     faults: list[Fault] = msgspec.field(default_factory=list)
 
     @property
     def providers(self) -> list[Constructor]:
-        """All that gives something: constructors, decorators, fakes."""
+        """All nodes that provide something: constructors, decorators, fakes."""
         return [*self.constructors, *self.decorators, *self.replaces]
 
 
 def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:
-    """Walk the cells, however deep they nest, and read the hints of every function in them."""
+    """Read all cells, at any depth of nesting, and the hints of every function in them."""
     assembly = Assembly(root, Frame(), [root])
     levels: list[Level] = [(iter(cells), root, assembly.frame)]
     while levels:
@@ -75,7 +75,7 @@ def assemble(root: Scope, cells: Iterable[Cell]) -> Assembly:
 
 
 def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level | None:
-    """Lay out one cell; the cells in it are for the caller."""
+    """Read one cell; the caller reads the cells inside it."""
     match cell:
         case ModuleCell():
             return iter(cell.cells), _scope(cell, scope, assembly), Frame(frame)
@@ -105,7 +105,7 @@ def _add(cell: object, scope: Scope, frame: Frame, assembly: Assembly) -> Level 
 
 
 def _decorated(cell: DecorateCell, scope: Scope, frame: Frame, assembly: Assembly) -> Frame:
-    """The scope of a decoration: a scope of its own, or without cells the enclosing one."""
+    """The scope of a decoration: one of its own or, without cells, the enclosing one."""
     around = Frame(frame) if cell.cells else frame
     if not around.decorators:
         assembly.frames.append(around)
@@ -153,7 +153,7 @@ def _made(
     frame: Frame | None,
     cell: ProvideCell | DecorateCell,
 ) -> Iterator[Constructor]:
-    """The node of a constructor, and one for each of its results when they are several."""
+    """The node of a constructor, and one for each of its results if there are several."""
     call = as_function(call)
     signature = describe(call, decorates=kind == "decorate")
     name, private, named = type_name(call), False, ""
@@ -214,7 +214,7 @@ def _made(
 
 
 def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iterator[str]:
-    """Why a constructor's result cannot be provided under these types, too."""
+    """Why the result of a constructor cannot also be provided under these types."""
     if not alone:
         yield "as_ is for one constructor: give each a provide() of its own"
     if signature.parts:
@@ -230,7 +230,7 @@ def _not_as(signature: Signature, also: tuple[Key, ...], *, alone: bool) -> Iter
 
 
 def _named(key: Key | None, name: str) -> Key | None:
-    """The key under the name that its cell gives it."""
+    """The key with the name that its cell sets."""
     return key_of(Annotated[key, Named(name)]) if name and key is not None else key
 
 
@@ -288,4 +288,4 @@ def _is_type(call: object) -> bool:
 
 
 def be_built(instance: object) -> None:
-    """Invoked for a type: building the instance is all there is to do."""
+    """Invoked for a type: to build the instance is all it does."""

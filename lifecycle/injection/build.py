@@ -1,7 +1,7 @@
-"""Construction: one container per module, one provider per constructor, built dependencies first.
+"""Construction: one container for each module, one provider for each constructor, dependencies first.
 
-Everything is built in topological order, so that a chain of any depth never recurses; fakes are overrides,
-put in place before anything is built.
+Everything is built in topological order, so no chain recurses, however long. Fakes are overrides, which are
+set before anything is built.
 """
 
 import functools
@@ -40,7 +40,7 @@ class Build:
         profile: Profile,
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`changed` is called when what was built is thrown away, or is another."""
+        """`changed` is called when instances are dropped or replaced."""
         self._changed = changed
         self._resolution = resolution
         self._settings = settings
@@ -51,23 +51,23 @@ class Build:
         }
         self.providers: dict[Constructor, Provider[Any]] = {}
         self.instances: dict[Constructor, object] = {}
-        """In the order of construction; invoked functions too, with their result."""
+        """Instances in the order of construction; invoked functions, too, with their results."""
         for number, node in enumerate(order(resolution.nodes)):
             provider = self._provider(node)
             self.providers[node] = provider
             self.containers[node.scope].set_provider(f"p{number}", provider)
 
     def construct(self, without: Collection[Constructor] = ()) -> None:
-        """Build what the invoked functions need and call them, but not `without`, which holds all its users.
+        """Build what the invoked functions need, except `without` (complete with its users), and call them.
 
-        Raises BuildError; nothing is built twice.
+        Raises BuildError. Nothing is built twice.
         """
         for node in self._resolution.order():
             if node not in self.instances and node not in without:
                 self.instances[node] = self.providers[node]()
 
     def take(self, settings: Mapping[Group, Settings]) -> None:
-        """Give these to what is constructed from now on."""
+        """Use these values for later constructions."""
         self._changed()
         for node, provider in self.providers.items():
             if node.kind == "config":
@@ -77,7 +77,7 @@ class Build:
                     self.instances[node] = value
 
     def discard(self, nodes: Iterable[Constructor]) -> None:
-        """Throw away what these have built, with all that was built with it: they can be built afresh."""
+        """Drop the instances of these nodes, so that they can be built again."""
         self._changed()
         for node in nodes:
             del self.instances[node]
@@ -86,9 +86,10 @@ class Build:
                 provider.reset()
 
     def arguments(self, node: Constructor) -> Iterator[tuple[str, Constructor]]:
-        """What a node is called with, read from its provider: parameters with what fills them.
+        """The arguments of a node, read from its provider: nodes by parameter.
 
-        A group is a parameter with many. What needs no constructor (a default, a Lifecycle) is left out.
+        A group is a parameter with several nodes. Parameters without a constructor (a default, a Lifecycle)
+        are left out.
         """
         provider: Any = self.providers[node]
         if node.part is None and node.kind not in {"provide", "decorate", "invoke"}:
@@ -131,7 +132,7 @@ class Build:
         return kind(_Call(node, self._profile), *args, **kwargs)
 
     def _argument(self, node: Constructor, parameter: Parameter) -> Provider[Any] | None:
-        """What fills a parameter; None where its default does, which only the function itself knows."""
+        """The argument for a parameter; None if its default is used, which only the function knows."""
         value: Provider[Any] | None
         if (need := node.needs.get(parameter.name)) is not None:
             value = self.providers[need]
@@ -213,7 +214,7 @@ class _Take:
 
 
 def _check_type(node: Constructor, result: object, key: Key) -> None:
-    """Raise BuildError for what would fail only where it is used."""
+    """Raise BuildError for a wrong type, which would otherwise fail where the value is used."""
     if faults := list(misfit(result, key)):
         verb = "is" if node.part is not None else "returned"
         text = f"{node} {verb} {_shape(result)} instead of {type_name(key)}"

@@ -1,4 +1,4 @@
-"""What is called though it is neither a function nor a class: partials, objects with ``__call__``."""
+"""Callables that are neither functions nor classes: partials, objects with ``__call__``."""
 
 import functools
 import inspect
@@ -13,9 +13,9 @@ __all__ = ["as_function"]
 
 
 def as_function(call: Any) -> Any:
-    """A function that calls `call`, with the hints and the place of what it calls in the end.
+    """A function that calls `call`, with the hints and the place of the function at its end.
 
-    Functions, classes, and what cannot be called, are given as they are.
+    Functions, classes, and objects that cannot be called are returned unchanged.
     """
     if has_place(call) or not callable(call):
         return call

@@ -1,4 +1,4 @@
-"""Every fault of a graph at once, in words that help."""
+"""All faults of a graph at once, with suggestions."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,13 +17,13 @@ from lifecycle.settings.options import Option, options_of
 __all__ = ["check", "circle_faults"]
 
 SHOWN = 5
-"""How many of a kind a message lists before it only counts."""
+"""Maximum number of similar items that a message lists; the others are counted."""
 CYCLES = 20
-"""How many constructors of a cycle are listed; there may be more than anyone would read."""
+"""Maximum number of constructors of a cycle that a message lists."""
 
 
 def check(resolution: Resolution) -> list[Fault]:
-    """Every fault, also of constructors that nothing invokes. Replaced constructors have none."""
+    """All faults, including those of constructors that nothing invokes. Replaced constructors have none."""
     nearby = Nearby(node for node in resolution.active if (node.whole or node).kind != "decorate")
     return [
         *resolution.assembly.faults,
@@ -46,7 +46,7 @@ def _signatures(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _duplicates(resolution: Resolution) -> Iterator[Fault]:
-    """Two that are visible from one place: public ones always, private ones when one is above the other."""
+    """Two providers visible in one scope: public ones, or private ones of a scope and one inside it."""
     for key, found in resolution.by_key.items():
         if key in resolution.injected:
             places = tuple(f"provided by {node}" for node in found if node.kind != "replace")
@@ -69,7 +69,7 @@ def _duplicates(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _places(clashing: Sequence[Constructor]) -> Iterator[str]:
-    """Both places; where one function is provided twice, those of the cells."""
+    """Both places; those of the cells if one function is provided twice."""
     is_one = len({node.place for node in clashing}) == 1
     for node in clashing:
         cell = f", in the cell at {node.stands_at}" if is_one and node.stands_at else ""
@@ -101,7 +101,7 @@ def _clashing(nodes: Sequence[Constructor]) -> Sequence[Constructor]:
 
 
 def _options(resolution: Resolution) -> Iterator[Fault]:
-    """Two structs with one option: which of them would a flag set?"""
+    """Two structs with the same option: a flag could not set one of them."""
     seen: dict[str, tuple[Option, Constructor]] = {}
     nodes = [node for node in resolution.active if node.kind == "config" and not node.faults]
     structs = {(node.key, node.scope if node.private else None): node for node in nodes}
@@ -152,7 +152,7 @@ def _concerned(found: list[tuple[Constructor, Parameter]]) -> tuple[Constructor,
 def _needed_by(
     found: list[tuple[Constructor, Parameter]], users: dict[Constructor, Constructor]
 ) -> list[str]:
-    """Who needs it; of the first also who needs that one."""
+    """The users of a node, and the users of the first."""
     lines = [f"needed by {node}, {parameter.role}" for node, parameter in found[:SHOWN]]
     lines[1:1] = _chain(found[0][0], users)
     if len(found) > SHOWN:
@@ -161,7 +161,7 @@ def _needed_by(
 
 
 def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
-    """For each constructor the first that needs it."""
+    """For each constructor the first one that needs it."""
     users: dict[Constructor, Constructor] = {}
     for node in (*resolution.assembly.invokes, *resolution.active):
         for need in node.needs.values():
@@ -170,7 +170,7 @@ def _users(resolution: Resolution) -> dict[Constructor, Constructor]:
 
 
 def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str]:
-    """Who needs that one, up to the function that is invoked."""
+    """The users of a node, up to the function that is invoked."""
     chain = {node: None}
     while (user := users.get(node)) is not None and user not in chain:
         chain[user] = None
@@ -183,7 +183,7 @@ def _chain(node: Constructor, users: dict[Constructor, Constructor]) -> list[str
 
 
 def _shortened(lines: Iterable[str]) -> list[str]:
-    """The first and the last when there are many."""
+    """The first and the last lines, if there are many."""
     every = list(lines)
     left_out = len(every) - 2 * SHOWN
     if left_out <= 1:

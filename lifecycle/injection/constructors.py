@@ -1,4 +1,4 @@
-"""Constructors: the nodes of the graph, and what stands around them."""
+"""Constructors, the nodes of the graph, and their scopes."""
 
 import inspect
 from typing import Literal, NewType
@@ -11,7 +11,7 @@ from lifecycle.hints.places import Place, place_of
 __all__ = ["SELF", "Constructor", "Frame", "Kind", "ModuleId", "Parameter", "Part", "Scope"]
 
 ModuleId = NewType("ModuleId", str)
-"""The full id of a constructor's module, injected: to name the tables of each instance."""
+"""The full id of a constructor's module, injected: for names of tables that differ by instance."""
 
 SELF = "self"
 """The key of `self` in an invoked unbound method, until the graph finds the class that provides it."""
@@ -28,7 +28,7 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
     place: Place
 
     def is_inside(self, other: "Scope") -> bool:
-        """Whether this is `other` or below it."""
+        """Whether this is `other` or inside it."""
         scope: Scope | None = self
         while scope is not None:
             if scope is other:
@@ -38,30 +38,30 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
 
 
 class Frame(msgspec.Struct, eq=False):
-    """What is decorated around cells: a module's frame, or that of decorate() with cells in it."""
+    """The decorations around cells: the frame of a module, or of a decorate() with cells."""
 
     parent: "Frame | None" = None
     decorators: "dict[Key, list[Constructor]]" = msgspec.field(default_factory=dict)
-    """By the key they decorate; more than one is a fault."""
+    """By the decorated key; more than one is a fault."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Something a constructor asks for."""
+    """A dependency of a constructor."""
 
     name: str
     key: Key
     required: bool = True
-    """Without it in the graph: a fault when required; else the default, or None for ``X | None``."""
+    """Whether its absence is a fault; otherwise it is the default, or None for ``X | None``."""
     default: object = inspect.Parameter.empty
     positional: bool = False
     collect: type | None = None
-    """list or tuple when it asks for the members of a group; None for one value."""
+    """list or tuple for the members of a group; None for one value."""
     ordering: bool = False
-    """Whether it only comes after that (see after()), and is not given it."""
+    """Whether it only orders the constructor after that (see after()), and is not passed."""
 
     @property
     def has_default(self) -> bool:
-        """Whether the function knows what to do without it."""
+        """Whether the function works without it."""
         return self.default is not inspect.Parameter.empty
 
     @property
@@ -74,12 +74,12 @@ class Part(msgspec.Struct, frozen=True):
     """One of several results."""
 
     at: int | str | None
-    """Index in the tuple, or name of the field; None for the whole under another type."""
+    """Index in the tuple or name of the field; None for the whole result under another type."""
     key: Key
 
 
 class Constructor(msgspec.Struct, eq=False):
-    """One node of the graph: something that is called once, or a value that is there already."""
+    """One node of the graph: something that is called once, or an existing value."""
 
     kind: Kind
     call: object
@@ -89,47 +89,47 @@ class Constructor(msgspec.Struct, eq=False):
     scope: Scope
     private: bool = False
     prefix: str = ""
-    """Of the options of a struct of settings."""
+    """Prefix of the options of a settings struct."""
     parameters: tuple[Parameter, ...] = ()
     faults: tuple[str, ...] = ()
     needs: "dict[str, Constructor]" = msgspec.field(default_factory=dict)
-    """By parameter name (``routes[0]`` for members); filled when the graph is resolved."""
+    """Dependencies by parameter name (``routes[0]`` for members), set when the graph is resolved."""
     groups: "dict[str, list[Constructor]]" = msgspec.field(default_factory=dict)
-    """By parameter name the members it gets; they are among the needs, too."""
+    """By parameter name, the members that it receives; they are also in `needs`."""
     orders: set[str] = msgspec.field(default_factory=set)
-    """Of the names in `needs` those of what it only comes after."""
+    """Names in `needs` that only order it."""
     injected: dict[str, Key] = msgspec.field(default_factory=dict)
-    """Parameters the hive itself fills, bound to this constructor."""
+    """Parameters that the hive itself fills, bound to this constructor."""
     replaced: bool = False
     cell_place: Place | None = None
-    """Where the cell stands that holds a value; functions and classes know their own place."""
+    """The place of a cell that holds a value; functions and classes have places of their own."""
     stands_at: Place | None = None
-    """Where the cell that contains it stands; None when the constructor's own place is precise enough."""
+    """The place of the cell that contains it; None if the constructor's own place is precise enough."""
     parts: tuple[Part, ...] = ()
-    """Its results when they are several: each is provided by a node of its own, of kind part."""
+    """Its results if there are several: a node of kind part provides each."""
     also: tuple[Key, ...] = ()
     """Further types of its one result, each provided by a node of kind part."""
     whole: "Constructor | None" = None
-    """For a part: what has it among its results."""
+    """For a part: the constructor of the results."""
     part: Part | None = None
     frame: Frame | None = None
-    """What is decorated around it."""
+    """The decorations around it."""
 
     @property
     def place(self) -> Place:
-        """Where it is written. Looked up when asked for: it reads the source."""
+        """Where it is defined. Reads the source, so it is computed on use."""
         if self.whole is not None:
             return self.whole.place
         return self.cell_place or place_of(self.call)
 
     @property
     def provides(self) -> str:
-        """The name of what it provides; of everything when it has several results."""
+        """The name of what it provides; of all if it has several results."""
         keys = [part.key for part in self.parts] or [self.key, *self.also]
         return " and ".join(map(type_name, keys))
 
     def uses(self, need: "Constructor") -> bool:
-        """Whether it is given that, and does not only come after it."""
+        """Whether it receives that node, rather than being only ordered after it."""
         return any(one is need and name not in self.orders for name, one in self.needs.items())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Order and cycles of a graph, and circles of its modules. No recursion: chains may be thousands deep."""
+"""Order and cycles of a graph, and circles of modules. Without recursion: chains may be thousands long."""
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
@@ -15,9 +15,9 @@ Left = dict[Constructor, None]  # a set that keeps its order
 
 
 def order(roots: Iterable[Constructor]) -> list[Constructor]:
-    """Everything reachable from the roots, each after all it needs; the same every time.
+    """All nodes that are reachable from the roots, each after all it needs; deterministic.
 
-    In a graph with cycles some arrow of each is ignored.
+    In a graph with cycles, some edge of each is ignored.
     """
     done: Left = {}
     for root in roots:
@@ -37,10 +37,10 @@ def order(roots: Iterable[Constructor]) -> list[Constructor]:
 
 
 def cycles(nodes: Iterable[Constructor]) -> Iterator[Iterator[list[Constructor]]]:
-    """For each knot of constructors that all need each other its short cycles.
+    """Short cycles of each set of constructors that all need each other.
 
-    They go on until every arrow is on one; a constructor may be on several. In a cycle each needs the next,
-    the last the first; it begins with the one that comes first in `nodes`.
+    They cover every edge; a constructor may be in several. In a cycle, each needs the next one and the last
+    the first; it begins with the one that comes first in `nodes`.
     """
     rank = {node: number for number, node in enumerate(nodes)}
     if _is_acyclic(order(rank)):
@@ -63,7 +63,7 @@ def _cycles(knot: Collection[Constructor], rank: Mapping[Constructor, int]) -> I
 
 
 def _is_acyclic(ordered: Iterable[Constructor]) -> bool:
-    """Whether each comes after all it needs, as it does unless arrows had to be ignored."""
+    """Whether each node comes after all it needs; not if edges had to be ignored."""
     before: set[Constructor] = set()
     for node in ordered:
         if not before.issuperset(node.needs.values()):
@@ -94,7 +94,7 @@ def _knots(nodes: Mapping[Constructor, int]) -> Iterator[set[Constructor]]:
 
 
 def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) -> list[Constructor]:
-    """The shortest way from `start` up to `end`, without it, breadth first; there is one within a knot."""
+    """The shortest path from `start` to `end`, without `end`; a component always has one."""
     came_from: dict[Constructor, Constructor] = {}
     frontier = deque([start])
     while frontier[0] is not end:
@@ -115,17 +115,17 @@ def _way(start: Constructor, end: Constructor, knot: Collection[Constructor]) ->
 
 
 class Circle(NamedTuple, Generic[T]):
-    """A largest set of modules each of which needs every other, if only through others."""
+    """A largest set of modules each of which needs every other, directly or through others."""
 
     modules: tuple[str, ...]
     ties: tuple[T, ...]
-    """The arrows between a few pairs of modules: without them there would be no circle."""
+    """The edges between a few pairs of modules: without them there would be no circle."""
 
 
 def circles_of(arrows: Iterable[tuple[str, str, T]]) -> list[Circle[T]]:
-    """The circles of (module that needs, module needed, arrow); largest first.
+    """The circles of (module that needs, module needed, edge); largest first.
 
-    A module and the modules inside it are no circle: they belong together.
+    A module and the modules inside it are no circle.
     """
     between: dict[Pair, list[T]] = defaultdict(list)
     for user, used, arrow in arrows:
@@ -144,7 +144,7 @@ def _is_within(module: str, other: str) -> bool:
 
 
 def _ties(pairs: Set[Pair]) -> Iterator[Pair]:
-    """Pairs of modules that have to be parted until no circle is left, each the one that parts most."""
+    """Pairs of modules to separate until no circle is left, at each step the pair that separates most."""
     left = set(pairs)
     while knots := _circles_between(left):
         largest = max(knots, key=len)
@@ -155,13 +155,13 @@ def _ties(pairs: Set[Pair]) -> Iterator[Pair]:
 
 
 def _tied(pairs: Iterable[Pair], modules: set[str]) -> tuple[int, int]:
-    """Of these modules: how large their largest circle is, and how many are in one."""
+    """The size of the largest circle of these modules, and the number of modules in circles."""
     sizes = [len(knot) for knot in _circles_between(pair for pair in pairs if modules.issuperset(pair))]
     return max(sizes, default=0), sum(sizes)
 
 
 def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
-    """Sets of modules that all need each other, of two or more (after Kosaraju), without recursion."""
+    """Sets of two or more modules that all need each other (after Kosaraju), without recursion."""
     used: dict[str, list[str]] = defaultdict(list)
     users: dict[str, list[str]] = defaultdict(list)
     for user, need in pairs:
@@ -185,7 +185,7 @@ def _circles_between(pairs: Iterable[Pair]) -> list[set[str]]:
 
 
 def _left_in_order(used: Mapping[str, list[str]]) -> list[str]:
-    """Modules in the order in which a search in depth leaves them."""
+    """Modules in the order in which a depth-first search leaves them."""
     done: dict[str, None] = {}
     seen: set[str] = set()
     for root in sorted(used):

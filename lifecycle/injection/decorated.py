@@ -12,7 +12,7 @@ __all__ = ["decorations", "times"]
 
 
 def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
-    """What is decorated twice in one place, or is not there to be decorated."""
+    """Types that are decorated twice in one scope, or that nothing provides."""
     for frame in resolution.assembly.frames:
         for key, nodes in frame.decorators.items():
             name = type_name(key)
@@ -32,11 +32,11 @@ def decorations(resolution: Resolution, nearby: Nearby) -> Iterator[Fault]:
 
 
 def times(count: int) -> str:
-    """Twice, 3 times."""
+    """The number as text: twice, 3 times."""
     return "twice" if count == 2 else f"{count} times"
 
 
 def _is_there(key: Key, node: Constructor, resolution: Resolution) -> bool:
-    """Whether something provides it; if not, a decorator that needs it is reported as missing it."""
+    """Whether something provides the key; if not, a decorator that needs it is reported as missing it."""
     asked = any(parameter.key == key for parameter in (node.whole or node).parameters)
     return asked or any(resolution.bare(key, node.scope))

@@ -1,7 +1,7 @@
-"""Whether a fake can replace a type, and whether a value is an instance of it.
+"""Whether a fake can replace a type, and whether a value is an instance of a type.
 
-A fake need not derive from the type: it must have the type's public methods, asynchronous where those are,
-and callable with their parameters.
+A fake need not derive from the type. It must have the type's public methods, asynchronous if those are, and
+callable with their parameters.
 """
 
 import functools
@@ -16,7 +16,7 @@ __all__ = ["members", "misfit", "unfit", "unlike"]
 
 
 def unlike(fake: object, key: Key) -> Iterator[str]:
-    """What keeps `fake` from standing in for `key`; nothing when it can."""
+    """Why `fake` cannot replace `key`; empty if it can."""
     if (member := member_of(key)) is not None:
         yield from _unlike_members(fake, member)
         return
@@ -34,10 +34,10 @@ def unlike(fake: object, key: Key) -> Iterator[str]:
 
 
 def misfit(value: object, key: Key) -> Iterator[str]:
-    """Why a value is not of the type it is provided as; nothing when it is.
+    """Why a value is not of the type under which it is provided; empty if it is.
 
-    It is one when it is an instance of the class, or has what the Protocol asks for. An int is a float, as
-    type checkers have it.
+    It is if it is an instance of the class or implements the Protocol. An int is also a float, as for type
+    checkers.
     """
     bare = plain(key)
     if typing.get_origin(bare) is typing.Literal:
@@ -65,9 +65,9 @@ def misfit(value: object, key: Key) -> Iterator[str]:
 
 
 def unfit(has: Key, key: Key) -> Iterator[str]:
-    """Why a value of the type `has` can never be of the type `key`, judging by the classes alone.
+    """Why no value of the type `has` can be of the type `key`, from the classes alone.
 
-    Attributes that __init__ sets are seen when there is a value (misfit()).
+    Attributes that __init__ sets are visible only on a value (misfit()).
     """
     kind, wanted = origin_class(plain(has)), origin_class(plain(key))
     if kind is None or wanted is None or wanted in kind.__mro__:
@@ -90,7 +90,7 @@ def _is_plain(member: object) -> bool:
 
 
 def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
-    """The first of a list or set that is not of its type."""
+    """The first element of a list or set that is not of its type."""
     if kind not in {list, set, frozenset} or not (args := typing.get_args(key)) or is_member(args[0]):
         return
     for one in value:
@@ -101,12 +101,12 @@ def _holds_others(value: Any, kind: type, key: Key) -> Iterator[str]:
 
 @functools.cache
 def _promised(kind: type) -> tuple[tuple[str, bool], ...]:
-    """What a Protocol asks for, and whether that is a method."""
+    """Members of a Protocol, and whether each is a method."""
     return tuple((name, inspect.isfunction(member)) for name, member in members(kind).items())
 
 
 def _lacks(value: object, protocol: type) -> Iterator[str]:
-    """What a Protocol asks for and a value does not have; without running a property."""
+    """The members of a Protocol that a value does not have; without running a property."""
     for name, is_method in _promised(protocol):
         found = getattr(type(value), name, _MISSING)
         if found is _MISSING:

@@ -1,4 +1,4 @@
-"""What is near a type that nothing provides."""
+"""Suggestions for a type that nothing provides."""
 
 import typing
 from collections import defaultdict
@@ -11,13 +11,13 @@ from lifecycle.injection.fakes import members
 __all__ = ["Nearby"]
 
 SHOWN = 5
-"""How many lines a type gets."""
+"""Maximum number of lines for a type."""
 SEARCHED = 20
-"""For so many types protocols and similar names are looked for: that compares each with everything."""
+"""Number of types for which protocols and similar names are searched, as that compares each with all."""
 
 
 class Nearby:
-    """Everything provided, by what it may be mistaken for."""
+    """Everything provided, by the types for which it may be mistaken."""
 
     def __init__(self, provided: Iterable[Constructor]) -> None:
         self._provided = provided
@@ -30,7 +30,7 @@ class Nearby:
         self._searches = 0
 
     def lines(self, key: Key, *, without: Constructor | None = None) -> Iterator[str]:
-        """A line for each of the nearest: by what it is, then by its name. `without` is not meant."""
+        """One line for each of the nearest: by type, then by name. `without` is left out."""
         if not self._is_indexed:
             self._index()
         seen: set[Constructor | None] = {without}
@@ -45,7 +45,7 @@ class Nearby:
             seen.add(node)
 
     def _index(self) -> None:
-        """Done when first asked: most graphs lack nothing."""
+        """Built on first use: most graphs lack nothing."""
         self._is_indexed = True
         for node in self._provided:
             if node.key is None:
@@ -101,18 +101,18 @@ def _given(node: Constructor) -> str:
 
 
 def _bases(kind: type) -> tuple[type, ...]:
-    """What an instance also is. A protocol is nothing else: what derives from it only looks like it."""
+    """The bases of a class. Protocols have none: what derives from one is only similar to it."""
     return () if getattr(kind, "_is_protocol", False) else kind.__mro__[1:-1]
 
 
 def _item(key: Key) -> Key:
-    """Route for ``list[Route]``: perhaps its members were meant; other keys unchanged."""
+    """Route for ``list[Route]``, as perhaps its members were intended; other keys unchanged."""
     args = typing.get_args(key)
     return args[0] if origin_class(key) in {list, tuple} and args else key
 
 
 def _marked(node: Constructor) -> str:
-    """It is there under another name, or as a member."""
+    """It is provided under another name, or as a member."""
     if is_member(node.key):
         return f"{type_name(node.key)} is contributed by {node}: ask for list[{hint_text(node.key)}]"
     return f"{_given(node)}: ask for {hint_text(node.key)}"

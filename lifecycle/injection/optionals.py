@@ -1,7 +1,7 @@
 """Optional dependencies with a provider that cannot be built.
 
-``T | None`` and a default are for when nothing provides T. When something does and cannot be built, leaving
-T out in silence would hide the fault.
+``T | None`` and a default apply if nothing provides T. If a provider exists but cannot be built, using the
+default silently would hide the fault.
 """
 
 from collections import defaultdict, deque
@@ -15,13 +15,13 @@ from lifecycle.injection.resolve import Resolution
 __all__ = ["optionals"]
 
 SHOWN = 5
-"""How many of a kind a message lists before it only counts."""
+"""Maximum number of similar items that a message lists; the others are counted."""
 
 
 def optionals(resolution: Resolution) -> Iterator[Fault]:
-    """A fault for each broken provider that something asks for optionally.
+    """A fault for each broken provider of an optional dependency.
 
-    Of optional dependencies in a chain, the one nearest to the break is reported.
+    In a chain of optional dependencies, the one nearest to the fault is reported.
     """
     broken = _broken(resolution)
     if not broken:
@@ -59,7 +59,7 @@ def optionals(resolution: Resolution) -> Iterator[Fault]:
 
 
 def _broken(resolution: Resolution) -> dict[Constructor, str]:
-    """What cannot be built for a reason of its own, with the reason."""
+    """Providers that cannot be built for a reason of their own, with the reason."""
     broken = {node: "which cannot be used" for node in resolution.nodes if node.faults}
     for unmet, why in (
         (resolution.missing, "which nothing provides"),

@@ -1,4 +1,4 @@
-"""Order without use: a constructor that comes after something it is not given."""
+"""Order without use: a constructor that starts after a type that it does not receive."""
 
 import inspect
 import typing
@@ -12,15 +12,15 @@ _MARK = "__comes_after__"
 
 
 def after(*types: Any) -> Callable[[T], T]:
-    """Start what a constructor (or an invoked function) registers after all that provides these types.
+    """Start the hooks of a constructor or invoked function after those of the providers of these types.
 
-    It needs each of them as if it had a parameter of that type, without being given it: they are built before
-    it, their hooks have started before its own start, and stop once its own have stopped. What nothing
-    provides is a fault of the graph, unless it is asked for as ``X | None``; ``list[Member[T]]`` stands for a
-    whole group. A subclass keeps what its bases come after. Raises TypeError for what is not a type.
+    It depends on each of them as with a parameter of that type, without receiving it: they are built before
+    it, their hooks start before its own, and stop after its own. A type that nothing provides is a fault of
+    the graph, unless it is written ``X | None``; ``list[Member[T]]`` stands for a whole group. A subclass
+    inherits the order of its bases. Raises TypeError for values that are not types.
 
         @after(Database)
-        class Server:  # its port opens when there is a database, though it never talks to it
+       class Server:  # its port opens when the database runs, although it never uses it
     """
     if not types:
         raise TypeError("after() without a type: name what it comes after, as in @after(Database)")
@@ -37,7 +37,7 @@ def after(*types: Any) -> Callable[[T], T]:
 
 
 def orders_of(call: object) -> tuple[object, ...]:
-    """The types that a function or class comes after; of a class also those of its bases."""
+    """The types of after() of a function or class; for a class also those of its bases."""
     found: tuple[object, ...] = getattr(call, _MARK, ())
     if not found or not inspect.isclass(call):
         return found
@@ -52,5 +52,5 @@ def _is_hint(one: object) -> bool:
 
 
 def _is_alias(one: object) -> bool:
-    """Whether it was written ``type X = ...``."""
+    """Whether it is an alias, ``type X = ...``."""
     return type(one).__name__ == "TypeAliasType"

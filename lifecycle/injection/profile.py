@@ -1,4 +1,4 @@
-"""How long every constructor and hook took."""
+"""Durations of constructors and hooks."""
 
 import time
 from collections.abc import Collection
@@ -12,7 +12,7 @@ Step = Literal["construct", "invoke", "start", "stop"]
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """One span. Times are in seconds; `began` counts from the making of the Hive."""
+    """One span. Times are in seconds; `began` counts from the creation of the Hive."""
 
     kind: Step
     name: str
@@ -20,30 +20,30 @@ class Timing(msgspec.Struct, frozen=True):
     began: float
     took: float
     owner: str = ""
-    """Of a hook: the name of the constructor or invoked function that registered it."""
+    """For a hook, the name of the constructor or invoked function that registered it."""
 
 
 class Profile(msgspec.Struct):
-    """The timings of one hive, in the order they ended."""
+    """The timings of one hive, in the order in which they ended."""
 
     timings: list[Timing] = msgspec.field(default_factory=list)
     failed: list[Timing] = msgspec.field(default_factory=list)
-    """Starts of hooks that came to nothing; in `timings` is only what did."""
+    """Failed starts of hooks; `timings` contains only successful ones."""
     sums: dict[str, float] = msgspec.field(default_factory=dict)
-    """Seconds by name that the caller of the hive adds, for the timeline to show."""
+    """Seconds by name that the caller of the hive adds, for the timeline."""
     origin: float = msgspec.field(default_factory=time.perf_counter)
 
     def record(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> float:
-        """Record a span that began at perf_counter() time `began` and ends now; the seconds it took."""
+        """Record a span from perf_counter() time `began` until now. Returns its seconds."""
         took = time.perf_counter() - began
         self.timings.append(Timing(kind, name, module, began - self.origin, took, owner))
         return took
 
     def record_failure(self, kind: Step, name: str, module: str, began: float, owner: str = "") -> None:
-        """As record(), of what has failed."""
+        """As record(), for a failed span."""
         took = time.perf_counter() - began
         self.failed.append(Timing(kind, name, module, began - self.origin, took, owner))
 
     def forget(self, owners: Collection[tuple[str, str]]) -> None:
-        """Drop the timings of constructors, given by module and name, and of their hooks: they run again."""
+        """Drop the timings of constructors, by module and name, and of their hooks, as they run again."""
         self.timings[:] = [one for one in self.timings if (one.module, one.owner or one.name) not in owners]

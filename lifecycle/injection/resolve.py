@@ -15,17 +15,17 @@ Unmet = dict[Key, list[tuple[Constructor, Parameter]]]
 
 
 class Resolution:
-    """An assembly with its parameters connected. Nothing is called, nothing raised."""
+    """An assembly with connected parameters. Calls and raises nothing."""
 
     def __init__(self, assembly: Assembly, injected: Collection[Key]) -> None:
         self.assembly = assembly
         self.injected = frozenset(injected)
         """Keys that the hive itself provides, separately for each constructor."""
         self.by_key: dict[Key, list[Constructor]] = defaultdict(list)
-        """Everything that provides a key, fakes and what they replace included."""
+        """All providers of a key, including fakes and what they replace."""
         self.missing: Unmet = defaultdict(list)
         self.hidden: Unmet = defaultdict(list)
-        """Needed, but only provided privately elsewhere."""
+        """Keys that are needed, but only provided privately elsewhere."""
         self._public: dict[Key, Constructor] = {}
         self._private: dict[Key, dict[Scope, Constructor]] = {}
         self._index()
@@ -34,7 +34,7 @@ class Resolution:
 
     @property
     def active(self) -> list[Constructor]:
-        """Every constructor that may be called, and every fake; not what is replaced."""
+        """All constructors that may be called, and all fakes; not what is replaced."""
         return [node for node in self.assembly.providers if not node.replaced]
 
     @property
@@ -43,7 +43,7 @@ class Resolution:
         return [*self.active, *self.assembly.invokes]
 
     def order(self) -> Sequence[Constructor]:
-        """What the invoked functions need, and they themselves, each after what it needs."""
+        """The invoked functions and all they need, each after its dependencies."""
         return self._order
 
     @functools.cached_property
@@ -51,7 +51,7 @@ class Resolution:
         return order(self.assembly.invokes)
 
     def find(self, key: Key, scope: Scope) -> Constructor | None:
-        """What provides `key` to `scope`, undecorated: the nearest private one, or the public one."""
+        """The provider of `key` for `scope`, undecorated: the nearest private one, or the public one."""
         if (private := self._private.get(key)) is not None:
             around: Scope | None = scope
             while around is not None:
@@ -61,7 +61,7 @@ class Resolution:
         return self._public.get(key)
 
     def members(self, key: Key, scope: Scope) -> list[Constructor]:
-        """What contributes to the group ``list[Member[T]]``, as far as `scope` sees it."""
+        """The members of the group ``list[Member[T]]`` that are visible in `scope`."""
         return [
             node
             for node in self.by_key.get(member_of(key), ())
@@ -69,9 +69,9 @@ class Resolution:
         ]
 
     def decorator(self, key: Key, scope: Scope, frame: Frame | None) -> Constructor | None:
-        """The innermost decorator of `key` around `frame`, of those that decorate what `scope` sees.
+        """The innermost decorator of `key` around `frame`, for the provider that `scope` sees.
 
-        One that stands further out sees something else when the value is private in here.
+        A decorator further out decorates another value if this one is private.
         """
         while frame is not None:
             for node in frame.decorators.get(key, ())[:1]:
@@ -81,10 +81,10 @@ class Resolution:
         return None
 
     def held(self, key: Key, scope: Scope | None = None) -> list[Constructor]:
-        """What stands for `key` in the hive: private ones too; decorated when all of the hive is.
+        """The providers of `key` in the whole hive; decorated if the decoration holds for all of it.
 
-        More than one for a group and for what is provided privately several times. With a `scope` only what
-        that module sees.
+        There are several for a group and for a key with several private providers. With a `scope`, only the
+        one that this module sees.
         """
         if scope is not None:
             return [node for node in self.bare(key, scope) if node is not None]
@@ -95,7 +95,7 @@ class Resolution:
         return [node for node in self.by_key.get(keys, ()) if not node.replaced]
 
     def bare(self, key: Key, scope: Scope) -> list[Constructor | None]:
-        """What stands for `key` in `scope`, undecorated: one or None, or the members of a group."""
+        """The undecorated providers of `key` for `scope`: one or none, or the members of a group."""
         found = self.find(key, scope)
         return [found] if found is not None or member_of(key) is None else [*self.members(key, scope)]
 
@@ -116,7 +116,7 @@ class Resolution:
                 self._public.setdefault(node.key, node)
 
     def _drop_wholes(self) -> None:
-        """What has several results is replaced when every one of them is."""
+        """Mark a constructor with several results as replaced if each of them is."""
         in_use = {node.whole for node in self.assembly.providers if node.whole and not node.replaced}
         for node in self.assembly.providers:
             if node.parts:
@@ -144,7 +144,7 @@ class Resolution:
                 node.orders.update(list(node.needs)[before:])
 
     def _owner_of(self, node: Constructor) -> Key:
-        """The key of the class that defines this very method; the class's name when nothing provides one."""
+        """The key of the class that defines this method; the class's name if nothing provides one."""
         name: str = getattr(node.call, "__name__", "")
         written_in = getattr(node.call, "__qualname__", "").rpartition(".")[0]
         for keys in (self._by_class.get(written_in, ()), self.by_key):  # mostly where it is written

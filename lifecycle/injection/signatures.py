@@ -1,4 +1,4 @@
-"""Signatures: what a function or class needs and gives, read from its type hints."""
+"""Signatures: the dependencies and results of functions and classes, read from type hints."""
 
 import abc
 import builtins
@@ -38,24 +38,24 @@ _NAME, _ATTRIBUTE = re.compile(r"[^\W\d]\w*"), re.compile(r"\w\s*\.\s*\w")
 _STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 _DISGUISES = {"__wrapped__", "__signature__"}
 _USUAL = {type, abc.ABCMeta, type(typing.Protocol)}
-"""Kinds of classes that are called as usual: their instances are made by __init__."""
+"""Metaclasses of classes with instances that __init__ makes."""
 _NOT_PLAIN = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _VARARGS, _VARKEYWORDS = inspect.CO_VARARGS, inspect.CO_VARKEYWORDS
 
 
 class Signature(NamedTuple):
-    """What a constructor needs and gives."""
+    """Dependencies and results of a constructor."""
 
     parameters: tuple[Parameter, ...]
     result: Key | None
-    """None for a function that is invoked, for several results, and when it could not be read."""
+    """None for an invoked function, for several results, and if it could not be read."""
     faults: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     """Several results, each provided."""
 
 
 class _Argument(NamedTuple):
-    """A parameter as Python has it."""
+    """A parameter of a Python function."""
 
     name: str
     default: object = _EMPTY
@@ -66,7 +66,7 @@ class _Argument(NamedTuple):
 def describe(call: Callable[..., object], *, invoked: bool = False, decorates: bool = False) -> Signature:
     """Read the hints of a function or class. An invoked function needs no result.
 
-    One that decorates may return a whole group, ``list[Member[T]]``.
+    A decorator may return a whole group, ``list[Member[T]]``.
     """
     key = call, invoked, decorates
     if not _stays(call):
@@ -79,11 +79,11 @@ def describe(call: Callable[..., object], *, invoked: bool = False, decorates: b
 
 
 _known: dict[tuple[object, bool, bool], Signature] = {}
-"""For functions and classes of modules: a hive built many times, as in tests, reads its hints once."""
+"""Signatures of functions and classes of modules, for hives that are built many times, as in tests."""
 
 
 def _stays(call: object) -> bool:
-    """Whether it is a function or class of a module, there as long as the process."""
+    """Whether it is a function or class of a module, which exists as long as the process."""
     return isinstance(call, types.FunctionType | type) and "<locals>" not in call.__qualname__
 
 
@@ -127,7 +127,7 @@ def _why_unreadable(call: object) -> str:
 
 
 def stand_for(hint: object) -> Signature:
-    """Of a function that asks for one thing and does nothing with it."""
+    """The signature of a function that has one dependency and ignores it."""
     faults: list[str] = []
     parameter = _parameter(_Argument("instance"), hint, faults)
     return Signature((parameter,) if parameter else (), None, tuple(faults))
@@ -158,7 +158,7 @@ def _class_refusals(kind: type) -> Iterator[str]:
 
 
 def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
-    """The hints of the parameters and, of a function, the result."""
+    """The hints of the parameters and, for a function, of the result."""
     if kind is None:
         hints = _hints_of(call)
         if hints.get("return") is typing.Self:  # a classmethod's
@@ -179,7 +179,7 @@ def read_hints(call: Any, kind: type | None) -> dict[str, Any]:
 
 
 def _hints_of_fields(kind: type) -> dict[str, Any]:
-    """Hints of a class with parameters for its fields, which may have other names there: aliases."""
+    """Hints of a class with a parameter for each field; an alias renames the parameter."""
     hints = _evaluated(kind)
     for name, parameter in inspect.signature(kind).parameters.items():
         if name not in hints and not isinstance(parameter.annotation, str):
@@ -188,7 +188,7 @@ def _hints_of_fields(kind: type) -> dict[str, Any]:
 
 
 def _method(kind: type, name: str) -> tuple[object, type]:
-    """The method that makes instances, and its class; the __init__ of typing in a Protocol is skipped."""
+    """The method that makes instances, and its class; skips the __init__ that typing adds to a Protocol."""
     for base in kind.__mro__:
         method = vars(base).get(name)
         if method is not None and getattr(method, "__module__", None) != "typing":
@@ -197,7 +197,7 @@ def _method(kind: type, name: str) -> tuple[object, type]:
 
 
 def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
-    """As typing.get_type_hints(), without its work for hints that are a class, or the name of one."""
+    """As typing.get_type_hints(), but faster for hints that are a class or the name of one."""
     variables = _variables(owner, function)
     hints: dict[str, Any] = function.__annotations__ if hasattr(function, "__annotations__") else {}
     found: dict[str, Any] = {}
@@ -216,7 +216,7 @@ def _hints_of(function: Any, owner: type | None = None) -> dict[str, Any]:
 
 
 def _evaluated_once(hint: object, function: types.FunctionType) -> object:
-    """What a hint means. ``Table[int, Device]`` of many functions is evaluated for the first of them."""
+    """The value of a hint; ``Table[int, Device]`` in many functions is evaluated once."""
     if not isinstance(hint, str) or _ATTRIBUTE.search(hint):  # what a module has may be replaced
         return _evaluated(_with_hints(function, {"it": hint}))["it"]
     named = [function.__globals__.get(name, _EMPTY) for name in _names_in(hint)]
@@ -227,7 +227,7 @@ def _evaluated_once(hint: object, function: types.FunctionType) -> object:
 
 
 _meanings: dict[tuple[object, ...], tuple[object, list[object]]] = {}
-"""By the text of a hint and what its names stand for in its module; those stay, so no other gets its id."""
+"""By the text of a hint and the ids of the values of its names in its module; the values stay alive."""
 
 
 @functools.cache
@@ -236,14 +236,14 @@ def _names_in(hint: str) -> tuple[str, ...]:
 
 
 def _with_hints(function: types.FunctionType, hints: dict[str, Any]) -> types.FunctionType:
-    """A function of the same module that has only these hints."""
+    """A function of the same module with only these hints."""
     asked = types.FunctionType(_nothing.__code__, function.__globals__)
     asked.__annotations__ = hints
     return asked
 
 
 def _nothing() -> None:
-    """For functions that only have hints to be evaluated."""
+    """For functions that only have hints to evaluate."""
 
 
 def _evaluated(call: Any, variables: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def _variables(*owners: Any) -> dict[str, Any]:
 
 
 def _class_named(hint: object, function: Any) -> type | None:
-    """The class that a postponed hint names, if that is all it does: half of a check was evaluating such."""
+    """The class that a postponed hint names, if it is only a name: evaluating those took half of a check."""
     names = getattr(function, "__globals__", None)
     if not isinstance(hint, str) or names is None or hasattr(function, "__wrapped__"):
         return None
@@ -267,7 +267,7 @@ def _class_named(hint: object, function: Any) -> type | None:
 
 
 def _arguments(call: Any, kind: type | None) -> list[_Argument]:
-    """As inspect.signature(), without its work for what is plainly a function or has a plain __init__."""
+    """As inspect.signature(), but faster for plain functions and classes with a plain __init__."""
     function = call
     if kind is not None:
         is_usual = type(kind) in _USUAL and getattr(kind, "__new__", None) is object.__new__
@@ -324,7 +324,7 @@ def _parameters(
 
 
 def _orders(types: tuple[object, ...], faults: list[str]) -> tuple[Parameter, ...]:
-    """What it only comes after, as parameters that are not filled."""
+    """The types of after(), as parameters that are not passed."""
     found = [
         _parameter(_Argument(f"after {at}"), hint, faults, "in after()") for at, hint in enumerate(types)
     ]
@@ -358,7 +358,7 @@ def _parameter(argument: _Argument, hint: object, faults: list[str], where: str 
 
 
 def _loose_member(key: Key) -> Key | None:
-    """The member a key is or holds, when it is not asked for as the members of a group are."""
+    """The member in a key that is not requested as a group."""
     return next((arg for arg in (key, *typing.get_args(key)) if is_member(arg)), None)
 
 
@@ -399,14 +399,14 @@ def _result(hints: dict[str, Any], decorates: bool, faults: list[str]) -> tuple[
 
 
 def _not_decorated(key: Key) -> str | None:
-    """Why a type cannot be decorated; None when it can: a group can, a single member cannot."""
+    """Why a type cannot be decorated; None if it can: a group can, a single member cannot."""
     if is_member(key):
         return f": members are decorated together; take and return list[{type_name(key)}]"
     return None if member_of(key) is not None else refused(key)
 
 
 def refused(key: Key) -> str | None:
-    """Why a type cannot be provided; None when it can."""
+    """Why a type cannot be provided; None if it can."""
     if key is type(None):
         return ", which provides nothing"
     if isinstance(key, type) and not is_awaitable_hint(key):  # nearly always

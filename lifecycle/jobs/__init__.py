@@ -1,4 +1,4 @@
-"""Jobs: work in the background that may fail and is tried again, and how often it did."""
+"""Jobs: background work that is retried after failures, and its metrics."""
 
 from lifecycle.jobs.job import Backoff
 from lifecycle.jobs.jobs import Jobs, Observer, Timer

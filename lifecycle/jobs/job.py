@@ -1,4 +1,4 @@
-"""One job: its tries, its status, and which of its failures end the hive or degrade its health."""
+"""One job: its runs, its health, and whether a failure ends the hive or degrades its health."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ Work = Callable[[], Awaitable[object]]
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """Pauses between tries, in seconds: growing, with a jitter of half, up to a maximum."""
+    """Pauses between retries, in seconds: growing up to a maximum, with a jitter of half."""
 
     first: float = 0.1
     factor: float = 2.0
@@ -41,20 +41,20 @@ class Backoff(msgspec.Struct, frozen=True):
             raise ValueError(f"factor of a Backoff at {caller()} is {self.factor}: expected 1 or more")
 
     def pause(self, failures: int) -> float:
-        """The pause after so many failures in a row."""
+        """The pause after this number of failures in a row."""
         whole = min(self.maximum, self.first * self.factor ** min(failures - 1, 32))
         return whole * (0.5 + random.random() / 2)  # noqa: S311  # spreads load, guards no secret
 
 
 class _EndOfHive(Exception):  # noqa: N818  # no fault of its own: it carries one out of the job's loop
-    """What the work raised, as the cause, is not to be contained."""
+    """The error of the work, as the cause, must end the hive."""
 
 
 class Job:
-    """One job: its tries, counted, and how it is."""
+    """One job, with counted runs and its health."""
 
     health: Health
-    """There once it has started."""
+    """Set once it has started."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Job:
         self.meter = meter
         self.backoff = backoff
         self.failures = 0
-        """In a row."""
+        """Number of failures in a row."""
         self.started = False
         self.drain = 0.0
-        """Seconds it may go on after the stop has started."""
+        """Seconds for which it may continue after the stop has started."""
         self.items_left = 0
-        """Of a pool that was cut off: what it had yet to do."""
+        """Number of unfinished items of a pool that was cancelled."""
         self._scope: anyio.CancelScope | None = None
         self._ending = False
         self._run = run
@@ -92,7 +92,7 @@ class Job:
         self._task: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """All its life."""
+        """Run the job from its start to its end."""
         self.health, self.started = self._parent.child(self.name), True
         self._task = asyncio.current_task()
         try:
@@ -113,11 +113,11 @@ class Job:
             self._end_hive(failure)
 
     def span(self) -> AbstractContextManager[object]:
-        """Around one run."""
+        """A span around one run."""
         return span(f"job {self.name}", {"lifecycle.module": self.meter.module, "lifecycle.job": self.name})
 
     def end_soon(self) -> None:
-        """The stop has started: it ends within its drain, or is cancelled now."""
+        """The stop has started: let the job end within its drain, or cancel it now."""
         self._ending = True
         if self._scope is None:  # it has not started
             return
@@ -127,7 +127,7 @@ class Job:
             self._scope.cancel()
 
     def unended(self) -> list[str]:
-        """While it runs, a status line with what it awaits."""
+        """A status line with what the job awaits, while it runs."""
         if self._task is None or self._task.done():
             return []
         return [
@@ -136,7 +136,7 @@ class Job:
         ]
 
     async def attempt(self, work: Work, *, metered: bool = True) -> Exception | None:
-        """Run `work` once; what it raised. Unless `metered` it counts by itself what fails in it."""
+        """Run `work` once; returns its error. Unless `metered`, the work counts its own failures."""
         counted = self.meter.failures
         try:
             if metered:
@@ -162,7 +162,7 @@ class Job:
         return failure
 
     async def _absorb_cancellation(self) -> None:
-        """What is left of a cancellation by someone else must not reach the other jobs."""
+        """Clear a cancellation by other code, so that it does not reach other jobs."""
         task = asyncio.current_task()
         while task is not None and task.cancelling() and not self._is_cancelled():
             with contextlib.suppress(asyncio.CancelledError):
@@ -170,7 +170,7 @@ class Job:
             task.uncancel()
 
     async def attempt_again(self, work: Work, *, forgive: bool) -> Exception | None:
-        """As attempt(). When it lasts, health is well again, and, to `forgive`, pauses begin small again."""
+        """As attempt(). After a success, health recovers and, with `forgive`, pauses start small again."""
 
         def lasts() -> None:
             self.health.ok("running")
@@ -184,7 +184,7 @@ class Job:
             timer.cancel()
 
     async def pause(self, error: Exception, stopping: "anyio.Event | None" = None) -> None:
-        """Report the failure, and wait before the next try; not any longer when `stopping` is set."""
+        """Report the failure and wait before the next run; return at once if `stopping` is set."""
         self.report(error)
         with anyio.move_on_after(self.backoff.pause(self.failures)):
             await (anyio.sleep_forever() if stopping is None else stopping.wait())
@@ -193,13 +193,13 @@ class Job:
         self._events.emit(JobEvent(step, self.name, self.meter.module, failures, error))
 
     def works(self) -> None:
-        """It has done its work: forget failures before."""
+        """Reset failures after a success."""
         if self.failures:
             self._record("recovered", self.failures)
             self.failures = 0
 
     def report(self, error: Exception) -> None:
-        """Log a failure after which the job is tried again."""
+        """Log a failure after which the job is retried."""
         self._record("failed", self.failures, error)
         self.health.degraded("failed, will be tried again", error)
         self._log.warning(
@@ -207,14 +207,14 @@ class Job:
         )
 
     def report_item(self, error: Exception, failures: int, failing: int) -> None:
-        """Report that the work on one item failed, which will be tried again; `failing` items do."""
+        """Report that the work on one item failed and will be retried; `failing` items do."""
         self.health.degraded(f"{failing} failed, will be tried again", error)
         self._log.warning(
             "item failed, will be tried again", job=self.name, failures=failures, **log_fields(error)
         )
 
     def done(self, message: str) -> None:
-        """It has ended, as it should."""
+        """Report that the job has ended."""
         self._record("ended")
         self.health.stopped(message)
         self.meter.over = True
@@ -223,7 +223,7 @@ class Job:
 
 
 class ObserverHealth(Health):
-    """The health of an observer, which handles its failures itself: the first is logged, and the recovery."""
+    """Health of an observer, which handles failures itself: logs the first failure and the recovery."""
 
     __slots__ = ("_degraded", "_job", "_log")
 
@@ -232,14 +232,14 @@ class ObserverHealth(Health):
         self._job, self._log, self._degraded = job.name, log, False
 
     def ok(self, message: str = "") -> None:
-        """All is well."""
+        """Report that all is well."""
         if self._degraded:
             self._log.info("job works again", job=self._job)
         self._degraded = False
         super().ok(message)
 
     def degraded(self, message: str, error: BaseException | None = None) -> None:
-        """Something does not work, and is being worked on."""
+        """Report a failure that is being retried."""
         if not self._degraded:
             fields = log_fields(error) if isinstance(error, Exception) else {}
             self._log.warning("job degraded", job=self._job, reason=message, **fields)
@@ -252,5 +252,5 @@ _OURS = frozenset({__file__, str(Path(__file__).with_name("jobs.py"))})
 
 
 def log_fields(error: Exception) -> dict[str, Any]:
-    """For the log: a line of what the node refuses, and the trace of what may be a mistake in the code."""
+    """Fields of a log line: one line for an error that the node causes, a traceback for a possible bug."""
     return {"error": str(error)} if isinstance(error, OSError | HiveError) else {"exc_info": error}

@@ -1,8 +1,9 @@
-"""Jobs: work in the background that may fail and is tried again.
+"""Jobs: background work that is retried after failures.
 
-A job begins when the hooks of the constructor that asked for Jobs have started, and is cancelled before they
-stop. One that raises is contained: logged, reported as degraded, tried again after a growing pause. One
-marked fatal ends the hive, and so does any that raises what is not an Exception, sys.exit() among them.
+A job begins after the hooks of the constructor that received Jobs have started, and is cancelled before they
+stop. An error is contained: it is logged, reported as degraded health, and the job is retried after a growing
+pause. An error of a fatal job ends the hive, as does any error that is not an Exception, such as that of
+sys.exit().
 """
 
 import math
@@ -41,36 +42,36 @@ Item = TypeVar("Item")
 
 
 class Observer(Protocol):
-    """What watches something by itself, and reports how it is; a Reconciler, for one."""
+    """Watches something by itself and reports its own health; for example a Reconciler."""
 
     async def run(self, health: Health, /) -> None:
-        """Watch, until there is nothing more to watch. After an error it is run again."""
+        """Watch until there is nothing more to watch. It is called again after an error."""
 
 
 @runtime_checkable
 class _Returning(Protocol):
-    """An iteration that takes items back, as Table.changes does: it goes on after a failure."""
+    """An iteration that takes items back, as Table.changes does: it continues after a failure."""
 
     def put_back(self, item: Any, /) -> None:
-        """Give the item again, merged with what came since."""
+        """Return the item, so that it comes again, merged with later changes."""
 
 
 class Timer:
-    """A job that runs again and again."""
+    """A job that runs repeatedly."""
 
     def __init__(self, debounce: float = 0.0) -> None:
         self._debounce = debounce
         self._triggered = anyio.Event()
 
     def trigger(self) -> None:
-        """Run soon instead of at the end of the interval; while it runs, once more afterwards.
+        """Run soon, without waiting for the end of the interval; if it runs now, run once more afterwards.
 
-        Soon is at once, or after the debounce pause: triggers within it are one.
+        Soon means at once or after the debounce pause: several triggers within it are one.
         """
         self._triggered.set()
 
     async def wait(self, interval: float) -> None:
-        """Until the interval is over or someone triggers."""
+        """Wait until the interval ends or a trigger comes."""
         with anyio.move_on_after(interval):
             await self._triggered.wait()
             if self._debounce:
@@ -81,9 +82,9 @@ class Timer:
 class Jobs:
     """Starts jobs. Those added before the hive runs begin with it, later ones at once.
 
-    The health of each is reported under its name. Of jobs added later the health and the metrics go when they
-    are done, so that they may be many, with names of their own: one for each endpoint, say. Two of one name
-    in a module are refused, unless added later: then one may begin while another still ends.
+    The health of each job is reported under its name. Health and metrics of a job that is added later are
+    removed when it is done, so there may be many, for example one for each endpoint. Two jobs of one name in
+    a module are refused, except later ones: then one may begin while another is ending.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class Jobs:
     ) -> None:
         """Run `work` until it returns once.
 
-        At the stop it is cancelled; with `drain` it has so many seconds to return before, which it learns of
-        by awaiting stopping(). The stop of the hooks waits for it, within the budget of the hive.
+        The stop cancels it; with `drain`, it has that many seconds to return first, which it can observe with
+        stopping(). The stop of the hooks waits for it, within the stop budget of the hive.
 
-        It is tried again after every failure, at most `retries` times; None is without end, or not at all
-        for a fatal job. When the tries are used up the job stays degraded, or, fatal, ends the hive. A try
-        that has run for longer than the longest pause counts as running well.
+        It is retried after every failure, at most `retries` times; None means without limit, or never for a
+        fatal job. After the last retry, the job stays degraded or, if fatal, ends the hive. A run that lasted
+        longer than the longest pause counts as a success.
         """
         place = caller()
         check_async(work, f"job {name!r} of {self._owner}", place)
@@ -169,11 +170,11 @@ class Jobs:
         backoff: Backoff | None = None,
         drain: float = 0.0,
     ) -> "Pool[Item]":
-        """Run `work(item)` for each item that is put into the pool, up to `at_once` of them at a time.
+        """Run `work(item)` for each item that is put into the pool, up to `at_once` of them in parallel.
 
-        Items of the same `key` run one after the other, in order. One that fails is tried again after a pause
-        that grows, and holds up those of its key alone. At the stop the pool has `drain` seconds to work off
-        what it holds; without, what runs is cancelled. Raises ValueError for less than one at once.
+        Items of the same `key` run one after the other, in order. A failed item is retried after a growing
+        pause, and delays only items of its key. At the stop, the pool has `drain` seconds to finish its
+        items; without it, running work is cancelled. Raises ValueError if `at_once` is less than one.
         """
         place, what = caller(), f"job {name!r} of {self._owner}"
         check_async(work, what, place)
@@ -196,12 +197,12 @@ class Jobs:
         return made
 
     async def stopping(self) -> None:
-        """Wait until the hive, or the module, stops: for work that has a `drain`."""
+        """Wait until the hive or the module stops, in work with a `drain`."""
         await self._stop_event().wait()
 
     @property
     def drain(self) -> float:
-        """Seconds that the slowest of the jobs may take after the stop has started."""
+        """Seconds that the slowest job may take after the stop has started."""
         return max((job.drain for job in self._known), default=0.0)
 
     def _stop_event(self) -> "anyio.Event":
@@ -222,13 +223,13 @@ class Jobs:
         jitter: float = 0.0,
         backoff: Backoff | None = None,
     ) -> Timer:
-        """Run `work` every `interval` seconds, the first time after one interval or when triggered.
+        """Run `work` every `interval` seconds, first after one interval or a trigger.
 
-        The interval counts from the end of a run; each is lengthened at random by up to `jitter` times
-        itself, so that many do not run at the same time. `math.inf` runs it on triggers only. A trigger runs
-        it after `debounce` seconds, together with those that follow meanwhile; none before `rest` seconds
-        after the run before. After a failure the pause grows up to the interval. Raises ValueError for an
-        interval that is not above 0, and for negative pauses.
+        The interval counts from the end of a run and is lengthened at random by up to `jitter` times itself,
+        so that many jobs do not run simultaneously. With `math.inf`, it runs on triggers only. A trigger runs
+        it after `debounce` seconds, together with triggers that follow meanwhile, and at least `rest` seconds
+        after the previous run. After a failure, the pause grows up to the interval. Raises ValueError if the
+        interval is not positive or a pause is negative.
         """
         place, what = caller(), f"job {name!r} of {self._owner}"
         check_async(work, what, place)
@@ -279,10 +280,10 @@ class Jobs:
     ) -> None:
         """Await `work(item)` for each item of the iteration that `items()` makes.
 
-        When the work fails, an iteration that takes items back, as that of Table.changes, continues after a
-        pause: the changes come again, merged with later ones, and no deletion is lost. In place of any other
-        iteration, and of one that fails itself, a new one is made: let it begin with everything there is. The
-        job ends when the iteration does. An Observer, such as a Reconciler, brings its own work.
+        If the work fails, an iteration that takes items back, such as Table.changes, continues after a pause:
+        the changes come again, merged with later ones, and no deletion is lost. Any other iteration, and one
+        that fails itself, is replaced by a new one, which should begin with all that exists. The job ends
+        with the iteration. An Observer, such as a Reconciler, brings its own work.
         """
         place, what = caller(), f"job {name!r} of {self._owner}"
         if work is not None:
@@ -311,7 +312,7 @@ class Jobs:
             self._metrics.observed_by(job.meter, items)
 
     def metrics(self) -> list[JobStats]:
-        """Runs, failures and durations of these jobs; the whole hive's are in JobMetrics, injectable."""
+        """Runs, failures and durations of these jobs; JobMetrics, injectable, has those of the whole hive."""
         return [job.meter.stats() for job in self._known]
 
     @asynccontextmanager
@@ -347,7 +348,7 @@ class Jobs:
         return [line for job in self._known for line in job.unended()]
 
     def forget(self) -> None:
-        """Take their health and metrics out once they are over: the hive goes on without them."""
+        """Remove health and metrics of ended jobs; the hive continues without them."""
         self._forgotten = True
         if self._group is None:
             for job in list(self._known):
@@ -399,7 +400,7 @@ class Jobs:
 
 
 class _Iterations(Generic[Item]):
-    """The work on each item of an iteration, and of the one that replaces it when it fails."""
+    """The work on the items of an iteration, and of the iteration that replaces it after a failure."""
 
     def __init__(
         self, items: Callable[[], AsyncIterable[Item]], work: Callable[[Item], Awaitable[object]]
@@ -407,10 +408,10 @@ class _Iterations(Generic[Item]):
         self._items = items
         self._work = work
         self._current: AsyncIterable[Item] | None = None
-        """What continues after a failure."""
+        """The iteration that continues after a failure."""
 
     async def run(self, job: Job) -> None:
-        """Work until the iteration ends. Raises what it or the work raises; run it again then."""
+        """Work until the iteration ends. Raises its error or that of the work; call it again then."""
         made = self._current or self._items()
         self._current = made if isinstance(made, _Returning) else None
         async with _closing(made) as found:
@@ -428,7 +429,7 @@ class _Iterations(Generic[Item]):
 
 @asynccontextmanager
 async def _closing(items: AsyncIterable[Item]) -> AsyncIterator[AsyncIterable[Item]]:
-    """Close an asynchronous generator in this task, not whenever it is collected."""
+    """Close an asynchronous generator in this task, not when it is collected."""
     try:
         yield items
     finally:

@@ -1,4 +1,4 @@
-"""How often jobs ran and failed, and how long they took, as plain data to export."""
+"""Runs, failures and durations of jobs, as plain data to export."""
 
 import asyncio
 import re
@@ -17,43 +17,43 @@ JobKind = Literal["one_shot", "timer", "observe"]
 
 
 class JobStats(msgspec.Struct, frozen=True):
-    """One job, since it was added. A run is a try, or, where items are observed, the work on one of them."""
+    """One job since it was added. A run is one attempt or, for observed items, the work on one of them."""
 
     module: str
     name: str
     kind: JobKind
     runs: int
-    """Runs that have ended, failed ones included."""
+    """Ended runs, including failed ones."""
     failures: int
     running: int
-    """Runs going on: 0 or 1, of a pool as many as there are."""
+    """Current runs: 0 or 1, for a pool up to its limit."""
     seconds: float
-    """Duration of all runs that have ended."""
+    """Total duration of all ended runs."""
     last_seconds: float
     longest_seconds: float
     last_ended: float | None = None
     """When the last run ended, in seconds since the epoch."""
     interval: float = 0.0
-    """Seconds between runs; 0 for what does not run by the clock."""
+    """Seconds between runs; 0 for jobs without an interval."""
     retry_first: float = 0.0
-    """Seconds before the first try after a failure; it grows with each further one."""
+    """Seconds before the first retry; the pause grows with each further one."""
     failures_in_a_row: int = 0
     last_error: str = ""
-    """What the last run failed with, empty when it did not."""
+    """The error of the last run; empty if it succeeded."""
     last_succeeded: float | None = None
     last_failed: float | None = None
-    """When a run did so last, in seconds since the epoch."""
+    """When a run last failed, in seconds since the epoch."""
 
 
 class JobTotals(msgspec.Struct):
-    """The jobs of a module with one name but for its numbers, counted together; ended jobs still count."""
+    """The jobs of a module whose names differ only by numbers, counted together, including ended ones."""
 
     runs: int = 0
     failures: int = 0
     running: int = 0
-    """Runs going on now."""
+    """Current runs."""
     seconds: float = 0.0
-    """Duration of all runs that have ended."""
+    """Total duration of all ended runs."""
 
     def add(self, stats: JobStats) -> None:
         """Count one job more."""
@@ -64,7 +64,7 @@ class JobTotals(msgspec.Struct):
 
 
 class Meter:
-    """Counts the runs of one job: a run is a ``with`` block, one that raises has failed."""
+    """Counts the runs of one job: a run is a ``with`` block, which has failed if it raises."""
 
     __slots__ = (
         "_began", "_in_a_row", "_kind", "_last", "_last_error", "_last_failed", "_last_succeeded", "_longest",
@@ -76,9 +76,9 @@ class Meter:
         self.module = module
         self.name = name
         self.place = place
-        """Where it was added."""
+        """Where the job was added."""
         self.over = False
-        """Whether it has ended by itself."""
+        """Whether the job has ended by itself."""
         self._kind: JobKind = kind
         self._began = 0.0
         self._running = 0
@@ -90,7 +90,7 @@ class Meter:
         self._last_failed: float | None = None
         self.interval = self.retry_first = 0.0
         self._stats: JobStats | None = None
-        """The counts as a value: made when asked for, reused until they change."""
+        """The counts as a value: made on use, reused until they change."""
 
     def __enter__(self) -> None:
         self._stats = None
@@ -103,13 +103,13 @@ class Meter:
         self.ended(self._began, error)
 
     def begin(self) -> float:
-        """Count a run that begins beside others; gives its beginning, for ended()."""
+        """Count the begin of a run that may overlap others. Returns its start time, for ended()."""
         self._stats = None
         self._running += 1
         return asyncio.get_running_loop().time()
 
     def ended(self, began: float, error: BaseException | None) -> None:
-        """Count a run that has ended, by a failure or well."""
+        """Count the end of a run, failed or not."""
         self._stats = None
         self._running -= 1
         if error is not None and not isinstance(error, Exception):  # cancelled: neither a run nor a failure
@@ -124,7 +124,7 @@ class Meter:
         self._last_succeeded, self._last_error, self._in_a_row = time.time(), "", 0
 
     def failed(self, error: BaseException) -> None:
-        """Count a failure, seen by a block or not."""
+        """Count a failure."""
         self._stats = None
         self._runs += 1
         self.failures += 1
@@ -132,7 +132,7 @@ class Meter:
         self._last_failed, self._last_error = time.time(), described(error)
 
     def stats(self) -> JobStats:
-        """What was counted so far; the same object until that changes."""
+        """The present counts; the same object until they change."""
         if self._stats is None:
             self._stats = JobStats(
                 self.module,
@@ -156,7 +156,7 @@ class Meter:
 
 
 class JobMetrics:
-    """The jobs of a hive that are there: those that ended by themselves too, unless added while it ran."""
+    """The current jobs of a hive, including ended ones unless they were added while it ran."""
 
     def __init__(self) -> None:
         self._meters: dict[Meter, None] = {}
@@ -164,26 +164,26 @@ class JobMetrics:
         self._observers: dict[Meter, object] = {}
 
     def snapshot(self) -> list[JobStats]:
-        """Every job, in the order they were added."""
+        """All jobs, in the order in which they were added."""
         return [meter.stats() for meter in self._meters]
 
     def totals(self) -> dict[tuple[str, str, JobKind], JobTotals]:
-        """By module, name and kind; a number in a name reads ``N``. What is counted here only grows."""
+        """By module, name and kind; a number in a name becomes ``N``. These counts only grow."""
         found = {what: msgspec.structs.replace(removed) for what, removed in self._removed.items()}
         for meter in self._meters:
             _add(found, meter.stats())
         return found
 
     def observers(self) -> list[tuple[str, str, object]]:
-        """What jobs do nothing but run, such as a Reconciler or its sweep: module, name of the job, it."""
+        """Observers that jobs run, such as a Reconciler or its sweep: module, name of the job, observer."""
         return [(meter.module, meter.name, observer) for meter, observer in self._observers.items()]
 
     def observed_by(self, meter: Meter, observer: object) -> None:
-        """The job does nothing but run this observer, or one of its methods."""
+        """Record that the job only runs this observer or one of its methods."""
         self._observers[meter] = observer
 
     def live(self, module: str, name: str) -> Place | None:
-        """Where the job of this name was added, if there is one that has not ended."""
+        """Where the current job of this name was added, if there is one."""
         live = (one for one in self._meters if (one.module, one.name, one.over) == (module, name, False))
         return next((one.place for one in live), None)
 
@@ -194,7 +194,7 @@ class JobMetrics:
         return meter
 
     def forget(self, meter: Meter) -> None:
-        """The job is removed."""
+        """Remove a job."""
         if meter in self._meters:
             del self._meters[meter]
             _add(self._removed, meter.stats())

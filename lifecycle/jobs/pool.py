@@ -1,4 +1,4 @@
-"""Work on many items, several at a time, those of one key in order."""
+"""A queue of items that are processed in parallel, but in order for each key."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Pool(Generic[Item]):
-    """Holds items until they are worked off; put() never waits, so its callers keep the number in bounds."""
+    """Queues items; put() never waits, so callers must bound their number."""
 
     def __init__(
         self,
@@ -32,19 +32,19 @@ class Pool(Generic[Item]):
         self._backoff = backoff
         self._count = 0
         self._queues: dict[Hashable, deque[Item]] = {}
-        """By key, what is to be done; the first of each is the one that runs or waits for its next try."""
+        """Items by key; the first of each is running or waits for its retry."""
         self._ready: deque[Hashable] = deque()
-        """Keys of which none runs, nor waits for its next try."""
+        """Keys without a running or waiting item."""
         self._changed = anyio.Event()
         self._failures: dict[Hashable, int] = {}
         self._busy: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """Items that are held, with those that run."""
+        """Number of queued and running items."""
         return sum(map(len, self._queues.values()))
 
     def put(self, item: Item) -> None:
-        """Queue the item, after those of its key."""
+        """Queue the item after the others of its key."""
         self._count += 1
         key = (self._count,) if self._key is None else self._key(item)
         if (queue := self._queues.get(key)) is not None:
@@ -54,12 +54,12 @@ class Pool(Generic[Item]):
         self._free(key)
 
     async def empty(self) -> None:
-        """Wait until everything is worked off."""
+        """Wait until all items are processed."""
         while self._queues:
             await self._changed.wait()
 
     async def run(self, job: Job, stopping: "anyio.Event") -> None:
-        """Work, until it is stopping and everything is worked off."""
+        """Process items until it is stopping and all are processed."""
         self._ready = deque(self._queues)  # also what was cancelled in the middle
         self._failures.clear()
         self._busy.clear()

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices of time between which others have their turn."""
+"""Long work on the event loop, in time slices with a yield to the loop after each."""
 
 import asyncio
 import gc
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 __all__ = ["TimeSlice", "collector_paused"]
 
 LONGEST = 0.003
-"""Seconds that a slice lasts, and one step more."""
+"""Maximum length of a slice, in seconds, without its last step."""
 
 
 class TimeSlice:
-    """A slice of time for work. It begins when it is made; pause() after every step of some microseconds."""
+    """A time slice for work, from its creation on; call pause() after every step of some microseconds."""
 
     __slots__ = ("_ends",)
 
@@ -22,11 +22,11 @@ class TimeSlice:
 
     @property
     def over(self) -> bool:
-        """Whether the loop was held for a few milliseconds."""
+        """Whether the slice has ended."""
         return time.monotonic() >= self._ends
 
     async def pause(self) -> None:
-        """Let others have the loop, if it was held for a few milliseconds."""
+        """Yield to the event loop if the slice has ended."""
         if time.monotonic() >= self._ends:  # as over: this is asked at every step
             await asyncio.sleep(0)
             self._ends = time.monotonic() + LONGEST
@@ -34,10 +34,10 @@ class TimeSlice:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Inside, the garbage collector does not run. Without an await inside; blocks may be nested.
+    """Disable the garbage collector in a block. Do not await inside; blocks may be nested.
 
-    For work that makes many objects, of which most stay and next to none are in cycles: it would look through
-    all of them again and again, for a tenth of the time that the work takes.
+    For work that makes many objects of which most stay and few are in cycles: the collector would visit all
+    of them repeatedly, which takes a tenth of the time of the work.
     """
     enabled = gc.isenabled()
     gc.disable()
