@@ -46,7 +46,7 @@ class JobStats(msgspec.Struct, frozen=True):
 
 
 class JobTotals(msgspec.Struct):
-    """The jobs of a module whose names differ only by numbers, counted together, including ended ones."""
+    """Jobs of a module with names that differ only by numbers, counted together, including ended ones."""
 
     runs: int = 0
     failures: int = 0
