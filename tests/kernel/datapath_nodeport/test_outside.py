@@ -6,7 +6,8 @@ from ipaddress import ip_network
 
 import pytest
 from scapy.layers.inet import ICMP, IP, UDP
-from scapy.layers.inet6 import ICMPv6PacketTooBig, IPv6
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
+from scapy.layers.l2 import Ether
 from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
@@ -36,6 +37,7 @@ HERE = {4: A.ip, 6: A.ip6}
 FLAGS = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
 ROUTER = {4: "198.51.100.254", 6: "2001:db8::fe"}
 SPORT = 33333
+BOTH_DSR = NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 
 
 def serve(world: NodePortWorld, version: int, backend: str, flags: ServiceFlag = FLAGS) -> None:
@@ -83,15 +85,11 @@ def test_an_icmp_error_about_a_reply_reaches_the_backend(world: NodePortWorld, v
         serve(world, version, backend)
         sent = world.client_sends(asked(version)).packet
         _, port, _, _ = ends(sent)
-        about = bytes(segment("tcp", SERVICE[version], CLIENT[version], NODE_PORT, SPORT, "A"))
-        if version == 4:
-            error = IP(src=ROUTER[4], dst=SERVICE[4]) / ICMP(type=3, code=4, nexthopmtu=1200) / about
-        else:
-            error = IPv6(src=ROUTER[6], dst=SERVICE[6]) / ICMPv6PacketTooBig(mtu=1200) / about
-        outcome = world.client_sends(error)
+        about = segment("tcp", SERVICE[version], CLIENT[version], NODE_PORT, SPORT, "A")
+        outcome = world.client_sends(too_big(version, about))
         assert outcome.action == REDIRECT
         head = outcome.packet[IP if version == 4 else IPv6]
-        quoted = (IP if version == 4 else IPv6)(bytes(head.payload)[8:])
+        quoted = quote(head)
         assert head.dst == to
         assert (quoted.src, quoted.payload.sport) == (to, TARGET)
         client = (CLIENT[version], SPORT) if backend == HERE[version] else (DIRECT[version], port)
@@ -101,14 +99,14 @@ def test_an_icmp_error_about_a_reply_reaches_the_backend(world: NodePortWorld, v
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, version: int, kind: str) -> None:
-    world.serve_outside(NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    world.serve_outside(BOTH_DSR)
     backend = ELSEWHERE[version].format(9)
     serve(world, version, backend)
     passed_on = world.client_sends(asked(version, kind=kind))
     assert (passed_on.action, passed_on.packet.dst) == (REDIRECT, HOP)
     # The same packet at the node that has the pod, which knows nothing of the service.
     world.reset()
-    world.serve_outside(NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    world.serve_outside(BOTH_DSR)
     head = passed_on.packet[IP if version == 4 else IPv6]
     assert (head.src, head.dst) == (CLIENT[version], backend)
     world.maps["cilium_lxc"].update(*world.row_of(A, backend))
@@ -125,6 +123,70 @@ def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, ver
     assert intact(outcome.packet)
 
 
+def too_big(version: int, about: Packet) -> Packet:
+    """What a router on the way to the client answers the service."""
+    if version == 4:
+        return IP(src=ROUTER[4], dst=SERVICE[4]) / ICMP(type=3, code=4, nexthopmtu=1200) / bytes(about)
+    return IPv6(src=ROUTER[6], dst=SERVICE[6]) / ICMPv6PacketTooBig(mtu=1200) / bytes(about)
+
+
+def quote(error: Packet) -> Packet:
+    """The packet that an ICMP error is about."""
+    head = IP if error.version == 4 else IPv6
+    return head(bytes(error.payload)[8:])
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_with_dsr_an_icmp_error_about_an_answer_goes_on_to_the_backend(
+    world: NodePortWorld, version: int, kind: str
+) -> None:
+    """A router that finds an answer too big tells the service, whose node forwarded the question."""
+    world.serve_outside(BOTH_DSR)
+    far = ELSEWHERE[version].format(9)
+    serve(world, version, far)
+    world.client_sends(asked(version, kind=kind))
+    about = segment(kind, SERVICE[version], CLIENT[version], NODE_PORT, SPORT, "A")
+    outcome = world.client_sends(too_big(version, about))
+    assert (outcome.action, outcome.packet.dst) == (REDIRECT, HOP)
+    head = outcome.packet[IP if version == 4 else IPv6]
+    assert (head.src, head.dst) == (ROUTER[version], far)
+    assert ends(Ether() / quote(head)) == (far, TARGET, CLIENT[version], SPORT)
+    assert intact(outcome.packet)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_with_dsr_an_icmp_error_of_the_backend_names_the_service(
+    world: NodePortWorld, version: int, kind: str
+) -> None:
+    """Of a closed port, for instance: the client knows nothing of the backend's address."""
+    world.serve_outside(BOTH_DSR)
+    backend = ELSEWHERE[version].format(9)
+    serve(world, version, backend)
+    passed_on = world.client_sends(asked(version, kind=kind)).packet
+    world.reset()
+    world.serve_outside(BOTH_DSR)
+    world.maps["cilium_lxc"].update(*world.row_of(A, backend))
+    got = bytes(world.device_gets(passed_on).packet[IP if version == 4 else IPv6])
+    pod = world.moved(A, backend)
+    if version == 4:
+        error = IP(src=backend, dst=CLIENT[4]) / ICMP(type=3, code=3) / got
+    else:
+        error = IPv6(src=backend, dst=CLIENT[6]) / ICMPv6DestUnreach(code=4) / got
+    outcome = world.pod_sends(pod, from_pod(pod) / error)
+    assert outcome.action == OK
+    left = world.device_sends(outcome.packet).packet
+    head = left[IP if version == 4 else IPv6]
+    assert (head.src, head.dst) == (SERVICE[version], CLIENT[version])
+    quoted = quote(head)
+    assert (quoted.src, quoted.dst) == (CLIENT[version], SERVICE[version])
+    while not hasattr(quoted, "dport"):  # IPv6 names the service in a header of its own
+        quoted = quoted.payload
+    assert (quoted.sport, quoted.dport) == (SPORT, NODE_PORT)
+    assert intact(left)
+
+
 def test_in_hybrid_mode_datagrams_come_back_by_this_node(world: NodePortWorld) -> None:
     world.serve_outside(NODEPORT_DSR_TCP)
     serve(world, 4, ELSEWHERE[4].format(9))
@@ -133,7 +195,7 @@ def test_in_hybrid_mode_datagrams_come_back_by_this_node(world: NodePortWorld) -
 
 
 def test_packets_without_a_service_go_to_the_stack(world: NodePortWorld) -> None:
-    for flags in 0, NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER:
+    for flags in 0, BOTH_DSR:
         world.serve_outside(flags)
         outcome = world.client_sends(asked(4))
         assert (outcome.action, outcome.counted) == (OK, {})
@@ -141,7 +203,7 @@ def test_packets_without_a_service_go_to_the_stack(world: NodePortWorld) -> None
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePortWorld, version: int) -> None:
-    world.serve_outside(NODEPORT_DSR_CHOSEN | NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER)
+    world.serve_outside(NODEPORT_DSR_CHOSEN | BOTH_DSR)
     far = ELSEWHERE[version].format(9)
     for flags, source in ((FLAGS, DIRECT[version]), (FLAGS | ServiceFlag.DSR, CLIENT[version])):
         serve(world, version, far, flags)
@@ -150,7 +212,6 @@ def test_a_service_may_choose_that_its_backends_answer_themselves(world: NodePor
         assert ends(outcome.packet)[0] == source
 
 
-BOTH_DSR = NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER
 OPTION = {4: 8, 6: 24}
 """Bytes in which a backend elsewhere gets the service's address."""
 
@@ -183,7 +244,7 @@ def test_a_datagram_above_the_mtu_returns_an_icmp_error_to_the_client(
         assert (head[ICMP].type, head[ICMP].code, head[ICMP].nexthopmtu) == (3, 4, fits)
     else:
         assert head[ICMPv6PacketTooBig].mtu == fits
-    quoted = (IP if version == 4 else IPv6)(bytes(head.payload)[8:])
+    quoted = quote(head)
     assert (quoted.dst, quoted.payload.dport) == (SERVICE[version], NODE_PORT)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scapy.layers.inet import ICMP, IP, TCP, UDP
-from scapy.layers.inet6 import ICMPv6DestUnreach, IPv6
+from scapy.layers.inet6 import ICMPv6DestUnreach, ICMPv6PacketTooBig, IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet
 
@@ -21,6 +21,7 @@ def intact(packet: Packet) -> bool:
     for layer, field in ((IP, "chksum"), (TCP, "chksum"), (UDP, "chksum"), (ICMP, "chksum")):
         if layer in fresh:
             delattr(fresh[layer], field)
-    if ICMPv6DestUnreach in fresh:
-        del fresh[ICMPv6DestUnreach].cksum
+    for layer in (ICMPv6DestUnreach, ICMPv6PacketTooBig):
+        if layer in fresh:
+            del fresh[layer].cksum
     return bytes(Ether(bytes(fresh))) == bytes(packet)

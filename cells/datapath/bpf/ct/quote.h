@@ -11,11 +11,20 @@
 /* What an error quotes. */
 struct quote {
 	struct flow about;
-	__u32 ip_at;
 	__u32 checksum_at; /* of the transport, 0 if it is not in the packet */
 	__u32 ports_at; /* of the source's port or the identifier */
-	bool echo;
 };
+
+/* Where the quoted packet begins. */
+static __always_inline __u32 quote_at(const struct flow *flow)
+{
+	return flow->l4 + sizeof(struct icmphdr);
+}
+
+static __always_inline bool quotes_echo(const struct quote *quote)
+{
+	return quote->about.protocol == IPPROTO_ICMP || quote->about.protocol == IPPROTO_ICMPV6;
+}
 
 static __always_inline bool quote_echo(context_t *ctx, struct quote *quote, __u8 family)
 {
@@ -23,7 +32,6 @@ static __always_inline bool quote_echo(context_t *ctx, struct quote *quote, __u8
 
 	if (packet_load(ctx, quote->about.l4, &icmp, sizeof(icmp)))
 		return false;
-	quote->echo = true;
 	quote->checksum_at = quote->about.l4 + ICMP_CHECKSUM;
 	quote->ports_at = quote->about.l4 + ICMP_ID;
 	if (icmp.type == (family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST)) {
@@ -65,26 +73,34 @@ static __always_inline bool quote_ports(context_t *ctx, struct quote *quote)
 static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, struct quote *quote, __u8 family)
 {
 	struct flow *about = &quote->about;
+	const __u32 at = quote_at(flow);
 
-	quote->ip_at = flow->l4 + sizeof(struct icmphdr);
 	if (family == FAMILY_IPV4) {
 		struct iphdr ip;
 
-		if (packet_load(ctx, quote->ip_at, &ip, sizeof(ip)) || ip.ihl < 5)
+		if (packet_load(ctx, at, &ip, sizeof(ip)) || ip.ihl < 5)
 			return false;
 		about->saddr.words[0] = ip.saddr;
 		about->daddr.words[0] = ip.daddr;
 		about->protocol = ip.protocol;
-		about->l4 = quote->ip_at + ip.ihl * 4;
+		about->l4 = at + ip.ihl * 4;
 		if (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET))
 			return false;
 	} else {
 		/* Field by field: callers have little stack to spare. */
-		if (packet_load(ctx, quote->ip_at + offsetof(struct ipv6hdr, nexthdr), &about->protocol, 1) ||
-		    packet_load(ctx, quote->ip_at + offsetof(struct ipv6hdr, saddr), &about->saddr, 16) ||
-		    packet_load(ctx, quote->ip_at + offsetof(struct ipv6hdr, daddr), &about->daddr, 16))
+		if (packet_load(ctx, at + offsetof(struct ipv6hdr, nexthdr), &about->protocol, 1) ||
+		    packet_load(ctx, at + offsetof(struct ipv6hdr, saddr), &about->saddr, 16) ||
+		    packet_load(ctx, at + offsetof(struct ipv6hdr, daddr), &about->daddr, 16))
 			return false;
-		about->l4 = quote->ip_at + sizeof(struct ipv6hdr);
+		about->l4 = at + sizeof(struct ipv6hdr);
+		if (about->protocol == IPPROTO_DSTOPTS) { /* of a node that has forwarded it: nodeport/dsr.h */
+			__u8 option[2]; /* next header, and length in 8 bytes without the first */
+
+			if (packet_load(ctx, about->l4, option, sizeof(option)))
+				return false;
+			about->protocol = option[0];
+			about->l4 += (option[1] + 1) * 8;
+		}
 	}
 	if (about->protocol == (family == FAMILY_IPV4 ? IPPROTO_ICMP : IPPROTO_ICMPV6))
 		return quote_echo(ctx, quote, family);

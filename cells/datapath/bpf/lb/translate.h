@@ -36,27 +36,36 @@ static __always_inline __u64 checksum_flags(const struct flow *flow)
 	return flow->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 }
 
+/* By how much a checksum of the address changes. The helper only reads both. */
+static __always_inline __s64 address6_difference(const struct address *from, const struct address *to)
+{
+	return bpf_csum_diff((__be32 *)from->words, sizeof(*from), (__be32 *)to->words, sizeof(*to), 0);
+}
+
 static __always_inline int translate_address(context_t *ctx, const struct flow *flow, enum end end,
 					     const struct address *from, const struct address *to, __u8 family)
 {
-	__u32 sum_at = checksum_of(flow), at, size = family == FAMILY_IPV4 ? 4 : 16;
+	__u32 sum_at = checksum_of(flow), at;
 	__u64 flags = checksum_flags(flow) | BPF_F_PSEUDO_HDR;
-	struct address old = *from, new = *to;
 	__s64 difference;
 
 	if (family == FAMILY_IPV4) {
+		__be32 old = from->words[0], new = to->words[0];
+
 		at = LINK_HLEN + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (packet_sum3(ctx, LINK_HLEN + offsetof(struct iphdr, check), old.words[0], new.words[0], 4))
+		if (packet_sum3(ctx, LINK_HLEN + offsetof(struct iphdr, check), old, new, 4) ||
+		    packet_store(ctx, at, &new, sizeof(new)))
 			return DROP_WRITE_ERROR;
+		difference = bpf_csum_diff(&old, sizeof(old), &new, sizeof(new), 0);
 	} else {
 		at = LINK_HLEN +
 		     (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
+		if (packet_store(ctx, at, to, sizeof(*to)))
+			return DROP_WRITE_ERROR;
+		difference = address6_difference(from, to);
 	}
-	if (packet_store(ctx, at, &new, size))
-		return DROP_WRITE_ERROR;
 	if (!sum_at)
 		return 0;
-	difference = bpf_csum_diff(old.words, size, new.words, size, 0);
 	return packet_sum4(ctx, sum_at, 0, difference, flags) ? DROP_L4_CHECKSUM : 0;
 }
 

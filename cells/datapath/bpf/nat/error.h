@@ -29,29 +29,31 @@ static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *
 					     enum end end, const struct nat_entry *entry, __u8 family)
 {
 	__u32 sum_at = flow->l4 + offsetof(struct icmphdr, checksum), at = quote->ports_at;
-	struct address old = end == SOURCE ? quote->about.saddr : quote->about.daddr, new = entry->address;
+	const struct address *own = end == SOURCE ? &quote->about.saddr : &quote->about.daddr;
 	__be16 port = end == SOURCE ? quote->about.sport : quote->about.dport;
-	__s64 changed, ports;
-	__be32 words[2] = { port, entry->port };
+	__s64 changed, ports = (__u16)~port + entry->port; /* the difference, as bpf_csum_diff() has it */
 	int refused;
 
 	if (family == FAMILY_IPV4) {
+		__be32 old = own->words[0], new = entry->address.words[0];
+
 		/* The change of the address and that of the header's checksum cancel each other in the message's. */
-		at = quote->ip_at + (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
-		if (packet_sum3(ctx, quote->ip_at + offsetof(struct iphdr, check), old.words[0], new.words[0], 4) ||
-		    packet_store(ctx, at, &new, 4))
+		at = quote_at(flow) +
+		     (end == SOURCE ? offsetof(struct iphdr, saddr) : offsetof(struct iphdr, daddr));
+		if (packet_sum3(ctx, quote_at(flow) + offsetof(struct iphdr, check), old, new, 4) ||
+		    packet_store(ctx, at, &new, sizeof(new)))
 			return DROP_WRITE_ERROR;
-		changed = bpf_csum_diff(old.words, 4, new.words, 4, 0);
+		changed = bpf_csum_diff(&old, sizeof(old), &new, sizeof(new), 0);
 	} else {
-		at = quote->ip_at +
+		at = quote_at(flow) +
 		     (end == SOURCE ? offsetof(struct ipv6hdr, saddr) : offsetof(struct ipv6hdr, daddr));
-		changed = bpf_csum_diff(old.words, 16, new.words, 16, 0);
-		if (packet_sum4(ctx, sum_at, 0, changed, 0) || packet_store(ctx, at, &new, 16))
+		changed = address6_difference(own, &entry->address);
+		if (packet_sum4(ctx, sum_at, 0, changed, 0) ||
+		    packet_store(ctx, at, &entry->address, sizeof(entry->address)))
 			return DROP_WRITE_ERROR;
 	}
-	ports = bpf_csum_diff(&words[0], 4, &words[1], 4, 0);
 	/* An ICMP checksum does not count addresses, one of ICMPv6 does. */
-	if (quote->checksum_at && !(quote->echo && family == FAMILY_IPV4)) {
+	if (quote->checksum_at && !(quotes_echo(quote) && family == FAMILY_IPV4)) {
 		refused = nat_quote_checksum(ctx, sum_at, quote->checksum_at, changed);
 		if (refused)
 			return refused;
@@ -61,7 +63,7 @@ static __always_inline int nat_quote_rewrite(context_t *ctx, const struct flow *
 		if (refused)
 			return refused;
 	}
-	at = quote->ports_at + (end == DESTINATION && !quote->echo ? 2 : 0);
+	at = quote->ports_at + (end == DESTINATION && !quotes_echo(quote) ? 2 : 0);
 	return port == entry->port ? 0 : nat_quote_store(ctx, sum_at, at, port, entry->port);
 }
 

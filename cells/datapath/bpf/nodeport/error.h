@@ -36,7 +36,7 @@ static __always_inline int nodeport_error(context_t *ctx, struct flow *flow, __u
 	struct nat_entry own = {};
 	int refused;
 
-	if (!quote_read(ctx, flow, &quote, family) || quote.echo)
+	if (!quote_read(ctx, flow, &quote, family) || quotes_echo(&quote))
 		return 0;
 	if (!nodeport_error_backend(&quote.about, &backend, now, family))
 		return 0;

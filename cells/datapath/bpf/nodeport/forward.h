@@ -29,10 +29,14 @@ static __always_inline int nodeport_forward(context_t *ctx, struct flow *flow, c
 
 	nodeport_source(own, node, &source, family);
 	flow->source_identity = world_identity(family);
-	if (flow->related)
+	if (flow->related) {
 		refused = family == FAMILY_IPV4 ? nat4_error_leave(ctx, flow) : nat6_error_leave(ctx, flow);
-	else
+		/* A backend that answers by itself knows the client, and so what is quoted. */
+		if (refused == DROP_NAT_NO_MAPPING && own->flags & (NODEPORT_DSR_TCP | NODEPORT_DSR_OTHER))
+			refused = 0;
+	} else {
 		refused = nat_leave(ctx, flow, &source, false, family);
+	}
 	if (refused)
 		return nodeport_sent(flow, DROP(EGRESS, refused), family);
 	verdict = family == FAMILY_IPV4 ? nodeport4_send(ctx, flow, node) : nodeport6_send(ctx, flow, node);

@@ -105,7 +105,7 @@ static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow 
 	if (unlikely(entry->lb_loopback || entry->proxy_redirect))
 		return ABOUT_FLOW | ABOUT_UNASKED;
 	port = reply ? about->sport : about->dport;
-	if (quote.echo)
+	if (quotes_echo(&quote))
 		port = bpf_htons(family == FAMILY_IPV4 ? ICMP_ECHO : ICMPV6_ECHO_REQUEST);
 	return ABOUT_FLOW | ((direction == INGRESS) != reply ? ABOUT_OWN : 0) |
 	       (entry->through_stack ? ABOUT_THROUGH_STACK : 0) |
