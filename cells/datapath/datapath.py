@@ -2,8 +2,8 @@
 
 import errno
 import struct
-from collections.abc import Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Final
 
@@ -423,22 +423,32 @@ class Datapath:
             pod = rows.get(struct.pack("<I", link.ifindex))
             if pod is None or link.kind != "veth" or link.mac != pod.host_mac:  # a row may outlive its link
                 continue
-            try:
+            with _unless_removed():
                 self.attach_endpoint(link.ifindex, egress_prog=bool(pod.flags & ENDPOINT_REQUIRE_EGRESS_PROG))
-            except NetlinkError as error:
-                if error.errno != errno.ENODEV:  # a pod that went away meanwhile needs no program
-                    raise
         indexes = {link.ifindex for link in found.values()}
         for key, row in self._maps.devices.items():
             (ifindex,) = struct.unpack("<I", key)
             if ifindex in indexes:
-                self.attach_device(ifindex, l3=DeviceConfig.unpack(row).l3)
-                if self._drivers.has_any(ifindex):
-                    self.accelerate_device(ifindex)
+                with _unless_removed():
+                    self.attach_device(ifindex, l3=DeviceConfig.unpack(row).l3)
+                    if self.accelerates and self._drivers.has_any(ifindex):
+                        self.accelerate_device(ifindex)
         if HOST_LINK in found and NET_LINK in found:
-            self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
+            with _unless_removed():
+                self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)
         for ifindex in _tunnels(found.values()):
-            self.attach_tunnel(ifindex)
+            with _unless_removed():
+                self.attach_tunnel(ifindex)
+
+
+@contextmanager
+def _unless_removed() -> Iterator[None]:
+    """A link that is removed meanwhile needs no programs."""
+    try:
+        yield
+    except NetlinkError as error:
+        if error.errno != errno.ENODEV:
+            raise
 
 
 def _tunnels(links: Iterable[LinkInfo]) -> list[int]:

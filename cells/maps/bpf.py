@@ -121,10 +121,15 @@ class BpfError(OSError, HiveError):
     def __reduce__(self) -> tuple[type[Self], tuple[int, str, str]]:
         return type(self), (self.errno or 0, self.operation, self.what)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a map has no room: a hash with the error of arguments that are too long, a trie with ENOSPC."""
+        return self.operation == "update" and self.errno in {errno.E2BIG, errno.ENOSPC}
+
     def __str__(self) -> str:
         name = errno.errorcode.get(self.errno or 0, str(self.errno))
-        full = self.errno == errno.E2BIG and self.operation == "update"  # of an argument that is too long
-        return f"cannot {self.operation} {self.what}: {'it is full' if full else self.strerror} ({name})"
+        reason = "it is full" if self.is_full else self.strerror
+        return f"cannot {self.operation} {self.what}: {reason} ({name})"
 
 
 def _entry(library: type[ctypes.CDLL]) -> "ctypes._NamedFuncPointer":

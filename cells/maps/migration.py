@@ -78,7 +78,7 @@ def migrate(pinned: Map, wanted: MapSpec, path: Path, log: Logger) -> Map:
     except BpfError as error:
         fresh.close()
         unpin(retired)
-        if error.errno == errno.E2BIG:
+        if error.is_full:
             raise HiveError(
                 f"map {wanted.name}: the entries of {path} ({pinned.spec}) do not fit into one of "
                 f"{wanted.max_entries}: leave its size as it was"

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import anyio.lowlevel
 from anyio import to_thread
 
-from cells.maps.bpf import PackedColumn
+from cells.maps.bpf import BpfError, PackedColumn
 from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions
@@ -149,8 +149,8 @@ def _full(table: Map) -> Iterator[None]:
     """Say what to do about a full map."""
     try:
         yield
-    except OSError as error:
-        if error.errno == errno.E2BIG:
+    except BpfError as error:
+        if error.is_full:
             raise MapFullError(f"{table.spec.name} is full: raise bpf-lb-map-max") from error
         raise
 

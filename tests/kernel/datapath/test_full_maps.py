@@ -10,6 +10,7 @@ import pytest
 from scapy.layers.inet import IP, UDP, fragment
 from scapy.packet import Packet, Raw
 
+from cells.maps.bpf import BpfError
 from cells.maps.map import Map, MapSpec, create_map
 from cells.maps.records.cluster import IpcacheKey, IpcacheValue
 from cells.maps.records.endpoints import LxcKey, PolicyEntry, PolicyKey
@@ -99,7 +100,7 @@ def test_an_address_without_room_in_the_ipcache_is_world(world: World) -> None:
     """Rules that name the pod hold neither to allow nor to deny: docs/understand/datapath.md."""
     with create_map(small_ipcache()) as table:
         table.update(IpcacheKey.of(ip_network("203.0.113.0/24")).pack(), IpcacheValue(4242).pack())
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(BpfError, match=r"cilium_ipcache.*: it is full \(ENOSPC\)"):
             table.update(IpcacheKey.of(ip_network(f"{OUTSIDE}/32")).pack(), IpcacheValue(4243).pack())
     asks = from_host() / udp(OUTSIDE, B.ip)
     for identity, deny, passes in ((4243, False, False), (2, False, True)):

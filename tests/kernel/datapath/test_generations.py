@@ -19,7 +19,9 @@ from cells.datapath.settings import PACKAGED_OBJECTS
 from cells.maps.bpf import open_program, program_by_id, program_info
 from cells.maps.bpf import test_run as run
 from cells.maps.map import open_map, possible_cpus
-from cells.maps.records.flows import MetricsKey
+from cells.maps.records.flows import DeviceConfig, MetricsKey
+from cells.netlink.links import HostLinks
+from cells.netlink.rows import LinkInfo
 from lifecycle import HiveError, StartError
 from tests.kernel.datapath.node import LiveNode, running
 from tests.kernel.datapath.traffic import Flow, flow, lost
@@ -312,8 +314,7 @@ async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
         node.add_host()
         one, two = node.add_pod(10), node.add_pod(11)
         before = dict(node.datapath.programs)
-    for name in DISPATCHERS:  # as after an upgrade that changed them: the pins no longer vouch for them
-        (PINS / "cilium/dispatch" / name).unlink()
+    forget_dispatchers()
     with flow(one, two) as traffic:
         eventually(lambda: len(traffic[1]) > 100)
         async with running() as node:
@@ -323,6 +324,52 @@ async def test_other_dispatchers_replace_those_attached(in_node: None) -> None:
             assert attached("cilium_host") == {after["cil_to_host"], after["cil_from_host"]}
             assert attached("cilium_net") == {after["cil_to_host"]}
     assert lost(traffic) == set()
+
+
+async def test_devices_may_be_removed_while_dispatchers_are_replaced(
+    in_node: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = ("uplink", "cilium_host")
+    async with running() as node:
+        node.add_host()
+        add_veth("uplink")
+        device = node.links.find("uplink")
+        assert device is not None
+        node.maps.devices.update(struct.pack("<I", device.ifindex), DeviceConfig(device.mac).pack())
+    forget_dispatchers()
+    listed = HostLinks.links
+
+    def removed_once_listed(links: HostLinks, without: tuple[str, ...] = ()) -> list[LinkInfo]:
+        found = listed(links, without)
+        for name in devices:
+            subprocess.run(["ip", "link", "delete", name], check=False, capture_output=True)
+        return found
+
+    monkeypatch.setattr(HostLinks, "links", removed_once_listed)
+    async with running() as node:
+        assert node.datapath.generation
+
+
+async def test_generic_xdp_ends_with_its_setting_also_as_dispatchers_are_replaced(in_node: None) -> None:
+    loopback = 1  # its driver has no XDP
+    async with running(bpf_lb_acceleration="generic") as node:
+        node.maps.devices.update(struct.pack("<I", loopback), DeviceConfig(bytes(6)).pack())
+        node.datapath.attach_device(loopback)
+        node.datapath.accelerate_device(loopback)
+    forget_dispatchers()
+    async with running() as node:
+        node.datapath.slow_device(loopback)
+        assert node.links.xdp(loopback) == (0, 0)
+
+
+def add_veth(name: str) -> None:
+    subprocess.run(["ip", "link", "add", name, "type", "veth"], check=True)
+
+
+def forget_dispatchers() -> None:
+    """As after an upgrade that changed them: the pins no longer vouch for them."""
+    for name in DISPATCHERS:
+        (PINS / "cilium/dispatch" / name).unlink()
 
 
 async def test_without_its_entry_a_dispatcher_drops_on_pods_and_passes_on_the_host(in_node: None) -> None:

@@ -225,15 +225,25 @@ async def test_any_other_layout_is_refused_and_left_alone(
         assert left.id == number
 
 
-async def test_entries_that_do_not_fit_are_refused_and_left_alone(in_node: None) -> None:
+@pytest.mark.parametrize(
+    ("attribute", "row"),
+    [
+        ("endpoints", lambda number: (struct.pack("<I", number), bytes(64))),
+        ("egress_gateway4", lambda number: (struct.pack("<I4xI", 64, number), bytes(8))),
+    ],
+)
+async def test_entries_that_do_not_fit_are_refused_and_left_alone(
+    in_node: None, attribute: str, row: Callable[[int], tuple[bytes, bytes]]
+) -> None:
+    """Of a trie the kernel has no room by another error than of a hash."""
     async with agent() as node:
-        spec = node.maps.endpoints.spec
-    rows = [(struct.pack("<I", n), bytes(64)) for n in range(spec.max_entries + 1)]
+        spec: MapSpec = getattr(node.maps, attribute).spec
+    rows = [row(number) for number in range(spec.max_entries + 1)]
     number = put(replace(spec, max_entries=2 * spec.max_entries), *rows)
     before = pins()
     text = await refused()
-    assert text.startswith("map hive_endpoints: the entries of ")
+    assert text.startswith(f"map {spec.name}: the entries of ")
     assert text.endswith(f"do not fit into one of {spec.max_entries}: leave its size as it was")
     assert pins() == before
-    with open_map(GLOBALS / "hive_endpoints") as left:
+    with open_map(GLOBALS / spec.name) as left:
         assert left.id == number

@@ -98,6 +98,21 @@ def test_full_maps_are_reported_and_existing_traffic_continues(node: Lab, tmp_pa
     assert reached(node, client, server)
 
 
+def test_a_service_without_room_for_its_source_ranges_is_reported(node: Lab, tmp_path: Path) -> None:
+    known_pods(tmp_path, "client")
+    pid = serving(
+        node,
+        f"--manifests-dir={tmp_path}",
+        *("--kube-proxy-replacement=true", "--bpf-lb-source-range-map-max=2"),
+    )
+    ranges = "loadBalancerSourceRanges: [192.0.2.0/24, 198.51.100.0/24, 203.0.113.0/24]"
+    text = manifests("10.0.9.1").replace("spec: {", f"spec: {{type: LoadBalancer, {ranges}, ", 1)
+    status = "status: {loadBalancer: {ingress: [{ip: 203.0.113.80}]}}\n---"
+    (tmp_path / "web.yaml").write_text(text.replace("---", status, 1))
+    eventually(lambda: "cilium_lb4_source_range is full: raise bpf-lb-map-max" in verdict(pid)[1])
+    assert missing(pid) == 1
+
+
 IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
 FOREIGN = IPv4Address("100.64.0.0")
 """The first address of rows that fill the ipcache."""
@@ -153,11 +168,11 @@ def test_a_full_ipcache_is_reported_and_an_address_without_room_is_not_allowed(
     with node.open() as here:
         count = here.run(fill)
         write(tmp_path, "policy", to_cidr())
-        eventually(lambda: "No space left on device" in degraded(pid))
+        eventually(lambda: "it is full (ENOSPC)" in degraded(pid))
         assert not here.run(is_known, CIDR)
         here.run(empty, count)
         eventually(partial(here.run, is_known, CIDR))
-        eventually(lambda: "No space left on device" not in degraded(pid))
+        eventually(lambda: "it is full" not in degraded(pid))
 
 
 PORTS = 40
