@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "shell": ("hive.agent.shell", "Connect to the Cilium shell"),
     "statedb": ("hive.dbg.statedb", "Inspect StateDB"),
     "status": ("hive.dbg.status", "Display status of daemon"),
+    "troubleshoot": ("hive.check.etcd", "Run troubleshooting utilities to check connectivity"),
     "version": ("hive.dbg.debuginfo", "Print version information"),
 }
 """Name -> module, and the line of the overview. A module has several under COMMANDS, or one ``command``."""
@@ -50,7 +51,6 @@ NOT_BUILT: Final = {
     "loadinfo": "read /proc/loadavg on the node",
     "preflight": "policies are checked by hive policy check",
     "sysdump": "run cilium sysdump outside of the pod, or hive debug inside",
-    "troubleshoot": "cluster mesh is not built; hive status shows the key-value store",
 }
 """Commands of Cilium's that this one refuses, and what there is instead."""
 
