@@ -141,7 +141,7 @@ def quote(error: Packet) -> Packet:
 def test_with_dsr_an_icmp_error_about_an_answer_goes_on_to_the_backend(
     world: NodePortWorld, version: int, kind: str
 ) -> None:
-    """A router that finds an answer too big tells the service, whose node forwarded the question."""
+    """A router for which an answer is too big sends its error to the service: to the node that forwarded."""
     world.serve_outside(BOTH_DSR)
     far = ELSEWHERE[version].format(9)
     serve(world, version, far)

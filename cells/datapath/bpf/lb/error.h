@@ -6,7 +6,7 @@
 #include "lb/pod.h"
 #include "nat/error.h"
 
-/* The service that a client has asked whose packets `entry` is of, in `query->entry`; false if it was removed. */
+/* Find in `query->entry` the service of a client's flow, which has this conntrack entry; false if it was removed. */
 static __always_inline bool lb_asked(const struct flow *asked, const struct ct_entry *entry, union nat_query *query,
 				     __u8 family)
 {
