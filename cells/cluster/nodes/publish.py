@@ -19,7 +19,13 @@ import msgspec
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.local import LocalNodeStore, local_node, read_boot_id
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
-from cells.cluster.nodes.parse import CiliumNodeSettings, NodeReader, parse_cidr, parse_ip
+from cells.cluster.nodes.parse import (
+    CILIUM_ANNOTATION,
+    CiliumNodeSettings,
+    NodeReader,
+    parse_cidr,
+    parse_ip,
+)
 from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
@@ -74,16 +80,21 @@ def merged(
 ) -> Body | None:
     """The object with what the agent decides put in; None when it has that already.
 
-    What others write stays: the operator's ranges and pools, other annotations. The router's address stays,
-    too, while this agent has not found its own. Owner and labels are the Node's alone, once that is known:
-    selectors of nodes go by them.
+    What others write stays: the operator's ranges and pools, annotations that are not Cilium's. The router's
+    address stays, too, while this agent has not found its own. Owner, labels and annotations of Cilium are
+    the Node's alone, once that is known: selectors of nodes go by them.
     """
     found = deepcopy(live)
     metadata, spec = found.setdefault("metadata", {}), found.setdefault("spec", {})
+    owned = "ownerReferences" in want["metadata"]
+    if owned and "health" in want["spec"]:  # before the node is complete, its keys may be missing
+        withdrawn = {key for key in metadata.get("annotations") or () if CILIUM_ANNOTATION.match(key)}
+        for key in withdrawn - want["metadata"].get("annotations", {}).keys():
+            del metadata["annotations"][key]
     for key in ("labels", "annotations"):
         if key in want["metadata"]:
             metadata[key] = (metadata.get(key) or {}) | want["metadata"][key]
-    if "ownerReferences" in want["metadata"]:
+    if owned:
         metadata["ownerReferences"] = want["metadata"]["ownerReferences"]
         if "labels" in want["metadata"]:
             metadata["labels"] = want["metadata"]["labels"]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from lifecycle import Hive
     from lifecycle.settings import Option
 
+WIDTH = 80
+"""Columns of the help of settings."""
+
 pass_settings = {"ignore_unknown_options": True}
 """Context settings of a command that takes the agent's settings."""
 
@@ -50,16 +53,28 @@ def run_or_help(ctx: click.Context, hive: "Hive", settings: Sequence[str]) -> in
 
 def settings_help(hive: "Hive") -> str:
     """Every setting with its type, default and help, for the eye. Raises GraphError."""
-    formatter = click.HelpFormatter(width=80)
+    formatter = click.HelpFormatter(width=WIDTH)
     with formatter.section("Settings"):
         formatter.write_dl(
             [
-                (f"--{option.name} {option.type_text}", f"{option.help} {_default(option)}".strip())
+                (_term(option), f"{option.help} {_default(option)}".strip())
                 for option in sorted(hive.options(), key=lambda option: option.name)
             ],
             col_max=26,
         )
     return formatter.getvalue().rstrip("\n")
+
+
+def _term(option: "Option") -> str:
+    """The flag and its type, on several lines where its choices need them."""
+    first, *others = f"--{option.name} {option.type_text}".split("|")
+    lines = [first]
+    for one in others:
+        lines[-1] += "|"
+        if len(lines[-1]) + len(one) > WIDTH - 4:
+            lines.append("    ")
+        lines[-1] += one
+    return "\n".join(lines)
 
 
 def _default(option: "Option") -> str:

@@ -35,7 +35,7 @@ def test_every_setting_of_the_agent_has_help() -> None:
     done = hive("agent", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "--ipv4-range" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,27 @@ async def test_a_ciliumnode_follows_labels_and_identity_of_its_node(tmp_path: Pa
             await eventually(lambda: not labels(there))
 
 
+async def test_annotations_of_cilium_go_from_the_ciliumnode_with_those_of_the_node(tmp_path: Path) -> None:
+    def annotations() -> dict[str, str]:
+        found: dict[str, str] = written(there).get("metadata", {}).get("annotations", {})
+        return found
+
+    router = {"cilium.io/bgp-virtual-router.64512": "router-id=192.0.2.1"}
+    async with cluster("ciliumnodes") as there:
+        node = deepcopy(NODE)
+        node["metadata"]["annotations"] = {**router, "unrelated": "x"}
+        there.put(node)
+        async with against(there, tmp_path, ipam="kubernetes").started():
+            await eventually(lambda: annotations() == router)
+            mine = written(there)
+            mine["metadata"]["annotations"] = {**router, "their": "own", "network.cilium.io/wg-pub-key": "old"}
+            there.put(mine)
+            await eventually(lambda: annotations() == {**router, "their": "own"})
+            node["metadata"]["annotations"] = {}
+            there.put(node)
+            await eventually(lambda: annotations() == {"their": "own"})
+
+
 async def test_annotations_of_the_node_object_follow_where_they_are_asked_for(tmp_path: Path) -> None:
     async with cluster("ciliumnodes") as there:
         there.put(NODE)
