@@ -118,6 +118,7 @@ def pod_endpoint(
         "external-identifiers": {
             "cni-attachment-id": endpoint.attachment_id,
             "container-id": endpoint.container_id if legacy else "",
+            "container-name": endpoint.container_name if legacy else "",
             "k8s-namespace": endpoint.pod_namespace,
             "k8s-pod-name": endpoint.pod_name,
             "pod-name": endpoint.pod if legacy else "",

@@ -65,6 +65,7 @@ class ExternalIdentifiers(ObjectPart, frozen=True, gc=False):
 
     cni_attachment_id: str = field(name="cni-attachment-id", default="")
     container_id: str = field(name="container-id", default="")
+    container_name: str = field(name="container-name", default="")
     k8s_namespace: str = field(name="k8s-namespace", default="")
     k8s_pod_name: str = field(name="k8s-pod-name", default="")
     pod_name: str = field(name="pod-name", default="")

@@ -275,11 +275,13 @@ async def test_a_server_that_refuses_is_asked_again_later(one: Cluster, tmp_path
 async def test_from_manifests_it_is_only_shown(tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(json.dumps(pod("web", app="web")), encoding="utf-8")
     async with running(manifests_dir=str(tmp_path)) as node:
-        node.put(endpoint())
+        node.put(endpoint(container_name="web-c"))
         node.put(endpoint(8, pod_name="nobody"))
         node.put(replace(endpoint(9, pod_name="web", disable_legacy_identifiers=True), identity=0))
         with anyio.fail_after(30):
             row = await node.shown.wait_for(("default", "web"))
         assert row.status.identity is not None
         assert row.status.identity.id == 300
+        assert row.status.external_identifiers is not None
+        assert row.status.external_identifiers.container_name == "web-c"
         assert [each.name for each in node.shown.all()] == ["web"]
