@@ -126,7 +126,11 @@ async def test_annotations_of_cilium_go_from_the_ciliumnode_with_those_of_the_no
         async with against(there, tmp_path, ipam="kubernetes").started():
             await eventually(lambda: annotations() == router)
             mine = written(there)
-            mine["metadata"]["annotations"] = {**router, "their": "own", "network.cilium.io/wg-pub-key": "old"}
+            mine["metadata"]["annotations"] = {
+                **router,
+                "their": "own",
+                "network.cilium.io/wg-pub-key": "old",
+            }
             there.put(mine)
             await eventually(lambda: annotations() == {**router, "their": "own"})
             node["metadata"]["annotations"] = {}
