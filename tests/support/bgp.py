@@ -90,7 +90,7 @@ class Routers:
         """By the folder with its output."""
 
     def start(self) -> None:
-        """Start both; they wait to be called."""
+        """Start both; they wait to be called. Raises ChildProcessError for one that has ended."""
         shutil.chown(self._frr, "frr", "frr")
         self._bird.mkdir()
         config = self._frr / "bgpd.conf"
@@ -117,7 +117,9 @@ class Routers:
             self._bird / "ctl",
         ]
         self._begin([*bird, "-P", self._bird / "pid"], self._bird)
-        eventually(self._answer)
+        eventually(lambda: self._ended() or self._answer())
+        if ended := self._ended():
+            raise ChildProcessError(ended)
 
     def stop(self) -> None:
         """End both."""
@@ -130,13 +132,14 @@ class Routers:
         with (folder / "output").open("ab") as output:
             self._processes[folder] = self.far.popen(command, stdout=output, stderr=output)
 
-    def _answer(self) -> bool:
-        """Whether both do. Raises ChildProcessError with the output of one that has ended."""
+    def _ended(self) -> str:
+        """How one of both has ended, with its output; empty while they run."""
         for folder, process in self._processes.items():
             if (code := process.poll()) is not None:
-                raise ChildProcessError(
-                    f"{process.args!r} ended with {code}: {(folder / 'output').read_text()}"
-                )
+                return f"{process.args!r} ended with {code}: {(folder / 'output').read_text()}"
+        return ""
+
+    def _answer(self) -> bool:
         return bool(self.frr("show bgp neighbors json") and self.bird("show", "status"))
 
     def frr(self, command: str) -> Any:
