@@ -200,6 +200,9 @@ class NameStore:
 
     def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
         """An answer to an endpoint; whether all is ready for its addresses. Raises OSError."""
+        held = self._endpoints.get(endpoint.id)
+        if held is not endpoint and (held is None or held.attachment_id != endpoint.attachment_id):
+            return True  # it was deleted while its server answered: nothing would forget the names
         now = self.clock()
         ttl = max(answer.ttl, self._settings.tofqdns_min_ttl)
         lookup = Lookup(answer.name, answer.addresses, ttl, now, now + ttl)

@@ -90,9 +90,8 @@ class Shop:
 
     def __init__(self, directory: Path, settings: DNSProxySettings | None = None) -> None:
         self.names, self.kernel, self.now = Names(), Kernel(), 1000.0
-        endpoints: Table[int, Endpoint] = Table("endpoints", key=lambda one: one.id)
-        with endpoints.txn() as rows:
-            rows.put(POD)
+        self.endpoints = endpoints = Table[int, Endpoint]("endpoints", key=lambda one: one.id)
+        endpoints.put(POD)
         self.lifecycle = Lifecycle("test")
         self.files = StateFiles(directory)
         self.files.scan()
@@ -162,6 +161,16 @@ async def test_another_pod_with_the_same_endpoint_id_gets_no_saved_names(tmp_pat
     (tmp_path / FILE).write_text(text)
     async with shop(tmp_path) as second:
         assert not second.names.pairs
+
+
+async def test_an_answer_to_a_deleted_endpoint_teaches_nothing(tmp_path: Path) -> None:
+    async with shop(tmp_path) as place:
+        for after in (None, endpoint(7, container_id="another")):
+            with place.endpoints.txn() as rows:
+                rows.replace_all([] if after is None else [after])
+            place.learn(ONE)
+            assert not place.names.pairs
+            assert not place.store.of
 
 
 async def test_an_address_goes_after_its_ttl_and_its_last_connection(tmp_path: Path) -> None:
