@@ -7,6 +7,8 @@ Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md), RFC 9113; gobgp 3.10.
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -44,8 +46,8 @@ M = TypeVar("M", bound=WireMessage)
 class GobgpError(HiveError):
     """A call failed: which, gRPC's status, gobgpd's text and its socket."""
 
-    def __init__(self, socket: Path, call: str, code: int, text: str) -> None:
-        super().__init__(f"gobgpd at {socket}: {call}: {code_name(code)}: {text}")
+    def __init__(self, place: Path, call: str, code: int, text: str) -> None:
+        super().__init__(f"gobgpd at {place}: {call}: {code_name(code)}: {text}")
         self.call = call
         self.code = code
         self.text = text
@@ -96,8 +98,8 @@ class Gobgp:
     Methods are gobgpd's calls. All raise GobgpError.
     """
 
-    def __init__(self, socket: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._socket = socket
+    def __init__(self, place: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._socket = place
         self._reader = reader
         self._writer = writer
         self._h2 = h2.connection.H2Connection(
@@ -108,6 +110,12 @@ class Gobgp:
         self._h2.increment_flow_control_window(WINDOW)
 
     # The speaker
+
+    @property
+    def pid(self) -> int:
+        """The process that listens on the socket; 0: of another pid namespace (unix(7), SO_PEERCRED)."""
+        connection = self._writer.get_extra_info("socket")
+        return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
 
     async def start(self, speaker: api.Global) -> None:
         """Start BGP."""
@@ -330,15 +338,15 @@ class Gobgp:
 
 
 @asynccontextmanager
-async def connected(socket: Path) -> AsyncIterator[Gobgp]:
+async def connected(place: Path) -> AsyncIterator[Gobgp]:
     """A connection for the length of the block. Raises GobgpUnreachableError."""
     try:
-        reader, writer = await asyncio.open_unix_connection(socket)
+        reader, writer = await asyncio.open_unix_connection(place)
     except OSError as error:
         text = error.strerror or str(error)
-        raise GobgpUnreachableError(socket, "connect", RpcCode.UNAVAILABLE, text) from error
+        raise GobgpUnreachableError(place, "connect", RpcCode.UNAVAILABLE, text) from error
     try:
-        yield Gobgp(socket, reader, writer)
+        yield Gobgp(place, reader, writer)
     finally:
         writer.close()
 

@@ -117,7 +117,10 @@ class Speakers:
                 self._record(name)
             return
         with suppress(GobgpUnreachableError):
-            async with connected(self.socket(name)):
+            async with connected(self.socket(name)) as gobgp:
+                if name not in self.running():  # an agent was killed between its start and its record
+                    pid = 0 if self._external else gobgp.pid
+                    self._record(name, pid, _began(pid) if pid else "")
                 return
         if self._external:
             self._launch("start", name)

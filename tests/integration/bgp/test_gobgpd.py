@@ -19,7 +19,7 @@ from hypothesis import strategies as some
 from msgspec.structs import asdict
 
 from cells.base.addresses import IPNetwork
-from cells.bgp import SpeakerSettings
+from cells.bgp import FOLDER, SpeakerSettings
 from cells.bgp import gobgp_messages as api
 from cells.bgp.gobgp_facts import policy_rules
 from cells.bgp.gobgpd import GobgpError, GobgpUnreachableError, connected
@@ -43,6 +43,7 @@ from cells.bgp.speaker_state import (
 )
 from cells.bgp.speaker_target import SpeakerTarget
 from lifecycle import BatchError, Secret
+from tests.support.bgp import gobgpd_pids
 from tests.support.examples import scaled
 from tests.unit.bgp.replay import NODE, Played
 
@@ -169,6 +170,20 @@ def test_a_speaker_has_exactly_what_is_wanted(steps: list[tuple[Any, float | Non
                 assert await last.observe() == {}
 
     anyio.run(check)
+
+
+async def test_a_speaker_that_a_killed_agent_did_not_record_is_taken_over(short: Path) -> None:
+    async with running(short) as one:
+        await put(one, row(65001, []))
+        for record in (short / FOLDER).glob("*.json"):
+            record.unlink()
+        following = target(short)
+        assert await following.observe() == {}
+        await put(following, row(65001, []))
+        assert list(await target(short).observe()) == [NAME]
+        assert len(gobgpd_pids(short / FOLDER)) == 1
+        await target(short).drop([NAME])
+        assert gobgpd_pids(short / FOLDER) == []
 
 
 async def test_a_peer_that_gobgpd_refuses_leaves_others_alone(short: Path) -> None:
