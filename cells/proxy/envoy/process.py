@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -126,10 +128,24 @@ def _end_started(place: EnvoyFiles) -> list[str]:
 
 
 def _started(place: EnvoyFiles) -> _Running | None:
-    """The one that an agent before this has started, if it runs."""
+    """The one that an agent before this has started, if it runs; one that it did not record has no digest."""
     try:
         running = msgspec.json.decode((place.folder / PID_FILE).read_bytes(), type=_Running)
-        command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
+        running = _Running(_listener(place.admin), "")
+    try:
+        command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
         return None
     return running if os.fsencode(place.bootstrap) in command else None
+
+
+def _listener(path: Path) -> int:
+    """The process that listens on a socket; 0 where none does, or one of another pid namespace (unix(7))."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return 0
+        return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
