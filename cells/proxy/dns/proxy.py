@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import struct
 import time
 from collections import Counter
 from functools import lru_cache, partial
@@ -39,7 +38,7 @@ from cells.proxy.dns.exchange import (
     QueryVerdict,
 )
 from cells.proxy.dns.port import ProxyRoutes, QuerySource
-from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, message
+from cells.proxy.dns.servers import PATIENCE, PodSockets, ServerConnection, Upstream, closed, message
 from cells.proxy.dns.settings import REJECT_CODES, DNSProxySettings
 from cells.proxy.dns.sockets import (
     Address,
@@ -74,6 +73,8 @@ CONNECTIONS: Final = 1024
 """By TCP at a time; further ones wait to be accepted."""
 CONNECTIONS_OF_ONE: Final = 128
 """Of one pod; further ones are closed, so that no pod takes those of others."""
+QUERIES_OF_ONE: Final = 4096
+"""By UDP of one pod that wait at a time; further ones get SERVFAIL. Each may have a socket."""
 
 
 class DNSProxy:
@@ -111,6 +112,8 @@ class DNSProxy:
         """Open ones by TCP, of each client."""
         self._waiting: dict[Exchange, None] = {}
         """Exchanges by UDP without an answer yet."""
+        self._of_endpoint = Counter[int]()
+        """How many exchanges of each wait, for their server or for a slot."""
         if routes.enabled:
             jobs.one_shot("serve", self._serve)
 
@@ -171,7 +174,9 @@ class DNSProxy:
         verdict, query, flow = found
         if verdict is QueryVerdict.FORWARD:
             exchange = Exchange(asking, query, flow, began)
-            if self._has_slot():
+            if self._of_endpoint[flow.endpoint.id] >= QUERIES_OF_ONE:
+                self._send(asking, self._reject(exchange))
+            elif self._has_slot():
                 self._forward(exchange)
             elif self._patience:
                 self._tasks.start_soon(self._later, exchange)
@@ -241,7 +246,13 @@ class DNSProxy:
         return False
 
     async def _later(self, exchange: Exchange) -> None:
-        if await self._slot_comes(exchange):
+        number = exchange.flow.endpoint.id
+        self._of_endpoint[number] += 1
+        try:
+            found = await self._slot_comes(exchange)
+        finally:
+            self._of_endpoint[number] -= 1
+        if found:
             self._forward(exchange)
         else:
             self._send(exchange.asking, self._reject(exchange))
@@ -253,6 +264,7 @@ class DNSProxy:
 
     def _forward(self, exchange: Exchange) -> None:
         self._waiting[exchange] = None
+        self._of_endpoint[exchange.flow.endpoint.id] += 1
         failure: OSError | WireError | None = None
         try:
             exchange.awaited = self._ask(exchange)
@@ -335,6 +347,7 @@ class DNSProxy:
         if exchange not in self._waiting:
             return
         del self._waiting[exchange]
+        self._of_endpoint[exchange.flow.endpoint.id] -= 1
         if exchange.awaited is not None:
             exchange.awaited.give_up()
         self._release_slot()
@@ -389,7 +402,7 @@ class DNSProxy:
                 if self._connections[pod] <= CONNECTIONS_OF_ONE:
                     await self._answer_all(ends, reader, writer)
             finally:
-                await _closed(writer)
+                await closed(writer)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
             self._log.debug("a connection to the DNS proxy ended", error=str(error))
         finally:
@@ -472,17 +485,6 @@ class DNSProxy:
             return self._written(exchange, data)
         except WireError:
             return refusal(asking.data, query.end, SERVFAIL)
-
-
-async def _closed(writer: asyncio.StreamWriter) -> None:
-    """End a connection; reset it if the client does not take the rest of its answers. Raises OSError."""
-    writer.close()
-    with anyio.move_on_after(PATIENCE):
-        await writer.wait_closed()
-        return
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
 
 
 @lru_cache(maxsize=4096)

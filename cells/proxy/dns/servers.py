@@ -6,6 +6,7 @@ import asyncio
 import errno
 import select
 import socket
+import struct
 from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import ip_address
@@ -34,6 +35,17 @@ async def message(reader: asyncio.StreamReader) -> bytes | None:
             return None
         return await reader.readexactly(size)
     return None
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """End a connection; reset it if the client does not take the rest of its answers. Raises OSError."""
+    writer.close()
+    with anyio.move_on_after(PATIENCE):
+        await writer.wait_closed()
+        return
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 class ServerConnection:

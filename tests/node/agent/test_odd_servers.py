@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.proxy.dns.proxy import CONNECTIONS_OF_ONE
+from cells.proxy.dns.proxy import CONNECTIONS_OF_ONE, QUERIES_OF_ONE
 from hive.lab import pods
 from hive.lab.namespaces import inside
 from hive.lab.node import NODE_ADDRESS, Lab
@@ -143,6 +143,25 @@ def test_the_concurrency_limit_holds_for_udp_and_tcp(
                 found = place.here.run(partial(ask, server, "plain.example.org", tcp=tcp), within=60)
                 assert code(found) == 0, "the slot is free again"
                 eventually(lambda: not there.run(_has_connection, within=60))
+            serving.finish(within=60)
+
+
+def test_a_pod_with_too_many_waiting_queries_gets_servfail(node: Lab, tmp_path: Path) -> None:
+    with fqdn_scenario(node, tmp_path) as place:
+        server = odd(place)
+        with node.open_pod("odd") as there, ExitStack() as stack:
+            serving = there.start(serve)
+            eventually(lambda: there.run(served, within=60))
+            with inside(place.here):
+                flood = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                flood.connect((server, 53))
+            for number in range(QUERIES_OF_ONE):
+                flood.send(query("silent.example.org", number=number))
+                if number % 100 == 0:
+                    place.look()  # so that those before have been read
+            assert code(place.here.run(partial(ask, server, "plain.example.org"), within=60)) == SERVFAIL
+            assert place.look(tcp=True).code == 0
+            eventually(lambda: place.look().code == 0)  # once the proxy waits no longer for the others
             serving.finish(within=60)
 
 
