@@ -29,6 +29,7 @@ from cells.kvstore.model import (
     StoreUnavailableError,
     TransactionOutcome,
     range_end,
+    raw_key,
 )
 from cells.kvstore.settings import (
     EtcdAccess,
@@ -114,7 +115,7 @@ def end_of_stream() -> Any:
 def key_value(found: Any) -> KeyValue:
     """From an ``mvccpb.KeyValue``."""
     return KeyValue(
-        found.key.decode(errors="surrogateescape"),
+        found.key.decode(errors="surrogateescape"),  # as raw_key() has it
         found.value,
         found.create_revision,
         found.mod_revision,
@@ -131,7 +132,7 @@ def change(event: Any) -> KeyEvent:
 def comparison(each: Compare) -> Any:
     """To an ``etcdserverpb.Compare``."""
     kinds = load_messages().Compare
-    key = each.key.encode(errors="surrogateescape")
+    key = raw_key(each.key)
     match each.what:
         case "create":
             return kinds(key=key, target=kinds.CREATE, create_revision=each.equals)
@@ -146,7 +147,7 @@ def comparison(each: Compare) -> Any:
 def request_op(each: Operation) -> Any:
     """To an ``etcdserverpb.RequestOp``."""
     rpc = load_messages()
-    key = each.key.encode(errors="surrogateescape")
+    key = raw_key(each.key)
     match each.what:
         case "get":
             return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
@@ -222,25 +223,26 @@ class EtcdClient:
     async def lookup(self, key: str) -> KeyValue | None:
         """The key, by a linearizable read."""
         rpc = await self._messages()
-        answer = await self._ask("read", "KV/Range", rpc.RangeRequest(key=key.encode()), rpc.RangeResponse)
+        answer = await self._ask("read", "KV/Range", rpc.RangeRequest(key=raw_key(key)), rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
 
     async def first(self, prefix: str) -> KeyValue | None:
         """The first key of the prefix."""
         rpc = await self._messages()
-        request = rpc.RangeRequest(key=prefix.encode(), range_end=range_end(prefix), limit=1)
+        request = rpc.RangeRequest(key=raw_key(prefix), range_end=range_end(prefix), limit=1)
         answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
 
-    async def oldest(self, prefix: str) -> KeyValue | None:
-        """The key of the prefix that was created first."""
+    async def predecessor(self, prefix: str, revision: int) -> KeyValue | None:
+        """Of the keys of the prefix that were created before a revision, the one created last."""
         rpc = await self._messages()
         request = rpc.RangeRequest(
-            key=prefix.encode(),
+            key=raw_key(prefix),
             range_end=range_end(prefix),
             limit=1,
-            sort_order=rpc.RangeRequest.ASCEND,
+            sort_order=rpc.RangeRequest.DESCEND,
             sort_target=rpc.RangeRequest.CREATE,
+            max_create_revision=revision - 1,
         )
         answer = await self._ask("read", "KV/Range", request, rpc.RangeResponse)
         return key_value(answer.kvs[0]) if answer.kvs else None
@@ -256,7 +258,7 @@ class EtcdClient:
         """All keys of the prefix at one revision, and that revision. CompactedError: it took too long."""
         rpc = await self._messages()
         found: list[KeyValue] = []
-        begin, revision = prefix.encode(), 0
+        begin, revision = raw_key(prefix), 0
         while True:
             request = rpc.RangeRequest(
                 key=begin, range_end=range_end(prefix), limit=self._options.limit, revision=revision
@@ -329,7 +331,7 @@ class EtcdClient:
         """
         rpc = await self._messages()
         create = rpc.WatchCreateRequest(
-            key=prefix.encode(), range_end=range_end(prefix), start_revision=revision, fragment=True
+            key=raw_key(prefix), range_end=range_end(prefix), start_revision=revision, fragment=True
         )
         channel = await self._open_channel()
         call = channel.stream_stream(

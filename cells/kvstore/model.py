@@ -139,9 +139,14 @@ def absent(key: str) -> Compare:
     return Compare(key, "create", 0)
 
 
+def raw_key(key: str) -> bytes:
+    """The key as etcd has it; bytes that are no UTF-8 are surrogates of the text."""
+    return key.encode(errors="surrogateescape")
+
+
 def range_end(prefix: str) -> bytes:
     """The first key after all keys with the prefix."""
-    raw = prefix.encode()
+    raw = raw_key(prefix)
     return raw[:-1] + bytes([raw[-1] + 1])
 
 

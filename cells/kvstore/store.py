@@ -133,8 +133,8 @@ class Leases:
 
 # Locks: one client of the store at a time, as etcd's own clients and Cilium's take them.
 #
-# Source: etcd 3.4, concurrency.Mutex: below a prefix each waiter has a key named by its lease, and the one
-#         that was created first has the lock. Cilium 1.17: its lease lasts 25 s.
+# Source: etcd 3.4, concurrency.Mutex: below a prefix each waiter has a key named by its lease, and waits for
+#         the end of the key created before its own. Cilium 1.17: its lease lasts 25 s, and is renewed.
 
 LEASE: Final = 25.0
 """Seconds after which the lock of a dead holder is free."""
@@ -154,7 +154,10 @@ class Lock(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
-    """Hold the lock of the path. Raises StoreError; holding it ends with its lease, whatever happens."""
+    """Hold the lock of the path. Raises StoreError.
+
+    The lease is renewed while it waits; once it is held, it ends with the lease, whatever happens.
+    """
     prefix = f"{path}/"
     lease = await client.grant(LEASE)
     try:
@@ -163,22 +166,22 @@ async def lock(client: EtcdClient, path: str) -> AsyncIterator[Lock]:
         own = (await client.txn(get(key))).found[0]
         if own is None:
             raise StoreError(f"the lock {key} was lost")
-        await _wait(client, prefix, own)
+        while (earlier := await client.predecessor(prefix, own.create_revision)) is not None:
+            await _wait_deleted(client, earlier)
+            await client.keep(lease)
         yield Lock(key, own.create_revision)
     finally:
         with anyio.CancelScope(shield=True), suppress(StoreError):  # else it ends with its lease
             await client.revoke(lease)
 
 
-async def _wait(client: EtcdClient, prefix: str, own: KeyValue) -> None:
-    """Wait until no earlier waiter is left."""
-    while (first := await client.oldest(prefix)) is not None and first.key != own.key:
-        async with aclosing(client.watch(first.key, first.mod_revision + 1)) as changes:
+async def _wait_deleted(client: EtcdClient, found: KeyValue) -> None:
+    """Wait until the key is deleted, at most a third of the time of a lock's lease. Raises StoreError."""
+    with anyio.move_on_after(LEASE / 3):
+        async with aclosing(client.watch(found.key, found.mod_revision + 1)) as changes:
             async for events in changes:
-                if any(event.kv is None and event.key == first.key for event in events):
-                    break
-    if first is None:
-        raise StoreError(f"the lock {own.key} was lost")
+                if any(event.kv is None and event.key == found.key for event in events):
+                    return
 
 
 INTERVAL: Final = 15.0

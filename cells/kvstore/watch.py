@@ -85,7 +85,8 @@ class PrefixWatch(Generic[Row]):
     async def _follow(self, health: Health) -> None:
         """Read what is to be read, and follow until the watch breaks, or the store is another one."""
         store = self._store
-        if self._revision and await store.client.revision() < self._revision:
+        older = self._revision and await store.client.revision() < self._revision
+        if older and self._generation == store.generation:  # else another watch has noticed it
             store.replaced()
         if not self._revision or self._generation != store.generation:
             await self._all()

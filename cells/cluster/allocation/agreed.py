@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from typing import Final
 
 from cells.cluster.identity.numbers import CLUSTER
 from lifecycle import Duration, Health, Settings, seconds
@@ -60,6 +62,9 @@ class AllocationSettings(Settings, frozen=True):
 
 Labels = tuple[str, ...]
 
+ON_ITS_WAY: Final = 60.0
+"""Seconds after which a number that was taken here, and which the watch has not brought, counts as lost."""
+
 
 class AgreedNumbers(ABC):
     """The part of an IdentityAllocator that works without the cluster.
@@ -72,7 +77,9 @@ class AgreedNumbers(ABC):
         self._grace = grace
         self._health = health
         self._made: dict[Labels, int] = {}
-        """Numbers that were made or found here, and which the watch has yet to bring."""
+        """Numbers that were taken here, and which the watch has yet to bring."""
+        self._made_at: dict[int, float] = {}
+        """When, in seconds of the monotonic clock."""
         self._adopted: set[int] = set()
         """Numbers from before a restart, taken over before those of others were known."""
         self._held: set[int] = set()
@@ -133,11 +140,15 @@ class AgreedNumbers(ABC):
 
     def seen(self, labels: Labels) -> None:
         """The watch has brought a number for these labels."""
-        self._made.pop(labels, None)
+        self._made_at.pop(self._made.pop(labels, 0), None)
 
     def is_on_its_way(self, number: int) -> bool:
         """Whether the number was taken here, and the watch has yet to bring it."""
-        return number in self._made.values()
+        return time.monotonic() - self._made_at.get(number, -math.inf) < ON_ITS_WAY
+
+    def _has_made(self, labels: Labels, number: int) -> None:
+        self._made[labels] = number
+        self._made_at[number] = time.monotonic()
 
     def _known(self, labels: Labels, previous: int) -> int | None:
         found = self.numbers(labels)

@@ -217,7 +217,7 @@ class KVStoreAllocator(AgreedNumbers):
 
     def _took(self, labels: Labels, number: int, key: str) -> None:
         if str(number) not in self._shared.table:  # the watch may be faster than the answer
-            self._made[labels] = number
+            self._has_made(labels, number)
         self._written[key] = str(number)
 
     def _free(self, labels: Labels, previous: int) -> Iterator[int]:

@@ -168,7 +168,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
             async with self._writers:
                 for number in self._free(labels, previous):
                     if await self._have(number, labels):
-                        self._made[labels] = number
+                        self._has_made(labels, number)
                         return None
         except KubernetesError as error:
             return str(error) or type(error).__name__
@@ -203,6 +203,10 @@ class CiliumIdentityAllocator(AgreedNumbers):
 # Controller: Table[tuple[str, str], CiliumIdentity] in, ``identities`` out; writes objects that are missing.
 
 
+COMPARE: Final = 300.0
+"""Seconds between two looks at all that is in use, as in Cilium: an object may go unseen by the watch."""
+
+
 class CiliumIdentityWatch:
     """Follows objects, once all are known."""
 
@@ -232,6 +236,7 @@ class CiliumIdentityWatch:
             self._first = identities.table.initializer("CiliumIdentity objects")
             jobs.observe("identities", self._rounds, self._follow)
             jobs.observe("lost objects", forgotten.changes, self._look)
+            jobs.timer("compare", self._keep_used, COMPARE)
 
     async def _rounds(self) -> AsyncIterator[list[Change[tuple[str, str], CiliumIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""
@@ -259,6 +264,10 @@ class CiliumIdentityWatch:
 
     async def _look(self, _: list[Change[tuple[str, str, str], ForgottenObject]]) -> None:
         """The server has lost objects: those in use here are made again, before others drop them."""
+        await self._keep_used()
+
+    async def _keep_used(self) -> None:
+        """All that is in use here has objects. Raises KubernetesError."""
         if self._writes and self._table.initialized:
             await self._keep(self._identities.in_use())
 

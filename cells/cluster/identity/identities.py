@@ -130,7 +130,7 @@ class NodeAllocator:
         return self.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
-        """The address is released."""
+        """The number is free again."""
         self._taken.discard(number)
 
     def grace(self, number: int) -> float:

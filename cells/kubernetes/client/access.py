@@ -147,8 +147,12 @@ class Access(msgspec.Struct, frozen=True):
 def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access | None:
     """What a pod is given; None outside of one. Raises AccessError when it is half there."""
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "")
-    if not host or not port:
+    if not host:
         return None
+    if not port:
+        raise AccessError(
+            f"KUBERNETES_SERVICE_HOST={host}: KUBERNETES_SERVICE_PORT is not set; expected both"
+        )
     token = folder / "token"
     if not token.exists():
         raise AccessError(

@@ -306,6 +306,24 @@ async def test_connecting_clients_take_the_init_lock_in_turn(etcd: Etcd) -> None
         await until(lambda: "lock leases=0" in found.store.state().message)
 
 
+async def test_a_client_that_waits_long_for_a_lock_stays_in_its_place(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kvstore.store.LEASE", 2.0)
+    earlier = "cilium/.initlock/1"
+    etcd.put(earlier, "")
+    async with following(etcd) as found:
+        await until(lambda: len(etcd.all("cilium/.initlock/")) == 2)
+        keys = set(etcd.all("cilium/.initlock/"))
+        etcd.put("cilium/.initlock/2", "")
+        over = time.monotonic() + 6.0  # its lease has ended by then, unless it is renewed
+        await until(lambda: time.monotonic() > over)
+        assert set(etcd.all("cilium/.initlock/")) == {*keys, "cilium/.initlock/2"}
+        etcd.delete(earlier)
+        await until(lambda: set(etcd.all("cilium/.initlock/")) == {"cilium/.initlock/2"})
+        await until(lambda: found.store.state().state == "Ok")
+
+
 async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     etcd.fill()

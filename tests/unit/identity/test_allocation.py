@@ -167,6 +167,20 @@ async def test_an_object_in_use_that_goes_comes_back_and_its_mark_goes(one: Clus
         await eventually(lambda: not objects(one)[str(number)]["metadata"].get("annotations"))
 
 
+async def test_an_object_that_goes_before_the_watch_brings_it_comes_back(
+    one: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.cluster.allocation.agreed.ON_ITS_WAY", 0.1)
+    monkeypatch.setattr("cells.cluster.allocation.objects.COMPARE", 0.1)
+    watch = on(PATH, watch=True)
+    one.server.faults.add(Fault(lambda asked: watch(asked) and "resourceVersion" in asked.query, stall=True))
+    async with agent(tmp_path, one) as node:
+        await node.synced()
+        number = await acquired(node, WEB)
+        one.delete("CiliumIdentity", str(number))
+        await eventually(lambda: str(number) in objects(one))
+
+
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("objects", "agreed"):
         monkeypatch.setattr(f"cells.cluster.allocation.{module}.CLUSTER", range(256, 260))

@@ -345,6 +345,8 @@ async def test_a_proxy_is_asked_to_connect(server: ApiServer) -> None:
 def test_a_pod_finds_the_server_of_its_cluster(tmp_path: Path) -> None:
     env = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     assert in_cluster({}, tmp_path) is None
+    with pytest.raises(AccessError, match="KUBERNETES_SERVICE_HOST=auto: KUBERNETES_SERVICE_PORT is not set"):
+        in_cluster({"KUBERNETES_SERVICE_HOST": "auto", "KUBERNETES_SERVICE_PORT": ""}, tmp_path)
     with pytest.raises(AccessError, match="token: missing"):
         in_cluster(env, tmp_path)
     (tmp_path / "token").write_text("t")
