@@ -123,7 +123,7 @@ class BpfError(OSError, HiveError):
 
     @property
     def is_full(self) -> bool:
-        """Whether a map has no room: a hash says E2BIG, as of arguments that are too long, a trie ENOSPC."""
+        """Whether the map is full: the kernel returns E2BIG for a hash and ENOSPC for a trie."""
         return self.operation == "update" and self.errno in {errno.E2BIG, errno.ENOSPC}
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Tables: rows written by one and watched by many; tables that follow from others; reconcilers."""
+"""Tables with one writer and many watchers, tables derived from tables, and reconcilers."""
 
 from lifecycle.tables.changes import Change, Changes
 from lifecycle.tables.derived.inputs import Input, Plan

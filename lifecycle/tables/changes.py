@@ -1,4 +1,4 @@
-"""Watching a table: what changed since one looked last."""
+"""Watches of a table: batches of changes since the last one."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -13,17 +13,17 @@ __all__ = ["Change", "Changes", "Only"]
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Only = Callable[[Key, Row | None, Row | None], bool]
-"""Of a key, the row before and the row now: whether the change matters."""
+"""Decides from a key, the row before and the row now whether a change matters."""
 
 
 class Change(msgspec.Struct, Generic[Key, Row], frozen=True):
-    """What happened to one key since the watcher was last notified."""
+    """The change of one key since the watcher's last batch."""
 
     key: Key
     old: Row | None
-    """The row as this watcher last saw it; None when it saw none."""
+    """The row in the watcher's last batch; None if it had none."""
     row: Row | None
-    """The row now; None when it was deleted."""
+    """The row now; None if it was deleted."""
     revision: int
 
     @property
@@ -33,10 +33,10 @@ class Change(msgspec.Struct, Generic[Key, Row], frozen=True):
 
 
 class Changes(Generic[Key, Row]):
-    """An endless iteration over batches of changes, made by ``changes()`` of a table.
+    """An endless iteration over batches of changes; ``changes()`` of a table makes it.
 
-    Dropping it ends the watch. It holds no more than the table's keys and pending events of deleted
-    ones, however slow its user is.
+    The watch ends when it is garbage-collected. It holds at most the table's keys and pending deletions,
+    however slow its reader is.
     """
 
     def __init__(self, table: Rows[Key, Row], only: Only[Key, Row] | None = None) -> None:
@@ -48,11 +48,11 @@ class Changes(Generic[Key, Row]):
         """Whether the last batch came without a wait."""
         self._returned: dict[Key, Change[Key, Row]] = {}
         self._error: Exception | None = None
-        """What `only` raised, for who takes the next batch."""
+        """The error of `only`, for the reader of the next batch."""
         self._pending: dict[Key, tuple[Row | None, int]] = {}
-        """Keys that may have changed, with the row as last seen and the revision of the last change."""
+        """Keys that may have changed, with the row last seen and the revision of the last change."""
         self.revision = 0
-        """The table's revision as of the batch to come: where to resume with ``changes(since)``."""
+        """The table's revision at the next batch: where to resume with ``changes(since)``."""
 
     def __aiter__(self) -> "Changes[Key, Row]":
         return self
@@ -67,9 +67,9 @@ class Changes(Generic[Key, Row]):
                 return batch
 
     def take(self) -> list[Change[Key, Row]]:
-        """What has changed since the last time, at once; empty when nothing has.
+        """Return the changes since the last batch at once; empty if there are none.
 
-        Raises what `only` raised; the changes it could not decide on come with the next batch.
+        Raises the error of `only`; changes on which it could not decide come with the next batch.
         """
         rows = self._table._current()  # noqa: SLF001  # the two are one mechanism
         self._woken = False
@@ -88,17 +88,17 @@ class Changes(Generic[Key, Row]):
         return batch
 
     def put_back(self, batch: Iterable[Change[Key, Row]]) -> None:
-        """Give these again with the next batch, merged with what has changed since: they could not be used.
+        """Return changes that could not be processed; the next batch repeats them with later ones.
 
-        All of them count as seen in part: a row that was put and is deleted meanwhile is a deletion.
+        All of them count as partly seen: a row that was put and is deleted meanwhile becomes a deletion.
         """
         self._returned.update((change.key, change) for change in batch)
         self.wake()
 
     async def wait(self) -> None:
-        """Until there may be something to take() that came after the last one.
+        """Wait until take() may return something new.
 
-        Raises TableClosedError when nothing will come: the module of the table was disabled.
+        Raises TableClosedError if nothing can come, as the module of the table was disabled.
         """
         if self._pending or self._woken:
             return
@@ -113,13 +113,13 @@ class Changes(Generic[Key, Row]):
                 self._waiters.remove(waiter)
 
     def wake(self) -> None:
-        """End the wait() there is, or the next one: something may have changed."""
+        """End the present wait(), or the next one, as something may have changed."""
         self._woken = True
         if self._waiters:
             self._release()
 
     def replay(self, rows: Mapping[Key, Row | None], revision: int) -> None:
-        """Begin with these rows, of which the watcher has seen none."""
+        """Begin with these rows, which the watcher has not seen."""
         if self._only is not None:
             self.notify(rows, revision)
             return
@@ -127,7 +127,7 @@ class Changes(Generic[Key, Row]):
         self._pending.update(dict.fromkeys(rows, (None, revision)))
 
     def notify(self, changed: Mapping[Key, Row | None], revision: int) -> None:
-        """Remember what changed, with the row as it was before unless an older one is remembered."""
+        """Record changed keys, with the row before unless an older one is recorded."""
         rows, pending, only = self._table._rows, self._pending, self._only  # noqa: SLF001
         self.revision = revision
         matters = False
@@ -144,7 +144,7 @@ class Changes(Generic[Key, Row]):
             self._release()
 
     def _matters(self, only: Only[Key, Row], key: Key, old: Row | None) -> bool:
-        """Whether `only` is true of the change, or cannot decide on it."""
+        """Whether `only` returns true for the change, or fails."""
         now = self._table._rows.get(key)  # noqa: SLF001
         try:
             return only(key, old, None if now is None else now[0])
@@ -154,7 +154,7 @@ class Changes(Generic[Key, Row]):
             return True
 
     def _with_returned(self, batch: list[Change[Key, Row]]) -> list[Change[Key, Row]]:
-        """What was put back, as it is now, and the rest of the batch."""
+        """The changes that were put back, as they are now, with the rest of the batch."""
         returned, self._returned = self._returned, {}
         newer = {change.key: change for change in batch}
         rows = self._table._rows  # noqa: SLF001  # take() has brought them up to date

@@ -1,6 +1,6 @@
 """The rows of a table: reading, watching, waiting; subclasses write them.
 
-Everything runs on one event loop, so reads between awaits are consistent and no lock is needed.
+Everything runs on one event loop, so reads between awaits are consistent without locks.
 """
 
 from abc import abstractmethod
@@ -25,11 +25,11 @@ Row = TypeVar("Row")
 Value = TypeVar("Value", bound=Hashable)
 
 REMEMBERED_DELETIONS = 1024
-"""How many deletions a table remembers for watchers that resume at a revision."""
+"""Number of deletions that a table remembers for watchers that resume at a revision."""
 
 
 class TableCore(Rows[Key, Row]):
-    """What all tables share: rows, revisions, watchers. Rows are immutable values, and never None."""
+    """Rows, revisions and watchers of all tables. Rows are immutable values, and never None."""
 
     def __init__(self, name: str, indexes: Mapping[str, IndexSpec[Row]] | None = None) -> None:
         self.name = name
@@ -46,19 +46,20 @@ class TableCore(Rows[Key, Row]):
         self._waits: KeyWaits[Key, Row] | None = None
         self._closed = ""
         self._frozen: set[type] = {NoneType}
-        """The types of rows that were looked at."""
+        """Types of rows that have been checked."""
 
     @property
     def revision(self) -> int:
-        """Counts the transactions that changed something."""
+        """Number of transactions that changed something."""
         self._current()
         return self._revision
 
     def lookup(self, name: str, values: Callable[[Row], Iterable[Value]]) -> Lookup[Value, Key, Row]:
-        """Add an index, as a value with types: ``pods.lookup("address", lambda pod: pod.addresses)``.
+        """Add a typed index: ``pods.lookup("address", lambda pod: pod.addresses)``.
 
-        `values` gives the values that a row is found by: none, one or many; it is pure. by(name) finds it.
-        Raises ValueError when the table has an index of this name, and what `values` raises for a row.
+        `values` returns the values by which a row is found, any number of them, without side effects.
+        by(name) finds the index. Raises ValueError if the table has an index of this name, and the error of
+        `values` for a row.
         """
         if name in self._specs:
             raise ValueError(f"table {self.name} has an index {name!r} already: choose another name")
@@ -83,9 +84,9 @@ class TableCore(Rows[Key, Row]):
         return key in self._rows
 
     def snapshot(self) -> Snapshot[Key, Row]:
-        """The rows as they are now, to keep across awaits.
+        """The present rows, to keep across awaits.
 
-        It costs the same whatever the table holds, and so does a write while it is held.
+        Its cost, and that of writes while it exists, does not depend on the size of the table.
         """
         rows = self._current()
         held = self._snapshot() if self._snapshot is not None else None
@@ -97,15 +98,14 @@ class TableCore(Rows[Key, Row]):
         return held
 
     def changes(self, since: int = 0, *, only: Only[Key, Row] | None = None) -> Changes[Key, Row]:
-        """Watch: batches of changes, the first of them a replay of what is newer than revision `since`.
+        """Watch the table: batches of changes, beginning with all that is newer than revision `since`.
 
-        Every row there is comes first (since 0), then what changes. Changes that a slow watcher has not
-        fetched yet are merged per key; a row that came and went unseen is not reported. Raises LookupError
-        when deletions after `since` are forgotten, or the table never had that revision: start from 0 then.
+        With since 0, all present rows come first. Changes that a slow watcher has not fetched are merged by
+        key; a row that was added and deleted in between is not reported. Raises LookupError if deletions
+        after `since` are forgotten or the table never had that revision: then start from 0.
 
-        `only` decides whether a change (the key, the row before, the row now) matters to this watcher:
-        others are left out and wake no watcher. It is called during the change, so it must have no side
-        effects.
+        `only` decides whether a change (key, row before, row now) matters to this watcher; other changes are
+        left out and wake no watcher. It is called during the write, so it must have no side effects.
         """
         rows = self._current()
         if 0 < since < self._forgotten:
@@ -127,7 +127,7 @@ class TableCore(Rows[Key, Row]):
         return watcher
 
     async def wait_for(self, key: Key, until: Callable[[Row], bool] | None = None) -> Row:
-        """Wait until there is a row with this key, of which `until` is true if it is given; that row.
+        """Wait for a row with this key, and for `until` to be true of it if given. Returns the row.
 
         Changes of other keys do not wake it. A deletion does not end the wait, as a new row may come.
         """
@@ -143,40 +143,48 @@ class TableCore(Rows[Key, Row]):
             found = await self._key_waits().changed(key, found)
 
     async def wait_changed(self, key: Key, seen: Row | None) -> Row | None:
-        """Wait until the row with this key differs from `seen`; returns the new one, None if it was deleted.
+        """Wait until the row with this key differs from `seen`.
 
-        Give what it returned to the next call, and no change that lasts is missed; what came and went
-        meanwhile is not reported. None stands for no row.
+        Returns the new row, None if it was deleted.
+
+        Pass the result to the next call, and no lasting change is missed; a change that is undone meanwhile
+        is not reported. None means no row.
         """
         return await self._key_waits().changed(key, seen)
 
     def close(self, why: str) -> None:
-        """Nothing changes any more: end every wait for a change with TableClosedError; rows can be read."""
+        """End every wait for a change with TableClosedError, as nothing changes any more.
+
+        Rows stay readable.
+        """
         self._closed = why
         for listener in self._listening():
             listener.wake()
 
     def check_open(self) -> None:
-        """Raise TableClosedError when nothing is to be waited for."""
+        """Raise TableClosedError if the table is closed."""
         if self._closed:
             raise TableClosedError(f"table {self.name} is closed: {self._closed}")
 
     @property
     def initialized(self) -> bool:
-        """Whether every announced source has written what it knew. Before that, absence means nothing."""
+        """Whether all registered sources have written their initial rows.
+
+        Before, an absent row means nothing.
+        """
         return not self.uninitialized_by
 
     @property
     @abstractmethod
     def uninitialized_by(self) -> list[str]:
-        """Who is still to be waited for."""
+        """The sources that have not written their initial rows."""
 
     @abstractmethod
     async def wait_initialized(self) -> None:
         """Wait until the table is initialized."""
 
     def _newer_than(self, revision: int) -> list[Key]:
-        """The keys of rows written after that, in order; their number is what it costs."""
+        """Keys of rows that were written after a revision, in order; costs by their number."""
         newer = list(takewhile(lambda key: self._rows[key][1] > revision, reversed(self._rows)))
         newer.reverse()
         return newer
@@ -195,10 +203,10 @@ class TableCore(Rows[Key, Row]):
         return self._waits
 
     def _refresh(self) -> None:
-        """Bring the rows up to date, of a table that can be stale."""
+        """Update the rows of a table that can be stale."""
 
     def _listen(self, listener: Listener) -> None:
-        """Notify it of every change for as long as another object references it."""
+        """Notify a listener of every change, as long as another object references it."""
         number, listeners = id(listener), self._listeners
         listeners[number] = ref(listener, lambda _: listeners.pop(number, None))
 
@@ -206,7 +214,7 @@ class TableCore(Rows[Key, Row]):
         return [found for reference in self._listeners.values() if (found := reference()) is not None]
 
     def _commit(self, writes: Mapping[Key, Row | None]) -> None:
-        """Write all that is new, or raise and write nothing."""
+        """Write all new rows, or raise and write nothing."""
         if changed := self._changed(writes):
             plans: Iterable[tuple[Index[Key, Row], Plan[Key]]] = ()
             if self._indexes:
@@ -220,7 +228,7 @@ class TableCore(Rows[Key, Row]):
                 self._notify(changed)
 
     def _changed(self, writes: Mapping[Key, Row | None]) -> dict[Key, Row | None]:
-        """The keys that get another row, with the row before. Raises TypeError for a row that may change."""
+        """Keys with another row, and the row before. Raises TypeError for a row that may change in place."""
         changed: dict[Key, Row | None] = {}
         rows, frozen = self._rows, self._frozen
         if not rows:  # many at once, most often
@@ -242,7 +250,10 @@ class TableCore(Rows[Key, Row]):
                 listener.notify(changed, revision)
 
     def _plans(self, new: Mapping[Key, Row | None]) -> list[tuple[Index[Key, Row], Plan[Key]]]:
-        """What each index is to hold. Raises what their functions raise; they are as before then."""
+        """The new contents of each index.
+
+        Raises the errors of their functions; the indexes are unchanged then.
+        """
         try:
             return [(index, index.plan(new)) for index in self._indexes.values()]
         except BaseException:
@@ -285,7 +296,7 @@ class TableCore(Rows[Key, Row]):
 
 
 def commit_together(writes: Iterable[tuple[TableCore[Any, Any], Mapping[Any, Any]]]) -> None:
-    """Write to several tables, or raise and write to none. Listeners are notified once all are written."""
+    """Write to several tables, or raise and write to none. Listeners are notified after the last write."""
     planned = []
     try:
         for table, rows in writes:

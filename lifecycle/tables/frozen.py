@@ -1,6 +1,6 @@
-"""Whether the values of a type stay as they are.
+"""Whether values of a type are immutable.
 
-Why:    a row that is changed in place and put again equals the stored one: no watcher would see the change.
+Why: a row that is changed in place and put again equals the stored one, so no watcher would see the change.
 """
 
 import dataclasses
@@ -14,22 +14,22 @@ from lifecycle.hints.keys import is_union, origin_class
 __all__ = ["unfrozen", "unfrozen_rows"]
 
 _ANY = (object, typing.Any)
-"""Rows of any type: each is looked at when it is written."""
+"""Rows of any type: each is checked when it is written."""
 
 _ADVICE = "a frozen dataclass or msgspec Struct, a NamedTuple, a tuple or a plain value"
 
 
 def unfrozen(kind: type) -> str | None:
-    """Why values of this type may change, and the type expected instead; None when they cannot change.
+    """Why values of this type may change, with the expected type; None if they cannot change.
 
-    Looks at the type alone: what is in a frozen row may be a list, which is then not to be changed.
+    Checks the type alone: a field of a frozen row may be a list, which must not be changed then.
     """
     why = _why(kind)
     return None if why is None else f"{kind.__qualname__} {why}: expected {_ADVICE}"
 
 
 def unfrozen_rows(hint: object) -> str | None:
-    """Why rows of a table with this hint, as ``Table[str, Pod]``, may change; None for those of any type."""
+    """Why rows of a table with this hint, as ``Table[str, Pod]``, may change; None for rows of any type."""
     for row in typing.get_args(hint)[1:]:
         kinds = typing.get_args(row) if is_union(row) else (row,)
         for kind in (origin_class(one) for one in kinds):

@@ -1,4 +1,4 @@
-"""Waiting for one key of a table."""
+"""Waits for one key of a table."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Generic, TypeVar
@@ -14,7 +14,7 @@ Row = TypeVar("Row")
 
 
 class KeyWaits(Generic[Key, Row]):
-    """Those who wait for keys of a table; it listens to the table only while there are any."""
+    """Waiters for keys of a table; listens to the table only while there are waiters."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class KeyWaits(Generic[Key, Row]):
         self._listen = listen
         self._check_open = check_open
         self._events: dict[Key, tuple[anyio.Event, int]] = {}
-        """By key the event of all who wait for it, and how many they are."""
+        """By key, the event of all waiters for it and their number."""
         self._listener: KeyListener[Key] | None = None
 
     async def changed(self, key: Key, seen: Row | None) -> Row | None:
-        """Wait until the row with this key is another one than `seen`; the new one.
+        """Wait until the row with this key differs from `seen`. Returns the new row.
 
-        Raises TableClosedError when there will be none.
+        Raises TableClosedError if the table is closed.
         """
         while (row := self._get(key)) == seen:
             await self._wait(key)
@@ -58,7 +58,7 @@ class KeyWaits(Generic[Key, Row]):
 
 
 class KeyListener(Generic[Key]):
-    """Wakes who waits for a key that changed."""
+    """Wakes the waiters for changed keys."""
 
     __slots__ = ("__weakref__", "_events")
 
@@ -72,7 +72,7 @@ class KeyListener(Generic[Key]):
                 self._events.pop(key)[0].set()
 
     def wake(self) -> None:
-        """For a derived table, which is updated by reading it: all waiters have to read."""
+        """For a derived table, which is updated by reading it: wake all waiters, to read."""
         for event, _ in self._events.values():
             event.set()
         self._events.clear()

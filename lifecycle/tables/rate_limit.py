@@ -1,4 +1,4 @@
-"""So many calls in a time, with bursts."""
+"""Rate limits with bursts."""
 
 import math
 
@@ -24,7 +24,7 @@ class RateLimit(msgspec.Struct, frozen=True):
 
 
 class TokenBucket:
-    """What is left of a rate limit: a token for every call, filled up with time."""
+    """The tokens of a rate limit: each call takes one, time adds them."""
 
     __slots__ = ("_at", "_burst", "_interval", "_tokens")
 
@@ -35,7 +35,7 @@ class TokenBucket:
         self._at = -math.inf
 
     def pause(self) -> float:
-        """Seconds until the next call is allowed; 0 if it is now."""
+        """Seconds until the next call is allowed; 0 if it is allowed now."""
         self._fill()
         # what rounding leaves out would make the last wait one of no time at all
         return 0.0 if self._tokens > 1 - 1e-9 else (1 - self._tokens) * self._interval

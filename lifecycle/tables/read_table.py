@@ -1,14 +1,14 @@
-"""What every table lets one do: read, watch, wait; and tables from tables: map, filter, group, join …
+"""The interface of all tables: reading, watching, waiting; and derived tables: map, filter, join …
 
-All tables made of others but those of derive() are incremental: reading one works through the rows of its
-sources that changed since it was last read, and through no others. What they have in common:
+All derived tables but those of derive() are incremental: reading one processes only the rows of its sources
+that changed since it was last read. All of them share these rules:
 
-* It is read-only, and every reading shows what the sources hold at that moment; so do its watchers.
-* The functions are pure: the same rows give the same result. What one raises reaches who reads, never who
-  writes a source; nothing has changed then, and the next reading tries again.
-* A burst of changes is worked through once, by key. A result equal to the one before is not a change.
-* It is initialized when all its sources are.
-* Making one costs nothing. The first reading works through all rows.
+* A derived table is read-only. Every read, and every watcher, sees the present contents of the sources.
+* The functions have no side effects: the same rows give the same result. Their errors reach readers, never
+  writers of a source; the table is unchanged then, and the next read tries again.
+* Changes in quick succession are processed once, by key. An equal result changes nothing.
+* A derived table is initialized when all its sources are.
+* Creating one is free. The first read processes all rows.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -30,13 +30,15 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class ReadTable(TableCore[Key, Row]):
-    """What every table offers, whether or not it can be written: reading, watching, waiting, deriving
-    tables."""
+    """The interface of all tables, writable or not: reading, watching, waiting, deriving tables."""
 
     def map(
         self, fn: Callable[[Row], New], *, name: str = "", indexes: Mapping[str, IndexSpec[New]] | None = None
     ) -> "ReadTable[Key, New]":
-        """The result of `fn` for every row, under the row's key. It is never None: filter() first."""
+        """The results of `fn` for all rows, under the keys of the rows.
+
+        They must not be None: use filter() first.
+        """
         from lifecycle.tables.derived.rows import MapRows
 
         return Incremental(name or _name(self, fn, "mapped"), MapRows(fn).plan, self, indexes=indexes)
@@ -48,7 +50,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> "ReadTable[Key, Row]":
-        """The rows of which `predicate` is true, under their keys."""
+        """The rows for which `predicate` is true, under their keys."""
         from lifecycle.tables.derived.rows import FilterRows
 
         name = name or _name(self, predicate, "filtered")
@@ -62,10 +64,10 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[NewKey, New]":
-        """All that `fn` gives for the rows, none, one or many for each, by `key` of the result.
+        """All results of `fn` for all rows, any number for each row, by `key` of the result.
 
-        No two results may have the same key: reading raises ValueError, naming the rows they were made of.
-        Where several rows give the same thing, put the row's key in the result's key and group() the results.
+        Two results must not have the same key: reading raises ValueError with the rows of both. If several
+        rows yield the same result, add the row's key to the result's key and group() the results.
         """
         from lifecycle.tables.derived.rows import FlatMapRows
 
@@ -79,7 +81,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[Row]] | None = None,
     ) -> "ReadTable[NewKey, Row]":
-        """The same rows under another key. No two may have the same: reading raises ValueError then."""
+        """The same rows under another key. If two have the same key, reading raises ValueError."""
         return self.flat_map(
             lambda row: (row,), key=key, name=name or _name(self, key, "rekeyed"), indexes=indexes
         )
@@ -92,10 +94,10 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[Value, New]":
-        """For every value of `by`, and under it as the key: what `into` makes of it and of the rows with it.
+        """For every value of `by`, the result of `into` for that value and the rows with it.
 
-        They come least recently changed first, as all() gives them: sort them where the order shows. A
-        changed row costs a run of `into` over its group; for large groups, aggregate() costs less.
+        The rows come least recently changed first, as in all(): sort them if the order matters. A changed row
+        costs a run of `into` over its group; for large groups, aggregate() costs less.
         """
         from lifecycle.tables.derived.groups import GroupRows
 
@@ -112,11 +114,11 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[Value, New]":
-        """For every value of `by`, and under it as the key: the rows with it, added up one by one.
+        """For every value of `by`, the sum of the rows with it, under the value as key.
 
-        `zero(value)` is where adding begins; `add` and `subtract` give a new sum and leave the old one as it
-        is. `subtract` undoes `add` exactly, in any order: numbers and counts do, floats do not. A changed row
-        costs one of each, however large its group. A value that no row has any more has no sum.
+        `zero(value)` is the empty sum; `add` and `subtract` return a new sum and do not change the old one.
+        `subtract` must undo `add` exactly, in any order, as for numbers and counts, but not for floats. A
+        changed row costs one call of each, however large its group. A value without rows has no sum.
         """
         from lifecycle.tables.derived.groups import AggregateRows
 
@@ -132,11 +134,11 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[Key, New]":
-        """For every row that has a counterpart: what `into` makes of both, under the row's key.
+        """For every row with a counterpart, the result of `into` for both, under the row's key.
 
-        The counterpart is the row of `other` with the key that `on` gives, None for no counterpart; without
-        `on`, with the same key. A changed row of `other` costs a run of `into` for each row that it is joined
-        to.
+        The counterpart is the row of `other` with the key that `on` returns, None for no counterpart; without
+        `on`, with the same key. A changed row of `other` costs a run of `into` for each row that is joined to
+        it.
         """
         from lifecycle.tables.derived.joins import JoinRows
 
@@ -152,7 +154,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[Key, New]":
-        """As join(), for every row: `into` is given None where there is no counterpart."""
+        """As join(), for every row: `into` receives None if there is no counterpart."""
         from lifecycle.tables.derived.joins import JoinRows
 
         name = name or _name(self, into, "joined")
@@ -166,7 +168,7 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "ReadTable[Key, New]":
-        """For every key of either table: what `into` makes of its two rows; None stands for no row."""
+        """For every key of either table, the result of `into` for both rows; None if a row is missing."""
         from lifecycle.tables.derived.joins import OuterJoinRows
 
         name = name or _name(self, into, "joined")
@@ -179,9 +181,9 @@ class ReadTable(TableCore[Key, Row]):
         name: str = "",
         indexes: Mapping[str, IndexSpec[New]] | None = None,
     ) -> "Derived[NewKey, New]":
-        """A table that always equals ``fn(rows)``, a mapping from key to row: all of it after any change.
+        """A table that equals ``fn(rows)``, a mapping from key to row, recomputed after any change.
 
-        For small tables, and for what none of the others can say. Derived(...) takes several sources.
+        For small tables, and for operations that the others do not cover. Derived(...) takes several sources.
         """
         return Derived(name or _name(self, fn, "derived"), fn, self, indexes=indexes)
 
@@ -198,11 +200,11 @@ class _Following(ReadTable[Key, Row]):
 
     @property
     def uninitialized_by(self) -> list[str]:
-        """Who is still to be waited for."""
+        """The sources that are not initialized."""
         return list(dict.fromkeys(name for source in self._sources for name in source.uninitialized_by))
 
     def check_open(self) -> None:
-        """Raise TableClosedError when it, or one of its sources, is closed."""
+        """Raise TableClosedError if it or one of its sources is closed."""
         super().check_open()
         for source in self._sources:
             source.check_open()
@@ -213,7 +215,7 @@ class _Following(ReadTable[Key, Row]):
             await source.wait_initialized()
 
     def wake(self) -> None:
-        """A source may have changed: watchers of this table have to read it."""
+        """A source may have changed: watchers of this table must read it."""
         if not self._stale:
             self._stale = True
             for listener in self._listening():
@@ -229,10 +231,10 @@ class _Following(ReadTable[Key, Row]):
 
 
 class Incremental(_Following[Key, Row]):
-    """Works through what changed in its sources when it is read: all or, if something raises, nothing.
+    """Processes the changes of its sources when it is read: all or, if something raises, none.
 
-    ``plan(name, input of the first source, ...)`` gives what to write, None for what is to be deleted, and a
-    function that is called once it is written.
+    ``plan(name, input of the first source, ...)`` returns the rows to write, None for rows to delete, and a
+    function that is called after the write.
     """
 
     def __init__(
@@ -257,8 +259,8 @@ class Incremental(_Following[Key, Row]):
 class Derived(_Following[Key, Row]):
     """Equals ``fn(rows of the first source, rows of the second, ...)``, a mapping from key to row.
 
-    Any change of a source costs a run over all rows. What reading raises is what the function raised; it is
-    run again at the next reading. It is initialized when all its sources are.
+    Any change of a source costs a run over all rows. Reading raises the error of the function, which runs
+    again at the next read. It is initialized when all its sources are.
     """
 
     def __init__(
@@ -286,6 +288,6 @@ class Derived(_Following[Key, Row]):
 
 
 def _name(source: "ReadTable[Any, Any]", fn: Callable[..., object], otherwise: str) -> str:
-    """Of the function; those without a name of their own go by what is done."""
+    """The name of the function, or of the operation if the function has none."""
     named = getattr(fn, "__name__", "<")
     return f"{source.name}-{otherwise if named.startswith('<') else named}"

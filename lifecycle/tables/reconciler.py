@@ -1,10 +1,10 @@
-"""A reconciler: makes something outside equal to a table, and keeps it so.
+"""A reconciler: makes something outside equal to a table, and keeps it equal.
 
-Everything is compared at the start and every `full_every` seconds (a sweep); in between only what changed in
-the table is written. What fails is tried again, each object after a pause of its own.
+Everything is compared at the start and every `full_every` seconds (a sweep); in between, only changes of the
+table are written. Failures are retried, each object after a pause of its own.
 
-Nothing is touched before the table is initialized and `after` (a restore that must have finished, say) has
-returned: an empty table at the start wipes nothing.
+Nothing is touched before the table is initialized and `after` (a restore, for example) has returned: a table
+that is empty at the start deletes nothing.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ State = Literal["pending", "done", "failed"]
 
 BATCH = 256
 NOTED = 256
-"""How many objects are noted in one transaction after a comparison."""
+"""Maximum number of objects that are recorded in one transaction after a comparison."""
 STEP = 16
-"""How many objects are compared between two looks at the clock."""
+"""Number of objects that are compared between two readings of the clock."""
 SHRINK = 16
-"""By how much batches get smaller with every failure, so that one bad object does not hold up others."""
+"""Factor by which batches shrink with every failure, so that one bad object does not delay others."""
 
 
 class _Work(msgspec.Struct):
@@ -60,13 +60,13 @@ class Reconciler(Generic[Key, Row]):
     """Makes `target` equal to `source`; run it with ``jobs.observe("reconcile", reconciler)``.
 
     `full_every`, in seconds, may be math.inf: then it sweeps at the start and when triggered. `put_early`
-    puts rows at once and delays only drops until the source is initialized: for rows that have a meaning
-    before all of them are known. `rate_limit` holds up calls of the target's put and drop; what changes
-    meanwhile is merged by key into larger batches.
+    puts rows at once and delays only drops until the source is initialized: for rows that are useful before
+    all of them are known. `rate_limit` delays calls of the target's put and drop; later changes are merged by
+    key into larger batches.
 
-    With `write_through` the table's writer calls :meth:`write_now`, so changes are not followed: the rest is
-    for what others do to the target and for what it refuses, and only the latter has statuses. The target is
-    a WriteThrough.
+    With `write_through`, the writer of the table calls :meth:`write_now`, so changes are not followed: the
+    reconciler handles only what others change in the target and what the target refuses, and only refused
+    objects have statuses. The target is a WriteThrough.
     """
 
     def __init__(
@@ -114,18 +114,18 @@ class Reconciler(Generic[Key, Row]):
 
     @property
     def failing(self) -> int:
-        """How many objects failed when they were last tried."""
+        """Number of objects with a failed last attempt."""
         return len(self._failed())
 
     @property
     def statuses(self) -> ReadTable[Key, ObjectStatus]:
-        """How far each object has got; a table, to look at and to watch."""
+        """The progress of each object, as a table."""
         return self._statuses
 
     async def wait_realised(self, key: Key) -> None:
-        """Wait until the row as it is now, its absence or a later one has reached the target.
+        """Wait until the present row, its absence or a later one has reached the target.
 
-        While an object fails this goes on waiting; its status has the error.
+        While an object fails, the wait continues; its status has the error.
         """
         revision = self._source.revision
         if not self._is_realised(key, revision):
@@ -137,15 +137,15 @@ class Reconciler(Generic[Key, Row]):
                 self._waiters.remove(waiter)
 
     def trigger(self) -> None:
-        """Sweep now, or as soon as what is being done is done."""
+        """Sweep now, or after the work in progress."""
         self._sweep_due = -math.inf
         if self._watch is not None:
             self._watch.wake()
 
     def write_now(self, keys: Iterable[Key]) -> None:
-        """Write the rows with these keys, or their absence, before this returns; also before a first sweep.
+        """Write the rows with these keys, or their absence, at once; also before a first sweep.
 
-        Raises BatchError; what failed is tried again with the next sweep.
+        Raises BatchError; the next sweep repeats what failed.
         """
         if not self._write_through:
             raise RuntimeError(f"{self.name} follows its table: make it with write_through=True")
@@ -171,9 +171,10 @@ class Reconciler(Generic[Key, Row]):
         self._written("drop", removed, failures, pause=False)
 
     async def sweep(self) -> None:
-        """Make everything equal once, before run() goes on from there: for start hooks.
+        """Make everything equal once, before run() continues: for start hooks.
 
-        Waits until it may. Raises ReconcileError when objects failed, and what the target's observe() raised.
+        Waits until it may write. Raises ReconcileError if objects failed, and the error of the target's
+        observe().
         """
         if self._running:
             raise RuntimeError(f"{self.name} is being reconciled: trigger() a sweep")
@@ -186,7 +187,7 @@ class Reconciler(Generic[Key, Row]):
             raise ReconcileError(self.name, failed)
 
     async def run(self, health: Health) -> None:
-        """Reconcile for ever, reporting to `health`; after an error of the source it may be run again."""
+        """Reconcile for ever, reporting to `health`. It may be called again after an error of the source."""
         self._running = True
         try:
             if self._may_drop:
@@ -242,7 +243,7 @@ class Reconciler(Generic[Key, Row]):
                 await self._watching().wait()
 
     async def _wait_for_rate(self, health: Health | None) -> bool:
-        """Wait until the target may be called again; whether that took any time."""
+        """Wait until the rate limit allows a call. Returns whether that took any time."""
         if self._bucket is None or not (pause := self._bucket.pause()):
             return False
         if health is not None:
@@ -261,10 +262,10 @@ class Reconciler(Generic[Key, Row]):
         return self._watch
 
     def _take(self) -> None:
-        """Note what has changed.
+        """Record changes.
 
-        Rows are read after this without an await between: else one that changes, is written and changes back
-        would be no change, and stay.
+        Rows are read after this without an await in between: otherwise a row that changes, is written and
+        changes back would look unchanged, and stay.
         """
         if self._write_through:
             self._taken = self._source.revision
@@ -292,7 +293,7 @@ class Reconciler(Generic[Key, Row]):
             self._sweep_due = anyio.current_time() + self._backoff.pause(self._sweep_failures)
 
     async def _sweep(self) -> None:
-        """Compare everything; what differs becomes work."""
+        """Compare everything; differences become work."""
         self._sweep_due = math.inf  # a trigger from here on asks for another one
         began, statistics = time.perf_counter(), self.statistics
         try:
@@ -310,10 +311,10 @@ class Reconciler(Generic[Key, Row]):
         self._sweep_due = min(self._sweep_due, anyio.current_time() + self._full_every)
 
     async def _compare(self, held: Mapping[Key, Any], rows: Snapshot[Key, Row], *, may_drop: bool) -> None:
-        """Work is what differs and nothing else; drops that are not allowed yet wait for a sweep that may.
+        """Replace the work by the differences; drops that are not yet allowed wait for a later sweep.
 
-        In stretches: ``rows`` is a snapshot, and what changes meanwhile arrives as a later change, or is
-        written through: what is refused then stays work.
+        In slices: ``rows`` is a snapshot. What changes meanwhile arrives as a later change, or is written
+        through: then refused objects stay work.
         """
         work: dict[Key, _Work] = {}
         known, matches = self._work, self._target.matches
@@ -365,7 +366,7 @@ class Reconciler(Generic[Key, Row]):
             await time_slice.pause()
 
     def _batches(self, now: float) -> Iterator[tuple[int, Action, list[Key]]]:
-        """What is due, with how often it has failed: first what never did, then longest due first."""
+        """Due work by number of failures: first what never failed, then by due time."""
         groups: dict[tuple[int, Action], list[Key]] = {}
         for key, work in self._work.items():
             if self._swept and work.due <= now:

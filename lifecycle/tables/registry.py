@@ -10,13 +10,13 @@ from lifecycle.tables.read_table import ReadTable
 __all__ = ["Tables"]
 
 _LISTED = 20
-"""Tables that an error names, at most."""
+"""Maximum number of tables that an error names."""
 
 
 class Tables:
-    """Every table that a constructor of the hive gives, and those that were added.
+    """All tables that constructors of the hive provide, and tables that were added.
 
-    While the hive is being built it holds only what is built already.
+    While the hive is built, it contains only the tables that are built already.
     """
 
     __slots__ = ("_added", "_built")
@@ -26,23 +26,25 @@ class Tables:
         self._added: list[ref[ReadTable[Any, Any]]] = []
 
     def add(self, *tables: ReadTable[Any, Any]) -> None:
-        """Make tables known that no constructor gives: derived ones, the statuses of a reconciler.
+        """Register tables that no constructor provides: derived tables, statuses of a reconciler.
 
-        They are known for as long as someone else holds them.
+        They stay registered as long as another object references them.
         """
         self._added = [known for known in self._added if known() is not None]
         self._added.extend(map(ref, tables))
 
     def all(self) -> list[ReadTable[Any, Any]]:
-        """Every table once, sorted by name."""
+        """All tables, sorted by name."""
         found = {id(one): one for one in self._built() if isinstance(one, ReadTable)}
         added = (known() for known in self._added)
         found |= {id(one): one for one in added if one is not None}
         return sorted(found.values(), key=lambda table: table.name)
 
     def get(self, name: str) -> ReadTable[Any, Any]:
-        """The table with this name. Raises LookupError with the names there are, or when two tables have the
-        name."""
+        """The table with this name.
+
+        Raises LookupError with the existing names, or if two tables have the name.
+        """
         tables = self.all()
         found = [table for table in tables if table.name == name]
         if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Rows by key, to read: what tables and snapshots share."""
+"""Read access to rows by key, shared by tables and snapshots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Mapping
@@ -15,18 +15,18 @@ __all__ = ["Listener", "Rows", "Stored"]
 Key = TypeVar("Key", bound=Hashable)
 Row = TypeVar("Row")
 Stored = dict[Key, tuple[Row, int]]
-"""Rows by key, with the revision each was written at, ordered by that."""
+"""Rows by key, each with the revision of its write, ordered by that."""
 
 
 class Listener(Protocol):
-    """Notified of changes: watchers and derived tables."""
+    """Receives notifications of changes: watchers and derived tables."""
 
     def notify(self, changed: Mapping[Any, Any], revision: int) -> None:
         """These keys changed, with the rows before."""
         ...
 
     def wake(self) -> None:
-        """Something may have changed: look."""
+        """Something may have changed."""
         ...
 
 
@@ -45,15 +45,15 @@ class Rows(ABC, Generic[Key, Row]):
         return found[0] if found else None
 
     def all(self) -> list[Row]:
-        """Every row, least recently changed first."""
+        """All rows, least recently changed first."""
         return [row for row, _ in self._current().values()]
 
     def keys(self) -> Collection[Key]:
-        """Every key, least recently changed first: a live view, invalid after the next write."""
+        """All keys, least recently changed first: a live view, invalid after the next write."""
         return self._current().keys()
 
     def items(self) -> list[tuple[Key, Row, int]]:
-        """Every row with its key and the revision it was written at, least recently changed first."""
+        """All rows with key and revision of their write, least recently changed first."""
         return [(key, row, revision) for key, (row, revision) in self._current().items()]
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Rows(ABC, Generic[Key, Row]):
         return key in self._current()
 
     def by(self, index: str) -> Index[Key, Row]:
-        """The rows by the values of an index. Raises LookupError for one the table was not made with."""
+        """The rows by the values of an index. Raises LookupError for an unknown index."""
         self._current()
         if (found := self._index(index)) is None:
             known = ", ".join(self._specs) or "none"
@@ -71,7 +71,10 @@ class Rows(ABC, Generic[Key, Row]):
         return found
 
     def sorted_by(self, index: str) -> "SortedIndex[Key, Row]":
-        """The rows in the order of an index that is Sorted: ranges and prefixes. LookupError if it is not."""
+        """The rows in the order of a Sorted index: ranges and prefixes.
+
+        Raises LookupError for other indexes.
+        """
         from lifecycle.tables.indexes.ordered import SortedIndex
 
         found = self.by(index)
@@ -80,7 +83,7 @@ class Rows(ABC, Generic[Key, Row]):
         return found
 
     def lpm(self, index: str) -> "LPMIndex[Key, Row]":
-        """The rows by the IP prefixes of an index that is LPM. Raises LookupError for others."""
+        """The rows by the IP prefixes of an LPM index. Raises LookupError for other indexes."""
         from lifecycle.tables.indexes.lpm import LPMIndex
 
         found = self.by(index)
@@ -94,7 +97,7 @@ class Rows(ABC, Generic[Key, Row]):
         )
 
     def check_open(self) -> None:
-        """Raise TableClosedError when nothing is to be waited for."""
+        """Raise TableClosedError if the table is closed."""
 
     @abstractmethod
     def _index(self, name: str) -> Index[Any, Any] | None:

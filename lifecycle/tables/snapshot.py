@@ -1,7 +1,7 @@
 """A table as it was at one moment.
 
-Why:    a table is read by key far more often than it is looked at as it was. So the rows stay in one
-        dictionary, and a snapshot is what has to be undone in it.
+Why: tables are read by key far more often than as snapshots. So the rows stay in one dictionary, and a
+snapshot records what must be undone in it.
 """
 
 from collections import deque
@@ -19,22 +19,22 @@ Row = TypeVar("Row")
 
 
 class _Moment(Generic[Key, Row]):
-    """What was overwritten since one moment, up to the next one that a snapshot was taken at."""
+    """What was overwritten since one moment, up to the next moment with a snapshot."""
 
     __slots__ = ("__weakref__", "in_use", "newer", "older", "undo")
 
     def __init__(self, older: "ref[_Moment[Key, Row]] | None") -> None:
         self.undo: dict[Key, tuple[Row, int] | None] = {}
-        """The rows of then, by the keys that were written; None where there was none."""
+        """The rows before the writes, by key; None if there was none."""
         self.newer: _Moment[Key, Row] | None = None
         self.older = older
         self.in_use = True
 
 
 class Moments(Generic[Key, Row]):
-    """The moments at which snapshots were taken that are still held, the oldest first.
+    """The moments of existing snapshots, the oldest first.
 
-    A write costs one entry in the newest of them. All but reading happens in the thread of the table.
+    A write costs one entry in the newest moment. Everything but reading happens in the thread of the table.
     """
 
     __slots__ = ("_newest", "_released")
@@ -44,7 +44,7 @@ class Moments(Generic[Key, Row]):
         self._released: deque[ref[_Moment[Key, Row]]] = deque()
 
     def add(self) -> _Moment[Key, Row]:
-        """Now; it is there for as long as someone holds it or an older one."""
+        """Return a moment for the present; it exists as long as an object references it or an older one."""
         while self._released:
             if (released := self._released.popleft()()) is not None:
                 self._join(released)
@@ -59,13 +59,13 @@ class Moments(Generic[Key, Row]):
         return moment
 
     def release(self, moment: _Moment[Key, Row]) -> None:
-        """No snapshot is at this moment any more. In any thread."""
+        """Drop a moment without snapshots. May be called in any thread."""
         moment.in_use = False
         if moment.older is not None and moment.older() is not None:
             self._released.append(ref(moment))
 
     def note(self, keys: Iterable[Key], rows: Stored[Key, Row]) -> None:
-        """The rows with these keys are about to be overwritten."""
+        """Record the rows with these keys before they are overwritten."""
         if (newest := self._newest) is None:
             return
         if (moment := newest()) is None:
@@ -78,9 +78,10 @@ class Moments(Generic[Key, Row]):
 
     @staticmethod
     def _join(moment: _Moment[Key, Row]) -> None:
-        """Give the one before what this one undoes, unless writes are still noted in it.
+        """Merge a moment into the one before, unless writes are still recorded in it.
 
-        The smaller goes into the larger: however many snapshots come and go, a write is moved a few times.
+        The smaller one is copied into the larger one: however many snapshots are made and dropped, a write is
+        copied only a few times.
         """
         newer, older = moment.newer, moment.older() if moment.older is not None else None
         if newer is None:
@@ -98,11 +99,11 @@ class Moments(Generic[Key, Row]):
 
 
 class Snapshot(Rows[Key, Row]):
-    """The rows of a table as they were at one revision; later writes do not show.
+    """The rows of a table at one revision; later writes are not visible.
 
-    To take one costs nothing, to read a key little more than in the table. What reads all rows copies
-    them once; the first use of an index builds it, which costs about as much as writing the rows did.
-    It may be read in another thread.
+    Taking one is free; reading a key costs little more than in the table. Reading all rows copies them once;
+    the first use of an index builds it, which costs about as much as writing the rows. It may be read in
+    another thread.
     """
 
     __slots__ = (
@@ -147,22 +148,22 @@ class Snapshot(Rows[Key, Row]):
         return self._found(key) is not None
 
     def __iter__(self) -> Iterator[tuple[Key, Row, int]]:
-        """As items(), one by one: for work in slices, with pauses between them."""
+        """As items(), one by one: for work in slices with pauses between them."""
         return ((key, row, revision) for key, (row, revision) in self._current().items())
 
     def keys(self) -> Collection[Key]:
-        """Every key, least recently changed first."""
+        """All keys, least recently changed first."""
         return self._current().keys()
 
     def item(self, key: Key) -> tuple[Key, Row, int] | None:
-        """The row with this key, as items() gives it."""
+        """The row with this key, as items() returns it."""
         found = self._found(key)
         return None if found is None else (key, *found)
 
     def changed_since(self, older: "Snapshot[Key, Row]") -> list[Key]:
-        """The keys that came, changed or went since an older snapshot of the same table.
+        """The keys that were added, changed or deleted since an older snapshot of the same table.
 
-        Costs as much as was written since; as all rows do where the older one was read as a whole.
+        Costs by the number of writes since, or by all rows if the older snapshot was read as a whole.
         """
         moment = older._moment  # noqa: SLF001  # of the same class, as below
         if moment is None or self._moment is None:
@@ -196,7 +197,7 @@ class Snapshot(Rows[Key, Row]):
         return self._copy
 
     def _as_then(self, rows: Stored[Key, Row]) -> Stored[Key, Row]:
-        """The table's rows, with what was written since undone, in the order of then."""
+        """The table's rows with later writes undone, in their order at the moment."""
         undo: dict[Key, tuple[Row, int] | None] = {}
         moment = self._moment
         while moment is not None:

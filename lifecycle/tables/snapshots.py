@@ -1,4 +1,4 @@
-"""Several tables as they were at the same moment."""
+"""Snapshots of several tables at the same moment."""
 
 from collections.abc import Hashable, Iterable
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ Row = TypeVar("Row")
 
 
 class Snapshots:
-    """Several tables as they were at the same moment: ``seen[pods]`` is the Snapshot of the table `pods`."""
+    """Snapshots of several tables at the same moment: ``seen[pods]`` is the Snapshot of the table `pods`."""
 
     __slots__ = ("_held",)
 
@@ -21,7 +21,7 @@ class Snapshots:
         self._held = {id(table): (table, table.snapshot()) for table in tables}
 
     def __getitem__(self, table: ReadTable[Key, Row]) -> Snapshot[Key, Row]:
-        """The rows of this table then. Raises LookupError for one that was not named to snapshot()."""
+        """The snapshot of this table. Raises LookupError for a table that was not passed to snapshot()."""
         if (found := self._held.get(id(table))) is None:
             known = ", ".join(held.name for held, _ in self._held.values())
             raise LookupError(f"table {table.name} is not in this snapshot; it is of: {known or 'no table'}")
@@ -29,8 +29,8 @@ class Snapshots:
 
 
 def snapshot(*tables: ReadTable[Any, Any]) -> Snapshots:
-    """These tables as they are now, all at the same moment, to keep across awaits.
+    """Snapshots of these tables, all at the present moment, to keep across awaits.
 
-    Derived tables are brought up to date first. Raises what their functions raise.
+    Derived tables are updated first. Raises the errors of their functions.
     """
     return Snapshots(tables)

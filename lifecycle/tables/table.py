@@ -1,4 +1,4 @@
-"""A table: rows by key, written by one, watched by many."""
+"""A table: rows by key, with one writer and many watchers."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ _returning: ContextVar[bool] = ContextVar("sources come back", default=False)
 
 @contextmanager
 def sources_return() -> Iterator[None]:
-    """Inside, what is constructed takes the place of sources that tables had before."""
+    """A block in which new initializers replace those that tables had before."""
     token = _returning.set(True)
     try:
         yield
@@ -32,7 +32,7 @@ def sources_return() -> Iterator[None]:
 
 
 class Initializer:
-    """A source that has not filled the table yet. done() may be called more than once."""
+    """A source that has not yet filled the table. done() may be called several times."""
 
     __slots__ = ("_table", "name")
 
@@ -41,12 +41,12 @@ class Initializer:
         self.name = name
 
     def done(self) -> None:
-        """The source has written everything it knew at its start."""
+        """The source has written all its initial rows."""
         self._table._initializer_done(self)  # noqa: SLF001  # the two are one mechanism
 
 
 class Transaction(Generic[Key, Row]):
-    """Writes that appear together when the `with` block ends, or not at all when it raises."""
+    """Writes that become visible together when the `with` block ends, or not at all if it raises."""
 
     __slots__ = ("_closed", "_table", "_writes")
 
@@ -56,7 +56,7 @@ class Transaction(Generic[Key, Row]):
         self._closed = "not open: write inside `with table.txn() as rows:`"
 
     def put(self, row: Row) -> None:
-        """Insert the row, or put it in place of the one with its key."""
+        """Insert the row, or replace the row with its key."""
         if self._closed:
             raise self._outside()
         key = self._table.key(row)
@@ -66,13 +66,13 @@ class Transaction(Generic[Key, Row]):
             raise TypeError(f"table {self._table.name}: the key {key!r} of a row: {error}") from None
 
     def delete(self, key: Key) -> None:
-        """Remove the row with this key, if there is one."""
+        """Delete the row with this key, if any."""
         if self._closed:
             raise self._outside()
         self._writes[key] = None
 
     def replace_all(self, rows: Iterable[Row]) -> None:
-        """Make these the only rows: what the table holds under other keys is removed."""
+        """Make these the only rows: rows with other keys are deleted."""
         writes, key = self._usable(), self._table.key
         new: dict[Key, Row | None] = {key(row): row for row in rows}
         for present in (*self._table._rows, *writes):  # noqa: SLF001  # the two are one mechanism
@@ -80,7 +80,7 @@ class Transaction(Generic[Key, Row]):
         writes.update(new)
 
     def get(self, key: Key) -> Row | None:
-        """The row as this transaction leaves it."""
+        """The row with this key, with the writes of this transaction."""
         writes = self._usable()
         return writes[key] if key in writes else self._table.get(key)
 
@@ -115,7 +115,7 @@ class Transaction(Generic[Key, Row]):
 
 
 class Transactions:
-    """Writes to several tables that appear together: ``rows[pods]`` is the Transaction of `pods`."""
+    """Writes to several tables that become visible together: ``rows[pods]`` is the Transaction of `pods`."""
 
     __slots__ = ("_all",)
 
@@ -123,7 +123,7 @@ class Transactions:
         self._all = {id(table): (table, Transaction(table)) for table in tables}
 
     def __getitem__(self, table: "Table[Key, Row]") -> Transaction[Key, Row]:
-        """Raises LookupError for a table that was not named to transaction()."""
+        """The transaction of a table. Raises LookupError if it was not passed to transaction()."""
         if (found := self._all.get(id(table))) is None:
             known = ", ".join(one.name for one, _ in self._all.values())
             raise LookupError(
@@ -148,10 +148,11 @@ class Transactions:
 
 
 def transaction(*tables: "Table[Any, Any]") -> Transactions:
-    """Write to several tables: all their changes appear together when the `with` block ends, or none.
+    """Write to several tables: all changes become visible together when the `with` block ends, or none.
 
-    Synchronous, without an await inside. Raises RuntimeError when one of them has a transaction open, and at
-    the end what a single one raises: then no table has changed. Raises TypeError for a derived table.
+    Synchronous, without an await inside. Raises RuntimeError if one of them has an open transaction and, at
+    the end, the errors of single transactions: then no table has changed. Raises TypeError for a derived
+    table.
     """
     for table in tables:
         if not isinstance(table, Table):
@@ -162,9 +163,9 @@ def transaction(*tables: "Table[Any, Any]") -> Transactions:
 
 
 class Table(ReadTable[Key, Row]):
-    """Rows by key. One that equals what is there is no change.
+    """Rows by key. Writing an equal row changes nothing.
 
-    `indexes` are functions from a row to the values it is found by, see by(). They are pure.
+    `indexes` are functions without side effects from a row to the values by which by() finds it.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class Table(ReadTable[Key, Row]):
         self._open: Transaction[Key, Row] | None = None
 
     def put(self, row: Row) -> None:
-        """Insert the row, or put it in place of the one with its key, in a transaction of its own.
+        """Insert the row, or replace the row with its key, in a transaction of its own.
 
         As ``with table.txn() as rows: rows.put(row)``, in half the time.
         """
@@ -193,21 +194,21 @@ class Table(ReadTable[Key, Row]):
         self._commit(writes)
 
     def delete(self, key: Key) -> None:
-        """Remove the row with this key, if there is one, in a transaction of its own; as put()."""
+        """Delete the row with this key, if any, in a transaction of its own; as put()."""
         if self._open is not None:
             raise self._open_already()
         if key in self._rows:
             self._commit({key: None})
 
     def txn(self) -> Transaction[Key, Row]:
-        """Write: synchronous, without an await inside. Raises RuntimeError when one is open already."""
+        """Open a transaction: synchronous, without an await inside. Raises RuntimeError if one is open."""
         return Transaction(self)
 
     def initializer(self, name: str = "") -> Initializer:
-        """Announce a source that will fill the table: it is not initialized before that one is done().
+        """Register a source: the table is initialized once all its sources are done().
 
-        To be called in constructors. Raises RuntimeError once the table counted as initialized for someone;
-        but a source of a module that is enabled again may come back: then the table waits for it again.
+        Call it in constructors. Raises RuntimeError if the initialized table has been observed; but a source
+        of a module that is enabled again may return: then the table waits for it again.
         """
         if _returning.get():
             self._pending = {one for one in self._pending if one.name != name}  # from before it went
@@ -223,11 +224,11 @@ class Table(ReadTable[Key, Row]):
 
     @property
     def uninitialized_by(self) -> list[str]:
-        """Who is still to be waited for."""
+        """The sources that are not done."""
         return sorted(initializer.name for initializer in self._pending)
 
     async def wait_initialized(self) -> None:
-        """Wait until the table is initialized. Raises TableClosedError when it will not be."""
+        """Wait until the table is initialized. Raises TableClosedError if it is closed before."""
         if self._event is None:
             self._event = anyio.Event()
             if not self._pending or self._closed:
@@ -237,7 +238,7 @@ class Table(ReadTable[Key, Row]):
             self.check_open()
 
     def close(self, why: str) -> None:
-        """Nothing changes any more: end every wait with TableClosedError; rows can be read."""
+        """End every wait with TableClosedError, as nothing changes any more. Rows stay readable."""
         super().close(why)
         if self._event is not None:
             self._event.set()

@@ -1,4 +1,4 @@
-"""What tests of a hive need: fakes, a started hive, a clock of one's own, order, failures, leaks."""
+"""Tests of hives: fakes, started hives, a virtual clock, order of hooks, failures, leaks."""
 
 from lifecycle.testing.clock import VirtualClock
 from lifecycle.testing.failing import Failure, InjectedError, fail_each_hook

@@ -14,30 +14,30 @@ __all__ = ["VirtualClock"]
 _IN_THREAD = "run_sync_in_worker_thread"
 
 _SLACK = 1000
-"""Nanoseconds: a timer that is due so shortly after a moment is due at that moment."""
+"""Nanoseconds: a timer that is due this shortly after a moment is due at that moment."""
 
 _QUIET = 3
-"""Turns of the loop in a row with nothing to do: it may take one to see what another wrote to a socket."""
+"""Idle turns of the loop in a row: one may be needed to notice what another wrote to a socket."""
 
 
 class VirtualClock:
-    """Inside ``with VirtualClock() as clock`` the event loop's time stands still until advance().
+    """Inside ``with VirtualClock() as clock``, the event loop's time stands still until advance().
 
-    Everything that counts by the loop follows: sleeps, deadlines, Jobs' timers and pauses, the time-outs of
-    hooks. Timers run one after the other, each at its own time, with everything it sets off done before the
-    next: a run is the same every time. Calls in worker threads are waited for, in no time at all, unless they
-    take longer than `patience`, in real seconds; what waits for the network is not. Inside, wait with
-    until(), not with deadlines: those would wait for the clock. Times of day, such as since
-    when a module is well, are those of the real clock.
+    Everything that uses the loop's time follows: sleeps, deadlines, timers and pauses of Jobs, timeouts of
+    hooks. Timers fire one after the other, each at its own time, after all that the one before set off: a run
+    is the same every time. Calls in worker threads take no virtual time and are waited for, unless they take
+    longer than `patience`, in real seconds; waits for the network are not. Inside, wait with until(), not
+    with deadlines, which would wait for the clock. Times of day, such as the `since` of health, are those of
+    the real clock.
     """
 
     def __init__(self, patience: float = 5.0) -> None:
         self._nanoseconds = 0
         self._late = 0.0
-        """What the last timer's float is above that."""
+        """Rounding error of the last timer's float."""
         self._loop: Any = None
         self._calls = 0
-        """In worker threads, that have not come back."""
+        """Calls in worker threads that have not returned."""
         self._stuck = 0
         self._patience = patience
         self._poked = asyncio.Event()
@@ -88,9 +88,9 @@ class VirtualClock:
         setattr(AsyncIOBackend, _IN_THREAD, self._anyio)
 
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass, with all that falls due meanwhile, and what that sets off.
+        """Let this time pass, with all timers that are due meanwhile and their consequences.
 
-        Raises ValueError for less than 0, and for infinity.
+        Raises ValueError if it is negative or infinite.
         """
         if not 0 <= seconds < math.inf:
             raise ValueError(f"advance({seconds}): expected seconds, 0 or more and finite")
@@ -105,9 +105,9 @@ class VirtualClock:
         await self.settle()
 
     async def until(self, condition: Callable[[], object], within: float = 3600.0) -> float:
-        """Let time pass, from one timer to the next, until the condition holds; returns how much passed.
+        """Let time pass, from timer to timer, until the condition holds. Returns the elapsed time.
 
-        Raises AssertionError when it does not hold within so many seconds of this clock.
+        Raises AssertionError if it does not hold within that many seconds of this clock.
         """
         began = self._nanoseconds
         end = began + round(within * 1e9)
@@ -126,9 +126,9 @@ class VirtualClock:
         return (self._nanoseconds - began) / 1e9
 
     async def settle(self) -> None:
-        """Run whatever can run without time passing, calls in worker threads included.
+        """Run whatever can run without time passing, including calls in worker threads.
 
-        Those that return nothing for as long as the clock has patience are left alone from then on.
+        Calls that exceed the clock's patience are ignored from then on.
         """
         quiet = 0
         while quiet < _QUIET:
@@ -160,11 +160,11 @@ class VirtualClock:
         return min(filter(math.isfinite, timers), default=None)
 
     def _is_due_by(self, due: float, end: int) -> bool:
-        """0.2 s five times is a second, whatever floats make of it."""
+        """Whether a timer is due, with tolerance: five times 0.2 s is a second."""
         return due * 1e9 <= end + _SLACK
 
     def _reach(self, due: float) -> None:
-        """Let it be so late that the timer is due, to the last bit; near floats differ by a float."""
+        """Set the time at which the timer is due, to the last bit, as the loop compares floats."""
         if due <= self.now:
             return  # time never goes back
         self._nanoseconds = max(self._nanoseconds, round(due * 1e9))
@@ -172,11 +172,11 @@ class VirtualClock:
         self._resolve()
 
     def _resolve(self) -> None:
-        """Timers run when they are due and never early: anyio would set an early one again, for ever."""
+        """Set the loop's resolution to one float, so that no timer runs early."""
         self._loop._clock_resolution = math.ulp(self.now)  # noqa: SLF001
 
     def _count_anyio_calls(self) -> None:
-        """anyio starts its threads by itself, whatever limits them."""
+        """Count calls in anyio's worker threads, which do not pass through the loop's executor."""
         self._anyio = before = vars(AsyncIOBackend)[_IN_THREAD]
 
         async def counted(cls: Any, *args: Any, **kwargs: Any) -> Any:

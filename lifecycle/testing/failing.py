@@ -1,4 +1,4 @@
-"""Every hook of a hive fails in turn, and the hive must end cleanly each time."""
+"""Makes every hook of a hive fail in turn, and checks that the hive ends cleanly each time."""
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -21,22 +21,22 @@ __all__ = ["Failure", "InjectedError", "fail_each_hook"]
 Phase = Literal["start", "interrupt", "stop"]
 
 MOST_INTERRUPTS = 8
-"""At so many places a start that suspends often is interrupted, the first ones."""
+"""Maximum number of suspensions at which a start is interrupted; the first ones."""
 
 
 class InjectedError(Exception):
-    """What a hook that is made to fail raises."""
+    """The error of a hook that is made to fail."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One hook made to fail."""
+    """One hook that was made to fail."""
 
     hook: str
     module: str
     phase: Phase
     sequential: bool = False
     suspension: int = 0
-    """Interrupted when it suspended for the so-manieth time."""
+    """The number of the suspension at which it was interrupted."""
 
     def __str__(self) -> str:
         mode = "sequential" if self.sequential else "parallel"
@@ -54,15 +54,14 @@ async def fail_each_hook(
     within: float = 10.0,
     only: Callable[[Failure], bool] = lambda _: True,
 ) -> list[Failure]:
-    """Start and stop the cells again and again, each time with one hook that fails in one way.
+    """Start and stop the cells repeatedly, each time with one hook that fails in one way.
 
-    At start it raises instead of starting; at stop once its own stop is done; both with siblings parallel
-    and sequential. And its start is interrupted, as by a signal, where it awaits: the hive is asked to end.
-    Each time the hive must raise just that error, start nothing that needs the failed hook, stop all that
-    had started, users first, and leave no task, descriptor or thread, all of it within so many seconds.
-    `fakes` returns new replacements for every run. `only` selects the failures to try, for a hive that takes
-    too long to start for all of them. Returns what was made to fail; raises AssertionError with each run that
-    was not clean.
+    At start, it raises instead of starting; at stop, it raises after its own stop; both with parallel and
+    with sequential siblings. In addition, its start is interrupted wherever it awaits, as by a signal that
+    ends the hive. Each time, the hive must raise just that error, start nothing that needs the failed hook,
+    stop all that has started, users first, and leave no task, descriptor or thread, within the given seconds.
+    `fakes` returns new replacements for every run. `only` selects the failures, for a hive that starts too
+    slowly for all of them. Returns the failures; raises AssertionError with each run that was not clean.
     """
     made: list[Failure] = []
     wrong: list[str] = []
@@ -96,7 +95,7 @@ async def fail_each_hook(
 
 
 def _failures(node: HookNode, sequential: bool) -> Iterator[Failure]:
-    """The ways a hook is made to fail; interrupts last, as there may be fewer."""
+    """The ways in which a hook fails; interruptions last, as there may be fewer."""
     for phase in ("start", "stop"):
         yield Failure(node.name, node.module, phase, sequential)
     for suspension in range(1, 1 if sequential else MOST_INTERRUPTS + 1):
@@ -104,7 +103,7 @@ def _failures(node: HookNode, sequential: bool) -> Iterator[Failure]:
 
 
 class _Trial:
-    """One run: which hook fails, and how."""
+    """One run, with the hook that fails and how."""
 
     hive: Observed
 
@@ -114,10 +113,10 @@ class _Trial:
         self.recorder = recorder
         self.error: Exception = InjectedError("made to fail")
         self.reached = False
-        """Whether it came to the failure."""
+        """Whether the failure happened."""
 
     async def run(self) -> None:
-        """Start and stop; raises AssertionError unless exactly the failure was raised."""
+        """Start and stop. Raises AssertionError unless exactly the failure was raised."""
         raised: StartError | StopError | None = None
         try:
             await self.hive.start()
@@ -151,14 +150,14 @@ class _Trial:
                 raise AssertionError(f"started all the same, needing it: {', '.join(map(str, users))}")
 
     def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:
-        """The hook's own context; for the hook that is to fail now, one that fails."""
+        """The hook's own context, or a failing one for the hook that must fail."""
         if self.number is None or self.hive.hooks[self.number] is not node:
             return self.recorder.around(node, context)
         return self.recorder.around(node, lambda: _Failing(context, self))
 
 
 class _Failing:
-    """A hook's context that fails in one way."""
+    """The context of a hook that fails in one way."""
 
     def __init__(self, context: Context, trial: _Trial) -> None:
         self._context = context
@@ -190,7 +189,7 @@ class _Failing:
 
 
 class _Interrupted:
-    """Awaits, and calls back when that suspends for the so-manieth time."""
+    """Awaits, and calls back at a numbered suspension."""
 
     def __init__(self, awaited: Awaitable[object], suspension: int, call: Callable[[], None]) -> None:
         self._awaited = awaited

@@ -1,4 +1,4 @@
-"""Fakes made from the members a test cares for."""
+"""Fakes with only the members that a test needs."""
 
 import functools
 import inspect
@@ -18,11 +18,11 @@ def fake(kind: type[T], /, **given: object) -> T: ...
 @overload
 def fake(kind: Callable[..., T], /, **given: object) -> T: ...  # what a Protocol is to a type checker
 def fake(kind: object, /, **given: object) -> object:
-    """A fake of a type that has these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
+    """A fake of a type with these methods and attributes: ``fake(Clock, now=lambda: 7.0)``.
 
-    Give it to replace(). A function stands for a method, an asynchronous one as well. Methods not given raise
-    AssertionError when called, attributes not given are None. Raises TypeError when the type has no member
-    of a name, or calls it otherwise.
+    Pass it to replace(). A function implements a method, also an asynchronous one. Other methods raise
+    AssertionError when they are called, other attributes are None. Raises TypeError if the type has no member
+    of a name, or the member has other parameters.
     """
     cls, name = origin_class(kind), type_name(kind)
     if cls is None:

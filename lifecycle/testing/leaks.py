@@ -1,4 +1,4 @@
-"""What a block leaves behind: tasks, file descriptors, threads."""
+"""Leaks of a block: tasks, file descriptors, threads."""
 
 import asyncio
 import gc
@@ -16,9 +16,9 @@ from lifecycle.hooks.stacks import await_stack
 __all__ = ["LeakError", "no_leaks"]
 
 _TURNS = 10
-"""Turns of the loop that what has just ended gets to go away."""
+"""Turns of the loop in which what has just ended may disappear."""
 _PAUSE = 0.01
-"""Seconds between two looks at what is left."""
+"""Seconds between two checks."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
@@ -27,20 +27,20 @@ class LeakError(AssertionError):
 
 
 class _Snapshot(msgspec.Struct, frozen=True):
-    """Everything there is at a moment."""
+    """The existing tasks, descriptors and threads."""
 
     tasks: "frozenset[asyncio.Task[object]]"
     threads: frozenset[threading.Thread]
     busy: int
-    """Workers of anyio that are at work. Idle ones stay for the next, so they count for nothing."""
+    """Busy workers of anyio. Idle ones are pooled, so they do not count."""
     descriptors: dict[int, str]
 
 
 @asynccontextmanager
 async def no_leaks(patience: float = 0.0) -> AsyncIterator[None]:
-    """Raise LeakError when the block leaves a task, a descriptor, a thread or a busy worker behind.
+    """Raise LeakError if the block leaves a task, a descriptor, a thread or a busy worker behind.
 
-    What was there before may go, and what is closed late has `patience` seconds. A block that raises is not
+    What existed before may disappear, and late closers have `patience` seconds. A block that raises is not
     checked: its own error is more useful.
     """
     before = _snapshot()
@@ -82,7 +82,7 @@ def _left(before: _Snapshot) -> Iterator[str]:
 
 
 def _counts(thread: threading.Thread) -> bool:
-    """Not a worker of anyio or of the loop's executor: those are pooled, and end with the loop."""
+    """Whether it is not a pooled worker of anyio or of the loop's executor."""
     return not type(thread).__module__.startswith("anyio") and not thread.name.startswith("asyncio_")
 
 

@@ -1,4 +1,4 @@
-"""Hives for tests: started and looked after, and with hooks that pass through someone else's hands."""
+"""Hives in tests: started, checked for leaks, and with wrapped hooks."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,11 +17,11 @@ from lifecycle.testing.leaks import no_leaks
 __all__ = ["LIMITS", "Around", "Context", "Observed", "started"]
 
 LIMITS: Final[dict[str, Any]] = {"start_timeout": 5.0, "stop_timeout": 5.0}
-"""Of a hive in a test: one that hangs fails early."""
+"""Timeouts of a hive in a test: one that hangs fails early."""
 
 Context = Callable[[], AbstractAsyncContextManager[object]]
 Around = Callable[[HookNode, Context], AbstractAsyncContextManager[object]]
-"""Makes the context that is entered instead of a hook's own, which it is given."""
+"""Returns the context to enter instead of the given context of a hook."""
 
 
 @asynccontextmanager
@@ -30,22 +30,23 @@ async def started(
 ) -> AsyncIterator[Hive]:
     """A hive of the cells, started, and stopped at the end of the block; `options` are those of Hive.
 
-    A hook has five seconds by default, so that a test that hangs fails early. Raises LeakError
-    when tasks, descriptors or threads are left at the end, the test's own included.
+    A hook has five seconds by default, so that a test that hangs fails early. Raises LeakError if tasks,
+    descriptors or threads are left at the end, including those of the test.
     """
     async with no_leaks(), Hive(*cells, settings=settings, **(LIMITS | options)).started() as hive:
         yield hive
 
 
 class Observed(Hive):
-    """A hive with every hook wrapped by `around`."""
+    """A hive in which `around` wraps every hook."""
 
     def __init__(self, *cells: Cell, around: Around, **options: Any) -> None:
         super().__init__(*cells, **options)
         self._around = around
         self.hooks: list[HookNode] = []
-        """In the order of construction, filled when the hive starts; those of modules switched on
-        later follow. Hooks of hives inside this one are their own."""
+        """Hooks in the order of construction, set when the hive starts; those of modules that are enabled
+        later are appended. Hooks of inner hives are not included.
+        """
 
     def _hooks(self, build: Build) -> list[HookNode]:
         nodes = super()._hooks(build)

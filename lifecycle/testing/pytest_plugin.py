@@ -24,11 +24,11 @@ __all__ = ["hive"]
 
 PATIENCE = "1.0"
 SETTLE = 1.0
-"""Seconds of virtual time in which tasks that wait for a turn end."""
+"""Seconds of virtual time in which waiting tasks end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The seed to replay, and how long late closers have."""
+    """Options for the seed to replay and the time that late closers have."""
     text = "run tests with the marker seeds with this one only"
     parser.getgroup("hive").addoption("--hive-seed", type=int, default=None, help=text)
     text = "seconds in which what a test with the fixture hive has left open may still be closed"
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; check the patience."""
+    """Register the marker and check the patience."""
     config.addinivalue_line("markers", "seeds(count): run in so many orders, each made up from a seed")
     try:
         _patience(config)
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test for each seed."""
+    """Generate a test for each seed."""
     if (mark := metafunc.definition.get_closest_marker("seeds")) is None:
         return
     count = mark.args[0] if len(mark.args) == 1 else None
@@ -60,7 +60,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def _hive_seed(request: pytest.FixtureRequest) -> int | None:
-    """The seed of this run; None for tests that run in real time."""
+    """The seed of this run; None for tests in real time."""
     return getattr(request, "param", None)
 
 
@@ -72,7 +72,7 @@ def hive(request: pytest.FixtureRequest, _hive_seed: int | None) -> HiveStarter:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
-    """Run what takes `hive`, with an end that stops the hives and looks for leaks."""
+    """Run a test that takes `hive`, then stop the hives and check for leaks."""
     starter, test = pyfuncitem.funcargs.get("hive"), pyfuncitem.obj
     if not isinstance(starter, HiveStarter) or not inspect.iscoroutinefunction(test):
         return None

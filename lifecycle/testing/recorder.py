@@ -1,4 +1,4 @@
-"""What happened before what: a record of hooks starting and stopping."""
+"""Records the order in which hooks start and stop."""
 
 import asyncio
 import math
@@ -24,15 +24,15 @@ __all__ = ["Event", "Phase", "Recorder"]
 Phase = Literal["start", "started", "failed", "stop", "stopped", "mark"]
 
 _TURNS = 64
-"""A seed lets each hook wait for up to so many turns of the loop."""
+"""Maximum number of turns of the loop for which a seed lets a hook wait."""
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened, in the order it did."""
+    """An event, in order."""
 
     phase: Phase
     hook: str
-    """Its name; or the name of a mark."""
+    """The name of a hook or of a mark."""
     node: HookNode | None = None
 
     def __str__(self) -> str:
@@ -40,14 +40,14 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Records when hooks begin and end to start and to stop, and answers what came before what.
+    """Records when hooks begin and end to start and to stop, and checks their order.
 
-    A `seed` shuffles hooks that do not depend on each other: each waits a number of turns of the event loop
-    chosen by the seed before it starts, and before it stops. Another seed is another order; the same seed
-    the same waits. An order that holds for several is one the graph makes, not luck.
+    A `seed` shuffles hooks that do not depend on each other: each waits for a number of turns of the event
+    loop, chosen by the seed, before it starts and before it stops. An order that holds for several seeds
+    follows from the graph, not from luck; the same seed gives the same waits.
 
-    Where a hook is asked for it may be its name, the id of its module, the type its constructor provides, or
-    the constructor or invoked function itself: then it stands for all hooks that fit.
+    A hook may be given by its name, the id of its module, the type that its constructor provides, or the
+    constructor or invoked function itself: then it means all hooks that match.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -58,7 +58,7 @@ class Recorder:
     async def started(
         self, *cells: Cell, settings: Sources | Mapping[str, object] | None = None, **options: Any
     ) -> AsyncIterator[Hive]:
-        """A hive that is recorded, started; stopped at the end of the block. Raises LeakError."""
+        """A recorded hive, started; stopped at the end of the block. Raises LeakError."""
         async with (
             no_leaks(),
             Observed(*cells, settings=settings, around=self.around, **options).started() as hive,
@@ -66,7 +66,7 @@ class Recorder:
             yield hive
 
     def mark(self, name: str) -> None:
-        """Record something of one's own: a request answered, a row written by a fake."""
+        """Record an event of the test, such as an answered request or a row that a fake wrote."""
         self.events.append(Event("mark", name))
 
     def around(self, node: HookNode, context: Context) -> AbstractAsyncContextManager[object]:
@@ -74,15 +74,15 @@ class Recorder:
         return _Recorded(self, node, context)
 
     def assert_before(self, *pairs: tuple[object, object]) -> None:
-        """For each pair: the first had started, or was marked, before the second began.
+        """For each pair, the first had started or was marked before the second began.
 
-        Raises AssertionError with every pair that was not so, or that names what was never there.
+        Raises AssertionError with every pair that is not so or that names an unknown hook.
         """
         if wrong := [text for first, then in pairs if (text := self._wrong(first, then))]:
             raise AssertionError("\n- ".join((f"not in order (seed {self._seed}):", *wrong)))
 
     def assert_clean(self) -> None:
-        """Every hook that started was stopped, once, and only when all that need it had stopped.
+        """Every hook that started was stopped once, after all hooks that need it had stopped.
 
         Raises AssertionError with every one that was not.
         """
@@ -102,7 +102,7 @@ class Recorder:
             raise AssertionError("\n- ".join(("not clean:", *wrong)))
 
     def order(self, phase: Phase = "started") -> list[str]:
-        """The names of the hooks in the order they reached a phase."""
+        """The names of the hooks in the order in which they reached a phase."""
         return [event.hook for event in self.events if event.phase == phase]
 
     async def shuffle(self, node: HookNode, phase: Phase) -> None:
@@ -138,7 +138,7 @@ class Recorder:
 def _unclean(
     node: HookNode, users: Iterable[HookNode], first: dict[tuple[HookNode, Phase], int]
 ) -> Iterator[str]:
-    """What is wrong with a hook that started, by the numbers of its first events."""
+    """What is wrong with a hook that started, from the numbers of its first events."""
     if (node, "stopped") not in first:
         yield f"{node} was not stopped"
     for user in users:
@@ -160,7 +160,7 @@ def _name(thing: object) -> str:
 
 
 class _Recorded:
-    """A hook's context between two notes."""
+    """The context of a hook, recorded."""
 
     def __init__(self, recorder: Recorder, node: HookNode, context: Context) -> None:
         self._recorder = recorder

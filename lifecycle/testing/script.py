@@ -42,20 +42,20 @@ from lifecycle.testing.observed import LIMITS
 __all__ = ["ScriptError", "run_script", "scripts"]
 
 UPDATE = "SCRIPT_UPDATE"
-"""The variable that, set to anything, brings the files of pages up to date instead of comparing with them."""
+"""The environment variable that, if set, updates the files of pages instead of comparing with them."""
 
 _FLAGS = "#!"
 
 
 class _Contributed:
-    """The commands that the cells of a hive have, and those every hive has."""
+    """The commands of the hive's cells, and those of every hive."""
 
     def __init__(self, commands: list[Member[Commands]]) -> None:
         self.commands = [one for some in commands for one in some]
 
 
 def scripts(folder: Path | str) -> list[Path]:
-    """The pages in a folder and below, by name. Raises FileNotFoundError where there is none."""
+    """The pages in a folder and below, by name. Raises FileNotFoundError if there are none."""
     found = sorted(Path(folder).rglob("*.txtar"))
     if not found:
         raise FileNotFoundError(f"{folder}: no page is called *.txtar")
@@ -72,12 +72,11 @@ async def run_script(
 ) -> None:
     """Run a page against a hive of the cells; `options` are those of Hive.
 
-    The hive is built before the first command, and started by ``hive/start``. A first line
-    ``#! --name=value`` gives it settings, too. With `virtual_time` the loop's time stands still, but for
-    ``sleep`` and what waits: a page of an hour takes no time. With `update`, or SCRIPT_UPDATE in the
-    environment, what comparisons find different is written into the page. Raises ScriptError, with page and
-    line, at the first command that does not do what is expected, LeakError when something is left behind, and
-    what a hive raises that cannot be built.
+    The hive is built before the first command and started by ``hive/start``. A first line ``#! --name=value``
+    adds settings. With `virtual_time`, the loop's time passes only in ``sleep`` and in waits: a page of an
+    hour takes no time. With `update`, or SCRIPT_UPDATE in the environment, differences that comparisons find
+    are written into the page. Raises ScriptError, with page and line, at the first command with an unexpected
+    result, LeakError if something is left behind, and the error of a hive that cannot be built.
     """
     path = Path(page)
     archive = parse(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  # a test may block

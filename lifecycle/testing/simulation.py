@@ -39,34 +39,34 @@ LONGEST_CALL = 0.01
 
 
 class StuckError(AssertionError):
-    """Nothing can happen any more: every task waits, and no timer runs. Its text lists what they await."""
+    """Nothing can happen any more: every task waits and no timer runs. Its text lists what they await."""
 
 
 class _CrashError(BaseException):
-    """The process dies here."""
+    """The simulated process dies here."""
 
 
 class Simulation:
-    """One world, by its seed. What it holds outside of run() outlives a crash."""
+    """One world, determined by its seed. Objects outside of run() survive a crash."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)  # noqa: S311  # an order, no secret
         """For the scenario's own choices; they replay with the seed."""
         self.crashed = False
-        """Whether the last run() died."""
+        """Whether the last run() crashed."""
         self.turns = 0
-        """Of the event loop, in the last run()."""
+        """Turns of the event loop in the last run()."""
         self.events: list[str] = []
         """The notes of note(), for messages and for comparing two runs."""
         self._at: dict[int, Callable[[], object]] = {}
         self._dead: list[_Loop] = []
 
     def run(self, main: Callable[[], Coroutine[Any, Any, T]], *, crash: bool = False) -> T | None:
-        """Run `main` to its end in an event loop of its own; its result.
+        """Run `main` to its end in an event loop of its own. Returns its result.
 
-        With `crash` it may die on the way, as by SIGKILL: from some turn of the loop on nothing runs any
-        more, no ``finally`` either; then the result is None. Raises what it raises, and StuckError.
+        With `crash`, it may die on the way, as by SIGKILL: from some turn of the loop on, nothing runs, not
+        even ``finally``; then the result is None. Raises its error, and StuckError.
         """
         crash_at = self.random.randrange(2 ** self.random.randrange(1, 12)) + 1 if crash else 0
         loop = _Loop(self.random, crash_at, self._at)
@@ -89,23 +89,23 @@ class Simulation:
                 self._dead.append(loop)
 
     def at(self, turn: int, call: Callable[[], object]) -> None:
-        """Call this before a turn of the loop of the next run(): a signal, a request, a fault."""
+        """Call a function before a turn of the loop of the next run(): a signal, a request, a fault."""
         self._at[turn] = call
 
     def lose(self, probability: float = 0.1) -> bool:
-        """Whether this message is lost."""
+        """Whether to lose this message."""
         return self.random.random() < probability
 
     async def delay(self, longest: float = 1.0) -> None:
-        """Wait for up to so many seconds of virtual time."""
+        """Wait for up to this number of seconds of virtual time."""
         await asyncio.sleep(self.random.random() * longest)
 
     def note(self, event: object) -> None:
-        """Remember that something happened."""
+        """Record an event."""
         self.events.append(str(event))
 
     def close(self) -> None:
-        """Throw away what died."""
+        """Drop what died."""
         with _unheard():
             for loop in self._dead:
                 loop.bury()
@@ -113,7 +113,7 @@ class Simulation:
 
 
 def simulate(scenario: Callable[[Simulation], object], seed: int) -> Simulation:
-    """Run the scenario once, in the world of this seed. Raises what it raises, with the seed as a note."""
+    """Run the scenario once, in the world of this seed. Raises its error, with the seed as a note."""
     world = Simulation(seed)
     try:
         scenario(world)
@@ -126,7 +126,10 @@ def simulate(scenario: Callable[[Simulation], object], seed: int) -> Simulation:
 
 
 def explore(scenario: Callable[[Simulation], object], seeds: Iterable[int] = range(200)) -> int:
-    """Run the scenario in the world of each seed; how many. Raises what the first failing one raises."""
+    """Run the scenario in the world of each seed.
+
+    Returns their number; raises the error of the first that fails.
+    """
     count = 0
     for seed in seeds:
         simulate(scenario, seed)
@@ -135,7 +138,7 @@ def explore(scenario: Callable[[Simulation], object], seeds: Iterable[int] = ran
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop with simulated time, and an order of callbacks chosen by the seed."""
+    """An event loop with simulated time and an order of callbacks that the seed determines."""
 
     _ready: Any
     _scheduled: Any
@@ -157,7 +160,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._nanoseconds / 1e9
 
     def pass_time(self) -> None:
-        """Jump to the next timer. Raises StuckError when there is none."""
+        """Jump to the next timer. Raises StuckError if there is none."""
         if not self._scheduled or math.isinf(self._scheduled[0].when()):
             raise StuckError("\n".join(("nothing can happen any more; what waits:", *self._waiting())))
         due = self._scheduled[0].when()
@@ -166,7 +169,7 @@ class _Loop(asyncio.SelectorEventLoop):
             self._nanoseconds += 1
 
     def finish(self) -> None:
-        """Cancel what is left, as asyncio.run() does."""
+        """Cancel remaining tasks, as asyncio.run() does."""
         left = [task for task in self._tasks if not task.done()]
         for task in left:
             task.cancel()
@@ -175,7 +178,7 @@ class _Loop(asyncio.SelectorEventLoop):
         self.run_until_complete(self.shutdown_asyncgens())
 
     def bury(self) -> None:
-        """Throw away tasks that will never run again."""
+        """Drop tasks that will never run again."""
         for task in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # it died with the rest
@@ -188,7 +191,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]  # its types are those of one call
         self, executor: object, func: Callable[..., Any], *args: Any
     ) -> Any:
-        """Run it in the loop, a little later."""
+        """Run the call in the loop, a little later."""
         del executor
         future = self.create_future()
 
@@ -212,7 +215,7 @@ class _Loop(asyncio.SelectorEventLoop):
         super()._run_once()  # type: ignore[misc]  # asyncio's own
 
     def _shuffle(self) -> None:
-        """Put the tasks that are ready into another order, and let some of them wait."""
+        """Reorder the ready tasks, and let some of them wait."""
         handles = [*self._ready, *self._held]
         self._held = []
         steps = {number: task for number, one in enumerate(handles) if (task := _task_of(one)) is not None}
@@ -249,7 +252,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.PollSelector):
-    """Waits for nothing: when there is nothing to read, time passes."""
+    """Never waits: if there is nothing to read, time passes."""
 
     def __init__(self, loop: _Loop) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
 
 @contextmanager
 def _randomness(seed: float) -> Iterator[None]:
-    """What draws from the interpreter's own random numbers draws the same in every run."""
+    """Make the interpreter's own random numbers the same in every run."""
     before = random.getstate()
     random.seed(seed)
     try:
@@ -280,7 +283,7 @@ def _randomness(seed: float) -> Iterator[None]:
 
 @contextmanager
 def _calls_inline(choices: random.Random) -> Iterator[None]:
-    """Calls in anyio's worker threads run in the loop, a little later."""
+    """Run calls in anyio's worker threads in the loop, a little later."""
     name = "run_sync_in_worker_thread"
     before = vars(AsyncIOBackend)[name]
 
@@ -306,7 +309,7 @@ def _calls_inline(choices: random.Random) -> Iterator[None]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Silence warnings and unraisable errors of coroutines that a simulated crash throws away."""
+    """Silence warnings and unraisable errors of coroutines that a simulated crash drops."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

@@ -1,4 +1,4 @@
-"""Hives that a test starts in passing: they stop at its end, and may leave nothing behind."""
+"""Hives that a test starts: they stop at its end and must leave nothing behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -15,14 +15,14 @@ __all__ = ["HiveStarter"]
 
 
 class HiveStarter:
-    """``await hive(*cells, settings={...})`` is a hive that runs; the options are those of Hive.
+    """``await hive(*cells, settings={...})`` is a running hive; the options are those of Hive.
 
     A hook has five seconds by default, so that a test that hangs fails early.
     """
 
     def __init__(self, patience: float = 0.0) -> None:
         self.patience = patience
-        """Seconds in which what was open at the end of the test may still be closed."""
+        """Seconds in which what is open at the end of the test may still be closed."""
         self._hives: list[Hive] = []
 
     async def __call__(
@@ -36,9 +36,9 @@ class HiveStarter:
 
     @asynccontextmanager
     async def around(self, *, settle: float = 0.0) -> AsyncIterator[None]:
-        """Around the test: the hives stop, the last one first, `settle` seconds pass, and nothing is left.
+        """Around the test: at its end, stop the hives, the last one first, and check for leaks.
 
-        Raises LeakError, and what a hive has failed with while it ran or stopped.
+        `settle` seconds pass in between. Raises LeakError, and errors of hives while they ran or stopped.
         """
         async with no_leaks(patience=self.patience):
             try:

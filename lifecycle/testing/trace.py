@@ -42,7 +42,10 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path | str) -> "Trace":
-        """The trace in a file. Raises OSError, and ValueError with file and line for another file."""
+        """Read a trace from a file.
+
+        Raises OSError, and ValueError with file and line if the file is invalid.
+        """
         lines: list[TraceLine] = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -64,20 +67,20 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """From the first moment to the last."""
+        """Seconds from the first moment to the last."""
         return self._moments[-1][0].at - self._moments[0][0].at if self._moments else 0.0
 
     def fill(self, hive: Hive) -> None:
-        """Build the hive, and give its tables the rows of the first moment, before it starts.
+        """Build the hive, and write the rows of the first moment to its tables before it starts.
 
-        Tables that the hive does not have are left out; what it has and the trace has not stays empty. Raises
-        LookupError when the hive has none of the tables, ValueError for rows of another type.
+        Tables that the hive does not have are ignored; tables that the trace does not have stay empty. Raises
+        LookupError if the hive has none of the tables, ValueError for rows of another type.
         """
         hive.build()
         self._apply(hive, self._moments[:1])
 
     async def play(self, hive: Hive) -> None:
-        """Write what came after the first moment, each when it came. Raises as fill() does."""
+        """Write the changes after the first moment, each at its time. Raises what fill() raises."""
         for before, moment in itertools.pairwise(self._moments):
             await asyncio.sleep(moment[0].at - before[0].at)
             self._apply(hive, [moment])

@@ -1,4 +1,4 @@
-"""Parameters that are never used."""
+"""Unused parameters of constructors."""
 
 import dis
 import inspect
@@ -15,10 +15,10 @@ __all__ = ["unused_parameters"]
 
 
 def unused_parameters(*cells: Cell) -> list[str]:
-    """What constructors and invoked functions ask for and never read, in a line each, with its place.
+    """Parameters that constructors and invoked functions never read, one line each, with place.
 
-    Such a parameter misleads the reader: for the order alone there is after(), and a type may
-    be invoked as it is. To be used in a test: ``assert unused_parameters(cell) == []``.
+    Such a parameter misleads the reader: use after() for the order alone, and invoke a type as it is. In a
+    test: ``assert unused_parameters(cell) == []``.
     """
     assembly = assemble(Scope("hive", "hive", None, caller()), cells)
     nodes = (*assembly.constructors, *assembly.decorators, *assembly.invokes)
@@ -38,7 +38,7 @@ def _unread(node: Constructor) -> Iterator[str]:
 
 
 def _body(call: object) -> FunctionType | None:
-    """The function with the parameters; None for one not written in Python, or without a body to read."""
+    """The function with the parameters; None if it is not written in Python or has no source."""
     if call is be_built or not callable(call):
         return None
     kind = class_of(call)
@@ -48,7 +48,7 @@ def _body(call: object) -> FunctionType | None:
 
 
 def _read(code: CodeType) -> Iterator[str]:
-    """Names of the locals that are read, also by nested functions; `del` does not count."""
+    """Names of local variables that are read, also by nested functions; `del` does not count."""
     yield from code.co_cellvars
     for step in dis.get_instructions(code):
         if "LOAD_FAST" in step.opname:  # from 3.13 on some load two

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, never for a time."""
+"""Waits for a condition with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -20,10 +20,12 @@ _FIRST, _LONGEST = 0.0005, 0.02
 async def eventually(
     condition: Callable[[], T], within: float = 30.0, *, on: Table[Any, Any] | None = None
 ) -> T:
-    """What the condition returns, once that is true; raises AssertionError after so many seconds.
+    """Wait until the condition is true.
 
-    It may raise until it holds; the last error is reported. With `on` it is checked when that table changes,
-    and not otherwise; without, again and again.
+    Returns its result; raises AssertionError after the timeout, in seconds.
+
+    The condition may raise until it holds; the last error is reported. With `on`, it is checked only when
+    that table changes; otherwise repeatedly.
     """
     deadline = time.monotonic() + within
     changes = None if on is None else on.changes()
