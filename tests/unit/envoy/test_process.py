@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 import msgspec
@@ -67,13 +68,18 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 @pytest.mark.parametrize("record", [None, b'{"pid":'])
 async def test_an_envoy_without_a_record_of_its_pid_is_ended_before_another_starts(
-    tmp_path: Path, record: bytes | None
+    record: bytes | None,
 ) -> None:
-    place = EnvoyFiles(tmp_path / "envoy")
+    with TemporaryDirectory() as short:  # a path that leaves room for a socket
+        await restarts(Path(short), record)
+
+
+async def restarts(folder: Path, record: bytes | None) -> None:
+    place = EnvoyFiles(folder / "envoy")
     path = place.folder / "envoy.pid"
-    first, wanted = program(tmp_path), anyio.Event()
+    first, wanted = program(folder), anyio.Event()
     script = LISTENING.format(python=sys.executable, admin=str(place.admin))
-    (tmp_path / "envoy.sh").write_text(script, encoding="utf-8")
+    (folder / "envoy.sh").write_text(script, encoding="utf-8")
     wanted.set()
 
     def pid() -> int:
@@ -88,9 +94,9 @@ async def test_an_envoy_without_a_record_of_its_pid_is_ended_before_another_star
     if record is not None:
         path.write_bytes(record)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(process(tmp_path).run, wanted)
+        tasks.start_soon(process(folder).run, wanted)
         await eventually(lambda: pid() != before)
         tasks.cancel_scope.cancel()
     await eventually(lambda: exit_code(before) is not None)
-    assert end_envoy(tmp_path) == [f"Envoy, pid {pid()}"]
+    assert end_envoy(folder) == [f"Envoy, pid {pid()}"]
     await eventually(lambda: exit_code(pid()) is not None)
