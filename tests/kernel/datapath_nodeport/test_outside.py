@@ -15,7 +15,7 @@ from cells.maps.records.flows import NODEPORT_DSR_CHOSEN, NODEPORT_DSR_OTHER, NO
 from cells.services import ServiceFlag
 from cells.services.map_entries import source_range_key
 from tests.kernel.datapath.packets import from_pod
-from tests.kernel.datapath.world import INGRESS, OK, REDIRECT, SHOT, A
+from tests.kernel.datapath.world import EGRESS, INGRESS, OK, REDIRECT, SHOT, A
 from tests.kernel.datapath_nodeport.world import (
     CLIENT,
     CLIENT_MAC,
@@ -32,7 +32,7 @@ from tests.kernel.datapath_services.services import TARGET, Backend
 
 pytestmark = pytest.mark.kernel
 
-IS_CLUSTER_IP, SOURCE_RANGE, INVALID, L4_CHECKSUM = 174, 177, 134, 154
+FORWARDED, IS_CLUSTER_IP, SOURCE_RANGE, INVALID, L4_CHECKSUM = 0, 174, 177, 134, 154
 HERE = {4: A.ip, 6: A.ip6}
 FLAGS = ServiceFlag.ROUTABLE | ServiceFlag.NODE_PORT
 ROUTER = {4: "198.51.100.254", 6: "2001:db8::fe"}
@@ -104,6 +104,7 @@ def test_a_backend_elsewhere_answers_the_client_itself(world: NodePortWorld, ver
     serve(world, version, backend)
     passed_on = world.client_sends(asked(version, kind=kind))
     assert (passed_on.action, passed_on.packet.dst) == (REDIRECT, HOP)
+    assert passed_on.counted == {(FORWARDED, EGRESS): 1}
     # The same packet at the node that has the pod, which knows nothing of the service.
     world.reset()
     world.serve_outside(BOTH_DSR)

@@ -174,6 +174,31 @@ def test_a_client_with_affinity_comes_back_to_its_backend(
     assert len(seen) > 1
 
 
+@pytest.mark.parametrize(("vip", "a", "remotes"), [(VIP, A.ip, REMOTE), (VIP6, A.ip6, REMOTE6)])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_a_client_with_affinity_leaves_a_backend_that_is_terminating(
+    world: World, services: Services, vip: str, a: str, remotes: list[str], kind: str
+) -> None:
+    backends = [Backend(number, each) for number, each in enumerate(remotes, 1)]
+    flags = ServiceFlag.ROUTABLE | ServiceFlag.AFFINITY
+    services.serve(vip, backends, flags=flags, timeout=100)
+    sports = iter(range(30000, 40000))
+
+    def asks(sport: int, tcp_flags: str = "S") -> str:
+        return str(ends(world.pod_sends(A, request(kind, a, vip, sport=sport, flags=tcp_flags)).packet)[2])
+
+    first = asks(29999)
+    # All of them are about to end: the slots have them, and the client stays.
+    for each in backends:
+        services.set_backend(each._replace(state=BackendState.TERMINATING))
+    assert {asks(next(sports)) for _ in range(20)} == {first}
+    ending = [each._replace(state=BackendState(each.ip == first)) for each in backends]
+    services.serve(vip, ending, flags=flags, timeout=100)
+    assert asks(29999, "A") == first  # as a flow that goes on
+    (stays,) = {asks(next(sports)) for _ in range(20)}
+    assert stays != first
+
+
 @pytest.mark.parametrize(("vip", "a", "b"), FAMILIES)
 def test_policy_is_enforced_against_the_backend(
     world: World, services: Services, vip: str, a: str, b: str

@@ -262,6 +262,33 @@ async def test_a_backend_that_ends_gets_no_new_clients(in_node: None, cgroup: Pa
         assert reached == {("127.0.0.2", TARGET)}
 
 
+async def test_a_namespace_with_affinity_leaves_a_backend_that_is_terminating(
+    in_node: None, cgroup: Path
+) -> None:
+    backends = [Backend(number, f"127.0.0.{number}") for number in range(1, 9)]
+    flags = ServiceFlag.ROUTABLE | ServiceFlag.AFFINITY
+    async with serving(cgroup) as node:
+
+        def reached(states: list[Backend]) -> set[str]:
+            found = set()
+            node.services.serve(VIP, states, flags=flags, timeout=100)
+            for _ in range(20):
+                with socket.socket(V4, UDP) as caller:
+                    caller.connect((VIP, PORT))
+                    found |= {address for address, _ in node.backends_of(caller)}
+            return found
+
+        (first,) = reached(backends)
+        ending = [each._replace(state=BackendState(each.ip == first)) for each in backends]
+        (stays,) = reached(ending)
+        assert stays != first
+        for each in backends:  # all are about to end: the slots have them
+            node.services.set_backend(each._replace(state=BackendState.TERMINATING))
+        with socket.socket(V4, UDP) as caller:
+            caller.connect((VIP, PORT))
+            assert node.backends_of(caller) == {(stays, TARGET)}
+
+
 @pytest.mark.parametrize(("family", "vip", "backend"), [(V4, VIP, "127.0.0.1"), (V6, VIP6, "::1")])
 async def test_a_pod_that_stands_in_for_an_address_reaches_it_itself(
     in_node: None, cgroup: Path, family: int, vip: str, backend: str

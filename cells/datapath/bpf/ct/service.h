@@ -56,6 +56,12 @@ static __always_inline bool begins(const struct flow *flow)
 	return flow->tcp_flags & TCP_SYN && !(flow->tcp_flags & (TCP_RST | TCP_FIN));
 }
 
+/* Whether it may be the first packet of a flow: of protocols without connections any may. */
+static __always_inline bool may_begin(const struct flow *flow)
+{
+	return flow->protocol != IPPROTO_TCP || begins(flow);
+}
+
 /* Whether the connection has ended, and the same ports begin another one: that may be served by another backend,
  * if the end is not just now.
  */

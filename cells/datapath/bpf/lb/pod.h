@@ -36,7 +36,7 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 				      __u8 family)
 {
 	struct ct_entry *entry = ct_service_find(flow, now, family);
-	__u32 number;
+	__u32 number, affine;
 
 	if (entry && ct_service_over(entry, flow, now))
 		entry = NULL;
@@ -49,11 +49,15 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 			return number;
 		}
 	}
-	number = lb_affine(service, flow, now, family);
-	if (!number || !lb_backend_of(number, backend, family)) {
+	affine = lb_affine(service, flow, now, family);
+	number = affine;
+	if (!number || !lb_backend_of(number, backend, family) ||
+	    (backend->state != LB_BACKEND_ACTIVE && may_begin(flow))) {
 		number = lb_choose(key, service, flow, own, family);
 		if (!number || !lb_backend_of(number, backend, family))
 			return 0;
+		if (backend->state != LB_BACKEND_ACTIVE && lb_backend_of(affine, backend, family))
+			number = affine; /* all that serve are about to end */
 	}
 	if (entry) {
 		entry->backend_id = number;

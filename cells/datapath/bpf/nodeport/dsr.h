@@ -104,7 +104,7 @@ static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 f
 	int refused;
 
 	if (flow->protocol == IPPROTO_TCP && !(flow->tcp_flags & TCP_SYN))
-		return fib_send(ctx, flow, EGRESS, family);
+		return nodeport_send(ctx, flow, 0, family);
 	if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
 		return DROP(EGRESS, DROP_NO_SERVICE);
 	mtu = too_long(ctx, flow, size, family);
@@ -114,7 +114,7 @@ static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 f
 		family == FAMILY_IPV4 ? dsr4_set_option(ctx, &service, port) : dsr6_set_option(ctx, &service, port);
 	if (refused)
 		return DROP(EGRESS, refused);
-	return unlikely(mtu) ? VERDICT_PASS : fib_send(ctx, flow, EGRESS, family);
+	return unlikely(mtu) ? VERDICT_PASS : nodeport_send(ctx, flow, 0, family);
 }
 
 VERIFIED_ALONE dsr4_forward(context_t *ctx, struct flow *flow)

@@ -52,15 +52,16 @@ static __always_inline int sock_forward(struct peer *peer, const struct sock_con
 	struct lb_backend backend = {};
 	const struct lb_service *service;
 	union lb_key key;
-	__u32 number;
+	__u32 number, affine;
 
 	service = sock_service_of(&key, peer, config);
 	if (!service || service->flags2 & LB_L7 ||
 	    lb_skips_redirect(service, peer->netns_cookie, &peer->ip, peer->port, peer->family) ||
 	    sock_is_elsewhere(service, peer, config))
 		return SOCK_UNTOUCHED;
-	number = sock_affine(service, peer, now);
-	if (!number || !lb_backend_of(number, &backend, peer->family)) {
+	affine = sock_affine(service, peer, now);
+	number = affine;
+	if (!number || !lb_backend_of(number, &backend, peer->family) || backend.state != LB_BACKEND_ACTIVE) {
 		number = sock_pick(&key, service, peer);
 		if (!number)
 			return sock_no_backend(config);
@@ -68,6 +69,8 @@ static __always_inline int sock_forward(struct peer *peer, const struct sock_con
 			sock_count(REASON_LB_NO_BACKEND, EGRESS);
 			return sock_no_backend(config);
 		}
+		if (backend.state != LB_BACKEND_ACTIVE && lb_backend_of(affine, &backend, peer->family))
+			number = affine; /* all that serve are about to end */
 	}
 	if (!backend.port)
 		backend.port = peer->port;
