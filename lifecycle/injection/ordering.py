@@ -20,7 +20,7 @@ def after(*types: Any) -> Callable[[T], T]:
     inherits the order of its bases. Raises TypeError for values that are not types.
 
         @after(Database)
-       class Server:  # its port opens when the database runs, although it never uses it
+        class Server:  # its port opens when the database runs, although it never uses it
     """
     if not types:
         raise TypeError("after() without a type: name what it comes after, as in @after(Database)")

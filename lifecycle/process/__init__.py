@@ -1,4 +1,4 @@
-"""What a hive has as a process: logs, how busy its loop is, how old it is."""
+"""The process of a hive: logs, health, metrics, event loop lag, sockets."""
 
 from lifecycle.process.logs import (  # first: it imports structlog without rich
     Logger,

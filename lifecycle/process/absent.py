@@ -1,7 +1,7 @@
-"""Importing a library without what it would only like to have.
+"""Imports a library without its optional dependencies.
 
-structlog imports rich to draw tracebacks, dependency-injector YAML, pydantic and web frameworks to read from
-them: together up to 200 ms of every start, for things a hive never uses.
+structlog imports rich to draw tracebacks, dependency-injector imports YAML, pydantic and web frameworks to
+read from them: up to 200 ms of every start, for features that a hive never uses.
 """
 
 import sys
@@ -13,11 +13,11 @@ __all__ = ["absent"]
 
 @contextmanager
 def absent(*modules: str) -> Iterator[None]:
-    """Inside the block, importing these fails as if they were not installed; those imported before stay.
+    """A block in which importing these modules fails as if they were not installed; imported ones stay.
 
-    None in sys.modules is what Python's import statement takes for "not there". Where compiled code imports a
-    package by a plain ``import``, it would get None: name what the package itself needs first.
-    Source: the Python language reference, 5.3.1, the module cache.
+    For Python's import statement, None in sys.modules means "not there". Compiled code that uses a plain
+    ``import`` would receive None: name what the package itself needs first. Source: the Python language
+    reference, 5.3.1, the module cache.
     """
     known: MutableMapping[str, object] = sys.modules  # type: ignore[assignment]  # typed without its None
     hidden = [name for name in modules if name not in known]

@@ -1,7 +1,7 @@
-"""Accepts connections, a little at a time, and leaves the process its last descriptors.
+"""Accepts connections in slices, and reserves file descriptors for other uses.
 
-Source: accept(2): without descriptors or memory the connection stays in the queue and the socket readable, so
-a loop that goes on accepting makes no progress.
+Source: accept(2): without descriptors or memory, the connection stays in the queue and the socket readable,
+so a loop that continues to accept makes no progress.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from lifecycle.process.health import Health
 from lifecycle.process.logs import Logger
 
 SHARE_SECONDS = 0.0005
-"""Of one round of the loop, for accepting; what the loop has to do besides comes in between."""
+"""Maximum time for accepting in one turn of the loop; other work follows before the next."""
 RESERVE = 128
-"""Descriptors that are left for others: the plugin's calls above all."""
+"""Descriptors that are reserved for others, above all for calls of the CNI plugin."""
 FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 QUIET_SECONDS = 60.0
-"""Between two lines in the log about the same trouble."""
+"""Minimum time between two log lines about the same failure."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Acceptor:
-    """Hands each connection, set not to block, to ``take`` with who is at its other end."""
+    """Passes each non-blocking connection to ``take``, with its peer."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Acceptor:
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting."""
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listener.fileno())
@@ -88,7 +88,7 @@ class Acceptor:
         self._pause = 0.0
 
     def _back_off(self, why: str) -> None:
-        """Accept nothing for a while: longer each time, until something is accepted again."""
+        """Pause accepting; the pause grows until a connection is accepted."""
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + QUIET_SECONDS
             self._log.warning("connections have to wait", socket=_name(self._listener), reason=why)
@@ -110,7 +110,7 @@ def _highest_descriptor() -> int:
 
 
 def _peer_of(connected: socket.socket, address: object) -> Hashable:
-    """The other end: its address without the port, or the process on a unix socket (SO_PEERCRED, unix(7))."""
+    """The peer: its address without the port, or the process on a unix socket (SO_PEERCRED, unix(7))."""
     if connected.family == socket.AF_UNIX:
         return connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return address[0] if isinstance(address, tuple) else address

@@ -1,4 +1,4 @@
-"""How long ago the process was started: before any of our code could look at a clock."""
+"""The age of the process, including the time before our code runs."""
 
 import os
 import time
@@ -10,7 +10,7 @@ _STARTED = 19  # field 22 of proc_pid_stat(5), counted from behind the command's
 
 
 def process_age() -> float:
-    """Seconds since the process was started, right to a hundredth of a second."""
+    """Seconds since the start of the process, with a precision of 10 ms."""
     text = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     started = int(text.rpartition(")")[2].split()[_STARTED]) / os.sysconf("SC_CLK_TCK")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started

@@ -1,4 +1,4 @@
-"""Health: a tree of who is well, who is not, and since when."""
+"""Health: a tree of modules, each healthy or degraded, and since when."""
 
 import time
 from collections.abc import Callable
@@ -18,17 +18,17 @@ class HealthStatus(msgspec.Struct, frozen=True):
     """The last report of one reporter."""
 
     module: str
-    """The full id of the module, and below it the names of children: ``agent.ipam.expire``."""
+    """The full id of the module, with names of children below it: ``agent.ipam.expire``."""
     level: Level
     """``unknown`` until the first report."""
     message: str
     since: float
-    """When the level came to be, in seconds since the epoch."""
+    """When it entered this level, in seconds since the epoch."""
     error: str | None = None
 
 
 class HealthTree:
-    """Everyone's last report."""
+    """The last report of every reporter."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class HealthTree:
         self._below: dict[str, dict[str, None]] = {}  # an id -> the ids of its children, reporting or not
 
     def snapshot(self, under: str = "") -> list[HealthStatus]:
-        """Every status, or that of one id and all below it, sorted by module."""
+        """Every status, or those of one id and all below it, sorted by module."""
         if under:
             return [self._statuses[one] for one in sorted(self._inside(under)) if one in self._statuses]
         if self._sorted is None:
@@ -45,13 +45,13 @@ class HealthTree:
         return self._sorted.copy()
 
     def reporter(self, module: str) -> "Health":
-        """The Health that reports as `module`; its status is unknown until it does."""
+        """The Health that reports as `module`; its status is unknown until the first report."""
         if module not in self._statuses:
             self._put(HealthStatus(module, "unknown", "", self._clock()))
         return Health(self, module)
 
     def report(self, module: str, level: Level, message: str, error: BaseException | None = None) -> None:
-        """Put a status in place of the module's last one."""
+        """Replace the status of the module."""
         before = self._statuses.get(module)
         previous = None if before is None else (before.level, before.message, before.error)
         if error is None and previous == (level, message, None):
@@ -61,7 +61,7 @@ class HealthTree:
         self._put(HealthStatus(module, level, message, since, text))
 
     def forget(self, module: str) -> None:
-        """Take out the status of this id and of all below it."""
+        """Remove the statuses of this id and of all below it."""
         self._sorted = None
         for removed in self._inside(module):
             self._statuses.pop(removed, None)
@@ -97,7 +97,7 @@ class HealthTree:
 
 
 class Health:
-    """Reports how a module is. Injected, it speaks for the module of the constructor that asked for it."""
+    """Reports the health of a module. An injected one reports for the module of the receiving constructor."""
 
     __slots__ = ("_module", "_tree")
 
@@ -106,21 +106,21 @@ class Health:
         self._module = module
 
     def ok(self, message: str = "") -> None:
-        """All is well."""
+        """Report that all is well."""
         self._tree.report(self._module, "ok", message)
 
     def degraded(self, message: str, error: BaseException | None = None) -> None:
-        """Something does not work, and is being worked on."""
+        """Report a failure that is being retried."""
         self._tree.report(self._module, "degraded", message, error)
 
     def stopped(self, message: str = "") -> None:
-        """It ended, as it should."""
+        """Report an expected end."""
         self._tree.report(self._module, "stopped", message)
 
     def child(self, name: str) -> "Health":
-        """Health of a part, reported under this one's name until it is removed.
+        """Health of a part, shown below this one until it is removed.
 
-        For parts that come and go, such as one for each endpoint, remove() it, or use it in a ``with`` block.
+        For short-lived parts, such as one for each endpoint, call remove() or use it in a ``with`` block.
         """
         return self._tree.reporter(f"{self._module}.{name}")
 

@@ -1,4 +1,4 @@
-"""Log lines as key=value pairs, rendered in one step: a third of what the steps one by one take.
+"""Log lines as key=value pairs, rendered in one step, in a third of the time of structlog's processors.
 
 Source: brandur.org/logfmt, quoted as structlog's LogfmtRenderer does.
 """
@@ -18,11 +18,11 @@ __all__ = ["render_logfmt"]
 _FIRST: Final = (("level", "level"), ("event", "msg"), ("module", "module"))
 _special: Final = re.compile('[" =\n]').search
 _second: tuple[int, str] = (0, "")
-"""The last second that was logged, and its text: most lines have the same as the one before."""
+"""The last logged second and its text, as most lines share that of the line before."""
 
 
 def render_logfmt(logger: object, method: str, event: Any) -> str:
-    """The line: time (UTC, RFC 3339, µs), level, message and module first, then the rest as it was given."""
+    """The line: time (UTC, RFC 3339, µs), level, message and module first, then the other fields in order."""
     if "exc_info" in event:
         event = format_exc_info(logger, method, event)
     parts = [f"time={_now()}"]

@@ -1,4 +1,4 @@
-"""Logs: structured, one event a line."""
+"""Structured logs, one event a line."""
 
 import contextlib
 import logging
@@ -34,13 +34,13 @@ _LEVELS = {"debug": 10, "info": 20, "warning": 30, "warn": 30, "error": 40, "cri
 
 
 class _Levelled(structlog.BoundLoggerBase):
-    """The class of every logger. What is below the level is a method that does nothing."""
+    """The class of every logger. Methods below the log level are no-ops."""
 
     level = "debug"
 
 
 def set_log_level(level: str) -> None:
-    """Log from `level` up from now on, with every logger there is. Raises ValueError for an unknown level."""
+    """Log from `level` up from now on, with all loggers. Raises ValueError for an unknown level."""
     if level not in _LEVELS:
         raise ValueError(f"log level {level!r}: expected one of {', '.join(_LEVELS)}")
     for name, method in vars(structlog.make_filtering_bound_logger(_LEVELS[level])).items():
@@ -55,7 +55,7 @@ def log_level() -> str:
 
 
 def logger_for(module: str, base: Logger | None = None) -> Logger:
-    """The logger of a module. Without a base it is configured by configure_logging(), or has the defaults."""
+    """The logger of a module. Without a base, it is configured by configure_logging() or has defaults."""
     if base is not None:
         return base.bind(module=module)
     if not structlog.is_configured():
@@ -69,10 +69,10 @@ def configure_logging(
     format: Format = "auto",  # noqa: A002  # reads as it is meant: format="json"
     stream: TextIO | None = None,
 ) -> None:
-    """Set up logging for the process: to `stream`, standard error by default.
+    """Set up logging of the process to `stream`, by default standard error.
 
-    auto is text on a terminal, logfmt otherwise. Logs of libraries through the standard library's logging
-    come out the same way, from warnings up. Raises ValueError for an unknown level or format.
+    auto is text on a terminal, otherwise logfmt. Logs of libraries through the standard library's logging
+    have the same form, from warnings up. Raises ValueError for an unknown level or format.
     """
     set_log_level(level)
     stream = cast("TextIO", _StandardError()) if stream is None else stream
@@ -96,9 +96,10 @@ def configure_logging(
 
 
 def trouble_logged() -> Mapping[tuple[str, str], int]:
-    """How many lines the process has logged at level warning and above, by level and module.
+    """Number of lines at level warning and above, by level and module.
 
-    Only from loggers that configure_logging() set up. The module is the line's own; of a library, its logger.
+    Only from loggers that configure_logging() set up. The module is that of the line or, for a library, its
+    logger.
     """
     return _trouble
 
@@ -130,7 +131,7 @@ def _renderers(format: Format, stream: TextIO) -> list[structlog.typing.Processo
 
 
 class _StandardError:
-    """Standard error as it is when a line is written: it may be replaced meanwhile, as in tests.
+    """Standard error at the time of the write, as it may be replaced, for example in tests.
 
     A line that cannot be written (a full disk, a closed pipe) is lost, and the caller continues.
     """
@@ -149,7 +150,7 @@ class _StandardError:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands records of the standard library's loggers on."""
+    """Passes records of the standard library's loggers to structlog."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

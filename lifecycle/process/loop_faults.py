@@ -1,7 +1,7 @@
-"""What callbacks of the event loop raise: it is logged, and health shows it.
+"""Errors of callbacks of the event loop: logs them and shows them in health.
 
-Why:    nothing awaits a callback, so asyncio only prints what it raises, and whatever waits for its work
-        waits for ever.
+Why:    nothing awaits a callback, so asyncio only prints its error, and whatever waits for its work waits
+        forever.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ __all__ = ["LoopFaults"]
 
 
 class LoopFaults:
-    """The exception handler of a loop while a hive runs on it; the handler before is called as well."""
+    """The exception handler of a loop while a hive runs on it; also calls the previous handler."""
 
     def __init__(self, health: HealthTree, name: str, log: Logger) -> None:
-        """``name``: the hive's; the health entry ``<name>.event-loop`` appears with the first fault."""
+        """``name``: that of the hive; the health entry ``<name>.event-loop`` appears with the first error."""
         self._health = health
         self._module = f"{name}.event-loop"
         self._log = log
@@ -27,7 +27,7 @@ class LoopFaults:
         self._before: Any = None
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle the loop's faults, unless a hive around this one, with the same health, does."""
+        """Handle the loop's errors, unless an outer hive with the same health does."""
         before = loop.get_exception_handler()
         around = getattr(before, "__self__", None)
         if isinstance(around, LoopFaults) and around._health is self._health:  # noqa: SLF001  # of this class
@@ -36,7 +36,7 @@ class LoopFaults:
         loop.set_exception_handler(self._handle)
 
     def remove(self) -> None:
-        """Leave the loop's faults to the handler before."""
+        """Restore the previous handler."""
         loop, self._loop = self._loop, None
         if loop is not None and loop.get_exception_handler() == self._handle:
             loop.set_exception_handler(self._before)

@@ -1,8 +1,8 @@
-"""How long the event loop is busy at a stretch, and so how long ready tasks wait.
+"""The lag of the event loop: how long ready tasks wait.
 
-The loop comes back to its selector after everything that was ready has run. The time from there to there is
-the lag of that round, exactly, without a timer that wakes an idle process; it costs two readings of the clock
-and a bisection a round, 0.3 µs.
+The loop returns to its selector after all ready callbacks have run. The time in between is the exact lag of
+that turn, measured without a timer that wakes an idle process; it costs two clock readings and a bisection
+for each turn, 0.3 µs.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ import msgspec
 __all__ = ["LoopLag", "Stretches", "measured_loop"]
 
 BOUNDS: Final = tuple(0.0001 * 2 ** (step / 4) for step in range(70))
-"""Upper bounds of the classes of stretches in seconds: four to a doubling, from 0.1 ms to 15 s."""
+"""Upper bounds of the histogram's buckets, in seconds: four to a doubling, from 0.1 ms to 15 s."""
 
 
 class Stretches(msgspec.Struct, frozen=True):
-    """So many stretches of each length. Two of one loop subtract: what happened between them."""
+    """A histogram of the lengths of turns. Two of one loop can be subtracted, for the turns between them."""
 
     counts: tuple[int, ...]
-    """One for each of BOUNDS, and last for what was longer than all."""
+    """One for each of BOUNDS, and one for longer turns."""
 
     def __sub__(self, earlier: "Stretches") -> "Stretches":
         pairs = zip(self.counts, earlier.counts, strict=True)
@@ -33,11 +33,11 @@ class Stretches(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """How many there were."""
+        """Number of turns."""
         return sum(self.counts)
 
     def within(self, share: float) -> float:
-        """Seconds that ``share`` of the stretches stayed within, rounded up to a bound; 0 without any."""
+        """The bound in seconds that ``share`` of the turns do not exceed; 0 without any turn."""
         total = self.total
         for bound, reached in zip((*BOUNDS, float("inf")), accumulate(self.counts), strict=True):
             if total and reached >= share * total:
@@ -46,31 +46,31 @@ class Stretches(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """The stretches of one event loop since it was made."""
+    """The lengths of an event loop's turns since its creation."""
 
     __slots__ = ("_counts", "longest", "seconds")
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
         self.longest = 0.0
-        """Seconds."""
+        """Length of the longest turn, in seconds."""
         self.seconds = 0.0
-        """All of them together."""
+        """Total length of all turns, in seconds."""
 
     def add(self, seconds: float) -> None:
-        """Count one stretch."""
+        """Count one turn."""
         self._counts[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
         self.longest = max(self.longest, seconds)
 
     @property
     def stretches(self) -> Stretches:
-        """All of them so far."""
+        """The histogram so far."""
         return Stretches(tuple(self._counts))
 
     @staticmethod
     def of(loop: asyncio.AbstractEventLoop) -> "LoopLag | None":
-        """That of a loop measured_loop() made; None for others."""
+        """The LoopLag of a loop from measured_loop(); None for other loops."""
         return _measured.get(loop)
 
 
@@ -78,7 +78,7 @@ _measured: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLag]" = WeakKeyDict
 
 
 class _Selector(selectors.DefaultSelector):
-    """The loop's selector, which sees it leave and come back."""
+    """The loop's selector, which observes when the loop leaves and enters it."""
 
     def __init__(self, lag: LoopLag) -> None:
         super().__init__()

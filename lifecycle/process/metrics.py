@@ -1,8 +1,8 @@
-"""What a metric is, and its text form: a cell shows what it counts by contributing a Collector of Families.
+"""Metrics and their text form. A cell contributes a Collector of metric families.
 
 Source: Prometheus's data model (counter, gauge, histogram with cumulative buckets) and its text exposition
         format, version 0.0.4.
-Why:    prometheus-client adds ``_total`` to every counter, also where a name is another; it takes 25 ms and
+Why:    prometheus-client adds ``_total`` to every counter, even if its name differs; it takes 25 ms and
         1.7 MB to import.
 """
 
@@ -34,18 +34,21 @@ __all__ = [
 Kind = Literal["counter", "gauge", "histogram"]
 
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds in seconds where a metric has none of its own; those of Prometheus's client libraries."""
+"""Default upper bounds of buckets in seconds: those of Prometheus's client libraries."""
 
 
 class Histogram:
-    """How often a value was within which bound, and all values together."""
+    """Number of values in each bucket, and their sum."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """One for each bound, a value counted at the first it does not exceed; last those above all."""
+        """One count for each bound; a value counts at the first bound that it does not exceed.
+
+        The last count is for values above all bounds.
+        """
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
@@ -55,13 +58,13 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """Number of values."""
         return sum(self.counts)
 
 
 Value = float | Histogram
 Series = Mapping[Any, Value]
-"""Values by what their labels say, in the order of the family's labels: texts, or one text for one label."""
+"""Values by label values, in the order of the family's labels: texts, or one text for one label."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -72,7 +75,7 @@ class Family(msgspec.Struct, frozen=True):
     help: str
     labels: tuple[str, ...]
     series: Mapping[tuple[str, ...], Value]
-    """Every key has as many parts as there are labels."""
+    """Keys have as many parts as there are labels."""
 
 
 def counter(
@@ -81,7 +84,10 @@ def counter(
     value: float | Series,
     labels: str = "",
 ) -> Family:
-    """What only grows. ``labels`` are names with blanks between; without any, ``value`` is a number."""
+    """A value that only grows.
+
+    ``labels`` are names with blanks in between; without any, ``value`` is a number.
+    """
     return Family(name, "counter", help, *keyed(value, labels))
 
 
@@ -91,7 +97,7 @@ def gauge(
     value: float | Series,
     labels: str = "",
 ) -> Family:
-    """What goes up and down; as counter()."""
+    """A value that grows and shrinks; as counter()."""
     return Family(name, "gauge", help, *keyed(value, labels))
 
 
@@ -101,12 +107,12 @@ def histogram(
     value: Histogram | Series,
     labels: str = "",
 ) -> Family:
-    """How values are spread; as counter(), of Histograms."""
+    """A distribution of values; as counter(), of Histograms."""
     return Family(name, "histogram", help, *keyed(value, labels))
 
 
 def keyed(value: Value | Series, labels: str) -> tuple[tuple[str, ...], dict[tuple[str, ...], Value]]:
-    """The labels of a family and its series, as a Family holds them."""
+    """The labels of a family and its series, in the form that a Family stores."""
     found: Series = value if isinstance(value, Mapping) else {(): value}
     return tuple(labels.split()), {
         (key,) if isinstance(key, str) else key: each for key, each in found.items()
@@ -114,9 +120,9 @@ def keyed(value: Value | Series, labels: str) -> tuple[tuple[str, ...], dict[tup
 
 
 class Collector:
-    """Gives the families of one cell as they are now, on the event loop; what takes long it does in a thread.
+    """Returns the present families of one cell, on the event loop; long work belongs in a thread.
 
-    An error is logged, and the cell's families are left out of that answer.
+    An error is logged, and the cell's families are missing from that answer.
     """
 
     __slots__ = ("collect", "name")
@@ -133,7 +139,7 @@ _IN_LABEL: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class InconsistentError(Exception):
-    """Raised when a series occurs twice, or one name has different labels or kinds."""
+    """A series occurs twice, or one name has different labels or kinds."""
 
 
 def exposition(families: Iterable[Family]) -> str:
@@ -187,7 +193,7 @@ def _braced(labels: list[str]) -> str:
 
 
 def number(value: float) -> str:
-    """A number as the format has it: whole ones without a fraction, infinity as ``+Inf``."""
+    """A number in the exposition format: integers without a fraction, infinity as ``+Inf``."""
     if value in {float("inf"), float("-inf")}:
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

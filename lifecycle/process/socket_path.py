@@ -1,4 +1,4 @@
-"""Whether a unix socket's path is free: never stolen from a live process, taken over from a dead one."""
+"""Frees the path of a unix socket: takes it over from a dead process, never from a live one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lifecycle.errors import HiveError
 
 
 def clear_socket(path: Path) -> None:
-    """Remove the socket file of a process that no longer exists; nothing happens where there is none.
+    """Remove the socket file of a process that no longer exists; a no-op if there is no file.
 
-    Raises HiveError, one line, when a process serves it, with a socket of whatever type, or when something
-    else is in the way.
+    Raises HiveError, one line, if a process serves it, with a socket of whatever type, or if another kind of
+    file is in the way.
     """
     try:
         mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""A listening socket for clients on this machine: for its owner, perhaps a group; never a live one."""
+"""A listening unix socket for its owner and perhaps a group; never replaces that of a live process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BACKLOG = 128
 
 
 def listen(path: Path, *, group: str | None = None) -> socket.socket:
-    """Bind and listen at ``path``: mode 0600, or 0660 with a ``group``, which it gets where the host has it.
+    """Bind and listen at ``path``: mode 0600, or 0660 with a ``group``, if the host has that group.
 
-    A stale socket file is replaced. Raises HiveError, one line, when another process serves it,
-    when something else is in the way, or when the path cannot be used.
+    A stale socket file is replaced. Raises HiveError, one line, if another process serves it, another kind of
+    file is in the way, or the path cannot be used.
     """
     try:
         clear_socket(path)

@@ -1,4 +1,4 @@
-"""Settings: typed structs, their types, and where their values come from."""
+"""Settings: typed structs, the types of values, and the sources of values."""
 
 from lifecycle.settings.durations import Duration, milliseconds, minutes, seconds
 from lifecycle.settings.macs import MAC

@@ -1,4 +1,4 @@
-"""Spans of time as settings write them: ``15s``, ``2m0s``, ``100ms``."""
+"""Durations in settings: ``15s``, ``2m0s``, ``100ms``."""
 
 import math
 import re
@@ -8,15 +8,15 @@ __all__ = ["Duration", "milliseconds", "minutes", "seconds"]
 
 _US, _MS, _S = 10**3, 10**6, 10**9
 _UNITS = {"ns": 1, "us": _US, "µs": _US, "μs": _US, "ms": _MS, "s": _S, "m": 60 * _S, "h": 3600 * _S}
-"""In nanoseconds: sums of whole numbers are exact."""
+"""In nanoseconds: sums of integers are exact."""
 
 _TERM = re.compile(r"(?:(\d{1,30})(?:\.(\d{0,30}))?|\.(\d{1,30}))(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
 _LONGEST = 2**63 - 1
-"""Go's, in nanoseconds: 292 years."""
+"""The longest duration in Go, in nanoseconds: 292 years."""
 
 
 class Duration(float):
-    """A span of time: a number of seconds that prints as people write it."""
+    """A duration: a number of seconds, printed in Go's syntax."""
 
     __slots__ = ()
 
@@ -59,15 +59,15 @@ def _trim(number: float) -> str:
 
 
 def seconds(number: float) -> Duration:
-    """So many seconds."""
+    """A duration of seconds."""
     return Duration(number)
 
 
 def milliseconds(number: float) -> Duration:
-    """So many thousandths of a second."""
+    """A duration of milliseconds."""
     return Duration(number / 1000)
 
 
 def minutes(number: float) -> Duration:
-    """So many minutes."""
+    """A duration of minutes."""
     return Duration(number * 60)

@@ -1,4 +1,4 @@
-"""Settings in files: a config-dir, with a file for each or one for all, and a YAML file by itself."""
+"""Settings in files: a config-dir, with a file for each option or one YAML file, and a separate YAML file."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["directory", "yaml_file"]
 
 _TRIES = 10
-"""How often a config-dir is read that is swapped meanwhile; the kubelet swaps once a minute at most."""
+"""Attempts to read a config-dir that is replaced meanwhile; the kubelet replaces it at most once a minute."""
 
 _DATA = "..data"
 
@@ -24,10 +24,11 @@ _DATA = "..data"
 def directory(
     path: Path, names: Mapping[str, Option], yaml_name: str | None, findings: Findings
 ) -> tuple[Layer, Layer]:
-    """The settings in a config-dir: in its YAML file, if it may have one, and in its files for one each.
+    """The settings in a config-dir: in its YAML file, if it may have one, and in a file for each option.
 
-    A mounted ConfigMap is swapped as a whole, by a link named ``..data`` that all others lead through (see
-    Kubernetes, "Projected volumes"): what is read is of one generation. One that never rests is a fault.
+    A mounted ConfigMap is replaced as a whole, by a link named ``..data`` through which all other links lead
+    (see Kubernetes, "Projected volumes"): all values are read from one generation. If it changes during each
+    attempt, this is a fault.
     """
     for _ in range(_TRIES):
         generation, seen = _generation(path), Findings(unknown=findings.unknown, others=findings.others)
@@ -50,7 +51,7 @@ def directory(
 
 
 def _generation(path: Path) -> str:
-    """What ``..data`` leads to; empty without such a link, where nothing is swapped as a whole."""
+    """The target of ``..data``; empty without this link, if nothing is replaced as a whole."""
     try:
         return os.readlink(path / _DATA)  # noqa: PTH115  # its text is the generation
     except OSError:
@@ -93,7 +94,7 @@ def _files(
 
 
 def _text(place: Path, shown: Path, findings: Findings) -> str | None:
-    """The text of a setting's file; None when it was removed meanwhile or, with a fault, cannot be read."""
+    """The text of a setting's file; None if it was removed meanwhile or, with a fault, cannot be read."""
     try:
         return read_regular(place).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -105,10 +106,10 @@ def _text(place: Path, shown: Path, findings: Findings) -> str | None:
 def _swapped(
     path: Path, entries: Iterable[str], names: Mapping[str, Option], *, unknown: bool
 ) -> dict[str, Path]:
-    """Where to read each entry: those that lead through ``..data`` there, as it has them now.
+    """The path of each entry: entries that lead through ``..data`` are read there, in one generation.
 
-    A key's own link comes after the swap that brings the key, and goes after the one that takes it away.
-    Raises OSError when ``..data`` cannot be read.
+    The link of a key is created after the generation that adds the key, and removed after the one that
+    removes it. Raises OSError if ``..data`` cannot be read.
     """
     data = path / _DATA
     try:
@@ -139,9 +140,9 @@ def yaml_file(
     place: Path | None = None,
     flag: str | None = None,
 ) -> Layer:
-    """A file with a YAML mapping of settings, of which options know some; nothing when there is none.
+    """The settings in a YAML mapping that options know; empty if there is no file.
 
-    It may be read in another place than users know it by. One that a flag names has to be there.
+    The file may be read at another path than the one users know. A file that a flag names must exist.
     """
     try:
         text = read_regular((place or path.parent) / path.name).decode()
@@ -167,7 +168,7 @@ def yaml_file(
 
 
 def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, object]:
-    """The settings in the text of a YAML file; empty, with a fault, when that is not a mapping."""
+    """The settings in a YAML text; empty, with a fault, if it is not a mapping."""
     import yaml  # few have such a file
 
     try:
@@ -187,7 +188,7 @@ def _mapping(path: Path, text: str, findings: Findings) -> Mapping[object, objec
 
 
 def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:
-    """Each key that a YAML mapping holds once more, with its line; loading it would keep the last value."""
+    """Each repeated key of a YAML mapping, with its line; loading would keep the last value."""
     seen: set[str] = set()
     for key, _ in mapping.value if mapping else ():
         name = str(key.value).lower()
@@ -197,7 +198,7 @@ def _repeated(mapping: "Node | None") -> Iterator[tuple[str, int]]:
 
 
 def _no_settings(data: object) -> str | None:
-    """What a file holds instead of settings, as the beginning of an error; None for a mapping."""
+    """What a file contains instead of settings, as the beginning of an error; None for a mapping."""
     if not isinstance(data, dict):
         return ""
     return "this is a Kubernetes object; " if {"apiVersion", "kind"} <= data.keys() else None

@@ -1,4 +1,4 @@
-"""A value of a setting with its origin, and how messages show it.
+"""The value of a setting with its origin, and how messages show it.
 
 Values of secrets are never shown.
 """
@@ -18,44 +18,44 @@ __all__ = ["Findings", "Given", "Layer", "Unknown", "hides", "masked", "nearest"
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A value as some place gave it, not yet read."""
+    """A value from a source, not parsed yet."""
 
     raw: object
-    """A text, the texts of a flag given several times, or in code any value."""
+    """A text, the texts of a repeated flag, or in code any value."""
     name: str
-    """As which it was given: an option has old names too, a secret the name of its file."""
+    """The name under which it was given: options have old names, too, and secrets the name of a file."""
     place: str
-    """For origins."""
+    """Its place, for origins."""
     shown: str
     """For errors: place and value as the user wrote them."""
     unitless: bool = False
-    """Whether a bare whole number is a duration in nanoseconds, as Cilium reads files and variables."""
+    """Whether a bare integer is a duration in nanoseconds, as Cilium reads files and variables."""
 
     def __repr__(self) -> str:
         return self.shown
 
 
 Unknown = Literal["warn", "refuse", "ignore"]
-"""What to do about a key that no option knows."""
+"""The treatment of keys that no option knows."""
 
 
 class Findings(msgspec.Struct):
-    """What is wrong, and what is only odd."""
+    """Faults and warnings."""
 
     faults: list[Fault] = msgspec.field(default_factory=list)
     warnings: list[str] = msgspec.field(default_factory=list)
     unknown: Unknown = "ignore"
     others: frozenset[str] = frozenset()
-    """Keys that other programs read from the same place."""
+    """Keys that other programs read from the same source."""
     part: bool = False
-    """Whether there are more options than are known here, so that an unknown flag may be one of them."""
+    """Whether more options exist than are known here, so that an unknown flag may be one of them."""
 
     def fault(self, text: str) -> None:
-        """Note a mistake in the settings."""
+        """Record a fault of the settings."""
         self.faults.append(Fault("setting", text))
 
     def stranger(self, shown: str, name: str, names: Mapping[str, Option], prefix: str = "") -> None:
-        """Note a key that no option knows; `shown` is its place, without the value, which might be secret."""
+        """Record an unknown key; `shown` is its place, without the value, which might be secret."""
         if name.replace("_", "-") in self.others:
             return
         if self.unknown == "refuse":
@@ -65,18 +65,18 @@ class Findings(msgspec.Struct):
 
 
 _SHOWN = 200
-"""Characters of a value that an error shows."""
+"""Number of characters of a value that an error shows."""
 
 _brief = reprlib.Repr()
 _brief.maxlevel, _brief.maxlist, _brief.maxdict = 2, 20, 20
 _brief.maxstring = _brief.maxother = _SHOWN
 
 Layer = dict[str, Given]
-"""What one place gave: by the name it was given as, or once settled() by option."""
+"""The values of one source: by the name under which they were given or, after settled(), by option."""
 
 
 def hides(name: str, option: Option | None) -> bool:
-    """Whether what is given under that name must not be shown; the path of a secret's file may be."""
+    """Whether the value of that name must not be shown; the path of a secret's file may be."""
     return option is not None and option.secret and name != option.file_name
 
 
@@ -87,7 +87,7 @@ def masked(text: str, name: str, option: Option | None) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as Python writes it, or its beginning: a file may hold a megabyte, or lists of lists."""
+    """A value in Python's syntax, or its beginning: a file may contain a megabyte, or lists of lists."""
     if not isinstance(value, str):
         return _brief.repr(value)
     return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}... ({len(value)} characters)"

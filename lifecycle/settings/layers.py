@@ -1,7 +1,7 @@
-"""Settings from flags, environment variables and code; files have their own module.
+"""Settings from flags, environment variables and code.
 
-An unknown flag is an error. A variable with the prefix but without an option is, like such a key of a file,
-logged with the nearest names, refused, or left to other programs: as the Sources are configured.
+An unknown flag is an error. A variable with the prefix but without an option is treated like an unknown key
+of a file: logged with the nearest names, refused, or left to other programs, as the Sources are configured.
 """
 
 import re
@@ -16,11 +16,11 @@ from lifecycle.settings.secrets import HIDDEN
 __all__ = ["by_name", "code", "environment", "flags", "settled"]
 
 _SERVICE_LINK = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
-"""Variables that Kubernetes gives every container for each Service; one may have the name of a hive."""
+"""Variables that Kubernetes sets in every container for each Service; one may have the name of a hive."""
 
 
 def by_name(options: Iterable[Option]) -> dict[str, Option]:
-    """The options by every name they have."""
+    """The options by each of their names."""
     return {name: option for option in options for name in option.names}
 
 
@@ -30,7 +30,7 @@ def flags(
     findings: Findings,
     places: Iterable[str] = (CONFIG_DIR,),
 ) -> Layer:
-    """``--name=value``, ``--name value``, ``--name`` for a boolean; flags for places, no options, too."""
+    """Parse ``--name=value``, ``--name value``, ``--name`` for a boolean; also flags that name places."""
     found: Layer = {}
     words = deque(argv)
     while words:
@@ -69,7 +69,7 @@ def environment(
     findings: Findings,
     places: Iterable[str] = (CONFIG_DIR,),
 ) -> Layer:
-    """``PREFIX_NAME``; the variables are in upper case here, and none is empty."""
+    """``PREFIX_NAME``; here, the variables are in upper case and none is empty."""
     found: Layer = {}
     known = {env_name(place, prefix) for place in places}
     for name, option in names.items():
@@ -98,7 +98,7 @@ def code(settings: Mapping[str, object], names: Mapping[str, Option], findings: 
 
 
 def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Layer:
-    """What the place gave, by option: an old name counts only where the new one is absent."""
+    """The values of a source by option: an old name counts only if the new name is absent."""
     found: Layer = {}
     for option in options if layer else ():
         given = [layer[name] for name in option.names if name in layer]
@@ -110,7 +110,7 @@ def settled(layer: Layer, options: Iterable[Option], findings: Findings) -> Laye
 
 
 def _stray(word: str, names: Mapping[str, Option]) -> str:
-    """Without its value, which might be a secret."""
+    """A message without the value, which might be a secret."""
     shown = word.partition("=")[0] or word
     name = shown.lstrip("-").lower()
     hint = f"; did you mean --{name}?" if name in names else ""

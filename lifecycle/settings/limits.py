@@ -1,6 +1,6 @@
-"""What msgspec.Meta demands of a value beyond its type: bounds, lengths, a pattern.
+"""Constraints of msgspec.Meta on values beyond their types: bounds, lengths, a pattern.
 
-``Annotated[int, msgspec.Meta(ge=1, le=65535)]`` is held to for values from anywhere, and shown in help, the
+``Annotated[int, msgspec.Meta(ge=1, le=65535)]`` is enforced for values of all sources, and shown in help, the
 reference and the JSON schema.
 """
 
@@ -27,16 +27,16 @@ _BOUNDS = (
     ("lt", "less than {}", "exclusiveMaximum"),
     ("multiple_of", "a multiple of {}", "multipleOf"),
 )
-"""Of numbers: the field of Meta, what it expects, and JSON Schema's word."""
+"""Of numbers: the field of Meta, the expectation in words, and the keyword of JSON Schema."""
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of one option."""
+    """The constraints of one option."""
 
     metas: tuple[msgspec.Meta, ...] = ()
 
     def check(self, value: object) -> None:
-        """Raise ValueError("expected ...") for a value that exceeds them; None is nothing to limit."""
+        """Raise ValueError("expected ...") for a value that violates them; None is not checked."""
         if value is None:
             return
         text = value.reveal() if isinstance(value, Secret) else value
@@ -45,11 +45,11 @@ class Limits(msgspec.Struct, frozen=True):
                 raise ValueError(f"expected {self.expects(type(value))}")
 
     def expects(self, kind: object) -> str:
-        """All of them in words that follow 'expected'; empty without any."""
+        """All constraints, in words that follow 'expected'; empty without any."""
         return ", ".join(words for meta in self.metas for words in _words(meta, kind))
 
     def schema(self, kind: object) -> dict[str, Any]:
-        """As JSON Schema has them, without bounds of durations and quantities: those are texts there."""
+        """In JSON Schema, without bounds of durations and quantities, which are texts there."""
         found: dict[str, Any] = {}
         wanted, _ = values.bare(kind)
         for meta in self.metas:
@@ -65,7 +65,7 @@ class Limits(msgspec.Struct, frozen=True):
         return found
 
     def unfit(self, kind: object) -> Iterator[str]:
-        """Which of them mean nothing for values of the type."""
+        """The constraints that do not apply to values of the type."""
         wanted, _ = values.bare(kind)
         sized = values.is_list(kind) or values.is_map(kind)
         for meta in self.metas:

@@ -14,14 +14,17 @@ class MAC(bytes):
     __slots__ = ()
 
     def __new__(cls, six: bytes) -> Self:
-        """The address of six bytes. Raises ValueError for any other number of them."""
+        """The address of six bytes. Raises ValueError for another number of bytes."""
         if len(six) != 6:
             raise ValueError(f"expected 6 bytes, not {len(six)}")
         return super().__new__(cls, six)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From ``02:00:00:00:00:01``, ``02-00-00-00-00-01`` or ``0200.0000.0001``; else raises ValueError."""
+        """Parse ``02:00:00:00:00:01``, ``02-00-00-00-00-01`` or ``0200.0000.0001``.
+
+        Raises ValueError otherwise.
+        """
         if re.fullmatch(_TEXT, text, re.ASCII | re.IGNORECASE) is None:
             raise ValueError("expected a MAC address such as 02:00:00:00:00:01")
         return cls(bytes.fromhex(re.sub("[:.-]", "", text)))

@@ -1,4 +1,4 @@
-"""Maps as settings write them: ``key=value,key1=value1``, or a JSON object."""
+"""Maps in settings: ``key=value,key1=value1``, or a JSON object."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _DIVIDER = rf",(?=\s*{_KEY})"
 
 
 def split(text: str) -> dict[str, object]:
-    """The pairs of a text; values are texts, or what JSON makes of them. Else raises ValueError."""
+    """The pairs in a text; values are texts or JSON values. Raises ValueError for other texts."""
     text = text.strip()
     if text.startswith(("{", "[")):
         try:
@@ -31,7 +31,7 @@ def split(text: str) -> dict[str, object]:
 
 
 def join(pairs: Mapping[str, str]) -> str:
-    """The text that split() reads back: plain where that is possible, else JSON."""
+    """The text for split(): plain if possible, otherwise JSON."""
     plain = ",".join(f"{key}={value}" for key, value in pairs.items())
     try:
         if split(plain) == pairs:

@@ -37,7 +37,7 @@ __all__ = [
 _PREFIX = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 
 CONFIG_DIR = "config-dir"
-"""Names the directory of settings, so no option can have this name."""
+"""The flag that names the directory of settings, so no option can have this name."""
 
 
 def env_name(name: str, prefix: str) -> str:
@@ -46,14 +46,17 @@ def env_name(name: str, prefix: str) -> str:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """Base of all structs of settings: frozen, options in kebab-case."""
+    """Base of all settings structs: frozen, with options in kebab-case."""
 
     def faults(self) -> Iterable[str]:
-        """What types cannot check: a line for each fault, as in ``every=0s: expected at least 1s``."""
+        """Faults that types cannot express: one line each, as in ``every=0s: expected at least 1s``."""
         return ()
 
     def validate(self) -> None:
-        """Raise a ValueError of one fault, a group of them of several; TypeError if faults() has no texts."""
+        """Raise a ValueError for one fault, a group of them for several.
+
+        Raises TypeError if faults() does not return texts.
+        """
         found: object = self.faults()
         if isinstance(found, str) or not isinstance(found, Iterable):
             raise TypeError(f"it returned {found!r}: expected texts, one for each fault")
@@ -61,7 +64,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def refuse(reasons: Iterable[str]) -> None:
-    """Raise a ValueError of one reason, a group of them of several; none is fine."""
+    """Raise a ValueError for one reason, a group of them for several; a no-op for none."""
     errors = [ValueError(reason) for reason in reasons]
     if len(errors) > 1:
         raise ExceptionGroup("settings", errors)
@@ -70,7 +73,7 @@ def refuse(reasons: Iterable[str]) -> None:
 
 
 class RenamedFrom:
-    """The names an option had: ``Annotated[int, RenamedFrom("old-name")]``.
+    """The old names of an option: ``Annotated[int, RenamedFrom("old-name")]``.
 
     An old name still sets the option if the new one is absent, with a warning to rename it.
     """
@@ -80,43 +83,43 @@ class RenamedFrom:
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A struct of settings as one module has it: what the names of its options begin with."""
+    """A settings struct in a module, with the prefix of its options."""
 
     struct: type[Settings]
     prefix: str = ""
-    """Without the dash that follows it; empty for names as the struct has them."""
+    """Without the dash that follows it; empty for names as in the struct."""
 
     @property
     def options(self) -> "tuple[Option, ...]":
-        """In the order of the fields."""
+        """Its options in the order of the fields."""
         return options_of(self.struct, self.prefix)
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One field of a struct of settings."""
+    """One field of a settings struct."""
 
     name: str
-    """As flag and config-dir key: ``neighbour-refresh``."""
+    """The flag and config-dir key: ``neighbour-refresh``."""
     field: str
     kind: object
     """The type."""
     struct: type[Settings]
     required: bool
     renamed_from: tuple[str, ...] = ()
-    """Old names that still count."""
+    """Old names that still work."""
     prefix: str = ""
-    """What config() put before the names."""
+    """The prefix from config()."""
     limits: Limits = Limits()
-    """What msgspec.Meta demands of a value."""
+    """Constraints of msgspec.Meta."""
 
     @property
     def group(self) -> Group:
-        """What it belongs to."""
+        """The struct to which it belongs."""
         return Group(self.struct, self.prefix)
 
     @property
     def plain_name(self) -> str:
-        """Its name without the prefix, as validate() of the struct knows it."""
+        """Its name without the prefix, as validate() of the struct uses it."""
         return self.name.removeprefix(f"{self.prefix}-") if self.prefix else self.name
 
     @property
@@ -126,23 +129,23 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def file_name(self) -> str | None:
-        """What names a file to read the value from (``token-file``): only a Secret has it."""
+        """The option that names a file with the value (``token-file``): only a Secret has it."""
         return f"{self.name}-file" if values.bare(self.kind)[0] is Secret else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that sets it, its own name first."""
+        """All names that set it, its own name first."""
         return (self.name, *([self.file_name] if self.file_name else []), *self.renamed_from)
 
     @property
     def default(self) -> object:
-        """The value when nothing sets it. Only for options that are not required."""
+        """The value if nothing sets it. Only for options that are not required."""
         info = _fields(self.struct)[self.field]
         return info.default_factory() if info.default is msgspec.NODEFAULT else info.default
 
     @property
     def default_text(self) -> str:
-        """The default as it is written; empty without one."""
+        """The default as text; empty without one."""
         return "" if self.required else values.show(self.default)
 
     @property
@@ -152,7 +155,7 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def help(self) -> str:
-        """The docstring under the field, in one line, and the limits. Reads the source when asked."""
+        """The docstring below the field, in one line, and the constraints. Reads the source when called."""
         meant = next((meta.description for meta in self.limits.metas if meta.description), "")
         limits = self.limits.expects(values.bare(self.kind)[0])
         found = _docstrings(self.struct).get(self.field, meant)
@@ -161,7 +164,7 @@ class Option(msgspec.Struct, frozen=True):
 
 @functools.cache
 def options_of(struct: type[Settings], prefix: str = "") -> tuple[Option, ...]:
-    """The options of a struct, in the order of its fields, their names after the prefix and a dash."""
+    """The options of a struct in the order of its fields; their names follow the prefix and a dash."""
     return tuple(_option(info, struct, prefix) for info in _fields(struct).values())
 
 
@@ -175,7 +178,7 @@ def _option(info: msgspec.structs.FieldInfo, struct: type[Settings], prefix: str
 
 
 def _unannotated(hint: object) -> tuple[object, list[object]]:
-    """A type and what is noted of it, also inside ``Annotated[...] | None``."""
+    """A type and its annotations, also inside ``Annotated[...] | None``."""
     if isinstance(hint, type):  # nearly always
         return hint, []
     hint = unaliased(hint)
@@ -192,7 +195,7 @@ def _is_annotated(hint: object) -> bool:
 
 
 def unreadable(struct: object, prefix: str = "") -> Iterator[str]:
-    """What keeps a struct from being filled from texts."""
+    """Why a struct cannot be filled from texts."""
     if prefix and _PREFIX.fullmatch(prefix) is None:
         yield f"prefix {prefix!r}: expected kebab-case such as inside"
         return
@@ -224,7 +227,7 @@ def _unfit_limits(option: Option) -> Iterator[str]:
 
 
 def _misfit(option: Option) -> str | None:
-    """Why the default is not of the type of its option."""
+    """Why the default is not of the option's type."""
     default = option.default
     try:
         accepted = values.accept(default, option.kind)
@@ -235,7 +238,7 @@ def _misfit(option: Option) -> str | None:
 
 
 def _unlimited(option: Option) -> str | None:
-    """Why the default exceeds the limits of its option."""
+    """Why the default violates the option's constraints."""
     if next(option.limits.unfit(option.kind), None) is None:
         try:
             option.limits.check(option.default)
@@ -251,7 +254,7 @@ def _fields(struct: type[Settings]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @functools.cache
 def _docstrings(struct: type[Settings]) -> dict[str, str]:
-    """The strings that follow fields in the class body, of the struct and its bases."""
+    """The strings that follow fields in the class body, for the struct and its bases."""
     import ast  # only help needs it
 
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Amounts as settings write them: ``512Mi``, ``1k``, ``2e6``."""
+"""Quantities in settings: ``512Mi``, ``1k``, ``2e6``."""
 
 import re
 from typing import Self
@@ -8,26 +8,26 @@ __all__ = ["Quantity"]
 _BINARY = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
 _DECIMAL = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
 _PARTS = {"n": 10**9, "u": 10**6, "m": 10**3}
-"""What divides: thousandths (``m``) and less, as Kubernetes writes shares of a CPU."""
+"""Suffixes that divide: thousandths (``m``) and smaller, as in Kubernetes' shares of a CPU."""
 
 _TEXT = (
     r"(?P<sign>[+-]?)(?:(?P<whole>\d{1,30})(?:\.(?P<part>\d{0,30}))?|\.(?P<only>\d{1,30}))"
     r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE])|[eE](?P<exponent>[+-]?\d{1,2}))?"
 )
 _HIGHEST = 2**63 - 1
-"""Of Kubernetes' quantities."""
+"""The maximum of Kubernetes' quantities."""
 
 
 class Quantity(int):
-    """A whole amount, of bytes for example, that prints as people write it: ``512Mi``."""
+    """An integer, for example of bytes, printed in Kubernetes' syntax: ``512Mi``."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The amount in Kubernetes' syntax: ``1.5Gi``, ``2k``, ``3e6``, ``5000m``.
+        """Parse Kubernetes' syntax: ``1.5Gi``, ``2k``, ``3e6``, ``5000m``.
 
-        Raises ValueError for other texts, amounts that are not whole (``1m``) or need more than 64 bits.
+        Raises ValueError for other texts and for amounts that are not integers (``1m``) or exceed 64 bits.
         """
         if (found := re.fullmatch(_TEXT, text, re.ASCII)) is None:
             raise ValueError("expected a quantity such as 512Mi, 1.5G or 1000")
@@ -44,7 +44,7 @@ class Quantity(int):
         return cls(-amount if found["sign"] == "-" else amount)
 
     def __str__(self) -> str:
-        """The shortest text; of two as short the decimal one."""
+        """The shortest text; if two are equally short, the decimal one."""
         amount = int(self)
         texts = [int.__repr__(self)]
         for suffix, unit in (*_DECIMAL.items(), *_BINARY.items()):

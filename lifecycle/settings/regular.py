@@ -1,4 +1,4 @@
-"""Reads small files that others may have put something else in place of."""
+"""Reads small regular files safely, whatever may have replaced them."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 LARGEST: Final = 1 << 20
-"""Bytes of a file that are read at most; a ConfigMap holds no more."""
+"""Maximum size in bytes; a ConfigMap is not larger."""
 
 
 def read_regular(path: Path | str, largest: int = LARGEST) -> bytes:
     """The contents of a file.
 
-    Raises OSError also for what is not a file and for one that is too large, without waiting for anybody, as
-    a pipe would have it, and without end, as a device would.
+    Also raises OSError for a path that is not a regular file and for a file that is too large: it neither
+    blocks, as a pipe would, nor reads without end, as from a device.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:

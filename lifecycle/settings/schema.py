@@ -1,4 +1,4 @@
-"""JSON Schema of settings, from the structs."""
+"""JSON Schema of settings structs."""
 
 import enum
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from lifecycle.settings.secrets import Secret
 __all__ = ["plain", "schema", "type_schema"]
 
 Schema = dict[str, Any]
-"""A schema as JSON has it."""
+"""A JSON Schema."""
 
 _DURATION = r"^[+-]?(0|(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+)$"
 _QUANTITY = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
@@ -45,7 +45,7 @@ _TYPES: dict[object, Schema] = {
 
 
 def schema(options: Iterable[Option], title: str) -> Schema:
-    """An object with these options and no others. Old names are there too, marked as deprecated."""
+    """An object with these options and no others. Old names are included, marked as deprecated."""
     options = sorted(options, key=lambda option: option.name)
     properties: Schema = {}
     needed: list[Schema] = []
@@ -89,7 +89,7 @@ def type_schema(kind: object) -> Schema:
 
 
 def plain(value: object) -> object:
-    """A value as JSON has it: what may be given again under the option's name."""
+    """A value in JSON, in a form that the option accepts."""
     match value:
         case Duration() | Quantity():
             return str(value)

@@ -5,13 +5,13 @@ from typing import NoReturn
 __all__ = ["HIDDEN", "Secret"]
 
 HIDDEN = "(hidden)"
-"""What stands wherever a secret would."""
+"""The replacement of secrets in output."""
 
 
 class Secret:
-    """A text that prints as ``(hidden)`` in logs, errors and graphs, and cannot be made JSON or pickled.
+    """A text that prints as ``(hidden)`` in logs, errors and graphs, and cannot become JSON or a pickle.
 
-    Only reveal() gives it. As a setting ``token`` it may also be named by a file: ``--token-file=PATH``.
+    Only reveal() returns it. A setting ``token`` may also be read from a file: ``--token-file=PATH``.
     """
 
     __slots__ = ("_text",)
@@ -20,7 +20,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself: pass it only where it is needed."""
+        """The text itself: pass it only to code that needs it."""
         return self._text
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Secret:
     __repr__ = __str__
 
     def __bool__(self) -> bool:
-        """Whether there is a text at all."""
+        """Whether the text is not empty."""
         return bool(self._text)
 
     def __eq__(self, other: object) -> bool:

@@ -1,7 +1,7 @@
-"""Where settings come from: flags, then environment, then config-dir, then defaults.
+"""The sources of settings, by precedence: flags, environment, YAML file, config-dir, defaults.
 
-A config-dir holds one file per option (a mounted ConfigMap), and may hold a YAML file with several. A YAML
-file may be named by a flag besides, and goes before it.
+A config-dir contains one file for each option (a mounted ConfigMap), and may contain a YAML file with
+several. A flag may name a separate YAML file, which precedes the config-dir.
 """
 
 import os
@@ -25,28 +25,28 @@ UNSET = "unset"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One option with its value and where that came from."""
+    """One option with its value and origin."""
 
     option: Option
     value: object
     origin: str
-    """In words: ``flag --mtu``, ``HIVE_MTU``, ``file /etc/hive/mtu``, ``default``, ``code``, ``unset``."""
+    """As text: ``flag --mtu``, ``HIVE_MTU``, ``file /etc/hive/mtu``, ``default``, ``code``, ``unset``."""
 
     @property
     def text(self) -> str:
-        """The value as it is written; never a secret's."""
+        """The value as text; never a secret's."""
         return values.show(self.value)
 
 
 class Loaded(Findings):
-    """What the sources gave."""
+    """The result of reading the sources."""
 
     filled: dict[Group, Settings] = msgspec.field(default_factory=dict)
     settings: list[Setting] = msgspec.field(default_factory=list)
     unset: list[Option] = msgspec.field(default_factory=list)
-    """Required, but not set."""
+    """Required options without a value."""
     unset_faults: list[Fault] = msgspec.field(default_factory=list)
-    """The faults that say so, which are among the others too."""
+    """The faults that report them, which are also in `faults`."""
     config_dir: Path | None = None
     """The config-dir that was read, if any."""
     config_file: Path | None = None
@@ -59,7 +59,7 @@ class Loaded(Findings):
 
 
 class Sources:
-    """The outside places of settings. The config-dir itself may come as flag or environment variable."""
+    """The external sources of settings. A flag or environment variable may name the config-dir."""
 
     def __init__(
         self,
@@ -77,17 +77,21 @@ class Sources:
         self.env = dict(env or {})
         self.config_dir = Path(config_dir) if config_dir is not None else None
         self.prefix = prefix
-        """What the names of environment variables start with, in upper case; None is the hive's to choose."""
+        """The prefix of environment variables, in upper case; None lets the hive choose."""
         self.yaml_name = yaml_name
-        """Of the file in the config-dir that may hold several settings; files for one of them win."""
+        """Name of the file in the config-dir that may contain several settings; files for one option precede
+        it.
+        """
         self.file_flag = file_flag
-        """The flag, as variable too, that may name a YAML file of settings; it goes before the config-dir."""
+        """The flag, also as a variable, that may name a YAML file of settings, which precedes the config-dir.
+        """
         self.unknown: Unknown = unknown
-        """Keys of files, variables with the prefix, without an option: logged with the nearest names (warn),
-        refused, or ignored, where other programs have settings in the same place. An unknown flag is always
-        refused."""
+        """Treatment of keys of files, and of variables with the prefix, without an option: logged with the
+        nearest names (warn), refused, or ignored, if other programs have settings in the same place. An
+        unknown flag is always refused.
+        """
         self.others = frozenset(others)
-        """Keys of other programs in the same place, in kebab-case: known, and passed over."""
+        """Keys of other programs in the same place, in kebab-case, which are ignored."""
 
     def with_input(
         self, argv: Sequence[str], env: Mapping[str, str], unknown: Unknown | None = None
@@ -113,11 +117,11 @@ def load(
     *,
     part: bool = False,
 ) -> Loaded:
-    """Fill the structs. Nothing is raised: faults are in the result; a struct at fault is missing from it.
+    """Fill the structs. Raises nothing: the result contains the faults, and no structs with faults.
 
-    `config_dirs`, if there are any, are read instead of the sources' own, the last counting most. `prefix` is
-    that of environment variables, unless the sources have one. With `part` there are more structs, and flags
-    and keys that these do not know are passed over.
+    `config_dirs`, if any, replace the sources' own; the last has precedence. `prefix` is that of environment
+    variables, unless the sources have one. With `part`, more structs exist, and flags and keys that these do
+    not know are ignored.
     """
     loaded = Loaded(part=part)
     groups = [one if isinstance(one, Group) else Group(one) for one in structs]
@@ -137,7 +141,7 @@ def _given(
     config_dirs: Sequence[Path],
     prefix: str,
 ) -> Layer:
-    """What was given for each option, by the place that counts most."""
+    """The value of each option, from the source with the highest precedence."""
     if source is None:
         return {}
     names = layers.by_name(options)
@@ -170,7 +174,7 @@ def _given(
 def _place(
     name: str, flags: Layer, env: Mapping[str, str], prefix: str, otherwise: Path | None = None
 ) -> Path | None:
-    """The path that a flag (taken out of `flags`) or variable gives; None for none, and an empty flag."""
+    """The path in a flag (removed from `flags`) or variable; None if there is none or it is empty."""
     if (flag := flags.pop(name, None)) is not None:
         return Path(str(flag.raw)) if flag.raw else None
     if otherwise is None and (named := env.get(env_name(name, prefix))):
@@ -207,7 +211,7 @@ def _fill(group: Group, given: Layer, prefix: str, loaded: Loaded) -> None:
 
 
 def _invalid(filled: Settings, settings: Sequence[Setting], given: Layer) -> list[str]:
-    """The faults of its values, and of a faults() that cannot find them."""
+    """The faults of its values, and those of a faults() that fails."""
     found = []
     try:
         filled.validate()
@@ -237,9 +241,9 @@ def _read(found: Given, option: Option, findings: Findings) -> object:
 
 
 def _text_of_file(path: str) -> str:
-    """What a file holds, without the line end that editors leave.
+    """The contents of a file, without the line end that editors add.
 
-    Raises ValueError if it cannot be read, or is empty: who names a file means a value.
+    Raises ValueError if it cannot be read or is empty, as a file that is named must hold a value.
     """
     expected = "expected a file that holds the value"
     if not path:
@@ -266,7 +270,7 @@ def _placed(text: str, settings: Iterable[Setting], given: Layer) -> str:
 
 
 def _origins(text: str, settings: Iterable[Setting]) -> str:
-    """The origins of the values in an error, as far as they were set."""
+    """The origins of the values in an error, if they were set."""
     words = set(re.findall(r"[\w-]+", text))
     given = [
         setting
