@@ -42,6 +42,8 @@ PAGE: Final = 500
 """Objects of one page: a few milliseconds of decoding."""
 WATCH_SECONDS: Final = (300, 600)
 """How long one watch lasts, chosen at random, so that many do not end together."""
+SHORTEST: Final = 1.0
+"""Seconds that a watch without an event lasts at least; an earlier end counts as a failure, as in client-go."""
 SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
 PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
@@ -116,6 +118,8 @@ class Reflector(Generic[T]):
         """Requests in a row that a server refused."""
         self._unanswered = 0
         """Requests in a row, since a server sent something, that none answered."""
+        self._expired = 0
+        """Lists and watches in a row, since a watch brought something, that were refused as too old."""
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -157,8 +161,8 @@ class Reflector(Generic[T]):
         """What follows from a failure: what to do next, and when."""
         if isinstance(error, ExpiredError):
             self._version = ""
-            if self._failures == 0:  # ordinary: a restart of the server forgets old versions
-                self._failures += 1
+            self._expired += 1
+            if self._expired == 1:  # ordinary: a restart of the server forgets old versions
                 return
         if isinstance(error, NotFoundError):
             self._version = ""
@@ -178,7 +182,7 @@ class Reflector(Generic[T]):
         else:  # a server is back: what it refuses is asked again soon, however long there was none
             self._unanswered = 0
             self._failures += 1
-            in_a_row = self._failures
+            in_a_row = max(self._failures, self._expired - 1)
         pause = min(self._longest_pause, self._first_pause * 2 ** min(in_a_row - 1, 16))
         pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
         if isinstance(error, ApiError) and error.retry_after is not None:
@@ -349,7 +353,8 @@ class Reflector(Generic[T]):
             self._kind, query, self._namespace, silence=seconds + SILENCE
         ) as blocks:
             self._sink.watching()
-            time_slice, ends = TimeSlice(), time.monotonic() + seconds
+            time_slice, began = TimeSlice(), time.monotonic()
+            silent = True
             async for block in blocks:
                 if (rows := self._present(block)) is not None:
                     version = _object_of(_last(block), _HEAD).metadata.resource_version
@@ -357,9 +362,13 @@ class Reflector(Generic[T]):
                     self._version = version or self._version
                 else:
                     self._take(events(block))
-                self._failures = self._unanswered = 0
+                self._failures = self._unanswered = self._expired = 0
+                silent = False
                 await time_slice.pause()
-            self._doubted |= time.monotonic() < ends - 1  # a server ended it that stops
+            lasted = time.monotonic() - began
+        self._doubted |= lasted < seconds - 1  # a server ended it that stops
+        if silent and lasted < SHORTEST:
+            raise UnreachableError("the server ended a watch at once")
 
     def _take(self, batch: list[WatchEvent]) -> None:
         """All events of a block at once. Raises the ERROR among them, once the rest is taken."""

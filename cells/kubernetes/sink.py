@@ -189,7 +189,8 @@ class Forgotten:
     async def run(self) -> None:
         """For ever: take lost objects out of force once the store is a cluster's again, and quiet.
 
-        Not while some kind cannot be followed: then its objects are unknown.
+        Not while some kind can no longer be followed: its objects are unknown. One that never could be, such
+        as a forbidden one, has none in force.
         """
         while True:
             news = self._news
@@ -199,7 +200,8 @@ class Forgotten:
                 continue
             with anyio.move_on_after(None if self._is_empty() else SETTLE) as quiet:
                 await news.wait()
-            if quiet.cancelled_caught and not any(one.state == "failing" for one in self._statuses.all()):
+            broken = any(one.state == "failing" and one.synced for one in self._statuses.all())
+            if quiet.cancelled_caught and not broken:
                 self._release()
 
     def _is_empty(self) -> bool:

@@ -20,6 +20,7 @@ from cells.kubernetes.sink import ForgottenObject
 from cells.node.addresses import address_table
 from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually
+from tests.support.apiserver import Fault, on
 from tests.unit.kubernetes.cluster import Cluster, cluster, kubeconfig, pod
 
 pytestmark = pytest.mark.anyio
@@ -121,6 +122,19 @@ async def test_a_list_that_lacks_a_few_is_believed_at_once(tmp_path: Path) -> No
             await one.server.hang_up()
             await eventually(lambda: node.names() == {"b", "c", "d"})
             assert not len(node.lost)
+
+
+async def test_a_forbidden_kind_does_not_keep_lost_objects_in_force(tmp_path: Path) -> None:
+    async with cluster("ciliumidentities") as one:
+        fill(one, "a", "b", "c")
+        one.server.faults.add(Fault(on("/apis/cilium.io/v2/ciliumnodeconfigs"), times=-1, status=403))
+        async with agent(tmp_path, one.url) as node:
+            for name in "ab":
+                one.delete("Pod", name, "default")
+            one.server.restart()
+            await one.server.hang_up()
+            await eventually(lambda: len(node.lost) == 2 or node.names() == {"c"})
+            await eventually(lambda: node.names() == {"c"})
 
 
 async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(

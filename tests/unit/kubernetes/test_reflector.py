@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -247,6 +248,35 @@ async def test_the_reflector_recovers_from_each_fault(server: ApiServer, what: s
         world.delete("a")
         await reach(lambda: world.names() == {"b"})
         assert not world.emptied
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(lambda one: one.query.get("watch") and "resourceVersion" in one.query, times=-1, end_after=0),
+        Fault(
+            lambda one: one.query.get("watch") and "resourceVersion" in one.query,
+            times=-1,
+            insert=b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}\n',
+        ),
+    ],
+    ids=["ended at once", "expired"],
+)
+async def test_a_server_whose_watches_fail_at_once_is_asked_less_and_less(
+    server: ApiServer, fault: Fault
+) -> None:
+    server.add(pod("a"))
+    server.faults.add(fault)
+    async with server.serving() as url, following(server, url, longest_pause=60) as world:
+        await reach(lambda: world.status.state == "failing")
+        assert world.names() == {"a"}
+        asked = len(server.requests)
+        over = time.monotonic() + 1.0
+        await reach(lambda: time.monotonic() > over)
+        assert len(server.requests) - asked < 30
+        fault.times = 0
+        server.add(pod("b"))
+        await reach(lambda: world.names() == {"a", "b"})
 
 
 async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap(server: ApiServer) -> None:
