@@ -43,7 +43,7 @@ PAGE: Final = 500
 WATCH_SECONDS: Final = (300, 600)
 """How long one watch lasts, chosen at random, so that many do not end together."""
 SHORTEST: Final = 1.0
-"""Seconds that a watch without an event lasts at least; an earlier end counts as a failure, as in client-go."""
+"""Seconds that a watch without an event lasts; an earlier end counts as a failure, as in client-go."""
 SILENCE: Final = 30.0
 """Seconds beyond its end after which a watch counts as broken."""
 PRESENT: Final = frozenset({"ADDED", "MODIFIED"})

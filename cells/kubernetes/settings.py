@@ -92,13 +92,13 @@ class KubernetesSettings(Settings, frozen=True):
     k8s_client_burst: Annotated[int, Meta(ge=1)] = 20
     """Requests in a burst above that rate."""
 
-    k8s_client_connection_timeout: Duration = seconds(30)
-    """Time limit for connecting, and for an answer."""
+    k8s_client_connection_timeout: Annotated[Duration, Meta(ge=0)] = seconds(30)
+    """Time limit for connecting, and for an answer; 0: 30s."""
 
-    k8s_client_connection_keep_alive: Duration = seconds(30)
-    """How long an idle connection stays open, and the interval of TCP keepalive probes."""
+    k8s_client_connection_keep_alive: Annotated[Duration, Meta(ge=0)] = seconds(30)
+    """How long an idle connection stays open, and the interval of TCP keepalive probes; 0: 30s."""
 
-    k8s_heartbeat_timeout: Duration = seconds(30)
+    k8s_heartbeat_timeout: Annotated[Duration, Meta(ge=0)] = seconds(30)
     """How long the API server may be silent before it is probed; without an answer the connections are
     replaced. 0: never."""
 

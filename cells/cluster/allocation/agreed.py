@@ -7,7 +7,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from cells.cluster.identity.numbers import CLUSTER
 from lifecycle import Duration, Health, Settings, seconds
@@ -48,7 +50,7 @@ class AllocationSettings(Settings, frozen=True):
     """Where nodes agree on identities: crd, in CiliumIdentity objects; kvstore, in keys of the kvstore, or as
     crd when none is set. doublewrite-readkvstore and doublewrite-readcrd write both, and read one."""
 
-    identity_change_grace_period: Duration = seconds(5)
+    identity_change_grace_period: Annotated[Duration, Meta(ge=0)] = seconds(5)
     """How long a running pod keeps its old identity, so that other nodes can learn a new one."""
 
     first_identity: int = 256

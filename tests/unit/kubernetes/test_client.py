@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from cells import kubernetes
 from cells.kubernetes.api_server import access_of
 from cells.kubernetes.client import connect
 from cells.kubernetes.client.access import Access, Exec, in_cluster
@@ -27,9 +28,11 @@ from cells.kubernetes.client.errors import (
 )
 from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.settings import AccessError, KubernetesSettings
+from lifecycle import Hive, SettingsError
 from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.errors import Resource
+from tests.unit.kubernetes import configured
 
 pytestmark = pytest.mark.anyio
 NODE = Resource("", "nodes")
@@ -134,6 +137,22 @@ async def test_a_server_that_never_answers_is_left_after_the_deadline(server: Ap
     with pytest.raises(UnreachableError, match=r"silent for 0\.05 s"):
         await impatient.create(NODES, node("a"))
     await impatient.reset()
+
+
+async def test_limits_of_zero_are_the_defaults(server: ApiServer) -> None:
+    server.add(node("a"))
+    client = connect(access(server), qps=0, timeout=0, keep_alive=0)
+    assert (await client.get(NODES, "a")).name == "a"
+    await client.reset()
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["k8s-client-connection-timeout", "k8s-client-connection-keep-alive", "k8s-heartbeat-timeout"],
+)
+def test_negative_limits_are_refused(option: str) -> None:
+    with pytest.raises(SettingsError, match=f"{option}='-1s': expected at least 0s"):
+        Hive(kubernetes.cell, configured.node(), settings={option: "-1s"}).check()
 
 
 async def test_the_next_server_is_asked_and_stays_in_use(server: ApiServer) -> None:
