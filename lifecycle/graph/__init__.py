@@ -1,4 +1,4 @@
-"""The graph as a value: drawn, queried, compared, written as JSON and as a page."""
+"""The graph of a hive as a value: drawings, queries, comparison, JSON, the HTML page."""
 
 from lifecycle.graph.diff import Altered, diff
 from lifecycle.graph.diff import Change as GraphChange

@@ -1,4 +1,4 @@
-"""What changed from one graph to another."""
+"""The difference of two graphs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,11 +12,12 @@ __all__ = ["KINDS", "Altered", "Change", "diff"]
 KINDS = ("modules", "constructors", "edges", "invokes", "settings", "hooks")
 
 _MOVES = {"file", "line", "built"}
-"""Not compared: a line moves with every edit above it, and `built` follows from edges and invokes."""
+"""Fields that are not compared: every edit above a line moves it, and `built` follows from edges and invokes.
+"""
 
 
 class Altered(msgspec.Struct, frozen=True):
-    """One field of a thing that is in both graphs."""
+    """One field of a part that is in both graphs."""
 
     field: str
     before: Any
@@ -24,7 +25,7 @@ class Altered(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A thing that is only in the first graph (removed), only in the second (added), or differs."""
+    """A part that is only in the first graph (removed), only in the second (added), or differs."""
 
     kind: str
     id: str
@@ -34,7 +35,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def diff(before: Parts, after: Parts) -> list[Change]:
-    """All changes, kind by kind, in the order of the graphs. Places in the source are not compared."""
+    """All changes, kind by kind, in the order of the graphs. Source places are not compared."""
     changes = []
     for kind in KINDS:
         old, new = _by_id(getattr(before, kind)), _by_id(getattr(after, kind))

@@ -1,7 +1,6 @@
-"""The graph for programs that draw: Graphviz, Mermaid.
+"""The graph for Graphviz and Mermaid.
 
-What is wrong is red: constructors that a fault is about, the arrows of cycles, and boxes for what is needed
-and not there.
+Faults are red: constructors with faults, edges of cycles, and boxes for missing dependencies.
 """
 
 import json
@@ -17,9 +16,9 @@ RED = "#c62828"
 
 
 def dot(graph: Parts) -> str:
-    """A cluster per module; invoked functions are ellipses, private constructors dashed.
+    """A cluster for each module; invoked functions are ellipses, private constructors are dashed.
 
-    A dashed arrow leads to what only comes before.
+    A dashed edge leads to a constructor that is only ordered before.
     """
     faults = Marks(graph)
     lines = [
@@ -57,9 +56,9 @@ def dot(graph: Parts) -> str:
 
 
 def mermaid(graph: Parts) -> str:
-    """A subgraph per module; invoked functions are round, private constructors have cut corners.
+    """A subgraph for each module; invoked functions are round, private constructors have cut corners.
 
-    A dashed arrow leads to what only comes before.
+    A dashed edge leads to a constructor that is only ordered before.
     """
     faults = Marks(graph)
     # ids of ours may hold anything, those of Mermaid letters and digits
@@ -102,7 +101,7 @@ def _nested(
     invoked: Callable[[InvokeInfo], str],
     end: str,
 ) -> Iterator[str]:
-    """The modules, one in another, with what is in them, indented."""
+    """The modules, nested and indented, with their contents."""
     children = defaultdict(list)
     for module in graph.modules:
         children[module.parent].append(module)
@@ -129,7 +128,7 @@ def _lines(*texts: str) -> str:
 
 
 def _mermaid(*texts: str) -> str:
-    """In double quotes, a line each, with Mermaid's entities for what it would read as its own."""
+    """Lines in double quotes, with Mermaid's entities for characters with a meaning there."""
     entities = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;"}
     return '"' + "<br>".join("".join(entities.get(letter, letter) for letter in text) for text in texts) + '"'
 

@@ -1,4 +1,4 @@
-"""The faults of a graph, by what is drawn of them."""
+"""The faults of a graph, by constructor and edge."""
 
 from collections import defaultdict
 
@@ -7,18 +7,18 @@ from lifecycle.graph.parts import Parts
 __all__ = ["Marks"]
 
 WORDS = {"cycle": "in a cycle", "constructor": "cannot be used", "invoke": "cannot be used"}
-"""The title for a fault of this kind; else the kind itself."""
+"""The title of a fault of this kind; otherwise the kind itself."""
 
 
 class Marks:
-    """What is wrong with each constructor and arrow, and what is needed but not there."""
+    """The faults of each constructor and edge, and missing dependencies."""
 
     def __init__(self, graph: Parts) -> None:
         self._words: dict[str, dict[str, None]] = defaultdict(dict)
         self.edges: set[tuple[str, str]] = set()
-        """From who needs to what is needed: those of cycles."""
+        """Edges of cycles, from the constructor that needs to the one needed."""
         self.lacking: list[tuple[str, str, str]] = []
-        """Who needs it, the type it needs and does not get, and why: missing or private."""
+        """Constructors with a missing type, that type, and why: missing or private."""
         for fault in graph.faults:
             if fault.kind == "cycle":
                 self.edges.update(zip(fault.nodes, (*fault.nodes[1:], *fault.nodes[:1]), strict=True))
@@ -29,10 +29,10 @@ class Marks:
                     self._words[node][WORDS.get(fault.kind, fault.kind)] = None
 
     def of(self, node: str) -> list[str]:
-        """What is wrong with the constructor or invoked function itself, in a word or two each."""
+        """The faults of the constructor or invoked function itself, in a word or two each."""
         return list(self._words.get(node, ()))
 
     @property
     def lacks(self) -> dict[str, str]:
-        """The types that are needed and not there, each with why."""
+        """The missing types, each with the reason."""
         return {lacks: kind for _, lacks, kind in self.lacking}

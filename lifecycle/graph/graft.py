@@ -1,4 +1,4 @@
-"""The graph of a hive with that of one inside it."""
+"""The graph of a hive combined with that of an inner hive."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ __all__ = ["grafted"]
 
 
 def grafted(graph: Graph, inner: Graph) -> Graph:
-    """Both graphs in one: `inner` stands below the module of its name, and shares what its InnerHive names.
+    """Both graphs in one: `inner` stands below the module of its name.
 
-    What is shared is a supplied value in the inner graph, with an edge to what provides that hive.
+    A type that its InnerHive shares is a supplied value in the inner graph, with an edge to its provider in
+    the outer hive.
     """
     stem = [one.id for one in graph.constructors if one.module == inner.name and one.kind == "provide"]
     needed = {edge.target for edge in graph.edges if edge.source in stem}

@@ -1,4 +1,4 @@
-"""What a graph is made of: modules, constructors, edges, invoked functions, settings, hooks, faults."""
+"""The parts of a graph: modules, constructors, edges, invoked functions, settings, hooks, faults."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the JSON form; raised when a field changes its meaning or goes."""
+"""Version of the JSON form; increased when a field changes its meaning or is removed."""
 
 
 class ModuleInfo(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class ModuleInfo(msgspec.Struct, frozen=True):
 
 
 class ConstructorInfo(msgspec.Struct, frozen=True):
-    """Something that provides a type."""
+    """A provider of a type."""
 
     id: str
     name: str
@@ -42,7 +42,7 @@ class ConstructorInfo(msgspec.Struct, frozen=True):
     file: str
     line: int
     injected: tuple[str, ...] = ()
-    """What the hive itself gives it: Lifecycle, Logger, ..."""
+    """What the hive itself passes to it: Lifecycle, Logger, ..."""
 
 
 class InvokeInfo(msgspec.Struct, frozen=True):
@@ -57,14 +57,14 @@ class InvokeInfo(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
-    """`source` needs `target`, or only comes after it; both ids. In JSON: from, to."""
+    """`source` needs `target`, or is only ordered after it; both are ids. In JSON: from, to."""
 
     source: str
     target: str
     parameter: str
-    """The parameter that is filled with it; empty where nothing is handed over."""
+    """The parameter that receives it; empty if nothing is passed."""
     order: bool = False
-    """Whether it only comes after that (see after())."""
+    """Whether it is only ordered after that (see after())."""
 
 
 class SettingInfo(msgspec.Struct, frozen=True):
@@ -88,28 +88,28 @@ class HookInfo(msgspec.Struct, frozen=True):
     constructor: str
     """Id of the constructor or invoked function that registered it."""
     after: tuple[str, ...]
-    """Ids of the hooks it waits for."""
+    """Ids of the hooks for which it waits."""
     start_timeout: float | None = None
-    """Seconds it may take."""
+    """Its start timeout, in seconds."""
     stop_timeout: float | None = None
 
 
 class FaultInfo(msgspec.Struct, frozen=True):
-    """Something wrong with the graph."""
+    """A fault of the graph."""
 
     kind: str
     """missing, private, cycle, duplicate, optional, constructor, invoke, decorate, replace or module."""
     text: str
     details: tuple[str, ...]
-    """Where it is and what would help, in lines."""
+    """The place and a suggestion, in lines."""
     nodes: tuple[str, ...]
-    """Ids of the constructors and invoked functions it is about; in a cycle each needs the next."""
+    """Ids of the constructors and invoked functions concerned; in a cycle each needs the next."""
     lacks: str = ""
-    """The type that these need and do not get; of missing and private."""
+    """For missing and private: the type that they need and do not get."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is in the graph of a hive."""
+    """All parts of the graph of a hive."""
 
     version: int = VERSION
     name: str
@@ -120,13 +120,13 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[SettingInfo, ...]
     hooks: tuple[HookInfo, ...]
     faults: tuple[FaultInfo, ...] = ()
-    """Why the hive cannot be built: then nothing is, and there are no hooks."""
+    """Why the hive cannot be built; then nothing is built, and there are no hooks."""
 
     @property
     def nodes(self) -> "tuple[ConstructorInfo | InvokeInfo, ...]":
-        """What an edge may begin or end at."""
+        """The possible ends of edges."""
         return (*self.constructors, *self.invokes)
 
     def json(self) -> str:
-        """One JSON object: version, name and an array of each kind, by graph_schema()."""
+        """One JSON object: version, name and an array for each kind, as graph_schema() describes."""
         return msgspec.json.format(msgspec.json.encode(self).decode(), indent=2)

@@ -1,4 +1,4 @@
-"""Questions to a graph: a part of it, why something is in it, what nothing needs, what is in a circle."""
+"""Queries of a graph: a part of it, why something is in it, what nothing needs, circles."""
 
 from collections import defaultdict
 from typing import TypeVar
@@ -15,9 +15,9 @@ G = TypeVar("G", bound=Parts)
 
 
 def find_module(graph: Parts, text: str) -> str:
-    """The full id of the module a person calls `text`: ``agent.ipam`` or, where that is clear, ``ipam``.
+    """The full id of the module that `text` names: ``agent.ipam`` or, if that is unambiguous, ``ipam``.
 
-    Raises ValueError("one line") when there is none, or more than one.
+    Raises ValueError("one line") if none or more than one matches.
     """
     ids = [module.id for module in graph.modules]
     found = [text] if text in ids else [one for one in ids if one.endswith(f".{text}")]
@@ -30,9 +30,9 @@ def find_module(graph: Parts, text: str) -> str:
 
 
 def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
-    """What provides the type a person calls `text`; also by the name or id of the constructor.
+    """The providers of the type that `text` names; also by name or id of a constructor.
 
-    Raises ValueError("one line") when nothing does.
+    Raises ValueError("one line") if there is none.
     """
     nodes = [node for node in graph.constructors if not node.replaced]
     for fold in (str, str.casefold):  # the very spelling first
@@ -45,7 +45,7 @@ def find_type(graph: Parts, text: str) -> list[ConstructorInfo]:
 
 
 def only(graph: G, module: str) -> G:
-    """The module and those below it, with the constructors at the other end of their arrows."""
+    """The module and the modules inside it, with the constructors at the other end of their edges."""
     parents = {one.id: one.parent for one in graph.modules}
     if module not in parents:
         raise ValueError(f"module {module}: there is none")
@@ -84,9 +84,9 @@ def only(graph: G, module: str) -> G:
 
 
 def why(graph: Parts, target: str) -> list[list[Edge]]:
-    """For each invoked function that leads to the constructor `target`, the shortest chain of needs to it.
+    """The shortest chain of dependencies from each invoked function to the constructor `target`.
 
-    Shortest first. Without an invoked one: the chains from whatever needs it that nothing else needs.
+    Shortest first. If nothing invoked needs it, the chains from constructors that nothing else needs.
     """
     users: dict[str, list[Edge]] = defaultdict(list)
     for edge in graph.edges:
@@ -119,5 +119,5 @@ def circles(graph: Parts) -> list[Circle[Edge]]:
 
 
 def unused(graph: Parts) -> list[ConstructorInfo]:
-    """Constructors, values and settings that no invoked function leads to. What is replaced is not listed."""
+    """Constructors, values and settings that no invoked function needs. Replaced ones are not listed."""
     return [node for node in graph.constructors if not node.built and not node.replaced]

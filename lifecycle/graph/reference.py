@@ -1,4 +1,4 @@
-"""The reference of a hive's settings, from its cells: Markdown for people, JSON Schema for programs."""
+"""The reference of a hive's settings, from its cells: Markdown for readers, JSON Schema for programs."""
 
 import inspect
 import json
@@ -39,7 +39,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def sections(*cells: Cell) -> list[Section]:
-    """Every struct of settings that the cells have, in their order. Builds nothing, reads no setting."""
+    """Every settings struct of the cells, in order. Builds nothing and reads no settings."""
     found: dict[Group, Section] = {}
     pending: list[tuple[Cell, str, str]] = [(cell, "", "") for cell in reversed(cells)]
     while pending:
@@ -62,7 +62,7 @@ def json_schema(found: Iterable[Section], title: str) -> str:
 
 
 def markdown(found: Sequence[Section], title: str, introduction: str, sources: Sources) -> str:
-    """A page with a table for each struct, where to set them, and how the types that occur are written."""
+    """A page with a table for each struct, the sources of settings, and the syntax of the types in use."""
     lines = [f"# {title}", "", introduction, "", *_places(sources), ""]
     lines += ["| type | written as |", "|---|---|", *_syntax(found), ""]
     for section in found:
@@ -98,7 +98,7 @@ def _syntax(found: Iterable[Section]) -> Iterator[str]:
 
 
 def _words(kind: object) -> Iterator[str]:
-    """The types that a type is made of, by the words of the table."""
+    """The types inside a type, by the words of the table."""
     wanted, optional = values.bare(kind)
     if optional:
         yield "optional"

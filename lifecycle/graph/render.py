@@ -1,4 +1,4 @@
-"""The graph for eyes: a text tree."""
+"""The graph as a text tree."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,9 @@ __all__ = ["tree"]
 
 
 def tree(graph: Parts, top: str | None = None) -> str:
-    """Modules indented, below each what it sets, provides, invokes and runs; all, or `top` and below."""
+    """Modules, indented, each with settings, constructors, invoked functions and hooks; all, or from `top`
+    on.
+    """
     children = defaultdict(list)
     for module in graph.modules:
         children[module.parent].append(module)
@@ -63,7 +65,7 @@ def _contents(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
 
 
 def _settings(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
-    """How many there are, and of which kind; a list of them would be longer than the graph."""
+    """Number of settings by kind; a list of them would be longer than the graph."""
     counts = Counter(
         {"default": "default", UNSET: "required and unset"}.get(setting.origin, "given")
         for setting in graph.settings
@@ -80,7 +82,7 @@ def _settings(graph: Parts, faults: Marks, module: ModuleInfo) -> Iterator[str]:
 
 
 def _wrapped(line: str, indent: str) -> list[str]:
-    """At 80 columns; what does not fit goes on below the name of the thing."""
+    """Wrap at 80 columns; further lines are indented below the name."""
     import textwrap  # who draws no tree does not need it
 
     below = indent + " " * len("· provide ")

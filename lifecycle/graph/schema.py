@@ -1,4 +1,4 @@
-"""The JSON Schema of a graph's and a timeline's JSON, made from the very structs that are written and read.
+"""The JSON Schema of a graph's and a timeline's JSON, from the structs that are written and read.
 
 Source: JSON Schema, draft 2020-12.
 """
@@ -16,12 +16,12 @@ __all__ = ["graph_schema", "timeline_schema"]
 
 
 def graph_schema() -> dict[str, Any]:
-    """Of what Graph.json() writes."""
+    """The schema of Graph.json()."""
     return _schema(value.Graph, parts.VERSION)
 
 
 def timeline_schema() -> dict[str, Any]:
-    """Of what Timeline.json() writes."""
+    """The schema of Timeline.json()."""
     return _schema(timeline.Timeline, timeline.VERSION)
 
 
@@ -41,7 +41,7 @@ def _schema(kind: type[msgspec.Struct], version: int) -> dict[str, Any]:
 
 
 def _describe(properties: dict[str, Any], struct: type) -> None:
-    """The docstrings under the fields, as descriptions."""
+    """The docstrings below the fields, as descriptions."""
     body = ast.parse(textwrap.dedent(inspect.getsource(struct))).body[0]
     assert isinstance(body, ast.ClassDef)  # noqa: S101  # the source of a class
     for field, text in zip(body.body, body.body[1:], strict=False):

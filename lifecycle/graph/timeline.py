@@ -1,4 +1,4 @@
-"""How the start of a hive went: what every constructor and hook took, and what waited for what."""
+"""The start of a hive: durations of constructors and hooks, and which hooks waited for which."""
 
 from collections import defaultdict
 
@@ -10,44 +10,47 @@ from lifecycle.injection.profile import Profile, Step
 __all__ = ["VERSION", "Span", "Timeline", "critical_path", "held_by", "read_timeline", "timeline_of"]
 
 VERSION = 1
-"""Of the JSON form; raised when a field changes its meaning or goes."""
+"""Version of the JSON form; increased when a field changes its meaning or is removed."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One step of one node of the graph. Times are in seconds, `began` since the hive was made."""
+    """One step of one node of the graph.
+
+    Times are in seconds; `began` counts from the creation of the hive.
+    """
 
     id: str
-    """Of the constructor, invoked function or hook."""
+    """Id of the constructor, invoked function or hook."""
     kind: Step
     began: float
     took: float
 
     @property
     def ended(self) -> float:
-        """When it was over."""
+        """When it ended."""
         return self.began + self.took
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Every step that is over, in the order they ended. A hook without one has not started yet."""
+    """All ended steps, in order of their ends. A hook without one has not started."""
 
     version: int = VERSION
     name: str
     spans: tuple[Span, ...]
     sums: dict[str, float] = {}
-    """Seconds by name that the hive counts together, such as an agent's bootstrap scopes; some overlap."""
+    """Seconds by name that the hive adds up, such as an agent's bootstrap scopes; some overlap."""
 
     def json(self) -> str:
         """One JSON object; timeline_schema() describes it."""
         return msgspec.json.encode(self).decode()
 
     def of(self, kind: Step) -> dict[str, Span]:
-        """The steps of one kind by id; of a hook that started twice, the later one."""
+        """The steps of one kind by id; for a hook that started twice, the later one."""
         return {span.id: span for span in self.spans if span.kind == kind}
 
 
 def timeline_of(graph: Parts, profile: Profile) -> Timeline:
-    """The timings of `profile` with the ids of `graph`. What is in the profile alone is left out."""
+    """The timings of `profile` with the ids of `graph`. Steps without a node in the graph are left out."""
     named = _names(graph)
     seen: dict[tuple[str, ...], int] = defaultdict(int)
     spans = []
@@ -75,7 +78,7 @@ def _names(graph: Parts) -> dict[tuple[str, ...], list[str]]:
 
 
 def held_by(graph: Parts, timeline: Timeline) -> dict[str, str]:
-    """For each hook that waited: the one of those it waits for that had started last."""
+    """For each hook that waited, the last to start of the hooks that it waited for."""
     started = timeline.of("start")
     held = {}
     for hook in graph.hooks:
@@ -85,7 +88,7 @@ def held_by(graph: Parts, timeline: Timeline) -> dict[str, str]:
 
 
 def critical_path(graph: Parts, timeline: Timeline) -> list[str]:
-    """The hooks the start had to wait for, each held by the one before; making only these quicker helps."""
+    """The hooks that determined the duration of the start, each held by the one before."""
     started, held = timeline.of("start"), held_by(graph, timeline)
     if not started:
         return []
@@ -96,7 +99,7 @@ def critical_path(graph: Parts, timeline: Timeline) -> list[str]:
 
 
 def read_timeline(data: bytes | str) -> Timeline:
-    """The timeline that Timeline.json() wrote. Raises ValueError("one line") when it is none we can read."""
+    """Parse the JSON of Timeline.json(). Raises ValueError("one line") if it is invalid."""
     try:
         timeline = msgspec.json.decode(data, type=Timeline)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -35,22 +35,22 @@ class Graph(Parts, frozen=True, kw_only=True):
     """The graph of a hive."""
 
     def tree(self, module: str | None = None) -> str:
-        """Modules as an indented text, with what each provides, invokes and runs, and what is wrong with it.
+        """Modules as indented text, each with its constructors, invoked functions, hooks and faults.
 
-        Of settings only how many there are. With `module`, the full id of one: it and those below.
+        Of settings, only the number. With `module`, the full id of one, only that and the modules inside it.
         """
         from lifecycle.graph.render import tree
 
         return tree(self, module)
 
     def dot(self) -> str:
-        """Graphviz: a cluster per module, an arrow from who needs to what is needed."""
+        """Graphviz: a cluster for each module, an edge from each constructor to those that it needs."""
         from lifecycle.graph.drawings import dot
 
         return dot(self)
 
     def mermaid(self) -> str:
-        """A Mermaid flowchart: a subgraph per module, an arrow from who needs to what is needed."""
+        """A Mermaid flowchart: a subgraph for each module, edges from constructors to dependencies."""
         from lifecycle.graph.drawings import mermaid
 
         return mermaid(self)
@@ -60,16 +60,16 @@ class Graph(Parts, frozen=True, kw_only=True):
     ) -> str:
         """One page that needs no network: pan, zoom, search, click; with `timeline`, the start as a chart.
 
-        `health` has level (ok, degraded, ...) and message by module, or by a part of one: its colour.
+        `health` has level (ok, degraded, ...) and message by module or a part of one, and sets its colour.
         """
         from lifecycle.graph.page import page
 
         return page(self, timeline, health)
 
     def only(self, module: str) -> "Graph":
-        """The module of this full id and those below it, with the constructors directly around them.
+        """The module of this full id with the modules inside it, and constructors one edge away.
 
-        Raises ValueError when there is none.
+        Raises ValueError if there is no such module.
         """
         from lifecycle.graph.query import only
 
@@ -77,9 +77,9 @@ class Graph(Parts, frozen=True, kw_only=True):
 
 
 def read_graph(data: bytes | str) -> Graph:
-    """The graph that Graph.json() wrote.
+    """Parse the JSON of Graph.json().
 
-    Raises ValueError("one line") when it is none, or of another version.
+    Raises ValueError("one line") if it is invalid or of another version.
     """
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
@@ -103,9 +103,9 @@ def graph_of(
     settings: list[Setting],
     unset: Collection[Constructor] = (),
 ) -> Graph:
-    """The graph of what was built: edges are read from the very providers that ran.
+    """The graph of what was built: edges are read from the providers that ran.
 
-    What is needed, and not built because settings are `unset`, counts as built.
+    What is needed but not built because settings are `unset` counts as built.
     """
     ids = _ids(resolution)
     hook_ids = _hook_ids(hooks, ids)
@@ -126,7 +126,7 @@ def graph_of(
 
 
 def faulty_graph(resolution: Resolution, faults: Iterable[Fault], settings: list[Setting]) -> Graph:
-    """The graph of what cannot be built, with its faults; `built` is what would be."""
+    """The graph of a hive that cannot be built, with its faults; `built` marks what would be built."""
     ids = _ids(resolution)
     edges = ((node, need, name) for node in resolution.nodes for name, need in node.needs.items())
     graph = _graph(resolution, ids, set(resolution.order()), edges, settings)
@@ -201,7 +201,7 @@ def _graph(
 
 
 def _hook_ids(hooks: "list[HookNode]", ids: dict[Constructor, str]) -> dict["HookNode", str]:
-    """Numbered by owner, so that a hook keeps its id whatever others register."""
+    """Numbered by owner, so that the id of a hook does not depend on the hooks of others."""
     counts: dict[Constructor, int] = {}
     found = {}
     for hook in hooks:
@@ -215,7 +215,7 @@ def _injected(node: Constructor) -> tuple[str, ...]:
 
 
 def _ids(resolution: Resolution) -> dict[Constructor, str]:
-    """Readable and unique: ``agent.ipam/Ipam``, with a number when one module has two of a name."""
+    """Readable and unique: ``agent.ipam/Ipam``, with a number if a module has two of a name."""
     ids: dict[Constructor, str] = {}
     taken: set[str] = set()
     assembly = resolution.assembly
@@ -230,7 +230,7 @@ def _ids(resolution: Resolution) -> dict[Constructor, str]:
 
 
 def page_part(name: str) -> str:
-    """A file of the page of a graph, such as ``look.css`` or ``elements.js``, for pages that look alike.
+    """A file of the page of a graph, such as ``look.css`` or ``elements.js``, for pages in the same style.
 
     Raises FileNotFoundError.
     """

@@ -1,4 +1,4 @@
-"""The views of a graph as text: of every command that shows one, on a terminal or over a socket."""
+"""The views of a graph as text, for commands on a terminal or over a socket."""
 
 import itertools
 import json
@@ -22,10 +22,10 @@ from lifecycle.settings.sources import UNSET
 __all__ = ["VIEWS", "WIDTH", "Paint", "differences", "show", "unset"]
 
 WIDTH = 80
-"""Columns to fill by default."""
+"""Default number of columns."""
 
 Paint = Callable[[str, str], str]
-"""Makes a text look like what it is: module, name, quiet, given, missing, added, removed or changed."""
+"""Styles a text by role: module, name, quiet, given, missing, added, removed or changed."""
 
 
 def _plain(text: str, _: str) -> str:
@@ -94,7 +94,7 @@ def unset(graph: Graph) -> list[str]:
 
 
 def differences(changes: Sequence[Change], *, paint: Paint = _plain, as_json: bool = False) -> str:
-    """What was added (+), removed (-) and changed (~), by kind."""
+    """Added (+), removed (-) and changed (~) parts, by kind."""
     if as_json:
         return _json(changes)
     return "\n".join(_differences(changes, paint)) or "No differences."
@@ -126,7 +126,7 @@ def _settings(_graph: Graph, found: Sequence[SettingInfo], paint: Paint, _width:
 
 
 def _hooks(graph: Graph, found: Sequence[HookInfo], paint: Paint, width: int) -> Iterator[str]:
-    """In an order they may start in, with the numbers they have in the whole graph."""
+    """The hooks in a possible order of the start, numbered as in the whole graph."""
     numbers = {hook.id: number for number, hook in enumerate(graph.hooks, 1)}
     by_id = {hook.id: hook for hook in graph.hooks}
     waits = _direct_waits(graph.hooks)
@@ -140,7 +140,7 @@ def _hooks(graph: Graph, found: Sequence[HookInfo], paint: Paint, width: int) ->
 
 
 def _direct_waits(hooks: Sequence[HookInfo]) -> dict[str, list[str]]:
-    """For each hook those it waits for, without those that one of the others waits for anyway."""
+    """For each hook, the hooks that it waits for directly."""
     before: dict[str, set[str]] = {}
     waits = {}
     for hook in hooks:  # each stands after all it waits for
@@ -164,7 +164,7 @@ def _unused(_graph: Graph, found: Sequence[ConstructorInfo], paint: Paint, width
 
 
 def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: int) -> Iterator[str]:
-    """Each with its modules, and the arrows that tie it."""
+    """Each circle with its modules and the edges that tie it."""
     nodes = {one.id: one for one in graph.nodes}
     for circle in found:
         yield paint(f"{len(circle.modules)} modules need each other:", "missing")
@@ -179,7 +179,7 @@ def _circles(graph: Graph, found: Sequence[Circle[Edge]], paint: Paint, width: i
 
 
 def _why(graph: Graph, node: ConstructorInfo, chains: Sequence[Sequence[Any]], paint: Paint) -> Iterator[str]:
-    """Where a constructor is, and who leads to it."""
+    """The place of a constructor, and the chains of dependencies to it."""
     nodes = {one.id: one for one in graph.nodes}
     roots = {root.id for root in graph.invokes}
     yield f"{paint(_named(node), 'name')} at {_place(node)}"
@@ -203,7 +203,7 @@ def _named(node: ConstructorInfo | InvokeInfo) -> str:
 
 
 def _place(node: ConstructorInfo | InvokeInfo) -> str:
-    """File and line; relative to the working directory when it is below it."""
+    """File and line; relative to the working directory if the file is below it."""
     short = os.path.relpath(node.file)
     return f"{node.file if short.startswith('..') else short}:{node.line}"
 
@@ -233,4 +233,4 @@ VIEWS: dict[str, str] = {
     "why": "",
     **dict.fromkeys(_DRAWINGS, ""),
 }
-"""What ``inspect`` can show, and the text printed where there is nothing to show."""
+"""The views of ``inspect``, each with the text for an empty view."""

@@ -1,6 +1,6 @@
-"""A client's socket: bytes in, bytes out, each with a deadline, and nothing held that the kernel can hold.
+"""A client's socket: reads and writes with deadlines, without buffers of its own.
 
-asyncio's streams read ahead into the process, up to 128 KiB a client, and copy what cannot be sent at once.
+asyncio's streams read up to 128 KiB of each client ahead, and copy what cannot be sent at once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Hashable
 
 READ_SIZE = 16 << 10
 STALL_SECONDS = 1.0
-"""After so long without a byte sent, or taken, a client may lose its connection to another one."""
+"""Seconds without progress after which a client may lose its connection to another client."""
 LINGER_SECONDS, LINGER_SIZE = 1.0, 256 << 10
 
 
 class Channel:
-    """One client's connection."""
+    """The connection of one client."""
 
     def __init__(self, connected: socket.socket, peer: Hashable) -> None:
         self.socket = connected
@@ -25,29 +25,29 @@ class Channel:
         """Equal for connections of one client."""
         self._loop = asyncio.get_running_loop()
         self._waiting_since = math.inf
-        """In the loop's time; infinite while the client waits for us, and until we have first looked."""
+        """In the loop's time; infinite while the client waits for the server, and before the first check."""
 
     def busy(self) -> None:
-        """From now on it is our turn: the connection is not to be closed for another one's sake."""
+        """The server works for the client: the connection must not be closed in favour of another."""
         self._waiting_since = math.inf
 
     def idle(self) -> None:
-        """From now on it is the client's turn."""
+        """The server waits for the client."""
         self._waiting_since = self._loop.time()
 
     @property
     def waiting_since(self) -> float:
-        """Since when all depends on the client, in the loop's time; infinite when it waits for us."""
+        """Since when the server waits for the client, in the loop's time; infinite if the client waits."""
         return self._waiting_since
 
     def stalled(self, now: float) -> bool:
-        """Whether for STALL_SECONDS nothing was received from the client or sent to it."""
+        """Whether nothing was received from the client or sent to it for STALL_SECONDS."""
         return self._waiting_since + STALL_SECONDS <= now
 
     async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
-        """What the client sends, b"" at the end of it. Raises OSError; TimeoutError at the deadline.
+        """Read from the client; b"" at the end. Raises OSError; TimeoutError at the deadline.
 
-        ``ours``: the client waits for us meanwhile. When this is cancelled, what comes stays in the kernel.
+        ``ours``: the client waits for the server meanwhile. If this is cancelled, data stays in the kernel.
         """
         while True:
             try:
@@ -60,7 +60,7 @@ class Channel:
                 self.busy()
 
     async def write(self, data: bytes, deadline: float) -> None:
-        """Hand it to the kernel. Raises OSError; TimeoutError at the deadline."""
+        """Pass data to the kernel. Raises OSError; TimeoutError at the deadline."""
         rest = memoryview(data)
         while rest:
             try:
@@ -72,9 +72,9 @@ class Channel:
                 self.busy()
 
     async def finish(self) -> None:
-        """Say that nothing more comes, and discard what does, for a while, so that our last words are read.
+        """Close the sending side, and discard received data for a while, so that the client reads the answer.
 
-        Closed with bytes unread, the kernel would break the connection off (RFC 9112, section 9.6).
+        If a socket is closed with unread data, the kernel resets the connection (RFC 9112, section 9.6).
         """
         self.idle()
         self.socket.shutdown(socket.SHUT_WR)

@@ -1,6 +1,6 @@
-"""One client's requests, one after the other, over h11.
+"""Requests of one client, one after the other, with h11.
 
-Source: RFC 9110, RFC 9112; h11 reads and frames, and refuses what they forbid.
+Source: RFC 9110, RFC 9112; h11 parses and frames, and refuses what they forbid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lifecycle.http.messages import Handler, Request, Response
 from lifecycle.http.turns import Turns
 
 SMALL_BODY = 16 << 10
-"""Bytes that are read however many others are."""
+"""Size in bytes up to which bodies are read whatever the total of all bodies."""
 PARTS_A_TURN = 64
-"""Of a body in chunks: each costs its framing, however small it is."""
+"""Chunks of a body that are read in one turn: each costs its framing, however small it is."""
 
 
 class Connection:
-    """Answers one client's requests with ``handler``."""
+    """Answers the requests of one client with ``handler``."""
 
     def __init__(
         self,
@@ -48,35 +48,35 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER)
         self._ahead = bytearray()
-        """What was received while a handler checked whether the client is still connected."""
+        """Data that was received while a handler checked whether the client is still connected."""
         self._body = 0
-        """Bytes that are held of this request's body."""
+        """Bytes of this request's body in memory."""
         self._bodiless = False
-        """The answer to this request is a head alone."""
+        """Whether the answer to this request has no body."""
         self._request_ends: float | None = None
-        """The deadline of the request that has started to come."""
+        """The deadline of the request that is being received."""
         self.answering = False
-        """A request was received, and its answer is not sent yet."""
+        """Whether a request was received and its answer is not sent yet."""
         self.answered = 0
         """Number of requests answered."""
         self.queued = False
-        """It waits for its turn."""
+        """Whether it waits for its turn."""
         self.last = False
-        """No request after this one."""
+        """Whether this request is the last one."""
 
     @property
     def holds(self) -> bool:
-        """Whether memory is held that goes with what the client does."""
+        """Whether it holds memory that depends on the client."""
         return bool(self._body) or self.answering
 
     def replaceable(self, now: float) -> bool:
-        """Whether another connection may replace it: it waits for the client, or the client reads nothing."""
+        """Whether another connection may replace it: it waits for the client, or the client does not read."""
         if self.answering:
             return self.channel.stalled(now)
         return self.channel.waiting_since <= now
 
     async def run(self) -> None:
-        """Answer requests until one side has enough. Raises OSError, TimeoutError."""
+        """Answer requests until one side closes. Raises OSError, TimeoutError."""
         while not self.last:
             try:
                 request = await self._request()
@@ -111,7 +111,7 @@ class Connection:
         self.answered += 1
 
     async def _request(self) -> Request | None:
-        """The next request; None when the client has closed."""
+        """The next request; None if the client has closed."""
         self._request_ends, self._bodiless = None, False
         head = await self._event()
         if not isinstance(head, h11.Request):
@@ -136,7 +136,7 @@ class Connection:
         )
 
     def _hold(self, count: int) -> None:
-        """Count a part of the body; raises RemoteProtocolError when the server holds too many such bytes."""
+        """Count a part of the body. Raises RemoteProtocolError if the server holds too many such bytes."""
         self._bodies.add(count)
         self._body += count
         if self._bodies.full and self._body > SMALL_BODY:
@@ -154,7 +154,7 @@ class Connection:
                 await self._turn()
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """What comes next of the client."""
+        """The next event of the client."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             data = bytes(self._ahead) or await self._read()
             self._ahead.clear()
@@ -180,7 +180,7 @@ class Connection:
         return data
 
     async def _disconnected(self) -> None:
-        """Return once the client has closed or reset the connection. What it sends before is not lost."""
+        """Wait until the client has closed or reset the connection; keeps data that it sends before."""
         while len(self._ahead) < READ_SIZE:
             try:
                 data = await self.channel.read(None, ours=True)
@@ -212,7 +212,7 @@ class Connection:
         await self._send(h11.EndOfMessage())
 
     async def _refuse(self, error: h11.RemoteProtocolError) -> None:
-        """Send the client what was wrong with its request, if it is still connected."""
+        """Send the client the error of its request, if it is still connected."""
         if self._http.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
             return
         text = f"{error}\n".encode()
@@ -231,12 +231,12 @@ class Connection:
 
 
 def _origin_form(target: str) -> str:
-    """Path and query; of a proxy's ``http://host/path`` too (RFC 9112, section 3.2.2)."""
+    """Path and query, also from the absolute form ``http://host/path`` (RFC 9112, section 3.2.2)."""
     if not target.startswith("http://"):
         return target
     return "/" + target.removeprefix("http://").partition("/")[2]
 
 
 def _date() -> str:
-    """Now, as RFC 9110, section 5.6.7 writes it; the process's locale is C."""
+    """The present time in the format of RFC 9110, section 5.6.7; the process's locale is C."""
     return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())

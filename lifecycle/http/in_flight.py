@@ -1,4 +1,4 @@
-"""Bytes of bodies and answers that a server holds for its clients."""
+"""The memory that a server holds for bodies and answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class InFlight:
-    """A count with a limit that new requests wait for; what is under way may go beyond it by its own size."""
+    """A number of bytes with a limit for new requests; those in progress may exceed it by their own size."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -21,11 +21,11 @@ class InFlight:
 
     @property
     def wanted(self) -> bool:
-        """Whether a request waits for others to be through."""
+        """Whether a request waits for others to end."""
         return bool(self._waiting)
 
     def add(self, count: int) -> None:
-        """So many bytes more; of a negative count, fewer, and who waits may go on."""
+        """Add bytes; a negative count subtracts, and waiters may continue."""
         self.held += count
         while self._waiting and not self.full:
             turn = self._waiting.popleft()
@@ -33,7 +33,7 @@ class InFlight:
                 turn.set_result(None)
 
     async def room(self) -> None:
-        """Return once the total is within the limit."""
+        """Wait until the total is within the limit."""
         while self.full:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)

@@ -1,4 +1,4 @@
-"""A request as a handler sees it, and what it answers."""
+"""Requests and responses of handlers."""
 
 from __future__ import annotations
 
@@ -10,51 +10,54 @@ import anyio
 import msgspec
 
 MAX_BODY = 1 << 20
-"""Bytes of a request's body that are read; of more, the request has ``too_large`` set."""
+"""Maximum size of a request's body in bytes; a request with a larger one has ``too_large`` set."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request, read to its end."""
+    """One complete request."""
 
     method: str
     target: str
-    """Path and query as they were sent, not decoded."""
+    """Path and query as sent, not decoded."""
     headers: Mapping[str, str]
-    """By lower-case name; the last one where a name comes twice."""
+    """By lower-case name; the last one if a name is repeated."""
     body: bytes
     peer: socket.socket
-    """The connection, to ask who is at its other end."""
+    """The connection, to identify its other end."""
     too_large: bool = False
-    """The body was larger than MAX_BODY and is not here."""
+    """Whether the body was larger than MAX_BODY, and so is missing."""
     match_info: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The decoded parts of the path that the route names."""
     disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever
-    """Returns once the client has closed its side: for a handler that waits, which ends it first."""
+    """Returns once the client has closed its side, for a handler that waits."""
 
     @property
     def path(self) -> str:
-        """The path as it was sent, not decoded."""
+        """The path as sent, not decoded."""
         return self.target.partition("?")[0]
 
     @property
     def query(self) -> dict[str, str]:
-        """The decoded query; the first value where a name comes twice."""
+        """The decoded query; the first value if a name is repeated."""
         pairs = parse_qsl(self.target.partition("?")[2], keep_blank_values=True)
         return dict(reversed(pairs))
 
 
 class Response(msgspec.Struct):
-    """What is answered; a generator as its body is sent as it comes, in chunks."""
+    """An answer; if its body is a generator, it is sent in chunks as it is produced."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None] = b""
     content_type: str | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Beside Content-Type, Content-Length and Date."""
+    """In addition to Content-Type, Content-Length and Date."""
 
 
 class Refusal(Exception):  # noqa: N818  # an answer rather than a failure
-    """What cannot be done for a client: the HTTP status, and one sentence for it. Cells derive theirs."""
+    """A request that cannot be served: the HTTP status, and one sentence for the client.
+
+    Cells derive from it.
+    """
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status, text)

@@ -1,4 +1,4 @@
-"""Which handler a method and a path lead to."""
+"""Routes of requests by method and path."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class Match(msgspec.Struct, Generic[T], frozen=True):
-    """What is known at a path: what the method leads to, or the methods that lead somewhere."""
+    """The routes of a path: the handler of the method, or the methods with a handler."""
 
     found: T | None
     info: dict[str, str]
     """The decoded parts of the path that the route names."""
     allowed: frozenset[str] = frozenset()
-    """Empty when nothing is at the path."""
+    """Empty if the path has no handler."""
 
 
 class Routes(Generic[T]):
-    """Paths such as ``/v1/endpoint/{id}``, where ``{id}`` stands for one part that is not empty."""
+    """Paths such as ``/v1/endpoint/{id}``, in which ``{id}`` matches one part that is not empty."""
 
     def __init__(self) -> None:
         self._known: list[tuple[list[str], dict[str, T]]] = []
 
     def add(self, method: str, path: str, handler: T) -> None:
-        """Let the method at the path lead to ``handler``."""
+        """Add a handler for a method and a path."""
         pattern = path.split("/")
         for known, methods in self._known:
             if known == pattern:
@@ -36,9 +36,9 @@ class Routes(Generic[T]):
         self._known.append((pattern, {method: handler}))
 
     def match(self, method: str, path: str) -> Match[T]:
-        """Where a request leads; ``path`` as it was sent. The first route that was added wins.
+        """The route of a request; ``path`` as sent. The first route that was added has precedence.
 
-        At a path that a route has without named parts, only its methods are there, as in an OpenAPI document.
+        If a route without named parts matches the path, only its methods exist, as in an OpenAPI document.
         """
         parts = path.split("/")
         allowed: set[str] = set()
@@ -55,7 +55,7 @@ class Routes(Generic[T]):
 
 
 def _parts(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
-    """The named parts, None when the path is another."""
+    """The named parts; None if the path does not match."""
     if len(pattern) != len(parts):
         return None
     info = {}

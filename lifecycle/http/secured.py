@@ -1,7 +1,7 @@
-"""A client's socket with TLS: the same bytes in and out, and the handshake before them.
+"""A client's socket with TLS.
 
-OpenSSL reads and writes the socket itself, so that what cannot be sent stays where it is: nothing is read
-ahead but a record, which has 16 KiB at most (RFC 8446, section 5.1).
+OpenSSL reads and writes the socket itself, so data that cannot be sent stays where it is, and at most one
+record is read ahead, 16 KiB (RFC 8446, section 5.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from lifecycle.http.turns import turns_of
 
 
 class SecuredChannel(Channel):
-    """One client's connection. The handshake comes with the first bytes; it takes a turn, as requests do."""
+    """The connection of one client.
+
+    The handshake happens with the first bytes and takes a turn, like a request.
+    """
 
     def __init__(self, connected: socket.socket, peer: Hashable, context: ssl.SSLContext) -> None:
         self._secured = context.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
@@ -25,7 +28,7 @@ class SecuredChannel(Channel):
         self._shaken = False
 
     async def read(self, deadline: float | None, *, ours: bool = False) -> bytes:
-        """See Channel. Raises ssl.SSLError, an OSError, for a client that fails TLS."""
+        """See Channel. Raises ssl.SSLError, an OSError, if the client fails TLS."""
         if not self._shaken:
             await turns_of(self._loop).take(self.peer)
             while True:
@@ -51,7 +54,10 @@ class SecuredChannel(Channel):
                 await self._unblocked(blocked, deadline)
 
     async def finish(self) -> None:
-        """See Channel. The client is sent close_notify (RFC 8446, section 6.1); its own is not waited for."""
+        """See Channel.
+
+        Sends close_notify (RFC 8446, section 6.1) and does not wait for that of the client.
+        """
         self.idle()
         with contextlib.suppress(OSError):  # its answer is still to come, or it has disconnected
             self._secured.unwrap()

@@ -1,8 +1,8 @@
-"""Serves a handler on a listening socket: keep-alive, an orderly stop, and clients that cannot take it over.
+"""Serves a handler on a listening socket, with keep-alive, an orderly stop, and limits for clients.
 
-Who connects beyond the limits takes the place of a connection that only waits for its client: of the same
-client when that has its share, else of the client that has most. So what is idle, slow or deaf goes first,
-and a probe that asks at once is answered among thousands that do not.
+A connection beyond the limits replaces one that only waits for its client: of the same client if that has
+used its share, otherwise of the client with the most connections. So idle, slow and unresponsive clients lose
+theirs first, and a probe that sends its request at once is answered among thousands that do not.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import ssl
 
 RECEIVE_BUFFER, SEND_BUFFER = 16 << 10, 64 << 10
-"""Of the kernel's, for a connection: grown by itself to what TCP likes, thousands would take its memory."""
+"""Kernel buffers of a connection: with automatic sizes, thousands of connections use up TCP's memory."""
 
 
 class HttpServer:
-    """Answers requests with one handler. Serves once; ``grace`` are the seconds a stop waits for answers.
+    """Answers requests with one handler. Serves once; a stop waits ``grace`` seconds for answers.
 
-    With ``tls``, connections have TLS by its context of that moment; it may raise OSError where files cannot
-    be used: that client's connection is closed.
+    With ``tls``, connections use TLS with its context at that moment; it may raise OSError if files are
+    unusable: then the client's connection is closed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class HttpServer:
         self._peers: Counter[Hashable] = Counter()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept on a listening socket, which is ours from now on."""
+        """Accept connections on a listening socket, which the server then owns."""
         self._loop = asyncio.get_running_loop()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -70,7 +70,7 @@ class HttpServer:
         self._acceptor = Acceptor(listener, self._accepted, self._log)
 
     async def close(self) -> None:
-        """Accept nothing more, let go of idle connections, and of the others after the grace."""
+        """Stop accepting, close idle connections, and the others after the grace."""
         if self._acceptor is None:
             return
         self._acceptor.close()
@@ -128,7 +128,7 @@ class HttpServer:
                     self._failed(connection.channel.peer, error)
 
     def _failed(self, peer: Hashable, error: OSError) -> None:
-        """Log that a client has no TLS, at most once in a while: any number of them may try."""
+        """Log that a client failed TLS; rate-limited, as any number of clients may try."""
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + QUIET_SECONDS
             self._log.warning(
@@ -147,7 +147,7 @@ class HttpServer:
                 del self._peers[peer]
 
     def _admitted(self, peer: Hashable) -> bool:
-        """Whether there is a place for a connection of this client, made by closing another if need be."""
+        """Whether the client may have a connection, after closing another one if necessary."""
         if self._peers[peer] >= self._limits.per_peer:
             return self._drop_one(each for each in self._connections if each.channel.peer == peer)
         if len(self._connections) >= self._limits.connections:
@@ -155,9 +155,9 @@ class HttpServer:
         return True
 
     def _drop_one(self, among: Iterable[Connection]) -> bool:
-        """Close the one that has waited longest, of the client that has most; False when there is none.
+        """Close the connection that has waited longest, of the client with the most; False if there is none.
 
-        When all are at work, one that was answered before and waits for another turn has had its share.
+        If all are working, one that was answered before and waits for its next turn is closed.
         """
         now = self._loop.time()
         among = list(among)
@@ -173,7 +173,7 @@ class HttpServer:
         return self._peers[connection.channel.peer]
 
     def _make_room(self) -> None:
-        """Close who takes or sends nothing while others wait for what that holds, until there is room."""
+        """Close connections without progress while others wait for their memory, until enough is free."""
         now = self._loop.time()
         for connection in list(self._connections):
             if connection.holds and connection.channel.stalled(now):

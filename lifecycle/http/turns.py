@@ -1,7 +1,7 @@
-"""One request in every other round of the event loop, however many clients ask.
+"""Serves one request in every other turn of the event loop, however many clients send requests.
 
-So what else the loop has to do, a pod's ADD above all, waits for one request at most: what comes meanwhile is
-seen at the beginning of the round without one.
+So other work of the loop, above all the ADD of a pod, waits for one request at most: its events are seen at
+the beginning of the turn without a request.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from weakref import WeakKeyDictionary
 
 
 class Turns:
-    """Hands out the turns: one peer after the other, each peer's requests in their order."""
+    """Assigns turns: one peer after the other, each peer's requests in order."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Requests that wait, by peer; the peer with the next turn is first."""
+        """Waiting requests by peer; the peer with the next turn is first."""
         self._taken = False
         self.taken_at = -math.inf
-        """When a turn was last asked for, by the loop's clock."""
+        """When a turn was last requested, by the loop's clock."""
         self.preceded_at = -math.inf
-        """When the loop last served what goes before requests, by its clock: set by the server of that."""
+        """When the loop last served work that precedes requests; the server of that work sets it."""
 
     async def take(self, peer: Hashable) -> None:
-        """Return when neither this round of the loop nor the one before had a request."""
+        """Wait until neither this turn of the loop nor the one before had a request."""
         loop = asyncio.get_running_loop()
         self.taken_at = loop.time()
         if not self._taken:
@@ -38,11 +38,11 @@ class Turns:
         await turn
 
     def _pause(self) -> None:
-        """In the round of a request, or the one after it: the next one begins later."""
+        """After the turn of a request: skip a turn before the next one."""
         asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """In the round without a request: wake the next one for the round after this."""
+        """In the turn without a request: wake the next request for the turn after this."""
         while self._waiting:
             peer = next(iter(self._waiting))
             waiting = self._waiting.pop(peer)

@@ -1,4 +1,4 @@
-"""Parts of a daemon in production, as cells: the service manager, probes and metrics, a watchdog."""
+"""Cells for daemons in production: service manager, probes and metrics, watchdog, traces, reload."""
 
 from lifecycle.hive.reload import ChangedSetting, Reload, Reloaded
 from lifecycle.hooks.phase import Phase, Progress

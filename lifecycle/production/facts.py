@@ -1,4 +1,4 @@
-"""What the framework counts and measures in every hive, as metrics."""
+"""Metrics of every hive."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ JOB_LABELS = "module job kind"
 
 
 def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables) -> Iterator[Family]:
-    """Health, hooks, jobs, reconcilers, tables, the log, the process."""
+    """Metrics of health, hooks, jobs, reconcilers, tables, the log and the process."""
     statuses = health.snapshot()
     levels = Counter(status.level for status in statuses)
     yield gauge(
@@ -37,7 +37,7 @@ def hive_families(health: HealthTree, jobs: JobMetrics, profile: Profile, tables
 
 
 def _jobs(jobs: JobMetrics) -> Iterator[Family]:
-    """N stands for any number in the name of a job: there may be one for each of many things."""
+    """Metrics of jobs; N replaces any number in a name, as there may be a job for each of many objects."""
     totals = jobs.totals()
     for name, text, values in (
         (

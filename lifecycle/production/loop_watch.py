@@ -1,6 +1,6 @@
-"""A thread that looks whether the event loop turns, and logs what blocks it, with the stack.
+"""A thread that checks whether the event loop makes progress, and logs the stack of code that blocks it.
 
-Why:    while something blocks the loop nothing on it can say so: time-outs, signals and probes wait as well.
+Why:    while code blocks the loop, nothing on the loop can report it: timeouts, signals and probes wait, too.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from lifecycle.settings import Duration, Settings, seconds
 __all__ = ["LoopWatchdog", "LoopWatchdogSettings", "loop_watchdog"]
 
 FRAMES = 20
-"""Innermost frames of a stack that are logged."""
+"""Maximum number of innermost frames in a logged stack."""
 
 
 class LoopWatchdogSettings(Settings, frozen=True):
@@ -29,15 +29,15 @@ class LoopWatchdogSettings(Settings, frozen=True):
     """Log the stack of what blocks the event loop for longer; 0s for no watchdog."""
 
     def validate(self) -> None:
-        """Refuse a limit below that of ordinary work; raises ValueError with one line."""
+        """Refuse a limit below that of ordinary work. Raises ValueError with one line."""
         if 0 < self.loop_watchdog < 0.05:
             raise ValueError(f"loop-watchdog={self.loop_watchdog}: expected 0s, or 50ms and more")
 
 
 class LoopWatchdog:
-    """Asks the loop for a sign of life four times in the limit; what leaves no sign for three is logged.
+    """Requests a sign of life from the loop four times in the limit; logs if none comes for three.
 
-    So what blocks for the whole limit is always found, and from three quarters of it on it may be.
+    So code that blocks for the whole limit is always found, and code that blocks for three quarters may be.
     """
 
     def __init__(self, settings: LoopWatchdogSettings, lifecycle: Lifecycle, log: Logger) -> None:
@@ -46,9 +46,9 @@ class LoopWatchdog:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.blocked = 0
-        """How often something blocked the loop for too long."""
+        """How often code blocked the loop for too long."""
         self.longest = 0.0
-        """Seconds."""
+        """The longest time, in seconds."""
         if self._limit:
             lifecycle.append(Hook("watch the event loop", self._start, self._stop))
 
@@ -88,14 +88,14 @@ class LoopWatchdog:
 
 
 def _stack(ident: int) -> str:
-    """What the loop's thread does at this moment, outermost first."""
+    """The present frames of the loop's thread, outermost first."""
     frame = sys._current_frames().get(ident)  # noqa: SLF001  # the documented way
     lines = traceback.format_stack(frame)[-FRAMES:] if frame is not None else ["its thread has ended"]
     return "".join(lines).rstrip()
 
 
 def loop_metrics(watchdog: LoopWatchdog) -> Member[Collector]:
-    """What the watchdog has found, as metrics."""
+    """Findings of the watchdog, as metrics."""
 
     async def collect() -> Iterable[Family]:
         text = "Times that something blocked the event loop for too long."
@@ -108,7 +108,7 @@ def loop_metrics(watchdog: LoopWatchdog) -> Member[Collector]:
 
 
 def loop_watchdog() -> Cell:
-    """The module ``loop-watchdog``: logs what blocks the event loop for longer than a second."""
+    """The module ``loop-watchdog``: logs code that blocks the event loop for longer than a second."""
     return module(
         "loop-watchdog",
         "Logs what blocks the event loop",

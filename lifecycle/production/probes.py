@@ -2,7 +2,7 @@
 
 Source: Kubernetes, liveness and readiness probes; Prometheus's text exposition format.
 
-It serves from the beginning of the start to the end of the stop: so a start that hangs can be looked at.
+It serves from the beginning of the start to the end of the stop, so a start that hangs can be examined.
 """
 
 import importlib.util
@@ -46,7 +46,7 @@ class ProbeSettings(Settings, frozen=True):
     """HOST:PORT that answers /healthz, /readyz and /metrics; nothing for none. [::]:8086 is every address."""
 
     def validate(self) -> None:
-        """Refuse what is not an address; raises ValueError with one line."""
+        """Refuse an invalid address. Raises ValueError with one line."""
         if self.probe_address:
             self.endpoint()
 
@@ -60,7 +60,10 @@ class ProbeSettings(Settings, frozen=True):
 
 
 class Readiness:
-    """Whether a part is ready: contribute it as ``Member[Readiness]``. `why_not` gives a line, or nothing."""
+    """Whether a part is ready: contribute it as ``Member[Readiness]``.
+
+    `why_not` returns a line if it is not.
+    """
 
     __slots__ = ("name", "why_not")
 
@@ -70,7 +73,7 @@ class Readiness:
 
 
 class Probes:
-    """What is answered. Cells are asked from the moment they have started until they stop."""
+    """The answers. Cells are called from the end of their start until their stop."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class Probes:
         self.collectors = [Collector("hive", framework)]
 
     async def answer(self, request: "Request") -> "Response":
-        """A request's answer."""
+        """The answer to a request."""
         from lifecycle.http import Response
 
         if request.method not in {"GET", "HEAD"}:
@@ -112,7 +115,7 @@ class Probes:
         return Response(404, b"expected /healthz, /readyz or /metrics\n", PLAIN)
 
     def why_not_ready(self) -> list[str]:
-        """A line for each reason; none when the hive runs and every part is ready."""
+        """One line for each reason; empty if the hive runs and every part is ready."""
         if self._phase.stage != "running":
             progress = self._phase.look()
             busy = f": {', '.join(progress.busy)}" if progress.busy else ""
@@ -127,7 +130,7 @@ class Probes:
         return reasons
 
     def _healthy(self) -> str:
-        """The loop answers, so a restart would mend nothing; what is degraded is for people."""
+        """The loop answers, so a restart would not help; degraded health is for operators."""
         found = [one for one in self._health.snapshot() if one.level == "degraded"]
         return "\n".join(["ok", *(f"degraded: {one.module}: {one.message}" for one in found), ""])
 
@@ -144,7 +147,7 @@ class Probes:
 
 
 class ProbeServer:
-    """The port. The start fails when it cannot listen there."""
+    """The port. The start fails if it cannot listen there."""
 
     def __init__(self, settings: ProbeSettings, probes: Probes, lifecycle: Lifecycle, log: Logger) -> None:
         self._settings = settings
@@ -152,7 +155,7 @@ class ProbeServer:
         self._log = log
         self._server: HttpServer | None = None
         self.address: tuple[str, int] | None = None
-        """Where it listens, once it does; of port 0 the one that was free."""
+        """The address at which it listens, with the chosen port if the setting is 0."""
         if settings.probe_address:
             lifecycle.append(Hook("serve probes", self._start, self._stop))
 
@@ -190,7 +193,7 @@ def ask_the_cells(
     readiness: list[Member[Readiness]],
     lifecycle: Lifecycle,
 ) -> None:
-    """Collect from the cells once they have started, and no more before they stop."""
+    """Collect from the cells after their start, and until they stop."""
 
     async def start() -> None:
         probes.collectors += collectors
@@ -206,7 +209,7 @@ def ask_the_cells(
 
 
 def probes() -> Cell:
-    """The module ``probes``: /healthz, /readyz and /metrics. Raises HiveError where h11 is not installed."""
+    """The module ``probes``: /healthz, /readyz and /metrics. Raises HiveError if h11 is not installed."""
     if importlib.util.find_spec("h11") is None:
         raise HiveError("probes() needs h11: pip install 'hive-lifecycle[http]'")
     return module(

@@ -1,4 +1,4 @@
-"""Reload of settings at SIGHUP: changes are logged, and modules with changed settings restart."""
+"""Reloads settings at SIGHUP: changes are logged, and modules with changed settings restart."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +15,7 @@ __all__ = ["Reloader", "reload"]
 
 
 class Reloader:
-    """Reloads at SIGHUP. Settings with faults change nothing; the log has every fault."""
+    """Reloads at SIGHUP. Settings with faults change nothing; every fault is logged."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Notifies systemd: when the hive is ready, what it does, that it still turns, and how long it may take.
+"""Notifies systemd of readiness, status, liveness and timeouts.
 
 Source: sd_notify(3), systemd.service(5).
 
-In the unit: ``Type=notify``, and ``WatchdogSec=30`` for a watchdog. Without NOTIFY_SOCKET nothing is sent.
+In the unit: ``Type=notify``, and ``WatchdogSec=30`` for a watchdog. Without NOTIFY_SOCKET, nothing is sent.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from lifecycle.process import Logger
 __all__ = ["ServiceManager", "systemd"]
 
 STATUS_SECONDS = 0.2
-"""Between two messages while hooks start and stop: thousands of steps are few messages."""
+"""Minimum pause between two messages while hooks start and stop, as there may be thousands of steps."""
 SLACK = 5.0
-"""Seconds beyond what the hive allows its hooks: it names who is late, systemd would only kill it."""
+"""Seconds added to the hive's own timeouts: the hive names late hooks, systemd would only kill it."""
 NAMED = 3
-"""Hooks that a status names."""
+"""Maximum number of hooks in a status."""
 
 
 class ServiceManager:
     """Sends READY=1, STATUS, STOPPING=1, EXTEND_TIMEOUT_USEC and WATCHDOG=1.
 
-    The watchdog's beat is a timer of the event loop, so it stops when something blocks the loop: systemd then
-    ends the service. It beats from the start to the end, twice in the time that systemd allows.
+    A timer of the event loop sends the watchdog's message, so it stops if code blocks the loop: then systemd
+    ends the service. It is sent from the start to the end, twice within systemd's limit.
     """
 
     def __init__(self, phase: Phase, lifecycle: Lifecycle, log: Logger) -> None:
@@ -46,7 +46,7 @@ class ServiceManager:
         lifecycle.append(Hook("notify the service manager", stop=self._leave))
 
     def notify(self, **fields: str | int) -> None:
-        """Send these fields in one message; nothing outside of systemd. A failure is logged once."""
+        """Send these fields in one message; a no-op outside of systemd. A failure is logged once."""
         address = self._environment.get("NOTIFY_SOCKET", "")
         if not address:
             return
@@ -70,7 +70,7 @@ class ServiceManager:
         self._socket.sendto(text.encode(), path)
 
     def reloading(self) -> None:
-        """The hive reads its settings again; reloaded() follows."""
+        """The hive is reading its settings again; reloaded() follows."""
         self.notify(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def reloaded(self, status: str) -> None:
@@ -100,7 +100,7 @@ class ServiceManager:
                 self._close()
 
     def _show(self) -> None:
-        """What is going on, and how long it may take."""
+        """Send the progress, and how long it may take."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -118,7 +118,7 @@ class ServiceManager:
         self._beat = asyncio.get_running_loop().call_later(int(usec) / 2e6, self._beat_on)
 
     async def _leave(self) -> None:
-        """Of a module that is disabled; when the hive stops, its end is still to be shown."""
+        """End with a disabled module; when the hive stops, continue until its end."""
         if self._phase.stage == "running":
             self._close()
 

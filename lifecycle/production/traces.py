@@ -1,6 +1,7 @@
 """OpenTelemetry spans of the start, of runs of jobs and of batches of reconcilers.
 
-Source: OpenTelemetry's API for Python; ``code.function`` and the like are of its semantic conventions.
+Source: OpenTelemetry's API for Python; ``code.function`` and similar attributes are from its semantic
+conventions.
 """
 
 import importlib.util
@@ -23,7 +24,7 @@ SCOPE = "lifecycle"
 
 
 class Traces:
-    """Opens spans. They are children of what is current: those of a job's own work become its children."""
+    """Opens spans as children of the current span; spans that a job's work opens become their children."""
 
     def __init__(self, tracer: "Tracer", spans: Spans, phase: Phase, profile: Profile) -> None:
         self._tracer = tracer
@@ -70,7 +71,7 @@ class Traces:
 def traces(provider: "TracerProvider | None" = None) -> Cell:
     """The module ``traces``: spans by this provider, or by the global one, which the process configures.
 
-    Raises HiveError where the API of OpenTelemetry is not installed.
+    Raises HiveError if OpenTelemetry's API is not installed.
     """
     if importlib.util.find_spec("opentelemetry") is None:
         raise HiveError("traces() needs opentelemetry-api: pip install 'hive-lifecycle[otel]'")

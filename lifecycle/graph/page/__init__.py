@@ -1,4 +1,4 @@
-"""The graph as a page: one file that asks the network for nothing."""
+"""The graph as a page: one file without requests to the network."""
 
 import hashlib
 import html
@@ -23,13 +23,13 @@ SCRIPTS = (
     "timeline.js",
     "main.js",
 )
-"""In this order: each uses those before it."""
+"""In order: each uses those before it."""
 
 
 def page(
     graph: Parts, timeline: Timeline | None = None, health: Mapping[str, tuple[str, str]] | None = None
 ) -> str:
-    """The page, with the data, the style and the scripts inside it."""
+    """The page, with data, style and scripts."""
     script = "\n".join(['\n"use strict";', *map(part, SCRIPTS), ""])
     data = {
         "graph": json.loads(graph.json()),

@@ -166,9 +166,8 @@ def test_the_graph_json_matches_its_schema() -> None:
     jsonschema_rs.validate(schema, json.loads(graph().json()))
     broken = json.loads(graph().json()) | {"version": 2}
     assert not jsonschema_rs.is_valid(schema, broken)
-    assert (
-        schema["$defs"]["HookInfo"]["properties"]["after"]["description"] == "Ids of the hooks it waits for."
-    )
+    after = schema["$defs"]["HookInfo"]["properties"]["after"]
+    assert after["description"] == "Ids of the hooks for which it waits."
 
 
 def test_mermaid_has_a_subgraph_per_module_and_plain_ids() -> None:
