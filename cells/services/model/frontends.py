@@ -22,6 +22,7 @@ from cells.services import (
     IPV4,
     PROTOCOLS,
     Backend,
+    BackendState,
     Frontend,
     FrontendKey,
     IPAddress,
@@ -465,15 +466,22 @@ class _Conversion:
         return tuple([one for one in backends if one.address.version == version])
 
     def _in_zone(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Those hinted for our zone, all where hints cannot decide; hints are of this cluster's backends."""
+        """Those hinted for our zone, and those that never are; all where hints cannot decide."""
         zone = self._node.zone
         if not zone or self._ext_local or self._int_local:
             return backends
-        every = [one for group in self._backends.values() for one in group if not one.cluster]
+        every = [one for group in self._backends.values() for one in group if _may_be_hinted(one)]
         if any(one.hinted_zones is None for one in every):
             return backends
-        near = {one.address for one in backends if zone in (one.hinted_zones or ())}
-        return tuple([one for one in backends if one.cluster or one.address in near]) if near else backends
+        near = {one.address for one in backends if _may_be_hinted(one) and zone in (one.hinted_zones or ())}
+        if not near:
+            return backends
+        return tuple([one for one in backends if one.address in near or not _may_be_hinted(one)])
+
+
+def _may_be_hinted(backend: Backend) -> bool:
+    """Kubernetes hints endpoints of this cluster, if they are not terminating."""
+    return not backend.cluster and backend.state is BackendState.ACTIVE
 
 
 def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:

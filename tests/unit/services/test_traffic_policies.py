@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cells.kubernetes.objects.core import Service
+from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.services import (
     EXTERNAL,
     INTERNAL,
@@ -20,6 +20,7 @@ from cells.services import (
     ServingNode,
     parse_address,
 )
+from cells.services.model.backends import backends_of, selectable
 from cells.services.model.frontends import frontends_of
 from tests.unit.services.documented import table
 
@@ -85,3 +86,21 @@ def test_every_traffic_policy_combination_is_tested() -> None:
 @pytest.mark.parametrize("external", ["Cluster", "Local"])
 def test_with_the_setting_off_an_internal_policy_of_local_counts_for_nothing(external: str) -> None:
     assert served(external, "Local", enable_internal_traffic_policy=False) == served(external, "Cluster")
+
+
+def test_a_terminating_endpoint_without_hints_leaves_traffic_in_its_zone() -> None:
+    options = LoadBalancerOptions(enable_service_topology=True)
+    endpoints = [
+        {"addresses": ["10.0.0.1"], "hints": {"forZones": [{"name": "a"}]}},
+        {"addresses": ["10.0.0.2"], "hints": {"forZones": [{"name": "b"}]}},
+        {"addresses": ["10.0.0.3"], "conditions": {"ready": False, "serving": True, "terminating": True}},
+    ]
+    named = {"metadata": {"name": "web"}}
+    slice_ = named | {"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 8080}]}
+    backends = backends_of([msgspec.convert(slice_, EndpointSlice)], options)
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
+    service = msgspec.convert(named | {"spec": spec}, Service)
+    (frontend,) = frontends_of(service, backends, ServingNode("here", zone="a"), options)
+    chosen, others = selectable(frontend.backends)
+    assert [str(one.address.ip) for one in chosen] == ["10.0.0.1"]
+    assert [str(one.address.ip) for one in others] == ["10.0.0.3"]
