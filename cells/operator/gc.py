@@ -21,7 +21,7 @@ import msgspec
 from cells.base.metrics import Collector, MetricFamily, counter, gauge
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.client.transport import WriteRequest
-from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint
+from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint, owner_of
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key, Meta
@@ -173,8 +173,8 @@ class NodeGC:
 
 # Deletes CiliumEndpoints of pods that are deleted or have ended.
 #
-# Source: Cilium 1.17, operator/endpointgc. An endpoint is asked for again before it goes: its pod may have
-#         come after the table of pods was read, so one pass more is waited.
+# Source: Cilium 1.17, operator/endpointgc. Other than there, the server is asked for a pod that is not in the
+#         table before its endpoint is deleted: the watch of pods may be behind that of endpoints.
 
 PAGE: Final = 500
 """Objects of a list that are asked for at once."""
@@ -197,14 +197,13 @@ _PAGE: Final = msgspec.json.Decoder(_Page)
 
 
 class CiliumEndpointGC:
-    """Looks every cilium-endpoint-gc-interval; where there are to be none, once, and deletes them all."""
+    """Looks at the start and at every interval; where there are to be none, once, and deletes them all."""
 
     def __init__(
         self, settings: GCSettings, server: ClusterAPI, objects: ClusterObjects, *, jobs: Jobs, log: Logger
     ) -> None:
         self._server = server
         self._log = log
-        self._suspects: dict[Key, str] = {}
         self.deleted = 0
         """How many were deleted."""
         self.failed = 0
@@ -215,7 +214,7 @@ class CiliumEndpointGC:
         self._endpoints = objects.table(CILIUM_ENDPOINTS)
         self._pods = objects.table(CLUSTER_PODS)
         self._nodes = objects.table(CILIUM_NODES)
-        jobs.timer("endpoints", self.collect, settings.cilium_endpoint_gc_interval)
+        jobs.timer("endpoints", self.collect, settings.cilium_endpoint_gc_interval).trigger()
 
     async def clear(self) -> None:
         """Delete every CiliumEndpoint: they are neither written nor read any more. Raises KubernetesError."""
@@ -239,13 +238,16 @@ class CiliumEndpointGC:
         """One pass. Raises KubernetesError when some could not be deleted."""
         for table in (self._endpoints, self._pods, self._nodes):
             await table.wait_initialized()
-        orphans = {one.key: one.metadata.uid for one in self._endpoints.all() if not self._needed(one)}
-        found_twice = orphans.items() & self._suspects.items()
-        self._suspects = orphans
+        orphans = sorted(
+            (one for one in self._endpoints.all() if not self._needed(one)), key=lambda one: one.key
+        )
         failure: KubernetesError | None = None
-        for (namespace, name), uid in sorted(found_twice):
+        for one in orphans:
+            namespace, name = one.key
             try:
-                await self._server.client.delete(CILIUM_ENDPOINTS, name, namespace, uid=uid)
+                if await self._pod_is_new(one):
+                    continue
+                await self._server.client.delete(CILIUM_ENDPOINTS, name, namespace, uid=one.metadata.uid)
             except ConflictError:
                 continue  # made anew meanwhile
             except KubernetesError as error:
@@ -258,17 +260,27 @@ class CiliumEndpointGC:
             raise failure
 
     def _needed(self, endpoint: CiliumEndpoint) -> bool:
-        """Whether its pod, or else what owns it, is there."""
-        pod = self._pods.get(endpoint.key)
+        """Whether its pod, or else the node that owns it, is there."""
+        pod = self._pods.get(endpoint.key) or self._pods.get(self._owner(endpoint))
         if pod is not None:
             return not pod.finished
-        for owner in endpoint.metadata.owner_references or ():
-            if owner.kind == "Pod":
-                pod = self._pods.get((endpoint.namespace, owner.name))
-                return pod is not None and not pod.finished
-            if owner.kind == "CiliumNode":
-                return self._nodes.get(("", owner.name)) is not None
-        return False
+        nodes = [one.name for one in endpoint.metadata.owner_references or () if one.kind == "CiliumNode"]
+        return any(self._nodes.get(("", name)) is not None for name in nodes)
+
+    def _owner(self, endpoint: CiliumEndpoint) -> Key:
+        """Namespace and name of the pod that owns it; its own where none does."""
+        return endpoint.namespace, owner_of(endpoint)[0] or endpoint.name
+
+    async def _pod_is_new(self, endpoint: CiliumEndpoint) -> bool:
+        """Whether its pod is at the server, but not in the table yet. Raises KubernetesError."""
+        key = self._owner(endpoint)
+        if self._pods.get(endpoint.key) or self._pods.get(key):
+            return False  # it has ended
+        try:
+            pod = await self._server.client.get(CLUSTER_PODS, key[1], key[0])
+        except NotFoundError:
+            return False
+        return not pod.finished
 
 
 # Deletes identities that no endpoint has had for a while.

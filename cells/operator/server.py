@@ -40,7 +40,7 @@ __all__ = ["OperatorServer", "ServerSettings", "cell"]
 # Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator that gets
 #         GET /version from its API server, leader or not; /v1/metrics as JSON.
 
-JSON, TEXT = "application/json", "text/plain; charset=utf-8"
+JSON, TEXT, PLAIN = "application/json", "text/plain; charset=utf-8", "text/plain"
 LONGEST_ANSWER = 5.0
 """Seconds the API server may take to answer while a probe waits."""
 
@@ -118,7 +118,7 @@ class OperatorServer:
         self._servers: list[HttpServer] = []
         self._routes: dict[str, Callable[[], Awaitable[Response]]] = {
             "/healthz": self._healthz,
-            "/v1/healthz": self._healthz,
+            "/v1/healthz": self._v1_healthz,
             "/v1/metrics": self._metrics_json,
             "/v1/metrics/": self._metrics_json,
             "/v1/cluster": self._clusters,
@@ -153,14 +153,20 @@ class OperatorServer:
             await self._servers.pop().close()
 
     async def _answer(self, request: Request) -> Response:
-        path = request.path.partition("?")[0]
+        path = request.path
         if path in self._settings.disabled:
             return Response(403, DISABLED.encode(), TEXT)
         route = self._routes.get(path)
         if route is None:
             body = {"code": 404, "message": f"path {request.path} was not found"}
             return Response(404, msgspec.json.encode(body), JSON)
+        if path.startswith("/v1/") and request.method != "GET":
+            body = {"code": 405, "message": f"method {request.method} is not allowed, but [GET] are"}
+            return Response(405, msgspec.json.encode(body), JSON, {"Allow": "GET"})
         return await route()
+
+    async def _v1_healthz(self) -> Response:
+        return msgspec.structs.replace(await self._healthz(), content_type=PLAIN)
 
     async def _healthz(self) -> Response:
         try:

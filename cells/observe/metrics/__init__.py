@@ -292,7 +292,7 @@ class MetricsServer:
 
 
 class Exposition:
-    """Answers ``/metrics`` in Prometheus's text form, and 404 to everything else."""
+    """Answers ``/metrics`` in Prometheus's text form, and 404 to everything else, as Go's HTTP server."""
 
     def __init__(self, metrics: Metrics, log: Logger) -> None:
         self._metrics = metrics
@@ -304,7 +304,8 @@ class Exposition:
         from lifecycle.http import Response
 
         if request.path != "/metrics":
-            return Response(404)
+            no_sniff = {"X-Content-Type-Options": "nosniff"}
+            return Response(404, b"404 page not found\n", "text/plain; charset=utf-8", no_sniff)
         return await self._text.get()
 
     async def _collect(self) -> Response:

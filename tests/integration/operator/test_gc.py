@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog
 
-from lifecycle.testing import eventually
+from cells.kubernetes.client.client import Client
+from cells.kubernetes.client.errors import NotFoundError, ServerStatus
+from cells.kubernetes.objects.cilium_endpoint import CiliumEndpoint
+from cells.kubernetes.objects.cilium_node import CiliumNode
+from cells.kubernetes.objects.kind import Key, Meta
+from cells.operator.api_server import ClusterAPI
+from cells.operator.crds import CustomResources
+from cells.operator.gc import CiliumEndpointGC, GCSettings
+from cells.operator.objects import ClusterObjects, ClusterPod, PodState
+from lifecycle import Jobs, Table
+from lifecycle.jobs.jobs import Timer
+from lifecycle.testing import eventually, fake
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.apiserver.faults import Fault
@@ -89,6 +101,41 @@ async def test_a_ciliumnode_that_cannot_be_deleted_keeps_no_other(
             }
             server.add(body)
         await eventually(lambda: names(server, NODES) == {"a"} and refused.hits > 0, 30)
+
+
+async def test_the_server_is_asked_for_a_pod_that_the_watch_is_late_with() -> None:
+    there = {"late": "Running", "ended": "Failed"}
+    deleted: list[str] = []
+
+    async def get(_: object, name: str, namespace: str = "") -> ClusterPod:
+        if name not in there:
+            raise NotFoundError(ServerStatus(404))
+        return ClusterPod(Meta(name=name, namespace=namespace), status=PodState(phase=there[name]))
+
+    async def delete(_: object, name: str, __: str = "", *, uid: str = "", version: str = "") -> bool:
+        deleted.append(name)
+        return True
+
+    pods: Table[Key, ClusterPod] = Table("pods", key=lambda row: row.key)
+    nodes: Table[Key, CiliumNode] = Table("nodes", key=lambda row: row.key)
+    endpoints: Table[Key, CiliumEndpoint] = Table("endpoints", key=lambda row: row.key)
+    tables = {"Pod": pods, "CiliumNode": nodes, "CiliumEndpoint": endpoints}
+    collector = CiliumEndpointGC(
+        GCSettings(),
+        fake(ClusterAPI, client=fake(Client, get=get, delete=delete)),
+        fake(
+            ClusterObjects,
+            resources=fake(CustomResources, endpoints=True),
+            table=lambda kind, _="": tables[kind.kind],
+        ),
+        jobs=fake(Jobs, timer=lambda *_, **__: Timer(0)),
+        log=structlog.get_logger(),
+    )
+    with endpoints.txn() as rows:
+        for name in ("late", "ended", "gone"):
+            rows.put(CiliumEndpoint(Meta(name=name, namespace="default", uid=name)))
+    await collector.collect()
+    assert deleted == ["ended", "gone"]
 
 
 async def test_ciliumendpoints_without_pods_are_deleted(server: ApiServer, operators: Operators) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from typing import Any
 from urllib.request import urlopen
 
@@ -11,8 +13,9 @@ import anyio.to_thread
 import pytest
 
 from cells.operator.leader import LeaderHive, Leadership
-from lifecycle import Hive, HiveError
+from lifecycle import GraphError, Hive, HiveError
 from lifecycle.testing import eventually
+from tests.integration.operator.recordings import load
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
 from tests.support.operator import Operators
@@ -22,19 +25,11 @@ pytestmark = pytest.mark.anyio
 CRDS = Resource("apiextensions.k8s.io", "customresourcedefinitions")
 LEASES = Resource("coordination.k8s.io", "leases")
 LEASE = ("kube-system", "cilium-operator-resource-lock")
-DEFAULT = {
-    "ciliumcidrgroups",
-    "ciliumclusterwidenetworkpolicies",
-    "ciliumendpoints",
-    "ciliumexternalworkloads",
-    "ciliumidentities",
-    "ciliuml2announcementpolicies",
-    "ciliumloadbalancerippools",
-    "ciliumnetworkpolicies",
-    "ciliumnodeconfigs",
-    "ciliumnodes",
-    "ciliumpodippools",
-}
+OPTIONS = [
+    (json.loads(step["do"].removeprefix("start with ")), set(step["crds_after"]))
+    for step in load("crd_options_per_crd")["steps"]
+]
+REFUSED_HERE = "enable-envoy-config"
 
 
 def stored(server: ApiServer, resource: Resource, key: tuple[str, str]) -> dict[str, Any]:
@@ -53,21 +48,50 @@ async def get(hive: Hive, path: str) -> tuple[int, str]:
     return await anyio.to_thread.run_sync(ask)
 
 
-async def test_the_leader_registers_what_cilium_does_and_no_more(
-    server: ApiServer, operators: Operators
+@pytest.mark.parametrize(("options", "recorded"), OPTIONS, ids=[",".join(one) for one, _ in OPTIONS])
+async def test_the_leader_registers_the_recorded_definitions_and_no_more(
+    options: dict[str, str], recorded: set[str], server: ApiServer, operators: Operators
 ) -> None:
+    if REFUSED_HERE in options:
+        with pytest.raises(GraphError, match=REFUSED_HERE):
+            async with operators.running(POOL | options):
+                pass
+        return
+    async with operators.running(POOL | options):
+        assert names(server) == recorded
+
+
+async def test_definitions_follow_options_at_the_next_start(server: ApiServer, operators: Operators) -> None:
     async with operators.running():
-        assert names(server) == DEFAULT
+        before = names(server)
     async with operators.running({**POOL, "enable-local-redirect-policy": "true"}):
-        assert names(server) == DEFAULT | {"ciliumlocalredirectpolicies"}
+        assert names(server) - before == {"ciliumlocalredirectpolicies.cilium.io"}
 
 
 def names(server: ApiServer) -> set[str]:
-    return {
-        item["spec"]["names"]["plural"]
-        for item in server.store.of(CRDS).objects.values()
-        if item["spec"]["group"] == "cilium.io"
+    found = server.store.of(CRDS).objects.values()
+    return {one["metadata"]["name"] for one in found if one["spec"]["group"] == "cilium.io"}
+
+
+async def test_the_lease_of_one_operator_is_the_recorded_one(server: ApiServer, operators: Operators) -> None:
+    """While it leads, and after it has stopped; holders and times are its own."""
+    leads, stopped = (step["objects_after"] for step in load("leader_single")["steps"][:2])
+    (path,) = leads
+    usual = {
+        "leader-election-lease-duration": "15s",
+        "leader-election-renew-deadline": "10s",
+        "leader-election-retry-period": "2s",
     }
+    async with operators.running(POOL | usual) as hive:
+        held = dict(stored(server, LEASES, LEASE)["spec"])
+        await hive.stop()
+        left = stored(server, LEASES, LEASE)["spec"]
+    assert re.fullmatch(rf"{re.escape(socket.gethostname())}-[a-z0-9]{{10}}", held.pop("holderIdentity"))
+    for found, recorded in ((held, leads[path]["spec"]), (left, stopped[path]["spec"])):
+        times = {"acquireTime", "renewTime"}
+        assert times <= found.keys()
+        assert {key: found[key] for key in found.keys() - times}.items() <= recorded.items()
+        assert recorded.keys() - found.keys() <= {"holderIdentity"}
 
 
 async def test_one_of_two_operators_leads_until_it_stops(server: ApiServer, operators: Operators) -> None:

@@ -35,12 +35,12 @@ def address(hive: Hive, setting: str) -> str:
 
 
 async def test_both_ports_answer_with_the_recorded_status(operators: Operators, count: Count) -> None:
-    def ask(where: str, method: str, path: str) -> tuple[int, str]:
+    def ask(where: str, method: str, path: str) -> tuple[int, str, str]:
         connection = HTTPConnection(where, timeout=30)
         try:
             connection.request(method, path)
             answer = connection.getresponse()
-            return answer.status, answer.read().decode()
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
         finally:
             connection.close()
 
@@ -49,14 +49,15 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
     ) as hive:
         for one in RECORDED:
             where = address(hive, one["address"])
-            found, body = await anyio.to_thread.run_sync(ask, where, one["method"], one["path"])
-            assert found == one["status"], (one["address"], one["method"], one["path"])
-            if one["body"] == "ok":
-                assert body == "ok"
+            status, kind, body = await anyio.to_thread.run_sync(ask, where, one["method"], one["path"])
+            asked = (one["address"], one["method"], one["path"])
+            assert status == one["status"], asked
+            if not one["path"].strip("/").endswith("metrics") or status != 200:
+                assert (kind, body) == (one["headers"]["Content-Type"], one["body"]), asked
         metrics = await anyio.to_thread.run_sync(
             ask, address(hive, "operator-prometheus-serve-addr"), "GET", "/metrics"
         )
-    exposed = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[1], re.MULTILINE))
+    exposed = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[2], re.MULTILINE))
     recorded = {(one["name"], one["type"]) for one in FAMILIES if not one["name"].startswith(NOT_OURS)}
     assert recorded - exposed == set()
     documented = METRICS_PAGE.read_text()
@@ -64,6 +65,21 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
     assert {name for name in own if f"`{name}`" not in documented and "_process_" not in name} == set()
     count("metrics of the operator", {"told as recorded": len(recorded)})
     count("requests of the operator's ports", {"answered with the same status": len(RECORDED)})
+
+
+async def test_only_get_is_allowed_below_v1(operators: Operators) -> None:
+    def post(where: str) -> tuple[int, str | None, bytes]:
+        connection = HTTPConnection(where, timeout=30)
+        try:
+            connection.request("POST", "/v1/metrics/?x=1")
+            answer = connection.getresponse()
+            return answer.status, answer.headers["Allow"], answer.read()
+        finally:
+            connection.close()
+
+    async with operators.running(POOL) as hive:
+        found = await anyio.to_thread.run_sync(post, address(hive, "operator-api-serve-addr"))
+    assert found == (405, "GET", b'{"code":405,"message":"method POST is not allowed, but [GET] are"}')
 
 
 async def test_operations_that_are_switched_off_are_refused(operators: Operators) -> None:
