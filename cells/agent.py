@@ -59,7 +59,7 @@ from cells.endpoint import restore as endpoint_restore
 from cells.endpoint import watchdog as endpoint_watchdog
 from cells.hubble import node as hubble
 from cells.masquerade import egress_gateway
-from cells.node import addresses, devices, ipam, local_addresses, router, sysctl
+from cells.node import addresses, big_tcp, devices, ipam, local_addresses, router, sysctl
 from cells.observe import bootstrap, controllers, events, health, metrics, monitor, samples
 from cells.observe.health import AgentReady
 from cells.policy import control as policy_control
@@ -124,6 +124,7 @@ agent = module(
     maps.cell,
     maps.watchdog_cell,
     devices.cell,
+    big_tcp.cell,
     addresses.cell,
     kubernetes.cell,
     controllers.cell,

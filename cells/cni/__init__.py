@@ -10,10 +10,9 @@ from cells.base.metrics import Collector, MetricFamily
 from cells.cluster.encryption import WIREGUARD_PORT, EncryptionKey
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni.attach import Attacher
-from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.queue import DeleteQueue, QueueLock
-from cells.cni.server import CallTimes, CniServer
+from cells.cni.server import CallTimes, Checker, CniServer
 from cells.config import AgentConfig
 from cells.config.shared import ChainingSettings
 from cells.endpoint import Endpoints
@@ -21,6 +20,7 @@ from cells.endpoint.restore import ExposedEndpoints
 from cells.maps.policy_maps import PolicyMaps
 from cells.netlink.links import HostLinks
 from cells.netlink.namespaces import PodLink
+from cells.node.big_tcp import BigTcp
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
 from cells.node.router import Router
@@ -125,11 +125,17 @@ class PodNetworking:
     """What new pods' links, routes and namespaces get. MTUs in bytes."""
 
     def __init__(
-        self, link_mtu: PodMtu, route_mtu: RouteMtu, ports: ReservedPorts, chaining: ChainingSettings
+        self,
+        link_mtu: PodMtu,
+        route_mtu: RouteMtu,
+        ports: ReservedPorts,
+        big_tcp: BigTcp,
+        chaining: ChainingSettings,
     ) -> None:
         self.link_mtu = link_mtu
         self.route_mtu = route_mtu
         self.reserved_ports = ports
+        self.big_tcp = big_tcp
         self.route_mtu_in_chains = chaining.enable_route_mtu_for_cni_chaining
         """Whether routes of pods on other plugins' links get the MTU."""
 
@@ -159,6 +165,7 @@ def attacher(
         route_mtu_in_chains=pods.route_mtu_in_chains,
         delegated=ipam.delegated,
         reserved_ports=pods.reserved_ports,
+        limits=lambda: pods.big_tcp.limits,
     )
 
 

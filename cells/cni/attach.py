@@ -47,7 +47,7 @@ from cells.cni.request import PluginCall, PodReference, check_add, delegated_add
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointRequest, NewEndpoint
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import CreatedLink
-from cells.netlink.messages import VethPair
+from cells.netlink.messages import OffloadLimits, VethPair
 from cells.node.ipam.ranges import IpamError, IpamLaterError
 from lifecycle import HiveError, Logger
 
@@ -134,6 +134,7 @@ class Attacher:
         route_mtu_in_chains: bool = False,
         delegated: bool = False,
         reserved_ports: Callable[[], str] = str,
+        limits: Callable[[], OffloadLimits] = OffloadLimits,
     ) -> None:
         """``delegated``: another IPAM plugin gives the addresses."""
         self._links = links
@@ -146,6 +147,7 @@ class Attacher:
         self._state = state
         self._delegated = delegated
         self._reserved_ports = reserved_ports
+        self._limits = limits
         self._log = log
         self._chained = ChainedAttacher(
             links, endpoints, gateways=gateways, mtu=self._route_mtu, route_mtu=route_mtu_in_chains, log=log
@@ -182,6 +184,7 @@ class Attacher:
             pod_mac=macs.pod,
             mtu=mtu,
             netns_fd=pod_side.netns_fd,
+            limits=self._limits(),
         )
         return Prepared(call, pod, pod_side, pair, allocated)
 

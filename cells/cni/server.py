@@ -7,32 +7,37 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_interface
 from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
 from msgspec import UnsetType
 
+from cells.base.addresses import IPAddress
 from cells.base.metrics import Histogram, MetricFamily, histogram
 from cells.cni.add import INTERNAL, AddRequest, AddTools
 from cells.cni.attach import Attacher, PodSide, netns_cookie
-from cells.cni.attachment import AttachPolicyPool, PodEnd
-from cells.cni.check import Checker
+from cells.cni.attachment import AttachEndpoints, AttachPolicyPool, PodEnd
 from cells.cni.detach import Detacher
 from cells.cni.protocol import (
     FALLBACK_VERSION,
+    HEALTH_UNKNOWN,
     INVALID_CONFIG,
     INVALID_ENVIRONMENT,
     NOT_AVAILABLE,
+    UNHEALTHY,
     CniError,
     PluginAction,
     decode_request,
     encode_reply,
     error_json,
 )
-from cells.cni.request import PluginCall, read_call
+from cells.cni.request import PluginCall, PrevResult, chain_of, prev_result_of, read_call
 from cells.cni.transport import PacketServer, PluginConnection, listen
+from cells.endpoint import State
 from cells.maps.policy_maps import PolicyIdsExhausted
+from cells.netlink.connection import NetlinkError
 from lifecycle import HiveError, Lifecycle, Logger
 
 # How long plugins waited for the answers to their calls.
@@ -57,6 +62,84 @@ class CallTimes:
         """As a metric; the name is ours, Cilium has none for it."""
         text = "Time from a call of the CNI plugin to its answer, waiting for its turn included"
         return [histogram("hive_cni_call_seconds", text, self.took, "command outcome")]
+
+
+# CHECK: is the attachment as its ADD left it?
+#
+# Source: CNI spec 0.4.0 to 1.1.0, CHECK; order, texts and codes as recorded from Cilium's plugin: first the
+#         endpoint's health, then the interface and each address the previous result gave it.
+
+_BROKEN = frozenset({State.DISCONNECTED, State.INVALID})
+"""Others are on their way to working, or work though something about them went wrong."""
+
+
+class Checker:
+    """Compares attachments with their results; changes nothing."""
+
+    def __init__(self, endpoints: AttachEndpoints) -> None:
+        self._endpoints = endpoints
+
+    def check(self, call: PluginCall, pod: PodEnd | None) -> None:
+        """Return when all is well, raise CniError when it is not.
+
+        ``pod`` is None when the call came without a namespace: then there are no addresses to look at.
+        """
+        try:
+            previous = prev_result_of(call)
+        except CniError as error:
+            raise _invalid(error.message) from error
+        if previous is None:
+            raise _invalid("CHECK without a prevResult: the runtime has to pass the result of the ADD")
+        wanted = _addresses_of(previous, call.ifname)
+        chained = bool(chain_of(call.conf))
+        self._check_health(call)
+        if not chained and pod is not None:
+            _check_interface(call.ifname, wanted, pod)
+
+    def _check_health(self, call: PluginCall) -> None:
+        endpoint = self._endpoints.by_attachment(call.container_id, call.ifname)
+        if endpoint is None:
+            raise CniError(
+                "HealthzFailed",
+                code=HEALTH_UNKNOWN,
+                details="failed to retrieve container health: there is no endpoint for CNI attachment ID"
+                f" {call.attachment_id}",
+            )
+        if self._endpoints.shown_state(endpoint) in _BROKEN:
+            raise CniError("Unhealthy", code=UNHEALTHY, details="container is unhealthy in agent")
+
+
+def _addresses_of(previous: PrevResult, ifname: str) -> list[tuple[str, IPAddress]]:
+    """The addresses, as written and as such, that the result gives to the pod's interface."""
+    ours = {
+        position
+        for position, interface in enumerate(previous.interfaces or ())
+        if interface.name == ifname and interface.sandbox
+    }
+    try:
+        return [
+            (each.address, ip_interface(each.address).ip)
+            for each in previous.ips or ()
+            if each.interface in ours
+        ]
+    except ValueError as error:
+        raise _invalid(f"could not parse prevResult: {error}") from error
+
+
+def _check_interface(ifname: str, wanted: list[tuple[str, IPAddress]], pod: PodEnd) -> None:
+    try:
+        found = pod.addresses(ifname)
+    except NetlinkError as error:
+        raise CniError(f"unable to look at interface {ifname}: {error}") from error
+    if found is None:
+        raise CniError(f"cannot find container link {ifname}")
+    for text, address in wanted:
+        if address not in found:
+            raise CniError(f"expected ip {text} on interface {ifname}")
+
+
+def _invalid(details: str) -> CniError:
+    return CniError("InvalidNetworkConfig", code=INVALID_CONFIG, details=details)
 
 
 _STATUS_SECONDS = 5.0

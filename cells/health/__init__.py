@@ -25,9 +25,10 @@ from cells.config import AgentConfig
 from cells.health.endpoint import (
     HealthAddresses,
     HealthEndpoint,
+    HealthNetwork,
+    KernelHealthNetwork,
     answer_probe,
     health_addresses_claimed,
-    health_network,
 )
 from cells.health.paths import (
     ClusterReport,
@@ -249,6 +250,6 @@ cell = module(
         connectivity_metrics,
         socket_transport,
     ),
-    provide_private(health_network),
+    provide_private(KernelHealthNetwork, as_=(HealthNetwork,)),
     invoke(ClusterHealth, ProbeResponder, HealthEndpoint),
 )

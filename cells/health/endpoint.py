@@ -36,6 +36,7 @@ from cells.netlink.links import HostLinks, is_present
 from cells.netlink.messages import VethPair
 from cells.netlink.namespaces import PodLink, run_in_new
 from cells.netlink.rows import random_mac
+from cells.node.big_tcp import BigTcp
 from cells.node.devices import PodMtu
 from cells.node.ipam import Ipam
 from cells.node.ipam.ranges import IpamError
@@ -317,12 +318,19 @@ class KernelHealthNetwork:
     """The real :class:`HealthNetwork`."""
 
     def __init__(
-        self, links: HostLinks, router: Router, mtu: PodMtu, route_mtu: RouteMtu, log: Logger
+        self,
+        links: HostLinks,
+        router: Router,
+        mtu: PodMtu,
+        route_mtu: RouteMtu,
+        big_tcp: BigTcp,
+        log: Logger,
     ) -> None:
         self._links = links
         self._router = router
         self._mtu = mtu
         self._route_mtu = route_mtu
+        self._big_tcp = big_tcp
         self._log = log
 
     async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
@@ -341,7 +349,8 @@ class KernelHealthNetwork:
             raise
 
     def _link(self, inside: _Inside, addresses: Sequence[IPAddress]) -> HealthLink:
-        pair = VethPair(LINK, random_mac(), PEER, random_mac(), self._mtu(), inside.namespace)
+        macs, limits = (random_mac(), random_mac()), self._big_tcp.limits
+        pair = VethPair(LINK, macs[0], PEER, macs[1], self._mtu(), inside.namespace, limits)
         created = self._links.create_veth(pair)
         request = EndpointRequest(
             container_name=CONTAINER,
@@ -500,10 +509,3 @@ class HealthEndpoint:
             self._endpoint = None
         if link is not None:
             await link.close()
-
-
-def health_network(
-    links: HostLinks, router: Router, mtu: PodMtu, route_mtu: RouteMtu, log: Logger
-) -> HealthNetwork:
-    """This node's."""
-    return KernelHealthNetwork(links, router, mtu, route_mtu, log)

@@ -15,17 +15,19 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Ahead, Connection, NetlinkError, open_socket
-from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, OffloadLimits, VethPair
 from cells.netlink.rows import (
     IndexReader,
     LinkInfo,
     LinkPrograms,
+    Offloads,
     RouteInfo,
     XdpPrograms,
     is_link_local6,
     read_address,
     read_link,
     read_name,
+    read_offloads,
     read_program,
     read_route,
     read_xdp,
@@ -293,6 +295,14 @@ class HostLinks:
                 return None
             raise
         return read_link(replies[-1])
+
+    def offloads(self, ifindex: int) -> Offloads:
+        """The limits of a link's GSO and GRO. ENODEV: it does not exist."""
+        return read_offloads(self._connection.run(m.get_link_at(ifindex))[-1])
+
+    def set_offloads(self, ifindex: int, limits: OffloadLimits) -> None:
+        """Give a link other limits of GSO and GRO. EINVAL: its driver takes no packets that large."""
+        self._connection.run(m.set_offloads(ifindex, limits))
 
     def links(self, without: tuple[str, ...] = ()) -> list[LinkInfo]:
         """Every link of the namespace, but those with names that begin with one of ``without``."""

@@ -23,7 +23,7 @@ from cells.netlink.wire import (
     u32,
 )
 
-__all__ = ["IPAddress", "IPInterface", "IPNetwork", "VethPair"]
+__all__ = ["USUAL_PACKET", "IPAddress", "IPInterface", "IPNetwork", "OffloadLimits", "VethPair"]
 
 
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK = 16, 17, 18, 19
@@ -41,7 +41,8 @@ IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_LINK = 1, 3, 4, 5
 IFLA_TXQLEN, IFLA_LINKINFO, IFLA_IFALIAS, IFLA_AF_SPEC = 13, 18, 20, 26
 IFLA_GROUP, IFLA_NET_NS_FD, IFLA_EXT_MASK = 27, 28, 29
 IFLA_NUM_TX_QUEUES, IFLA_NUM_RX_QUEUES, IFLA_LINK_NETNSID = 31, 32, 37
-IFLA_XDP = 43
+IFLA_GSO_MAX_SIZE, IFLA_XDP, IFLA_GRO_MAX_SIZE, IFLA_TSO_MAX_SIZE = 41, 43, 58, 59
+IFLA_GSO_IPV4_MAX_SIZE, IFLA_GRO_IPV4_MAX_SIZE = 63, 64
 NLA_F_NESTED = 1 << 15
 IFLA_XDP_FD, IFLA_XDP_FLAGS, IFLA_XDP_EXPECTED_FD = 1, 3, 8
 IFLA_XDP_DRV_PROG_ID, IFLA_XDP_SKB_PROG_ID = 5, 6
@@ -96,6 +97,30 @@ _VETH = text(IFLA_INFO_KIND, "veth")
 _U32 = struct.Struct("=I")
 
 
+USUAL_PACKET = 65536
+"""Bytes of the largest packet where no limit is set (GSO_LEGACY_MAX_SIZE and GRO_LEGACY_MAX_SIZE)."""
+
+
+class OffloadLimits(msgspec.Struct, frozen=True):
+    """The largest packets of a link, in bytes: that GRO joins, and that the stack gives to it (GSO).
+
+    0: the kernel does not know the limit, or keeps its own.
+    """
+
+    gro: int = USUAL_PACKET
+    """Of IPv6, and of IPv4 on kernels before 6.3."""
+    gso: int = USUAL_PACKET
+    gro_ipv4: int = USUAL_PACKET
+    gso_ipv4: int = USUAL_PACKET
+
+    def reduced(self, size: int) -> "OffloadLimits":
+        """None of them above ``size``."""
+        return OffloadLimits(*(min(each, size) for each in msgspec.structs.astuple(self)))
+
+
+_USUAL = OffloadLimits()
+
+
 class VethPair(msgspec.Struct, frozen=True):
     """A pair to create; ``netns_fd`` is the pod's network namespace, None for this one."""
 
@@ -105,35 +130,50 @@ class VethPair(msgspec.Struct, frozen=True):
     pod_mac: bytes
     mtu: int
     netns_fd: int | None
+    limits: OffloadLimits = _USUAL
 
 
-def _alike(mtu: int) -> bytes:
-    """What all ends of veth pairs have alike."""
-    return u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH) + _ONE_QUEUE
+def _offloads(limits: OffloadLimits) -> bytes:
+    """The limits as attributes. The kernel reads those of IPv4 last: the others may lower them to 64 KiB."""
+    sizes = (
+        (IFLA_GRO_MAX_SIZE, limits.gro),
+        (IFLA_GSO_MAX_SIZE, limits.gso),
+        (IFLA_GRO_IPV4_MAX_SIZE, limits.gro_ipv4),
+        (IFLA_GSO_IPV4_MAX_SIZE, limits.gso_ipv4),
+    )
+    return b"".join(u32(kind, size) for kind, size in sizes if size)
 
 
-def _end(name: str, mac: bytes, mtu: int) -> bytes:
+def _alike(mtu: int, limits: OffloadLimits) -> bytes:
+    """What both ends of a veth pair have alike."""
+    offloads = b"" if limits == _USUAL else _offloads(limits)
+    return u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH) + _ONE_QUEUE + offloads
+
+
+def _end(name: str, mac: bytes, pair: VethPair) -> bytes:
     """One end of a veth pair."""
-    return text(IFLA_IFNAME, name) + attribute(IFLA_ADDRESS, mac) + _alike(mtu)
+    return text(IFLA_IFNAME, name) + attribute(IFLA_ADDRESS, mac) + _alike(pair.mtu, pair.limits)
 
 
 def _pair(pair: VethPair) -> bytes:
     """The body of :func:`create_veth`."""
-    peer = _NO_LINK + _end(pair.pod_name, pair.pod_mac, pair.mtu)
+    peer = _NO_LINK + _end(pair.pod_name, pair.pod_mac, pair)
     if pair.netns_fd is not None:
         peer += u32(IFLA_NET_NS_FD, pair.netns_fd)
     info = _VETH + attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, peer))
-    return _NO_LINK + _end(pair.host_name, pair.host_mac, pair.mtu) + attribute(IFLA_LINKINFO, info)
+    return _NO_LINK + _end(pair.host_name, pair.host_mac, pair) + attribute(IFLA_LINKINFO, info)
 
 
 @lru_cache(maxsize=16)
-def _pair_template(host_name_size: int, pod_name_size: int, mtu: int) -> tuple[bytes, tuple[int, ...]]:
+def _pair_template(
+    host_name_size: int, pod_name_size: int, mtu: int, limits: OffloadLimits
+) -> tuple[bytes, tuple[int, ...]]:
     """The body of a pair with names of these lengths, and where names, addresses and namespace are in it."""
-    body = _pair(VethPair("h" * host_name_size, bytes(6), "p" * pod_name_size, bytes(6), mtu, 0))
+    body = _pair(VethPair("h" * host_name_size, bytes(6), "p" * pod_name_size, bytes(6), mtu, 0, limits))
     host_name = LINK.size + 4
     host_mac = host_name + _padded(host_name_size + 1) + 4
     netns_fd = len(body) - 4  # the peer comes last
-    pod_mac = netns_fd - 4 - len(_alike(mtu)) - _padded(6)
+    pod_mac = netns_fd - 4 - len(_alike(mtu, limits)) - _padded(6)
     pod_name = pod_mac - 4 - _padded(pod_name_size + 1)
     return body, (host_name, host_mac, pod_name, pod_mac, netns_fd)
 
@@ -145,7 +185,7 @@ def _padded(size: int) -> int:
 def _filled(pair: VethPair, netns_fd: int) -> bytes:
     """The body of a pair out of its template: a fifth of the time that putting it together takes."""
     host_name, pod_name = pair.host_name.encode(), pair.pod_name.encode()
-    template, places = _pair_template(len(host_name), len(pod_name), pair.mtu)
+    template, places = _pair_template(len(host_name), len(pod_name), pair.mtu, pair.limits)
     body = bytearray(template)
     fields = host_name, pair.host_mac, pod_name, pair.pod_mac, _U32.pack(netns_fd)
     for place, field in zip(places, fields, strict=True):
@@ -209,6 +249,12 @@ def set_device(ifindex: int, name: str, mtu: int) -> Request:
     flags = IFF_UP | IFF_NOARP
     body = LINK.pack(0, 0, ifindex, flags, flags) + u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH)
     return Request(f"set up {name}", RTM_SETLINK, 0, body)
+
+
+def set_offloads(ifindex: int, limits: OffloadLimits) -> Request:
+    """Give a link other limits of GSO and GRO."""
+    body = LINK.pack(0, 0, ifindex, 0, 0) + _offloads(limits)
+    return Request(f"set GSO and GRO limits of link {ifindex}", RTM_SETLINK, 0, body)
 
 
 def set_mtu(ifindex: int, mtu: int) -> Request:

@@ -19,6 +19,7 @@ __all__ = [
     "LinkInfo",
     "LinkPrograms",
     "LinkRow",
+    "Offloads",
     "RouteInfo",
     "RouteRow",
     "XdpPrograms",
@@ -122,6 +123,38 @@ def read_link(message: Message) -> LinkInfo:
         group=number_at(found.get(m.IFLA_GROUP, b"")),
         tx_queue_length=number_at(found.get(m.IFLA_TXQLEN, b"")),
     )
+
+
+_OFFLOADS = frozenset(
+    {
+        *(m.IFLA_GRO_MAX_SIZE, m.IFLA_GSO_MAX_SIZE, m.IFLA_TSO_MAX_SIZE),
+        *(m.IFLA_GRO_IPV4_MAX_SIZE, m.IFLA_GSO_IPV4_MAX_SIZE),
+    }
+)
+
+
+class Offloads(NamedTuple):
+    """What a link takes at once; 0 where the kernel does not know such a limit."""
+
+    limits: m.OffloadLimits
+    largest: int
+    """Bytes of the largest packet that its driver can segment: no GSO limit may be higher."""
+
+
+def read_offloads(message: Message) -> Offloads:
+    """The limits in an RTM_NEWLINK."""
+    found = chosen(message.body, m.LINK.size, _OFFLOADS)
+
+    def size(kind: int) -> int:
+        return number_at(found.get(kind, b""))
+
+    limits = m.OffloadLimits(
+        gro=size(m.IFLA_GRO_MAX_SIZE),
+        gso=size(m.IFLA_GSO_MAX_SIZE),
+        gro_ipv4=size(m.IFLA_GRO_IPV4_MAX_SIZE),
+        gso_ipv4=size(m.IFLA_GSO_IPV4_MAX_SIZE),
+    )
+    return Offloads(limits, size(m.IFLA_TSO_MAX_SIZE))
 
 
 def read_indexes(message: Message) -> tuple[int, int]:

@@ -130,19 +130,13 @@ class UnservedAnnouncements(UnservedSettings, frozen=True):
 
 
 class UnservedBandwidth(UnservedSettings, frozen=True):
-    """Bandwidth of pods, and large packets."""
+    """Bandwidth of pods."""
 
     enable_bandwidth_manager: bool = False
     """Pods' bandwidth is not limited yet."""
 
     enable_bbr: bool = False
     """Pods' congestion control is not chosen yet."""
-
-    enable_ipv4_big_tcp: bool = False
-    """Packets beyond 64 KiB are not used yet."""
-
-    enable_ipv6_big_tcp: bool = False
-    """Packets beyond 64 KiB are not used yet."""
 
 
 class UnservedCluster(UnservedSettings, frozen=True):

@@ -80,6 +80,14 @@ class Switch(Model, frozen=True):
     enabled: bool = False
 
 
+class BigTcpStatus(Model, frozen=True):
+    """Packets above 64 KiB of one family, and the largest ones, in bytes."""
+
+    enabled: bool = False
+    max_gro: int = field(default=0, name="maxGRO")
+    max_gso: int = field(default=0, name="maxGSO")
+
+
 class MasqueradedProtocols(Model, frozen=True):
     """Families that leave with the node's address."""
 
@@ -275,8 +283,8 @@ class StatusResponse(Model, frozen=True):
     cni_chaining: Mode | None = None
     clock_source: Mode | None = None
     srv6: Switch | None = None
-    ipv4_big_tcp: Switch | None = None
-    ipv6_big_tcp: Switch | None = None
+    ipv4_big_tcp: BigTcpStatus | None = None
+    ipv6_big_tcp: BigTcpStatus | None = None
     bandwidth_manager: Switch | None = None
     masquerading: Masquerading | None = None
     proxy: ProxyStatus | None = None

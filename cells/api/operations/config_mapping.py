@@ -17,6 +17,7 @@ from cells.maps.records.endpoints import (
     NODE_NOTIFY_SOCK,
     NODE_NOTIFY_TRACE,
 )
+from cells.netlink.messages import OffloadLimits
 from cells.node.router import Addressing
 from cells.policy import Enforcement
 
@@ -64,6 +65,10 @@ class NodeFacts(msgspec.Struct, frozen=True):
     """Whether routes of pods on other plugins' links get the MTU."""
     reserved_ports: str = ""
     """What is added to ip_local_reserved_ports in a new pod."""
+    limits: OffloadLimits = OffloadLimits()
+    """Of pods' links."""
+    big_tcp: frozenset[Family] = frozenset()
+    """The families with packets above 64 KiB."""
     tunnel_protocol: str = ""
     """How packets reach other nodes; empty: as they are."""
     kvstore: str = ""
@@ -114,6 +119,10 @@ def configuration_model(
             ipam_mode=node.ipam_mode,
             enable_route_mtu_for_cni_chaining=node.route_mtu_in_chains,
             ip_local_reserved_ports=node.reserved_ports,
+            gso_max_size=node.limits.gso,
+            gro_max_size=node.limits.gro,
+            gso_ipv4_max_size=node.limits.gso_ipv4,
+            gro_ipv4_max_size=node.limits.gro_ipv4,
             masquerade_protocols=models.MasqueradeProtocols(),
         ),
     )

@@ -152,6 +152,8 @@ class PodLinks:
             chaining=self._chaining,
             route_mtu_in_chains=self._pods.route_mtu_in_chains,
             reserved_ports=self._pods.reserved_ports(),
+            limits=self._pods.big_tcp.limits,
+            big_tcp=self._pods.big_tcp.on,
         )
 
 

@@ -279,6 +279,7 @@ def status_response(
     every part of it.
     """
     name = f"{facts.cluster_name}/{facts.node_name}"
+    limits = facts.node.limits
     return wire.StatusResponse(
         cilium=cilium_status(status, facts.version, facts.revision),
         cluster=wire.ClusterStatus(
@@ -302,8 +303,8 @@ def status_response(
         cni_chaining=wire.Mode(mode=facts.node.chaining),
         clock_source=wire.Mode(mode="ktime"),
         srv6=OFF,
-        ipv4_big_tcp=OFF,
-        ipv6_big_tcp=OFF,
+        ipv4_big_tcp=wire.BigTcpStatus(Family.IPV4 in facts.node.big_tcp, limits.gro_ipv4, limits.gso_ipv4),
+        ipv6_big_tcp=wire.BigTcpStatus(Family.IPV6 in facts.node.big_tcp, limits.gro, limits.gso),
         bandwidth_manager=OFF,
         masquerading=facts.masquerading,
         proxy=facts.proxy,

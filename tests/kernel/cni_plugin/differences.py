@@ -17,7 +17,6 @@ NEWER: Final = "client 1.19 does as 1.17 does here"
 
 EXCLUDED: Final = {
     "add_agent_503": NO_HTTP,
-    "add_bigtcp_reserved_ports_mtu": "BIG TCP is not built",
     "add_eni_ipam": CLOUD,
     "add_eni_ipam_missing_master_mac": CLOUD,
     "add_netkit": "netkit is not built",
@@ -114,8 +113,6 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
 EVERYWHERE: Final = {
     "num_tx_queues": "one queue: a veth without NAPI has no use for more",
     "num_rx_queues": "one queue: a veth without NAPI has no use for more",
-    "gso_ipv4_max_size": "the tool here does not print it, and nothing sets it",
-    "gro_ipv4_max_size": "the tool here does not print it, and nothing sets it",
     "cniVersion": "errors carry it, as the CNI specification wants",
 }
 """Values that differ in every recording, and why."""

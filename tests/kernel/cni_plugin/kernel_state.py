@@ -6,9 +6,15 @@ Left out, as there: lo, link-local and multicast things.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any, Final
+
+from cells.netlink import messages
+from cells.netlink.connection import Connection, open_socket
+from cells.netlink.rows import read_name, read_offloads
+from tests.support.namespaces import Namespaces, inside
 
 Json = Any
 
@@ -28,8 +34,13 @@ def _namespace(where: list[str]) -> Json:
         for address in link["addr_info"]
         if link["ifname"] != "lo" and address["scope"] != "link"
     ]
+    limits = _ipv4_limits(where)
     return {
-        "links": [_link(link, where) for link in _ip(where, "link", "show") if link["ifname"] != "lo"],
+        "links": [
+            {**_link(link, where), **limits[link["ifname"]]}
+            for link in _ip(where, "link", "show")
+            if link["ifname"] != "lo"
+        ],
         "addrs": addresses,
         "routes4": _routes(where, "-4"),
         "routes6": _routes(where, "-6"),
@@ -47,6 +58,31 @@ def _link(link: Json, where: list[str]) -> Json:
         name = f"net.ipv4.conf.{link['ifname']}.rp_filter"
         link["sysctl"] = {"net.ipv4.conf.<if>.rp_filter": _sysctl(where, name)}
     return link
+
+
+def _ipv4_limits(where: list[str]) -> dict[str, dict[str, int]]:
+    """The limits of GSO and GRO for IPv4, by link: ip(8) prints them only from version 6.3 on."""
+    if not where:
+        return _limits_here()
+    pod = Namespaces.open(f"/var/run/netns/{POD}")
+    try:
+        with inside(pod):
+            return _limits_here()
+    finally:
+        pod.close()
+
+
+def _limits_here() -> dict[str, dict[str, int]]:
+    fd = open_socket()
+    try:
+        rows = Connection(fd).dump(messages.dump_links())
+    finally:
+        os.close(fd)
+    found = {read_name(row): read_offloads(row).limits for row in rows}
+    return {
+        name: {"gso_ipv4_max_size": each.gso_ipv4, "gro_ipv4_max_size": each.gro_ipv4}
+        for name, each in found.items()
+    }
 
 
 def _retained(route: Json) -> bool:

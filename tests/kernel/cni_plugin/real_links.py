@@ -15,9 +15,8 @@ import structlog
 
 from cells import netlink
 from cells.cni.attach import Attacher
-from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
-from cells.cni.server import CniServer
+from cells.cni.server import Checker, CniServer
 from cells.netlink.links import HostLinks
 from cells.netlink.namespaces import PodLink
 from lifecycle import HealthTree, Hive, Lifecycle, invoke

@@ -14,11 +14,11 @@ import structlog
 from cells import netlink
 from cells.base.addresses import Family, IPAddress
 from cells.cni.attach import Attacher
-from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
-from cells.cni.server import CniServer
+from cells.cni.server import Checker, CniServer
 from cells.endpoint import DatapathConfiguration, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
 from cells.netlink.links import HostLinks
+from cells.netlink.messages import OffloadLimits
 from cells.netlink.namespaces import PodLink
 from cells.netlink.rows import mac_text
 from cells.node.ipam.allocator import Allocation
@@ -88,7 +88,14 @@ class RecordedNode(FakeNode):
     @property
     def reserved_ports(self) -> str:
         """``ipLocalReservedPorts`` of the recorded configuration."""
-        return str(self._configuration()["ipLocalReservedPorts"])
+        return str(self._configuration().get("ipLocalReservedPorts", ""))
+
+    @property
+    def limits(self) -> OffloadLimits:
+        """The recorded limits of GSO and GRO."""
+        status = self._configuration()
+        names = ("GROMaxSize", "GSOMaxSize", "GROIPv4MaxSize", "GSOIPv4MaxSize")
+        return OffloadLimits(*(status.get(name, 0) for name in names))
 
     def _configuration(self) -> Json:
         answers = [e["response"] for e in self.exchanges if e["request"]["path"] == "/v1/config"]
@@ -184,6 +191,7 @@ async def serving(node: RecordedNode) -> AsyncIterator[None]:
             mtu=lambda: node.mtu,
             route_mtu=lambda: node.route_mtu,
             reserved_ports=lambda: node.reserved_ports,
+            limits=lambda: node.limits,
             state=SOCKET.parent,
             log=log,
             route_mtu_in_chains=node.route_mtu_in_chains,

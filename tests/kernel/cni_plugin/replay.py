@@ -203,8 +203,6 @@ class Replay:
         wanted = json.loads(json.dumps(recorded))
         for side in wanted.values():
             for link in side["links"]:
-                for limit in ("gso_ipv4_max_size", "gro_ipv4_max_size"):
-                    link.pop(limit, None)
                 if not self._set_up_beforehand(link["ifname"]) and link.get("link_netnsid") is not None:
                     link["num_tx_queues"] = link["num_rx_queues"] = 1
         return wanted

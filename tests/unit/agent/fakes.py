@@ -30,6 +30,8 @@ from cells.maps.policy_maps import PolicyMaps
 from cells.maps.records.cluster import TunnelConfig
 from cells.masquerade import Masquerade
 from cells.netlink.links import HostLinks
+from cells.netlink.messages import OffloadLimits
+from cells.netlink.rows import LinkInfo, Offloads
 from cells.node.devices import Device, Kernel
 from cells.node.local_addresses import LxcTarget
 from cells.node.router import Router
@@ -171,9 +173,15 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
     ]
 
 
+def with_links(*links: LinkInfo) -> HostLinks:
+    """A node with these links."""
+    offloads = Offloads(OffloadLimits(), 524280)
+    return fake(HostLinks, links=lambda without=(): [*links], offloads=lambda _: offloads)
+
+
 def without_links() -> HostLinks:
     """A node without pods."""
-    return fake(HostLinks, links=lambda without=(): [])
+    return with_links()
 
 
 @pytest.fixture

@@ -14,12 +14,11 @@ import structlog
 
 from cells.agent import agent
 from cells.endpoint import Endpoints, StateFiles
-from cells.netlink.links import HostLinks
 from lifecycle import Modules
-from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, fake, started
+from lifecycle.testing import Recorder, VirtualClock, fail_each_hook, started
 from tests.support.agent_order import ORDER
 from tests.support.points import EVERY, each_hook
-from tests.unit.agent.fakes import REPLACED, fakes, settings, without_links
+from tests.unit.agent.fakes import REPLACED, fakes, settings, with_links, without_links
 from tests.unit.endpoint.fakes import FakeKernel, Node, request
 from tests.unit.endpoint_restore.fakes import link
 
@@ -49,7 +48,7 @@ async def test_an_endpoint_of_before_is_there_when_anyone_can_ask(
     endpoint = node.create(request(7))
     StateFiles(tmp_path / "state").write(endpoint)
     present = link(endpoint.ifindex, endpoint.ifname, alias=f"hive endpoint {endpoint.id}")
-    links = fake(HostLinks, links=lambda without=(): [present])
+    links = with_links(present)
     async with started(agent, *fakes(tmp_path, FakeKernel(), links), settings=settings) as hive:
         (restored,) = hive.get(Endpoints).all()
         assert (restored.id, restored.ipv4) == (endpoint.id, endpoint.ipv4)

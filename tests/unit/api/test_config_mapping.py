@@ -17,6 +17,7 @@ from cells.api.operations.config_mapping import (
 from cells.base.addresses import Family
 from cells.datapath.settings import MonitorNotifications
 from cells.endpoint import Enforced
+from cells.netlink.messages import OffloadLimits
 from cells.node.router import Addressing
 from cells.policy import Enforcement
 
@@ -66,6 +67,15 @@ def test_each_family_that_is_on_has_its_addressing() -> None:
     alone = NodeFacts(addressing={Family.IPV6: V6}, mtu=1500)
     status = msgspec.to_builtins(configuration_model(alone, {}, NOW))["status"]
     assert list(status["addressing"]) == ["ipv6"]
+
+
+def test_the_plugin_finds_ports_and_limits_of_new_pods() -> None:
+    limits = OffloadLimits(gro=196608, gso=131072)
+    node = replace(NODE, reserved_ports="51871,8472", limits=limits)
+    status = msgspec.to_builtins(configuration_model(node, {}, NOW))["status"]
+    assert status["ipLocalReservedPorts"] == "51871,8472"
+    names = ("GROMaxSize", "GSOMaxSize", "GROIPv4MaxSize", "GSOIPv4MaxSize")
+    assert [status[name] for name in names] == [196608, 131072, 65536, 65536]
 
 
 @pytest.mark.parametrize("enforcement", list(Enforcement))

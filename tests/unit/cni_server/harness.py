@@ -15,10 +15,9 @@ from typing import Any
 import structlog
 
 from cells.cni.attach import Attacher
-from cells.cni.check import Checker
 from cells.cni.detach import Detacher, LinkTeardown
 from cells.cni.protocol import ADDRESSED, PluginAction
-from cells.cni.server import CallTimes, CniServer
+from cells.cni.server import CallTimes, Checker, CniServer
 from lifecycle import HealthTree, Lifecycle
 from tests.support.cni_plugin import HEADER, environment
 from tests.unit.cni_server.fakes import MTU, FakeNode

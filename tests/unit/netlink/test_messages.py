@@ -5,6 +5,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6
 from socket import if_nametoindex
 from typing import Any
 
+import msgspec
 import pytest
 from pyroute2.netlink import nlmsg
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
@@ -15,7 +16,7 @@ from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from cells.netlink import messages, network
-from cells.netlink.messages import VethPair
+from cells.netlink.messages import OffloadLimits, VethPair
 from cells.netlink.network import Marked
 from cells.netlink.overlay import mtu_and_up, new_overlay, read_overlay
 from cells.netlink.wire import Message, Request, encode
@@ -42,7 +43,7 @@ def link(kind: int, flags: int, fields: dict[str, Any], attributes: list[Any]) -
     return filled(ifinfmsg(), kind, flags, fields, attributes)
 
 
-def end_of_veth(name: str, mac: str) -> list[Any]:
+def end_of_veth(name: str, mac: str, *more: Any) -> list[Any]:
     return [
         ("IFLA_IFNAME", name),
         ("IFLA_ADDRESS", mac),
@@ -50,13 +51,14 @@ def end_of_veth(name: str, mac: str) -> list[Any]:
         ("IFLA_TXQLEN", 1000),
         ("IFLA_NUM_TX_QUEUES", 1),
         ("IFLA_NUM_RX_QUEUES", 1),
+        *more,
     ]
 
 
-def veth(netns: list[Any]) -> bytes:
-    peer = {"attrs": [*end_of_veth("eth0", "02:aa:bb:cc:dd:02"), *netns]}
+def veth(netns: list[Any], *more: Any) -> bytes:
+    peer = {"attrs": [*end_of_veth("eth0", "02:aa:bb:cc:dd:02", *more), *netns]}
     info = {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]}
-    attributes = [*end_of_veth("lxc0123456789ab", "02:aa:bb:cc:dd:01"), ("IFLA_LINKINFO", info)]
+    attributes = [*end_of_veth("lxc0123456789ab", "02:aa:bb:cc:dd:01", *more), ("IFLA_LINKINFO", info)]
     return link(16, REQUEST | ACK | CREATE | EXCL, {}, attributes)
 
 
@@ -93,6 +95,8 @@ def bpf_filter(parent: int) -> bytes:
 
 PAIR = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, 9)
 HERE = VethPair("lxc0123456789ab", MAC_A, "eth0", MAC_B, 1450, None)
+LARGE = OffloadLimits(gro=196608, gso=131072, gro_ipv4=0, gso_ipv4=0)  # pyroute2 does not know the last two
+LARGE_SIZES = ("IFLA_GRO_MAX_SIZE", 196608), ("IFLA_GSO_MAX_SIZE", 131072)
 
 
 def vxlan(more: list[Any]) -> bytes:
@@ -143,6 +147,14 @@ CASES: dict[str, tuple[Request, Callable[[], bytes]]] = {
         lambda: veth([("IFLA_NET_NS_FD", 9)]),
     ),
     "veth with both ends here": (messages.create_veth(HERE), lambda: veth([])),
+    "veth for large packets": (
+        messages.create_veth(msgspec.structs.replace(PAIR, limits=LARGE)),
+        lambda: veth([("IFLA_NET_NS_FD", 9)], *LARGE_SIZES),
+    ),
+    "limits of GSO and GRO": (
+        messages.set_offloads(12, LARGE),
+        lambda: link(19, REQUEST | ACK, {"index": 12}, [*LARGE_SIZES]),
+    ),
     "VXLAN": (new_overlay("vxlan", "cilium_vxlan", 1500, 8472, (0, 0)), lambda: vxlan([])),
     "Geneve": (new_overlay("geneve", "cilium_geneve", 1500, 6081, (0, 0)), geneve),
     "VXLAN that sends from a range of ports": (
@@ -426,7 +438,7 @@ def test_every_packer_is_compared() -> None:
             "dump_links", "activate_link", "link_up", "set_device",
         "set_group", "delete_group", "delete_link", "delete_link_named", "add_address", "delete_address",
         "dump_addresses", "dump_routes", "add_route", "delete_route", "add_clsact", "replace_filter",
-        "set_neighbour", "set_mtu",
+        "set_neighbour", "set_mtu", "set_offloads",
         "dump_filters", "delete_filter", "set_xdp",
     }  # fmt: skip
     assert packers == compared
