@@ -168,7 +168,7 @@ class BigTcp:
             raise
 
     def _set(self, uplinks: Iterable[Device]) -> str:
-        """Give uplinks their limits; what the kernel says of the last that does not take them."""
+        """Give uplinks their limits; the error of the last that does not take them, or empty."""
         refused = ""
         for device in uplinks:
             self._done.add(device.ifindex)
