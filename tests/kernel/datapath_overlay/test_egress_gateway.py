@@ -19,7 +19,7 @@ from cells.maps.records.cluster import (
 from cells.maps.records.flows import DEVICE_MASQUERADE_IPV4, DeviceConfig
 from tests.kernel.datapath.packets import from_pod, tcp, udp
 from tests.kernel.datapath.world import EGRESS, IFINDEX, INGRESS, NODE, OK, OUTSIDE, REDIRECT, A, Outcome, raw
-from tests.kernel.datapath_overlay.recorder import Redirected, Route, Tunnelled
+from tests.kernel.datapath_overlay.recorder import NOWHERE, Redirected, Route, Tunnelled
 from tests.kernel.datapath_overlay.world import IFINDEX as TUNNEL
 from tests.kernel.datapath_overlay.world import (
     OTHER_NODE,
@@ -37,7 +37,7 @@ OWN, HOP = "0a:00:00:00:00:09", "0a:00:00:00:00:0a"
 HERE = Route(0, IFINDEX, raw(OWN), raw(HOP))
 UPLINK = 99
 ELSEWHERE = Route(0, UPLINK, raw(OWN), raw(HOP))
-UNROUTABLE, ENCAP_PROHIBITED, NO_EGRESS_GATEWAY, NO_EGRESS_IP = 151, 170, 194, 204
+UNROUTABLE, NO_FIB, ENCAP_PROHIBITED, NO_EGRESS_GATEWAY, NO_EGRESS_IP = 151, 169, 170, 194, 204
 REMOTE_NODE, CIDR_IDENTITY, WORLD = 6, 1 << 24 | 1, 2
 FIRST_PORT = 32768
 
@@ -219,7 +219,7 @@ def test_the_gateway_translates_and_sends_answers_back_in_the_tunnel(
     assert (left.packet[Ether].src, left.packet[Ether].dst) == (OWN, HOP)
     port = left.packet[UDP].sport
     assert brought(overlay, outward(REMOTE)).packet[UDP].sport == port, "a flow keeps its port"
-    (flow,) = (key for key in overlay.connections(tcp=False) if not key.flags)
+    (flow,) = overlay.connections(tcp=False)
     assert (str(flow.daddr), str(flow.saddr)) == (REMOTE, OUTSIDE)
 
     def comes_back(packet: Packet) -> Outcome:
@@ -242,13 +242,35 @@ def test_the_egress_gateway_accepts_only_selected_packets(overlay: OverlayWorld)
     serve(overlay)
     assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
     policy(overlay, NODE, NONE, pod=REMOTE)
-    assert brought(overlay, outward(REMOTE)).dropped == (NO_EGRESS_IP, EGRESS)
-    policy(overlay, EXCLUDED, EGRESS_IP, pod=REMOTE)
-    assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
+    assert brought(overlay, outward(REMOTE)).dropped == (NO_EGRESS_IP, INGRESS)
     policy(overlay, NODE, EGRESS_IP, pod=REMOTE)
-    assert brought(overlay, outward(REMOTE, ttl=1)).dropped == (196, EGRESS)
+    assert brought(overlay, outward(REMOTE, ttl=1)).dropped == (196, INGRESS)
     overlay.identify(OUTSIDE, REMOTE_NODE)
     assert brought(overlay, outward(REMOTE)).dropped == (UNROUTABLE, INGRESS)
+    assert not list(overlay.maps["cilium_snat_v4_external"].items())
+
+
+def test_a_gateway_without_a_route_drops_packets_and_counts_them_as_dropped_alone(
+    overlay: OverlayWorld,
+) -> None:
+    serve(overlay)
+    policy(overlay, NODE, EGRESS_IP, pod=REMOTE)
+    assert brought(overlay, outward(REMOTE), NOWHERE).counted == {(NO_FIB, INGRESS): 1}
+
+
+@pytest.mark.parametrize("gateway", [EXCLUDED, NONE])
+def test_packets_that_their_policy_no_longer_sends_to_a_gateway_are_the_stacks_there(
+    overlay: OverlayWorld, gateway: str
+) -> None:
+    """As in Cilium: the pod's node had the policy of before, and routes of the stack lead on."""
+    serve(overlay)
+    policy(overlay, gateway, EGRESS_IP, pod=REMOTE)
+    passed = brought(overlay, outward(REMOTE))
+    assert (passed.action, passed.packet[IP].src) == (REDIRECT, REMOTE)
+    assert overlay.recorder.redirected == Redirected(2, 1), "into cilium_host"
+    assert passed.mark == 0x0F00 | REMOTE_IDENTITY << 16
+    left = overlay._run("hive_to_device", passed.packet, 1, passed.mark)
+    assert (left.action, left.packet[IP].src) == (OK, REMOTE)
     assert not list(overlay.maps["cilium_snat_v4_external"].items())
 
 

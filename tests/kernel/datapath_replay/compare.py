@@ -7,7 +7,7 @@ What is not compared, because ours differs on purpose:
 * TCP flags seen that monitor-aggregation-flags does not name (SYN, FIN and RST are the agent's default);
 * forwarded packets in cilium_metrics: ours counts each once, where it leaves;
 * the hop of a packet that goes to the stack, and its destination's MAC: the stack counts hops itself;
-* the MAC of what passes cilium_host to cilium_net: ours is addressed there;
+* the MACs of what passes between cilium_host and cilium_net: ours are those of the two;
 * the entry of the pod that gets the packet: its policy is asked in the sender's program;
 * the mark of a packet that is delivered on the node: no program reads it any more;
 * the checksum of an ICMP error with a translated quote: theirs is not changed by a port, ours is;
@@ -15,7 +15,8 @@ What is not compared, because ours differs on purpose:
 * whether the entry of a packet that a proxy has let in is marked: ours is, so that answers find it;
 * the entry of a service that redirects locally, but not this pod: ours makes none, as nothing is translated;
 * the MAC of a client by a device that knows none: Cilium notes what lies where it would be;
-* the port that a translated flow gets, and what of the packet follows from it: it is random.
+* the port that a translated flow gets, and what of the packet follows from it: it is random;
+* at which of two programs an egress gateway translates what comes out of the tunnel: ours does in the first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tests.kernel.datapath_replay.node import (
     destinations,
 )
 from tests.kernel.datapath_replay.recordings import LIFETIME_AT, OK, XDP_REDIRECT, Json, Recording
+from tests.kernel.datapath_replay.rules import leaves_by_gateway
 
 FLAGS_AT, REV_NAT_AT, TX_SEEN_AT, RX_SEEN_AT, IDENTITY_AT, BACKEND_AT = 36, 38, 42, 43, 44, 8
 PUBLIC_FLAGS = 0x07FF
@@ -56,12 +58,16 @@ TRANSLATED = (
 """Port of the source, and checksum, of TCP in a frame."""
 HOP_LIMIT = slice(21, 22)
 """Of an IPv6 packet, in a frame."""
+MACS, HOPS_TO_CHECKSUM = slice(0, 12), slice(22, 26)
+"""Of an IPv4 packet, in a frame; the protocol is between hops and checksum."""
 ERROR_CHECKSUM = slice(36, 38)
 """Of an ICMP error, in a frame."""
 
 
 def differences(recording: Recording, replayed: Replayed) -> list[str]:
     """None if the two did the same."""
+    if leaves_by_gateway(recording):
+        return [*_gateway(recording, replayed)]
     return [*_verdict(recording, replayed), *_packet(recording, replayed), *_tables(recording, replayed)]
 
 
@@ -82,6 +88,24 @@ def _verdict(recording: Recording, replayed: Replayed) -> Iterator[str]:
         yield from _unequal("redirected to", found and found.ifindex, sent[-1])
 
 
+def _gateway(recording: Recording, replayed: Replayed) -> Iterator[str]:
+    """What Cilium's two programs do: to the device of the egress address, and translated there."""
+    ((_, policy, _),) = recording.before("cilium_egress_gw_policy_v4")
+    sent, ours, theirs = replayed.redirected, replayed.packet, recording.packet_after
+    yield from _unequal("drop reasons", replayed.drop_reasons, recording.drop_reasons)
+    yield from _unequal("leaves by", sent and sent.ifindex, recording.sent_by)
+    yield from _unequal("IP checksum", checksum(ours[14:34]), 0)
+    theirs = theirs[:26] + policy[:4] + theirs[30:]
+    for part in (MACS, HOPS_TO_CHECKSUM, *(random[IPV4] for random in TRANSLATED)):
+        ours, theirs = without(ours, part), without(theirs, part)
+    yield from _unequal("packet", ours.hex(), theirs.hex())
+    if recording.verdict == OK:
+        yield from _tables(recording, replayed)
+        return
+    found = translations(NAT[0], replayed.tables[NAT[0]])
+    yield from _unequal("translated to", [address for _, address in found], [policy[:4]])
+
+
 def identity_of(vni: int, recording: Recording) -> int:
     """Its identity in a tunnel: for a device it is the node, which to others is another node."""
     at_device = recording.hook.endswith("-netdev")
@@ -92,9 +116,11 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
     if recording.dropped:
         return
     ours, theirs = replayed.packet, recording.packet_after
-    if recording.verdict == OK and recording.hook != "xdp":
+    to_host_link = goes_to_host_link(recording)
+    if (recording.verdict == OK and recording.hook != "xdp") or to_host_link:
         theirs = without_hop(theirs, recording.packet)
         theirs = ours[:6] + theirs[6:] if recording.hook == "from-host" else theirs
+        theirs = ours[:12] + theirs[12:] if to_host_link else theirs
         if recording.hook != "snat-step":
             yield from _unequal("mark", hex(replayed.mark), hex(recording.mark_after))
     if "ENABLE_DSR" in recording.switches and theirs[12:14] == IPV6:
@@ -112,6 +138,12 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
         yield from _error(ours, theirs, recording.packet)
     else:
         yield from _unequal("packet", ours.hex(), theirs.hex())
+
+
+def goes_to_host_link(recording: Recording) -> bool:
+    """Whether it goes from the tunnel to the node's stack, by cilium_host."""
+    out_of_tunnel = recording.hook == "cil_from_overlay" and not any(True for _ in destinations(recording))
+    return out_of_tunnel and recording.sent_by == recording.constants["HOST_IFINDEX"]
 
 
 def without(packet: bytes, part: slice) -> bytes:

@@ -47,7 +47,7 @@ from tests.kernel.datapath_replay.recordings import (
     Json,
     Recording,
 )
-from tests.kernel.datapath_replay.rules import program_of
+from tests.kernel.datapath_replay.rules import is_gateway_translation, program_of
 
 CONNTRACK = ("cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global")
 SERVICES = (
@@ -78,7 +78,7 @@ class Replayed:
     verdict: int
     packet: bytes
     mark: int
-    drop_reasons: set[int]
+    drop_reasons: set[tuple[int, int]]
     tables: dict[str, dict[bytes, bytes]]
     now: int
     """Seconds since boot when the packet went in."""
@@ -114,19 +114,17 @@ class Node:
         now = int(time.monotonic())
         self._fill(recording, now)
         self._recorder.nothing(route(recording))
-        for came in recording.data["result"]["tunnel_keys"]:
-            if came["call"] == "get_tunnel_key":
-                node = came["remote_ipv4_host_order"]
-                self._recorder.comes_from(node, came["vni"])
-                self._maps["cilium_node_map_v2"].update(NodeKey(ip_address(node)).pack(), NodeValue(1).pack())
+        for node, vni in tunnel_senders(recording):
+            self._recorder.comes_from(node, vni, route(recording))
+            self._maps["cilium_node_map_v2"].update(NodeKey(ip_address(node)).pack(), NodeValue(1).pack())
         packet, xdp = recording.packet, recording.hook == "xdp"
         run = test_run(program, packet, ctx_in=driver_context(packet) if xdp else context(recording))
-        reasons = {MetricsKey.unpack(key).reason for key, _ in self._maps["cilium_metrics"].items()}
+        counted = [MetricsKey.unpack(key) for key, _ in self._maps["cilium_metrics"].items()]
         return Replayed(
             run.retval,
             run.packet[metadata_size(run.ctx_out) if xdp else 0 :],
             0 if xdp else struct.unpack_from("<I", run.ctx_out, MARK_AT)[0],
-            {reason for reason in reasons if reason >= FIRST_DROP_REASON},
+            {(each.reason, each.direction) for each in counted if each.reason >= FIRST_DROP_REASON},
             {name: dict(self._maps[name].items()) for name in FILLED},
             now,
             self._recorder.tunnelled,
@@ -262,6 +260,15 @@ class Node:
             key = struct.pack("<I", number)
             (epoch,) = struct.unpack("<Q", epochs.lookup(key) or bytes(8))
             epochs.update(key, struct.pack("<Q", epoch + 1))
+
+
+def tunnel_senders(recording: Recording) -> Iterator[tuple[str, int]]:
+    """Which node the packet comes from in the tunnel, and as which identity."""
+    for came in recording.data["result"]["tunnel_keys"]:
+        if came["call"] == "get_tunnel_key":
+            yield came["remote_ipv4_host_order"], came["vni"]
+    if is_gateway_translation(recording):
+        yield recording.constants["CLIENT_NODE_IP"], 0
 
 
 def context(recording: Recording) -> bytes:

@@ -20,6 +20,7 @@ Json = Any
 OK, SHOT, REDIRECT = 0, 2, 7
 XDP_DROP, XDP_PASS, XDP_REDIRECT = 1, 2, 4
 FIRST_DROP_REASON: Final = 130
+DIRECTIONS: Final = {"ingress": 1, "egress": 2}
 
 ETHERNET: Final = 14
 IPV4: Final = b"\x08\x00"
@@ -85,7 +86,9 @@ class Recording:
 
     @cached_property
     def verdict(self) -> int:
-        """OK, SHOT or REDIRECT; of a driver's program XDP_*."""
+        """OK, SHOT or REDIRECT, whatever a replaced helper returned; of a driver's program XDP_*."""
+        if self.data["result"]["redirects"] and self.hook != "xdp":
+            return REDIRECT
         return int(self.data["result"]["return_code"])
 
     @cached_property
@@ -125,10 +128,16 @@ class Recording:
         return [each for each in self.data["result"]["tunnel_keys"] if each["call"] == "set_tunnel_key"]
 
     @cached_property
-    def drop_reasons(self) -> set[int]:
-        """Why it was dropped, if it was."""
-        reasons = {int(row["reason"]) for row in self.data["result"]["metrics_delta"]}
-        return {reason for reason in reasons if reason >= FIRST_DROP_REASON}
+    def drop_reasons(self) -> set[tuple[int, int]]:
+        """Why it was dropped, if it was, and in which direction."""
+        rows = self.data["result"]["metrics_delta"]
+        reasons = {(int(row["reason"]), DIRECTIONS[row["direction"]]) for row in rows}
+        return {(reason, way) for reason, way in reasons if reason >= FIRST_DROP_REASON}
+
+    @cached_property
+    def sent_by(self) -> int:
+        """Index of the device that it was redirected to; of the one that it was at, if it was not."""
+        return int((self.data["result"]["redirects"] or [{"ifindex": 1}])[-1]["ifindex"])
 
     def before(self, table: str) -> list[tuple[bytes, bytes, Json]]:
         """Entries of a map: key, value, and what the recorder read in them."""

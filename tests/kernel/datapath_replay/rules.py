@@ -44,6 +44,8 @@ _PROXY_MAGIC, _EGRESS_GATEWAY, _DECRYPTED, _MAGIC = 0x0200, 0x0500, 0x0D00, 0x0F
 def program_of(recording: Recording) -> str:
     """Which of our programs does what was recorded; empty if none does."""
     hook = str(recording.data["program"]["hook"])
+    if is_gateway_translation(recording):
+        return PROGRAMS["cil_from_overlay"]
     found = next((ours for theirs, ours in PROGRAMS.items() if hook.startswith(theirs)), "")
     return found.replace("device", "l3_device") if recording.l3 else found
 
@@ -51,6 +53,18 @@ def program_of(recording: Recording) -> str:
 def reason_not_to_replay(recording: Recording) -> str | None:
     """None: replay it."""
     return next(_reasons(recording), None)
+
+
+def is_gateway_translation(recording: Recording) -> bool:
+    """At a device, what Cilium marked as come to an egress gateway: ours translates it out of the tunnel."""
+    return recording.mark & _MAGIC == _EGRESS_GATEWAY and recording.packet_after != recording.packet
+
+
+def leaves_by_gateway(recording: Recording) -> bool:
+    """Whether what came out of the tunnel leaves the cluster by this node."""
+    arrives = "ENABLE_EGRESS_GATEWAY" in recording.switches and recording.hook == "cil_from_overlay"
+    sent_on = recording.mark_after & _MAGIC == _EGRESS_GATEWAY and not recording.dropped
+    return is_gateway_translation(recording) or (arrives and sent_on)
 
 
 def _reasons(recording: Recording) -> Iterator[str]:
@@ -97,13 +111,6 @@ def _reported_by_geneve(recording: Recording) -> bool:
     return chosen is not None and bool(chosen == geneve)
 
 
-def _translated_on_arrival(recording: Recording) -> bool:
-    """On its egress gateway: out of the tunnel, or at a device with Cilium's mark of what came out of it."""
-    arrives = recording.hook == "cil_from_overlay" and not recording.dropped
-    came = recording.mark & _MAGIC == _EGRESS_GATEWAY and recording.packet_after != recording.packet
-    return "ENABLE_EGRESS_GATEWAY" in recording.switches and (arrives or came)
-
-
 def _tunnel_encrypted(recording: Recording) -> bool:
     return recording.hook == "to-netdev" and "ENABLE_IPSEC" in recording.switches
 
@@ -118,10 +125,6 @@ _DIFFERENCES: Final = (
     (
         "what was decrypted goes to pods by programs also where each has a route of its own",
         _decrypted_with_endpoint_routes,
-    ),
-    (
-        "an egress gateway translates what comes out of the tunnel in that program, not at the device",
-        _translated_on_arrival,
     ),
     ("DSR by Geneve: not built", _reported_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),

@@ -131,7 +131,7 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	if (node) {
 		/* Its conntrack entry determines how long the translation is needed. */
 		if (ct_lookup_own(flow, EGRESS, now, family, &entry) == CT_NEW) {
-			refused = ct_create(flow, EGRESS, now, family);
+			refused = ct_create_translated(flow, flow->source_identity, now, family);
 			if (refused)
 				return refused;
 		}

@@ -13,18 +13,26 @@
 #include "nat/error.h"
 #include "nat/flow.h"
 #include "netdev/maps.h"
+#include "nodeport/conntrack.h"
 #include "nodeport/output.h"
 #include "overlay/send.h"
 
-/* The policy entry of the packet, or NULL if none has it. */
-static __always_inline const struct egress_value *gateway_policy(const struct flow *flow)
+/* The entry of the packet, also one that excludes its destination; NULL if no policy selects it. */
+static __always_inline const struct egress_value *gateway_entry(const struct flow *flow)
 {
 	const struct egress_key key = {
 		.prefixlen = EGRESS_PREFIX_FULL,
 		.saddr = flow->saddr.words[0],
 		.daddr = flow->daddr.words[0],
 	};
-	const struct egress_value *value = bpf_map_lookup_elem(&cilium_egress_gw_policy_v4, &key);
+
+	return bpf_map_lookup_elem(&cilium_egress_gw_policy_v4, &key);
+}
+
+/* The same, NULL also if the destination is excluded. */
+static __always_inline const struct egress_value *gateway_policy(const struct flow *flow)
+{
+	const struct egress_value *value = gateway_entry(flow);
 
 	return value && value->gateway_ip != EGRESS_EXCLUDED ? value : NULL;
 }
@@ -69,8 +77,9 @@ VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 	return gateway_node(flow);
 }
 
-/* Whether what another node's pod has sent here may leave the cluster by this node: 0, or a drop. Its flow is entered here,
- * too: that determines how long its translation is needed.
+/* Whether what another node's pod has sent here may leave the cluster by this node: 0, or a drop. UNDECIDED: its policy
+ * excludes the destination by now, or has no gateway. Its flow is entered here, too: that determines how long its
+ * translation is needed.
  */
 VERIFIED_ALONE gateway_admits(struct flow *flow)
 {
@@ -81,16 +90,18 @@ VERIFIED_ALONE gateway_admits(struct flow *flow)
 
 	if (!flow || !gateway_tunnel() || !is_outside(identity_of(ipcache_lookup(&flow->daddr, FAMILY_IPV4))))
 		return DROP(INGRESS, DROP_UNROUTABLE);
-	value = gateway_policy(flow);
-	if (!value || value->gateway_ip == EGRESS_NO_GATEWAY)
+	value = gateway_entry(flow);
+	if (!value)
 		return DROP(INGRESS, DROP_UNROUTABLE);
+	if (value->gateway_ip == EGRESS_EXCLUDED || value->gateway_ip == EGRESS_NO_GATEWAY)
+		return UNDECIDED;
 	if (!value->egress_ip)
-		return DROP(EGRESS, DROP_NO_EGRESS_IP);
+		return DROP(INGRESS, DROP_NO_EGRESS_IP);
 	if (flow->ttl <= 1)
-		return DROP(EGRESS, DROP_TTL_EXCEEDED);
+		return DROP(INGRESS, DROP_TTL_EXCEEDED);
 	if (!flow->related && ct_lookup_own(flow, EGRESS, now, FAMILY_IPV4, &entry) == CT_NEW)
-		refused = ct_create(flow, EGRESS, now, FAMILY_IPV4);
-	return refused ? DROP(EGRESS, refused) : 0;
+		refused = ct_create_translated(flow, flow->source_identity, now, FAMILY_IPV4);
+	return refused ? DROP(INGRESS, refused) : 0;
 }
 
 /* The address that the packet leaves from. */
@@ -101,14 +112,14 @@ static __always_inline void gateway_source(const struct flow *flow, struct addre
 	*source = (struct address){ .words = { value ? value->egress_ip : 0 } };
 }
 
-/* Send on what another node's pod has sent here to leave the cluster; the verdict. */
+/* Send on what another node's pod has sent here to leave the cluster; the verdict, or UNDECIDED: see gateway_admits(). */
 static __always_inline int gateway_takes(struct __sk_buff *skb, struct flow *flow)
 {
 	struct address source;
-	int refused = gateway_admits(flow);
+	int verdict = gateway_admits(flow), refused;
 
-	if (refused)
-		return refused;
+	if (verdict)
+		return verdict;
 	gateway_source(flow, &source);
 	refused = flow->related ? nat4_error_leave(skb, flow) : nat_leave(skb, flow, &source, false, FAMILY_IPV4);
 	return refused ? DROP(EGRESS, refused) : nodeport4_send(skb, flow, 0);

@@ -69,7 +69,7 @@ struct egress_value {
 };
 
 #define EGRESS_NO_GATEWAY 0 /* they are dropped */
-#define EGRESS_EXCLUDED bpf_htonl(1) /* they leave as without a policy */
+#define EGRESS_EXCLUDED bpf_htonl(1) /* the policy excludes the destination: they leave as without it */
 #define EGRESS_PREFIX_FULL 64
 
 struct {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The entry of a client's flow to a backend: by it answers find the service, and translations their end.
+/* Entries of flows whose source this node translates: they determine how long translations are needed.
  *
- * It is one of packets on their way out, though the client sends them in: as if the node itself asked the backend.
+ * By that of a client's flow to a backend answers find the service. It is one of packets on their way out, though the client
+ * sends them in: as if the node itself asked the backend. Errors about these flows find the translation, and need no entry.
  */
 #pragma once
 
@@ -28,6 +29,25 @@ static __always_inline long nodeport_insert(const struct flow *flow, const struc
 	}
 }
 
+/* Enter a flow, of which `identity` is the source; 0, or the reason to drop the packet. */
+VERIFIED_ALONE ct_create_translated(struct flow *flow, __u32 identity, __u32 now, __u32 family)
+{
+	if (!flow)
+		return DROP_CT_CREATE_FAILED;
+	bool tcp = flow->protocol == IPPROTO_TCP;
+	const struct ct_entry entry = {
+		.source_identity = identity,
+		.node_port = flow->node_port,
+		.rev_nat_index = flow->rev_nat_index,
+		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
+		.tx_flags_seen = tcp ? TCP_SYN : 0,
+		.last_tx_report = now,
+	};
+
+	flow->report = CT_CAPTURE;
+	return nodeport_insert(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
+}
+
 /* Remember the neighbour that the client's packets come by: only the programs in drivers ask for it. */
 static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct flow *flow, __u8 family)
 {
@@ -49,24 +69,13 @@ static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct
 /* Note a packet of the client's; 0, or the reason to drop. */
 static __always_inline int nodeport_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	bool tcp = flow->protocol == IPPROTO_TCP;
 	struct ct_entry *known;
 
 	if (ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->node_port &&
 	    known->rev_nat_index == flow->rev_nat_index)
 		return 0;
-	const struct ct_entry entry = {
-		.source_identity = world_identity(family),
-		.node_port = true,
-		.rev_nat_index = flow->rev_nat_index,
-		.lifetime = now + (tcp ? config.ct_lifetime_syn : config.ct_lifetime_any),
-		.tx_flags_seen = tcp ? TCP_SYN : 0,
-		.last_tx_report = now,
-	};
-
-	flow->report = CT_CAPTURE;
 	nodeport_note_neighbour(ctx, flow, family);
-	return nodeport_insert(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
+	return ct_create_translated(flow, world_identity(family), now, family);
 }
 
 VERIFIED_ALONE nodeport4_note(context_t *ctx, struct flow *flow, __u32 now)

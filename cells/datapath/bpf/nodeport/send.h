@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lib/forward.h"
+#include "lib/identity.h"
 #include "lib/mark.h"
 #include "lib/metrics.h"
 #include "overlay/send.h"
@@ -24,11 +25,16 @@ static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enu
 static __always_inline int nodeport_send(context_t *ctx, struct flow *flow, __be32 node, __u8 family)
 {
 	const struct tunnel_config *tunnel = node ? tunnel_facts() : NULL;
+	/* What has come here for this node, or in the tunnel, is dropped on its way in. */
+	bool came = flow->source_identity == IDENTITY_HOST || flow->from_tunnel;
+	int verdict;
 
 	mark_write(ctx, MARK_SNAT_DONE);
 	if (!tunnel) {
-		count(ctx, REASON_FORWARDED, EGRESS);
-		return fib_send(ctx, flow, EGRESS, family);
+		verdict = fib_send(ctx, flow, came ? INGRESS : EGRESS, family);
+		if (likely(!DROPPED(verdict)))
+			count(ctx, REASON_FORWARDED, EGRESS);
+		return verdict;
 	}
 	if (flow->ttl <= 1)
 		return DROP(EGRESS, DROP_TTL_EXCEEDED);

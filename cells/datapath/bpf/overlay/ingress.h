@@ -46,7 +46,7 @@ static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 ide
 	return identity == IDENTITY_WORLD ? world_identity(family) : identity;
 }
 
-/* To the node itself: the stack gets it where it gets everything from pods. */
+/* To the node's stack, by cilium_host as what pods of this node send it. */
 static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	const struct node_config *node = node_facts();
@@ -97,8 +97,13 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	if (family == FAMILY_IPV6 && without(WITHOUT_IPV6))
 		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
-	if (!local && family == FAMILY_IPV4)
-		return gateway_takes(skb, flow);
+	if (!local && family == FAMILY_IPV4) {
+		verdict = gateway_takes(skb, flow);
+		if (verdict != UNDECIDED)
+			return verdict;
+		mark_identity(skb, flow->source_identity);
+		return overlay_to_host(skb, flow, family);
+	}
 	if (!local)
 		return DROP(INGRESS, DROP_UNROUTABLE); /* removed, or never here: the stack might send it back */
 	if (local->flags & ADDRESS_IS_HOST) {

@@ -85,7 +85,7 @@ static __always_inline int nodeport_send(context_t *ctx, const struct flow *flow
 
 	if (node && tunnel_facts())
 		return hand_over_to_stack(ctx, what);
-	verdict = xdp_send(ctx, flow, EGRESS, what, family);
+	verdict = xdp_send(ctx, flow, what == HANDED_RETURN ? INGRESS : EGRESS, what, family);
 	if (verdict == XDP_TX || verdict == XDP_REDIRECT)
 		count(ctx, REASON_FORWARDED, EGRESS);
 	return verdict;
