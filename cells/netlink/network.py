@@ -1,4 +1,4 @@
-"""Devices, addresses and routes of the node, by pyroute2 in worker threads."""
+"""Rules for packets with a mark, and the routing tables that those ask."""
 
 import errno
 import os
@@ -7,14 +7,13 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-import anyio.to_thread
 import msgspec
 
 from cells.netlink import messages as m
 from cells.netlink.connection import Connection, NetlinkError, open_socket
-from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, VethPair
+from cells.netlink.messages import IPNetwork
 from cells.netlink.wire import (
     NLM_F_CREATE,
     NLM_F_DUMP,
@@ -26,13 +25,9 @@ from cells.netlink.wire import (
     u32,
 )
 
-if TYPE_CHECKING:
-    from pyroute2 import IPRoute
-
 __all__ = [
     "Marked",
     "MarkedRule",
-    "NodeNetwork",
     "TableRoute",
     "clear_table",
     "leave_marked",
@@ -42,96 +37,6 @@ __all__ = [
     "set_rows",
     "take_marked",
 ]
-
-
-TX_QUEUE_LENGTH = 1000
-_IFF_NOARP, _IFA_F_NODAD = 0x80, 0x02
-_LINK_SCOPE, _UNIVERSE = 253, 0
-_MISSING = frozenset({3, 19, 99})  # ESRCH, ENODEV, EADDRNOTAVAIL
-
-
-class NodeNetwork:
-    """Writes to the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
-
-    async def create_veth(self, pair: VethPair) -> None:
-        """Create a pair with both ends here, down. EEXIST: either name is taken."""
-        await self._do(
-            f"create veth {pair.host_name} with peer {pair.pod_name}",
-            lambda ip: ip.link(
-                "add",
-                ifname=pair.host_name,
-                kind="veth",
-                address=pair.host_mac.hex(":"),
-                mtu=pair.mtu,
-                peer={"ifname": pair.pod_name, "address": pair.pod_mac.hex(":"), "mtu": pair.mtu},
-            ),
-        )
-
-    async def set_device(self, ifindex: int, name: str, mtu: int) -> None:
-        """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""
-        flags = 1 | _IFF_NOARP
-        await self._do(
-            f"set up {name}",
-            lambda ip: ip.link(
-                "set", index=ifindex, mtu=mtu, txqlen=TX_QUEUE_LENGTH, flags=flags, change=flags
-            ),
-        )
-
-    async def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
-        """Give a link an address of its own, as a /32 or /128. EEXIST when it has it."""
-        more = {"flags": _IFA_F_NODAD} if address.version == 6 else {}
-        await self._do(
-            f"add address {address} to {name}",
-            lambda ip: ip.addr(
-                "add", index=ifindex, address=str(address), prefixlen=address.max_prefixlen, **more
-            ),
-        )
-
-    async def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Take an address off a link, and the route to it alone; a missing one is fine."""
-        await self._do(
-            f"remove address {address} from {name}",
-            lambda ip: ip.addr(
-                "del", index=ifindex, address=str(address.ip), prefixlen=address.network.prefixlen
-            ),
-            missing_ok=True,
-        )
-        await self.remove_route(ifindex, type(address.network)(address.ip))
-
-    async def set_route(
-        self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
-    ) -> None:
-        """A route of the main table, through ``gateway`` or on the link; in place of another one to there."""
-        route: dict[str, Any] = {"dst": str(destination), "oif": ifindex, "proto": "boot"}
-        route["scope"] = _LINK_SCOPE if gateway is None else _UNIVERSE
-        if gateway is not None:
-            route["gateway"] = str(gateway)
-        if source is not None:
-            route["prefsrc"] = str(source)
-        await self._do(f"set route {destination}", lambda ip: ip.route("replace", **route))
-
-    async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove a route of the main table over a link; a missing one is fine."""
-        await self._do(
-            f"remove route {destination}",
-            lambda ip: ip.route("del", dst=str(destination), oif=ifindex),
-            missing_ok=True,
-        )
-
-    async def _do(self, what: str, work: Callable[["IPRoute"], object], *, missing_ok: bool = False) -> None:
-        await anyio.to_thread.run_sync(_call, what, work, missing_ok)
-
-
-def _call(what: str, work: Callable[["IPRoute"], object], missing_ok: bool) -> None:
-    from pyroute2 import IPRoute
-    from pyroute2 import NetlinkError as Refused
-
-    try:
-        with IPRoute() as ip:
-            work(ip)
-    except Refused as error:
-        if not (missing_ok and error.code in _MISSING):
-            raise NetlinkError(error.code, what) from error
 
 
 # Delivers packets with a mark to the node itself, whatever their destination: a rule, and a route in its
@@ -146,6 +51,7 @@ FR_ACT_TO_TBL: Final = 1
 RTN_LOCAL: Final = 2
 RTPROT_STATIC: Final = 4
 RTM_F_CLONED: Final = 0x200
+RT_SCOPE_UNIVERSE: Final = 0
 RT_SCOPE_HOST: Final = 254
 RT_TABLE_COMPAT: Final = 252
 """What stands for the number of a table that needs more than a byte; RTA_TABLE has it."""
@@ -332,7 +238,7 @@ def _set_row(one: MarkedRule | TableRoute, table: int) -> Request:
         made = rule(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, one.marked, one.family, (errno.EEXIST,))
         protocol = attribute(FRA_PROTOCOL, bytes([m.RTPROT_KERNEL]))
         return made._replace(body=made.body + protocol)
-    scope = RT_SCOPE_HOST if one.local else _UNIVERSE
+    scope = RT_SCOPE_HOST if one.local else RT_SCOPE_UNIVERSE
     kind = RTN_LOCAL if one.local else m.RTN_UNICAST
     body = _route_head(one, table, m.RTPROT_KERNEL, scope, kind) + u32(m.RTA_OIF, one.ifindex)
     if one.mtu:

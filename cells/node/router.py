@@ -22,8 +22,6 @@ from cells.datapath.datapath import Datapath
 from cells.maps.records.endpoints import NodeConfig
 from cells.netlink import news
 from cells.netlink.links import HostLinks
-from cells.netlink.messages import IPInterface, VethPair
-from cells.netlink.network import NodeNetwork
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam import Ipam
 from cells.node.ipam.allocator import Allocation
@@ -204,42 +202,6 @@ def addresses_in(text: str) -> list[IPAddress]:
     return [found[version] for version in (6, 4) if version in found and int(found[version])]
 
 
-# The router's writes while the agent starts: packed messages, which take no time to load.
-
-
-class StartWriter:
-    """A :class:`~cells.node.router_kernel.RouterWriter` that makes one synchronous exchange a method."""
-
-    def __init__(self, links: HostLinks) -> None:
-        self._links = links
-
-    async def create_veth(self, pair: VethPair) -> None:
-        """Create a pair, both ends down."""
-        self._links.create_veth(pair)
-
-    async def set_device(self, ifindex: int, name: str, mtu: int) -> None:
-        """MTU, queue length 1000, no ARP, up."""
-        self._links.set_device(ifindex, name, mtu)
-
-    async def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
-        """Add as a /32 or /128."""
-        self._links.add_address(ifindex, name, address)
-
-    async def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Remove, with the route to it alone."""
-        self._links.remove_address(ifindex, name, address)
-
-    async def set_route(
-        self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
-    ) -> None:
-        """Through the gateway, or on the link; in place of another route to the destination."""
-        self._links.set_route(ifindex, destination, gateway, source)
-
-    async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove; a missing one is fine."""
-        self._links.remove_route(ifindex, destination)
-
-
 # The router of this node: the addresses its pods send to, and the devices behind it.
 
 LOOPBACK: Final = "lo"
@@ -288,8 +250,8 @@ class RouterSysctls:
 
 
 def router_kernel(links: HostLinks, datapath: Datapath, sysctls: RouterSysctls, log: Logger) -> RouterKernel:
-    """The pair of devices, written by packed messages at first."""
-    return RouterKernel(links, StartWriter(links), datapath, log, write_settings=sysctls.write)
+    """The pair of devices."""
+    return RouterKernel(links, datapath, log, write_settings=sysctls.write)
 
 
 class RouterAddresses:
@@ -419,9 +381,6 @@ class Router:
         self._made = self._addresses.claim()
         self._objects.wake()
         await self._make()
-        self._kernel.writer = (
-            NodeNetwork()
-        )  # what is put right from now on need not wait for what it takes to load
         self._sysctls.write()
         addresses = {str(family): str(each.ip) for family, each in self._made.items()}
         self._log.info("router set up", **addresses, device=HOST)

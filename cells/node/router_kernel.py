@@ -39,33 +39,29 @@ class RouterLinks(Protocol):
         """Delete, off the loop."""
         ...
 
-
-class RouterWriter(Protocol):
-    """What changes the node's links; cells.netlink.NodeNetwork. Methods raise NetlinkError."""
-
-    async def create_veth(self, pair: VethPair) -> None:
+    def create_veth(self, pair: VethPair) -> object:
         """Create a pair, both ends down."""
         ...
 
-    async def set_device(self, ifindex: int, name: str, mtu: int) -> None:
+    def set_device(self, ifindex: int, name: str, mtu: int) -> None:
         """MTU, queue length 1000, no ARP, up."""
         ...
 
-    async def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
+    def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
         """Add as a /32 or /128."""
         ...
 
-    async def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
+    def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
         """Remove, with the route to it alone."""
         ...
 
-    async def set_route(
+    def set_route(
         self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
     ) -> None:
         """Through the gateway, or on the link; in place of another route to the destination."""
         ...
 
-    async def remove_route(self, ifindex: int, destination: IPNetwork) -> None:
+    def remove_route(self, ifindex: int, network: IPNetwork) -> None:
         """Remove; a missing one is fine."""
         ...
 
@@ -84,9 +80,7 @@ class Macs(msgspec.Struct, frozen=True):
     net: bytes
 
 
-async def ensure_pair(
-    links: RouterLinks, writer: RouterWriter, mtu: int, log: Logger, macs: Macs | None = None
-) -> DevicePair:
+async def ensure_pair(links: RouterLinks, mtu: int, log: Logger, macs: Macs | None = None) -> DevicePair:
     """The pair as it is when it is one, else a new one in place of what has its names; up, without ARP.
 
     A new one has ``macs``, else random ones.
@@ -102,13 +96,13 @@ async def ensure_pair(
             )
         await links.reap(link.ifindex for link in obstacles)
         macs = macs or Macs(random_mac(), random_mac())
-        await writer.create_veth(VethPair(HOST, macs.host, NET, macs.net, mtu, None))
+        links.create_veth(VethPair(HOST, macs.host, NET, macs.net, mtu, None))
         pair = found_pair(links)
         if pair is None:
             raise RuntimeError(f"{HOST} and {NET} were created, but are not a veth pair")
     for link in (pair.host, pair.net):
         if not is_right(link, mtu):
-            await writer.set_device(link.ifindex, link.name, mtu)
+            links.set_device(link.ifindex, link.name, mtu)
     return pair
 
 
@@ -270,7 +264,6 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
     def __init__(
         self,
         links: RouterLinks,
-        writer: RouterWriter,
         programs: RouterPrograms,
         log: Logger,
         *,
@@ -278,8 +271,6 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
     ) -> None:
         """``write_settings`` is called before the pair gets addresses: a new one has the node's defaults."""
         self._links = links
-        self.writer = writer
-        """Who writes; another one may take over."""
         self._programs = programs
         self._log = log
         self._write_settings = write_settings
@@ -336,17 +327,17 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
             for key, address in present.items():
                 if key in batch:
                     with failures.of(key):
-                        await self.writer.remove_address(host, HOST, address)
+                        self._links.remove_address(host, HOST, address)
             for route in await self._links.routes(host):
                 key = f"route {route.destination}"
                 if key in batch:
                     with failures.of(key):
-                        await self.writer.remove_route(host, route.destination)
+                        self._links.remove_route(host, route.destination)
 
     async def _make(self, wanted: RouterObject) -> None:
         match wanted:
             case DeviceObject(mtu=mtu):
-                await ensure_pair(self._links, self.writer, mtu, self._log, self._macs())
+                await ensure_pair(self._links, mtu, self._log, self._macs())
             case NodeObject(routers=routers):
                 self._programs.set_node(node_config(self.pair, routers))
             case ProgramsObject():
@@ -356,10 +347,10 @@ class RouterKernel(Target[str, RouterObject, RouterObject]):
                 host = self.pair.host.ifindex
                 self._write_settings()
                 if address not in self._links.addresses().get(host, ()):
-                    await self.writer.add_address(host, HOST, address.ip)
+                    self._links.add_address(host, HOST, address.ip)
             case RouteObject():
                 host = self.pair.host.ifindex
-                await self.writer.set_route(host, wanted.destination, wanted.gateway, wanted.source)
+                self._links.set_route(host, wanted.destination, wanted.gateway, wanted.source)
 
     def _macs(self) -> Macs | None:
         """Those the pair had when the programs were configured."""

@@ -44,14 +44,14 @@ class FakeLinks:
     def find(self, name: str) -> LinkInfo | None:
         return self.found.get(name)
 
-    async def create_veth(self, pair: VethPair) -> None:
+    def create_veth(self, pair: VethPair) -> None:
         assert not {pair.host_name, pair.pod_name} & self.found.keys()
         self.done.append("create")
         host, net = link(12, pair.host_name, 13), link(13, pair.pod_name, 12)
         for end, mac in ((host, pair.host_mac), (net, pair.pod_mac)):
             self.found[end.name] = replace(end, mac=mac, mtu=pair.mtu, up=False, arp=True)
 
-    async def set_device(self, ifindex: int, name: str, mtu: int) -> None:
+    def set_device(self, ifindex: int, name: str, mtu: int) -> None:
         assert self.found[name].ifindex == ifindex
         self.done.append(f"set {name} {mtu}")
         self.found[name] = replace(self.found[name], mtu=mtu, up=True, arp=False, tx_queue_length=1000)
@@ -59,17 +59,17 @@ class FakeLinks:
     def addresses(self) -> dict[int, list[IPInterface]]:
         return {ifindex: list(addresses) for ifindex, addresses in self.present.items()}
 
-    async def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
+    def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
         self.done.append(f"add {address}")
         self.present.setdefault(ifindex, []).append(ip_interface(address))
 
-    async def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
+    def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
         if self.fast:
             raise NetlinkError(16, f"remove address {address} from {name}")
         self.done.append(f"remove {address}")
         self.present[ifindex].remove(address)
 
-    async def set_route(
+    def set_route(
         self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
     ) -> None:
         self.done.append(f"route {destination} via {gateway} src {source}")
@@ -79,7 +79,7 @@ class FakeLinks:
     async def routes(self, ifindex: int) -> list[RouteInfo]:
         return [each for each in self.routed if each.ifindex == ifindex]
 
-    async def remove_route(self, ifindex: int, network: IPNetwork) -> None:
+    def remove_route(self, ifindex: int, network: IPNetwork) -> None:
         self.done.append(f"unroute {network}")
         self.routed = [each for each in self.routed if each.destination != network]
 

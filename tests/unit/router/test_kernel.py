@@ -53,9 +53,7 @@ class World:
         self.links = links
         self.programs = FakePrograms()
         self.settings = 0
-        self.kernel = RouterKernel(
-            links, links, self.programs, structlog.get_logger(), write_settings=self._count
-        )
+        self.kernel = RouterKernel(links, self.programs, structlog.get_logger(), write_settings=self._count)
         self.table: Table[str, RouterObject] = Table("router", key=lambda row: row.key)
         with self.table.txn() as rows:
             for row in wanted(BOTH, strays, mtu).values():

@@ -20,7 +20,7 @@ def log() -> Logger:
 
 async def test_the_pair_is_created_up_and_without_arp(log: Logger) -> None:
     links = FakeLinks()
-    pair = await ensure_pair(links, links, 1450, log)
+    pair = await ensure_pair(links, 1450, log)
     assert links.done == ["create", "set cilium_host 1450", "set cilium_net 1450"]
     assert (pair.host.ifindex, pair.net.ifindex) == (12, 13)
     assert pair.host.mac != pair.net.mac
@@ -28,7 +28,7 @@ async def test_the_pair_is_created_up_and_without_arp(log: Logger) -> None:
 
 async def test_a_pair_that_is_right_is_not_touched(log: Logger) -> None:
     links = FakeLinks(HOST, NET)
-    pair = await ensure_pair(links, links, 1500, log)
+    pair = await ensure_pair(links, 1500, log)
     assert links.done == []
     assert (pair.host, pair.net) == (HOST, NET)
 
@@ -36,7 +36,7 @@ async def test_a_pair_that_is_right_is_not_touched(log: Logger) -> None:
 async def test_a_pair_that_differs_is_changed_in_place(log: Logger) -> None:
     for wrong in (replace(HOST, up=False), replace(HOST, arp=True), replace(HOST, tx_queue_length=500)):
         links = FakeLinks(wrong, NET)
-        await ensure_pair(links, links, 1500, log)
+        await ensure_pair(links, 1500, log)
         assert links.done == ["set cilium_host 1500"]
 
 
@@ -55,12 +55,12 @@ async def test_links_that_are_not_a_veth_pair_are_replaced(
     links: tuple[LinkInfo, ...], deleted: list[str], log: Logger
 ) -> None:
     fake = FakeLinks(*links)
-    pair = await ensure_pair(fake, fake, 1500, log)
+    pair = await ensure_pair(fake, 1500, log)
     assert fake.done[: len(deleted) + 1] == [*(f"delete {name}" for name in deleted), "create"]
     assert pair.host.ifindex == 12
 
 
 async def test_a_pair_made_anew_may_have_the_macs_of_the_one_before(log: Logger) -> None:
     links = FakeLinks()
-    pair = await ensure_pair(links, links, 1500, log, Macs(b"host..", b"net..."))
+    pair = await ensure_pair(links, 1500, log, Macs(b"host..", b"net..."))
     assert (pair.host.mac, pair.net.mac) == (b"host..", b"net...")
