@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Entries of flows whose source this node translates: they determine how long translations are needed.
+/* Entries of flows with a source that this node translates: they determine how long translations are needed.
  *
  * By that of a client's flow to a backend answers find the service. It is one of packets on their way out, though the client
  * sends them in: as if the node itself asked the backend. Errors about these flows find the translation, and need no entry.
