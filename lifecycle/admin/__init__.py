@@ -1,7 +1,7 @@
-"""A look into a running hive: commands over a unix socket, and tables as plain data for other servers.
+"""Access to a running hive: commands over a unix socket, and tables as plain data for other servers.
 
-Source of nothing, reconciler of nothing: a server. Give ``admin()`` to a hive beside its cells.
-Cells contribute commands of their own as ``Member[Commands]``; lifecycle.testing runs scripts of them.
+Neither source nor reconciler: a server. Add ``admin()`` to the cells of a hive. Cells contribute commands as
+``Member[Commands]``; lifecycle.testing runs scripts of them.
 """
 
 from lifecycle.admin.browse import Follower, TableChange, TableInfo, TableRow, changed, rows, tables_info

@@ -1,6 +1,6 @@
 """The tables of a hive as plain data: their list, their rows, and their changes.
 
-Why:    an API, a shell and a script show tables in different words, and read them in one way: in slices, so
+Why:    an API, a shell and scripts show tables in different forms, but read them in one way: in slices, so
         that a large table does not keep the event loop from other work.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Follower", "TableChange", "TableInfo", "TableRow", "changed", "rows"
 
 
 class TableInfo(msgspec.Struct, frozen=True, rename="kebab"):
-    """A table: its name, size, number of changes, and the initializers it still waits for."""
+    """A table: its name, size, number of changes, and pending initializers."""
 
     name: str
     rows: int
@@ -30,7 +30,7 @@ class TableInfo(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TableRow(msgspec.Struct, frozen=True):
-    """A row of a table, and the table's revision when it was last written."""
+    """A row of a table, and the revision of its last write."""
 
     rev: int
     key: object
@@ -38,7 +38,7 @@ class TableRow(msgspec.Struct, frozen=True):
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """A row that came, changed or went; of one that went, how it was."""
+    """A row that was added, changed or deleted; a deleted one with its last contents."""
 
     rev: int
     key: object
@@ -55,7 +55,7 @@ def tables_info(tables: Tables) -> list[TableInfo]:
 
 
 async def rows(found: Iterable[tuple[Hashable, Any, int]]) -> AsyncGenerator[list[TableRow], None]:
-    """Rows as a Snapshot has them, in slices: others have the loop after each."""
+    """The rows of a Snapshot, in slices, with yields to the event loop."""
     part: list[TableRow] = []
     time_slice = TimeSlice()
     for key, row, revision in found:
@@ -75,18 +75,18 @@ def changed(change: Change[Any, Any]) -> TableChange:
 
 
 class Follower:
-    """Follows tables for readers, until closed. For a slow reader changes are merged, not queued."""
+    """Follows tables for readers, until closed. For a slow reader, changes are merged, not queued."""
 
     def __init__(self) -> None:
         self._watched: set[Changes[Any, Any]] = set()
         self._closed = False
 
     def open(self) -> None:
-        """Let readers follow: who serves them starts, perhaps again."""
+        """Let readers follow, when their server starts, perhaps again."""
         self._closed = False
 
     def close(self) -> None:
-        """End what is followed: who serves the readers stops."""
+        """End all readers, when their server stops."""
         self._closed = True
         for changes in self._watched:
             changes.wake()
@@ -94,7 +94,7 @@ class Follower:
     async def follow(
         self, table: ReadTable[Any, Any], quiet: float | None = None
     ) -> AsyncGenerator[list[TableChange], None]:
-        """Every row there is, then what changes, in batches; an empty one after so many quiet seconds."""
+        """All rows, then their changes, in batches; an empty batch after the given quiet seconds."""
         held = table.snapshot()
         changes = table.changes(held.revision)
         self._watched.add(changes)

@@ -1,4 +1,4 @@
-"""The admin cell: any hive with a socket to look into it."""
+"""The admin cell: a socket for access to a running hive."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +37,8 @@ class AdminSettings(Settings, frozen=True):
 def admin(socket: Callable[..., AdminSocket] | None = None) -> Cell:
     """The module ``admin``: commands over a unix socket, its own and those that cells contribute.
 
-    The socket is that of AdminSettings, unless `socket`, a constructor with any dependencies, gives another.
+    The socket is that of AdminSettings, unless `socket`, a constructor with any dependencies, returns
+    another.
     """
     place = (provide_private(socket),) if socket else (config(AdminSettings), provide_private(_own))
     return module(
@@ -54,19 +55,19 @@ def _own(settings: AdminSettings) -> AdminSocket:
 
 
 def table_history(place: AdminSocket, tables: Tables, lifecycle: Lifecycle) -> TableHistory:
-    """The moments that a shell can show."""
+    """Past moments of tables for the shell."""
     return TableHistory(place.history, tables, lifecycle)
 
 
 def table_commands(tables: Tables, history: TableHistory) -> Member[Commands]:
-    """Commands that look at tables."""
+    """Commands for tables."""
     return TableCommands(tables, history)
 
 
 def hive_commands(
     view: HiveView, health: HealthTree, jobs: JobMetrics, modules: Modules, tables: Tables
 ) -> Member[Commands]:
-    """Commands that look at the hive."""
+    """Commands for the hive."""
     return HiveCommands(view, health, jobs, modules, tables)
 
 
@@ -79,14 +80,16 @@ def served_hive_commands(
     own: ModuleId,
     place: AdminSocket,
 ) -> Member[Commands]:
-    """The same, which leave the module that serves them running, and those that are to be."""
+    """As hive_commands(), but they do not disable the module that serves them or the modules that AdminSocket
+    keeps.
+    """
     return HiveCommands(view, health, jobs, modules, tables, served_by=own, keeps=place.keeps)
 
 
 def no_history(tables: Tables, lifecycle: Lifecycle) -> TableHistory:
-    """None: what a script looks at, it has just written."""
+    """None: a script has just written what it reads."""
     return TableHistory(0, tables, lifecycle)
 
 
 commands_cell = group(provide_private(no_history, table_commands, hive_commands))
-"""The commands that every hive has, for the module that contains this cell."""
+"""The commands of every hive, for the module that contains this cell."""

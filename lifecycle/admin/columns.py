@@ -1,6 +1,6 @@
-"""Records as columns of text, and such text compared with records.
+"""Records as columns of text, and comparison of such text with records.
 
-Source: cilium/statedb's script commands: where a word of the header stands, there its column begins.
+Source: cilium/statedb's script commands: a column begins below the word of the header.
 """
 
 import re
@@ -13,12 +13,12 @@ __all__ = ["Columns", "Golden", "aligned", "columns_of", "fitted", "left_out_not
 
 _GAP = "   "
 _LEAST = 10
-"""Characters that a cell which is shortened keeps."""
+"""Number of characters that a shortened cell keeps."""
 _BELOW = "    "
 
 
 def columns_of(found: Iterable[Mapping[str, str]]) -> list[str]:
-    """Every name that occurs, in order."""
+    """All names that occur, in order."""
     return list(dict.fromkeys(name for record in found for name in record))
 
 
@@ -31,15 +31,16 @@ class Columns:
         self._filled: set[str] = set()
 
     def measure(self, record: Mapping[str, str]) -> None:
-        """Make room for the cells of a record."""
+        """Widen columns for the cells of a record."""
         cells = [record.get(name, "") for name in self._names]
         self._filled.update(name for name, cell in zip(self._names, cells, strict=True) if cell)
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
 
     def fit(self, width: int, keep: Collection[str]) -> list[str]:
-        """Fit lines into this width: first without empty and the widest columns; then with shorter cells.
+        """Fit lines into this width: first without empty and the widest columns, then with shorter cells.
 
-        Those to keep, or without any the first, stay. Returns the names of those left out that are not empty.
+        Columns to keep, or without any the first one, remain. Returns the names of omitted columns that are
+        not empty.
         """
         keep = keep or self._names[:1]
         widths = dict(zip(self._names, self._widths, strict=True))
@@ -66,7 +67,7 @@ class Columns:
         return sum(self._widths) + len(_GAP) * (len(self._widths) - 1) - width
 
     def header(self) -> str:
-        """A line of names in upper case."""
+        """The header in upper case."""
         return self._line([name.upper() for name in self._names])
 
     def line(self, record: Mapping[str, str]) -> str:
@@ -85,9 +86,10 @@ def fitted(
     keep: Collection[str] = (),
     below: str = "",
 ) -> str:
-    """As aligned(), in lines of this width, if there is one.
+    """As aligned(), in lines of this width, if given.
 
-    The column named ``below`` then stands under each line; others are left out, and named at the end.
+    The column named ``below`` then follows each line; columns that do not fit are left out and named at the
+    end.
     """
     whole = aligned(found, columns)
     if width is None or max(map(len, whole.splitlines())) <= width:
@@ -103,12 +105,12 @@ def fitted(
 
 
 def left_out_note(names: Sequence[str], more: str, width: int) -> list[str]:
-    """Lines that name the columns left out, and what shows them; none where none is."""
+    """Lines that name the columns left out, and how to show them; empty if none is."""
     return list(wrapped(f"not shown: {', '.join(names)} ({more})", width)) if names else []
 
 
 def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -> Iterator[str]:
-    """A text in lines of this width, if there is one, all of them after ``indent``."""
+    """A text in lines of this width, if given, each after ``indent``."""
     if width is None:
         yield f"{indent}{text}\n"
         return
@@ -119,7 +121,7 @@ def wrapped(text: str, width: int | None, indent: str = "", further: str = "") -
 
 
 def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
-    """A line of names in upper case, and one for each record; each column as wide as its widest cell."""
+    """A header in upper case and a line for each record; each column as wide as its widest cell."""
     table = Columns(columns)
     for record in found:
         table.measure(record)
@@ -127,7 +129,7 @@ def aligned(found: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
 
 
 class Golden(msgspec.Struct, frozen=True):
-    """A view of a table that a user defined: some of its columns, all of its rows."""
+    """A user-defined view of a table: some of its columns, all of its rows."""
 
     columns: tuple[str, ...]
     starts: tuple[int, ...]
@@ -135,7 +137,10 @@ class Golden(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, page: str) -> "Golden":
-        """Empty lines and those that begin with # count for nothing. Raises ValueError without a header."""
+        """Parse a view. Empty lines and lines that begin with # are ignored.
+
+        Raises ValueError without a header.
+        """
         lines = [line for line in page.expandtabs().splitlines() if line.strip() and not line.startswith("#")]
         if not lines:
             raise ValueError("expected a line with the names of columns")
@@ -145,7 +150,7 @@ class Golden(msgspec.Struct, frozen=True):
         return cls(tuple(word[0].lower() for word in words), starts, rows)
 
     def differences(self, found: Sequence[Mapping[str, str]]) -> list[str]:
-        """Lines with ``-`` for what was expected, ``+`` for what is there, all of it; none if equal."""
+        """Lines with ``-`` for expected and ``+`` for present records; empty if they are equal."""
         rows = [tuple(record.get(name, "") for name in self.columns) for record in found]
         if rows == list(self.rows):
             return []
@@ -170,7 +175,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _short(text: str, most: int) -> str:
-    """A text of so many characters at most, without its middle: names differ at their ends."""
+    """Shorten a text to a maximum length by its middle, as names differ at their ends."""
     if len(text) <= most:
         return text
     start = most // 2

@@ -1,7 +1,7 @@
-"""Tables as they were at past moments, for those who look into a hive.
+"""Tables at past moments, for the shell.
 
-Why:    what is wrong now was often right a minute ago. A moment is a snapshot of every table: it costs a
-        reference to each row that is overwritten while it is held, and nothing while nothing changes.
+Why:    a table that is wrong now was often right a minute ago. A moment is a snapshot of every table: it
+        costs a reference to each row that is overwritten while it exists, and nothing while nothing changes.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from lifecycle.tables.snapshot import Snapshot
 __all__ = ["Moment", "TableHistory"]
 
 REST: Final = 1.0
-"""Seconds between two moments, at least: what changes in between is in the next one."""
+"""Minimum time between two moments, in seconds: later changes belong to the next one."""
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """All tables as they were after a change."""
+    """All tables after a change."""
 
     number: int
     at: float
     """In seconds since the epoch."""
     changed: tuple[str, ...]
-    """Names of the tables that differ from the moment before; none of the first one."""
+    """Names of the tables that differ from the moment before; empty for the first one."""
     seen: Mapping[str, Snapshot[Any, Any] | str]
-    """By name; the error of those that could not be read."""
+    """Snapshots by name; the error of tables that could not be read."""
 
 
 class TableHistory:
-    """The last moments of all tables, as many as asked for; none, at no cost, where that is 0."""
+    """The last moments of all tables, up to a number; if that is 0, none, at no cost."""
 
     def __init__(self, moments: int, tables: Tables, lifecycle: Lifecycle) -> None:
         self._moments: deque[Moment] = deque(maxlen=moments)
@@ -49,7 +49,7 @@ class TableHistory:
             lifecycle.append(Hook("remember tables", self._start, self._stop))
 
     def notify(self, changed: Mapping[Any, Any], revision: int) -> None:
-        """A table has changed: remember it soon."""
+        """A table has changed: record a moment soon."""
         del changed, revision
         if self._runs and self._next is None:
             last = self._moments[-1].at if self._moments else 0.0
@@ -57,7 +57,7 @@ class TableHistory:
             self._next = asyncio.get_running_loop().call_later(pause, self._remember)
 
     def wake(self) -> None:
-        """Nothing has changed."""
+        """A no-op."""
 
     async def _start(self) -> None:
         self._runs = True
@@ -69,11 +69,11 @@ class TableHistory:
             self._next.cancel()
 
     def all(self) -> list[Moment]:
-        """Every moment there is, the oldest first."""
+        """All moments, the oldest first."""
         return list(self._moments)
 
     def moments(self, what: str) -> list[Moment]:
-        """As all(). Raises CommandError, which begins with `what`, where there is none."""
+        """As all(). Raises CommandError, which begins with `what`, if there is none."""
         if not self._moments:
             raise CommandError(
                 f"{what}: no moments are remembered; expected a setting such as admin-history=60"
@@ -81,7 +81,10 @@ class TableHistory:
         return self.all()
 
     def at(self, text: str) -> Moment:
-        """The moment of a number, or the last one that is as old as a duration. Raises CommandError."""
+        """The moment of a number, or the last one that is at least as old as a duration.
+
+        Raises CommandError.
+        """
         self.moments(f"--at={text}")
         first, last = self._moments[0].number, self._moments[-1].number
         if text.isdecimal():

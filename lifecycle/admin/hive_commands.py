@@ -1,4 +1,4 @@
-"""The commands that look at a hive: how it is, what it is made of, how its start went, its jobs and logs."""
+"""Commands for a hive: health, graph, start, jobs, logs."""
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ __all__ = ["HiveCommands"]
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _SLOWEST = 20
-"""Steps of a start that are shown unless all are asked for."""
+"""Number of steps of a start that are shown by default."""
 
 
 class HiveCommands(Commands):

@@ -1,4 +1,4 @@
-"""Any value as JSON that people can read."""
+"""Any value as readable JSON."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ _MAC_LENGTH = 6
 
 
 def plain(value: object) -> object:
-    """`value` out of what JSON has: structs as objects, MACs and addresses as people write them.
+    """`value` in JSON's types: structs as objects, MACs and addresses as usual texts.
 
-    Six bytes are a MAC, others hexadecimal, and of a type of their own what that calls them; sets are sorted;
-    what is not known otherwise is its text.
+    Six bytes are a MAC, other bytes hexadecimal, and a subclass of bytes its repr(); sets are sorted; other
+    values become their text.
     """
     found: object
     match value:
@@ -40,7 +40,9 @@ def plain(value: object) -> object:
 
 
 def text(value: object) -> str:
-    """A value of plain() in one cell of a table: nothing for what is empty, lists with commas, else JSON."""
+    """A value of plain() in one cell of a table: lists with commas, mappings as JSON, empty values as
+    nothing.
+    """
     match value:
         case None | "" | [] | {}:
             return ""

@@ -1,11 +1,11 @@
 """Commands over a unix socket: a line in, text out, an end mark.
 
 Source: the shell of cilium/hive. Its protocol is used, so ``cilium-dbg shell`` can be the client: each line
-        is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Ours adds what begins with #,
-        a comment to their servers: after ``#marks`` the output of a command that fails ends with
-        ``<<failed>>`` instead, that of one to be repeated with ``--yes`` with ``<<confirm>>``,
-        ``#complete LINE`` shows what the last word of the line may become, and after ``#width N`` tables
-        are N columns wide at most.
+        is a command, its output ends with a line ``<<end>>``, ``exit`` closes. Our extensions begin with #, a
+        comment for their servers: after ``#marks``, the output of a command that fails ends with
+        ``<<failed>>`` instead, and that of a command to repeat with ``--yes`` with ``<<confirm>>``;
+        ``#complete LINE`` returns completions of the line's last word; after ``#width N``, tables are at most
+        N columns wide.
 """
 
 import asyncio
@@ -41,25 +41,25 @@ END, FAILED, CONFIRM = "<<end>>", "<<failed>>", "<<confirm>>"
 _MARKS, _COMPLETE, _WIDTH = "#marks", "#complete ", "#width "
 _LEAVE = frozenset({"exit", "quit", "stop"})
 _SHELL = frozenset({"echo", "grep"})
-"""Of the commands of scripts those that a shell has too."""
+"""The commands of scripts that are also available in a shell."""
 _LONGEST_LINE = 1 << 16
 _NARROWEST = 20
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
 class AdminSocket(msgspec.Struct, frozen=True):
-    """Where commands are taken: nowhere without a path. Its owner may connect, and a group if named."""
+    """The path of the socket; empty for none. Its owner may connect, and a group if one is named."""
 
     path: Path | None
     group: str | None = None
     keeps: Mapping[str, str] = {}
-    """Modules that ``hive/disable`` leaves running, with all that they need; of each, why."""
+    """Modules that ``hive/disable`` must not stop, each with the reason."""
     history: int = 0
-    """Past moments of all tables that commands can show."""
+    """Number of past moments of all tables that commands can show."""
 
 
 class AdminServer:
-    """Serves every client by itself: commands of one run one after the other."""
+    """Serves all clients in parallel; commands of one client run one after the other."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Client:
         self._writer: asyncio.StreamWriter | None = None
         self._marks = False
         self._disconnected = asyncio.Event()
-        """Set once the client sends nothing more: what goes on without end, ends."""
+        """Set when the client sends nothing more: endless commands end."""
         self._state = State(write=self._write)
 
     async def serve(self) -> None:
@@ -131,7 +131,7 @@ class _Client:
             pass  # the client has disconnected, or the server stops: no one waits for an answer
 
     def close(self) -> None:
-        """Let go of the connection; what the client has not read by now is lost."""
+        """Close the connection; unread output is lost."""
         if self._writer is None:
             self._connection.close()
         else:
@@ -170,7 +170,7 @@ class _Client:
         await self._write(f"{mark if self._marks else END}\n")
 
     async def _run(self, line: str) -> str:
-        """Run a command, an endless one until the client disconnects; returns the mark for its result."""
+        """Run a command, an endless one until the client disconnects. Returns the mark for its result."""
         called = self._engine.called(line)
         changes = called.changes if called is not None else None
         before = changes() if changes is not None else ""
@@ -182,7 +182,7 @@ class _Client:
                 self._audit(line, before, now, level)
 
     def _audit(self, line: str, before: str, now: str, level: str) -> None:
-        """A line in the log for a change, also where it lets the log have fewer lines than before."""
+        """Log a change, even if it reduces the log level."""
         pid, uid, _ = self._peer
         chosen = log_level()
         set_log_level(level)

@@ -1,4 +1,4 @@
-"""The commands that look at tables: ``db``, ``db/show``, ``db/get``, ``db/watch``, ``db/cmp`` and their kin.
+"""Commands for tables: ``db``, ``db/show``, ``db/get``, ``db/watch``, ``db/cmp`` and others.
 
 Source: the script commands of cilium/statedb; names and flags are the same.
 """
@@ -33,10 +33,10 @@ _AT = Flag("at", "The moment to show, by its number or age: db/moments")
 _SHOWN = (_OUT, _COLUMNS, _FORMAT, _AT)
 
 Item = tuple[Hashable, Any, int]
-"""A row as a snapshot has it: key, row, revision."""
+"""A row of a snapshot: key, row, revision."""
 
 _PART = 256
-"""Rows that are sorted at once."""
+"""Number of rows that are sorted in one step."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two looks at a table."""
@@ -283,7 +283,7 @@ async def _documents(found: Sequence[Item], form: str) -> AsyncGenerator[str, No
 async def _table(
     found: Sequence[Item], columns: Sequence[str], width: int | None
 ) -> AsyncGenerator[str, None]:
-    """The rows under the names of their fields, in slices; columns that are asked for are never left out."""
+    """The rows under the names of their fields, in slices; requested columns are never left out."""
     records, time_slice = await _records(found), TimeSlice()
     known: dict[str, None] = {}
     for record in records:
@@ -323,7 +323,7 @@ async def _until_empty(
     look: Callable[[], Awaitable[list[str]]],
     beginning: str = "this did not change in time:",
 ) -> None:
-    """Look again and again; raises CommandError with what is left when the time is over."""
+    """Repeat until the result is empty. Raises CommandError with the rest after the timeout."""
     until, pause = state.now() + given.seconds("timeout"), _FIRST_PAUSE
     while found := await look():
         if state.now() >= until:
@@ -333,9 +333,9 @@ async def _until_empty(
 
 
 async def _sorted(found: Iterable[Item]) -> list[Item]:
-    """By key, so that one order is that of everybody; by its text where keys cannot be compared.
+    """Sort by key, for one order everywhere; by text if keys cannot be compared.
 
-    Parts are sorted, then merged, with pauses: all at once would hold the loop.
+    Parts are sorted and then merged, with pauses, so that the event loop is not blocked.
     """
     time_slice = TimeSlice()
     items: list[tuple[object, Item]] = []
@@ -360,7 +360,7 @@ async def _sorted(found: Iterable[Item]) -> list[Item]:
 
 
 def _record(row: TableRow) -> dict[str, str]:
-    """The fields of a row by name; its key besides, where no field is the key."""
+    """The fields of a row by name, with its key if that is not a field."""
     if not isinstance(row.obj, dict):
         return {"key": text(row.key), "value": text(row.obj)}
     fields = {str(name).lower(): text(value) for name, value in row.obj.items()}

@@ -1,8 +1,8 @@
-"""What the tables of a running hive held, moment by moment, as lines that a test replays.
+"""Traces: the contents of a running hive's tables, moment by moment, as lines that a test replays.
 
-Why:    a fault that shows after hours in production is reproduced where time is simulated and every order of
-        tasks can be tried: lifecycle.testing.Trace reads these lines. Derived tables follow from the others,
-        so they are left out.
+Why:    a fault that appears after hours in production is reproduced in a test with simulated time and any
+        order of tasks: lifecycle.testing.Trace reads these lines. Derived tables follow from the others, so
+        they are left out.
 """
 
 from collections.abc import AsyncGenerator, Hashable, Sequence
@@ -19,27 +19,27 @@ from lifecycle.tables import Snapshot, Table, Tables
 __all__ = ["TraceLine", "trace_lines"]
 
 ROWS = 256
-"""Rows in a line, at most."""
+"""Maximum number of rows in a line."""
 
 
 class TraceLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Changes of one table. The lines of one moment have the same time, and belong together."""
+    """Changes of one table. Lines of one moment have the same time."""
 
     at: float
     """In seconds since the epoch."""
     table: str
     put: Sequence[object] = ()
-    """Rows that are new or another."""
+    """New and changed rows."""
     delete: Sequence[object] = ()
-    """Keys of rows that are no longer there, as the shell shows them."""
+    """Keys of deleted rows, as the shell shows them."""
 
 
 async def trace_lines(
     history: TableHistory, tables: Tables, names: Sequence[str]
 ) -> AsyncGenerator[str, None]:
-    """All moments there are, a JSON object a line: every row of the first one, then what has changed.
+    """All moments, one JSON object a line: all rows of the first one, then changes.
 
-    Of the tables of these `names`; without any, of all that can be written. Raises CommandError.
+    Of the tables in `names`, or of all writable tables. Raises CommandError.
     """
     chosen = list(names) or [table.name for table in tables.all() if isinstance(table, Table)]
     time_slice = TimeSlice()
@@ -63,7 +63,7 @@ def _changed(before: Snapshot[Any, Any] | None, now: Snapshot[Any, Any]) -> Sequ
 
 
 def _encoded(row: object, name: str) -> object:
-    """Of what JSON has, so that decoded() gives the same row: bytes as base64, other types as their text."""
+    """A row in JSON's types, so that decoded() returns the same row: bytes as base64, other types as text."""
     try:
         return msgspec.to_builtins(row, str_keys=True, enc_hook=plain)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The commands that write tables, for scripts: a table of a hive that runs has one writer already."""
+"""Commands that write tables, for scripts only: in a running hive, a table has one writer already."""
 
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ def write_commands(hive: Hive) -> Commands:
 
 
 def writable(hive: Hive, name: str) -> Table[Any, Any]:
-    """The table of this name. Raises CommandError when there is none, or it follows from others."""
+    """The table of this name. Raises CommandError if there is none or it is derived."""
     try:
         table = hive.tables.get(name)
     except LookupError as error:
@@ -64,7 +64,7 @@ def writable(hive: Hive, name: str) -> Table[Any, Any]:
 
 
 def row_type(hive: Hive, table: Table[Any, Any]) -> object:
-    """The type of the rows, by the hint of the constructor that gives it. Raises CommandError without one."""
+    """The type of the rows, from the hint of the table's constructor. Raises CommandError without one."""
     args = typing.get_args(hive.key_of(table))
     if not args:
         raise CommandError(
@@ -89,7 +89,7 @@ def _rows(page: str, file: str, kind: object) -> Iterator[object]:
 
 
 def decoded(row: object, kind: object) -> object:
-    """A row of this type, of what people write, or db/trace makes of one. Raises ValueError, one line."""
+    """A row of this type, from input of users or of db/trace. Raises ValueError, one line."""
     try:
         return msgspec.convert(_encoded(row, kind), kind, strict=False, dec_hook=_from_text)
     except TypeError as error:  # of the type: a union that nothing distinguishes
@@ -97,7 +97,7 @@ def decoded(row: object, kind: object) -> object:
 
 
 def _encoded(row: object, kind: object) -> object:
-    """With names as msgspec wants them: fields may be written as in Python though a struct renames them."""
+    """With the names that msgspec expects, also for fields that a struct renames."""
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(row, dict)):
         return row
     names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
@@ -105,7 +105,7 @@ def _encoded(row: object, kind: object) -> object:
 
 
 def _from_text(kind: type, value: object) -> object:
-    """Types that msgspec does not know: those of settings, and whatever is made of one text."""
+    """Types that msgspec does not know: those of settings, and types with a constructor from text."""
     if isinstance(value, kind):
         return value
     if values.known(kind):

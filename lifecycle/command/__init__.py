@@ -1,4 +1,4 @@
-"""A hive as a command of its own: runs it, checks it, shows what it is made of, completes its flags."""
+"""A hive as a command: runs and checks it, shows its graph, completes its flags."""
 
 from lifecycle.command.imported import hive_at
 from lifecycle.command.main import main

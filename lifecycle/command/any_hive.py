@@ -1,4 +1,4 @@
-"""``python -m lifecycle``: what one does with a hive that has no command of its own, and in CI."""
+"""``python -m lifecycle``: commands for hives without a command of their own, and for CI."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ _OF_A_HIVE = ("check", "inspect", "shell")
 
 
 def run(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Do what the words say; the exit code, as USAGE has it."""
+    """Execute a command line. Returns the exit code, as in USAGE."""
     try:
         return _run(list(argv), env)
     except HiveError as error:
@@ -77,7 +77,7 @@ def _diff(words: list[str]) -> int:
 
 
 def _update(file: str, source: str) -> int:
-    """Write the golden graph, unless it is there and equal: its date is that of the last change."""
+    """Write the golden graph, unless it exists and is equal: its date is that of the last change."""
     if not _is_file(file):
         raise UsageError(f"diff --update: {file}: expected a file such as graph.json before the hive")
     path, graph = Path(file), _graph(source)
@@ -91,7 +91,7 @@ def _update(file: str, source: str) -> int:
 
 
 def _golden(graph: Graph) -> Graph:
-    """Without what moves at every edit and differs between machines: it is under version control."""
+    """The graph without fields that change at every edit or differ between machines, for version control."""
 
     def placed(node: ConstructorInfo | InvokeInfo) -> msgspec.Struct:
         return msgspec.structs.replace(node, file=os.path.basename(node.file), line=0)  # noqa: PTH119  # any text
@@ -106,7 +106,7 @@ def _is_file(source: str) -> bool:
 
 
 def _graph(source: str) -> Graph:
-    """The graph in a file, or of a hive with its defaults: no variable and no flag of the moment is in it."""
+    """The graph in a file, or of a hive with its defaults, without variables and flags."""
     if not _is_file(source):
         hive = hive_at(source)
         try:

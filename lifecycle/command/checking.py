@@ -1,4 +1,4 @@
-"""Whether a hive could run: as a line for people, as JSON for programs."""
+"""The check of a hive: as one line for people, as JSON for programs."""
 
 import msgspec
 
@@ -10,20 +10,20 @@ __all__ = ["Verdict", "check_all", "check_graph", "faulty"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found."""
+    """The result of a check."""
 
     name: str
     """Of the hive."""
     sound: bool
     whole: bool = True
-    """Whether settings and constructors were looked at, beside the wiring."""
+    """Whether settings and constructors were checked in addition to the wiring."""
     constructors: int = 0
-    """Those that are needed."""
+    """Number of constructors that are needed."""
     hooks: int = 0
     settings: int = 0
-    """Those given, by flags, variables or files."""
+    """Number of settings that flags, variables or files set."""
     faults: tuple[FaultInfo, ...] = ()
-    """Of the kinds of a graph's faults, or setting, usage or failure."""
+    """With the kinds of a graph's faults, or setting, usage or failure."""
 
     def __str__(self) -> str:
         hooks = f", {self.hooks} hooks, {self.settings} settings given" if self.whole else ""
@@ -35,13 +35,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_graph(hive: Hive) -> Verdict:
-    """Look at the wiring alone: no setting is read, nothing is built. Raises GraphError with every fault."""
+    """Check the wiring alone: reads no settings, builds nothing. Raises GraphError with every fault."""
     hive.options()
     return Verdict(name=hive.name, sound=True, whole=False, constructors=hive.needed)
 
 
 def check_all(hive: Hive) -> Verdict:
-    """Look at the wiring and the settings, and build everything: constructors may fail, too.
+    """Check the wiring and the settings, and build everything, as constructors may fail, too.
 
     Raises what Hive.check() raises, BuildError.
     """
@@ -57,7 +57,7 @@ def check_all(hive: Hive) -> Verdict:
 
 
 def faulty(hive: Hive, error: HiveError) -> Verdict:
-    """The verdict of what a check raised."""
+    """The verdict from the error of a check."""
     faults: tuple[FaultInfo, ...]
     if isinstance(error, SettingsError):
         faults = tuple(FaultInfo(one.kind, one.text, one.details, (), one.lacks) for one in error.faults)

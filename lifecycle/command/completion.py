@@ -1,6 +1,6 @@
-"""What makes a shell complete the command line of a hive.
+"""Shell completion for the command line of a hive.
 
-The script asks the command itself, with what is typed so far; so it never gets out of date.
+The script calls the command itself with the present line, so it is always up to date.
 """
 
 import re
@@ -45,11 +45,11 @@ complete -c NAME -a '(_FUNCTION)'
 """
 
 SHELLS: dict[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-"""The scripts, with NAME and FUNCTION to be filled in."""
+"""The scripts, with NAME and FUNCTION as placeholders."""
 
 
 def script(shell: str, name: str) -> str:
-    """The script to be sourced by `shell` for a command of that name."""
+    """The script that `shell` sources for a command of that name."""
     function = re.sub(r"\W", "_", name) + "_complete"
     return SHELLS[shell].replace("FUNCTION", function).replace("NAME", name)
 
@@ -57,7 +57,7 @@ def script(shell: str, name: str) -> str:
 def candidates(
     options: Iterable[Option], commands: Iterable[str], more: Sequence[str], line: str
 ) -> list[str]:
-    """What the last word of the line may become; none where it is a value that only its user knows."""
+    """Completions of the last word; none for values that only the user knows."""
     words = line.split(" ")
     before, word = [one for one in words[1:-1] if one], words[-1] if len(words) > 1 else ""
     known = {f"--{option.name}": option for option in options}

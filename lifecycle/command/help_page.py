@@ -1,4 +1,4 @@
-"""The help of a hive's command: what it can do, and every setting."""
+"""The help of a hive's command: commands and settings."""
 
 import shutil
 import textwrap
@@ -56,7 +56,7 @@ def _text(option: Option) -> str:
 
 
 def _row(name: str, text: str, width: int) -> Iterator[str]:
-    """A name and its text beside it; below where the name is long."""
+    """A name and its text in two columns; the text is below a long name."""
     indent = " " * _COLUMN
     lines = textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

@@ -1,4 +1,4 @@
-"""A hive by the name of its variable."""
+"""Imports a hive by the name of its variable."""
 
 import inspect
 import sys
@@ -18,10 +18,12 @@ EXPECTED = "expected package.module:name, which names a Hive, a Cell, or a funct
 
 
 def hive_at(source: str) -> Hive:
-    """The hive that ``package.module:name`` names; of a Cell, a hive of that cell alone. It is not started.
+    """The hive that ``package.module:name`` names; for a Cell, a hive of that cell alone.
 
-    The module is looked for in the working directory, too. Raises UsageError, one line, when there is none,
-    and HiveError, one line, for what the module or the function raises.
+    It is not started.
+
+    The module may be in the working directory. Raises UsageError, one line, if there is none, and HiveError,
+    one line, for errors of the module or the function.
     """
     package, colon, name = source.partition(":")
     if not (package and colon and name):
@@ -50,7 +52,7 @@ def hive_at(source: str) -> Hive:
 
 
 def _result(source: str, function: Callable[..., object]) -> object:
-    """What a function returns that is called without arguments."""
+    """The result of a function without arguments."""
     try:
         inspect.signature(function).bind()
     except TypeError as error:

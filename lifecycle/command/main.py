@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "shell": "Talk to one that runs, by its admin socket: shell [--socket=PATH] [COMMAND...].",
     "completion": f"Print what makes a shell complete this: completion {'|'.join(completion.SHELLS)}.",
 }
-"""What may stand before the settings."""
+"""Commands, which come before the settings."""
 
 _OK, _FOUND, _INTERRUPTED = 0, 1, 130
 _SOCKET = "--socket="
@@ -41,16 +41,16 @@ _GRAPH, _JSON = "--graph", "--json"
 def main(hive: Hive, argv: Sequence[str] | None = None, *, version: str = "") -> NoReturn:
     """Run the command line and exit the process with 0, 1 for a failure, 2 for wrong usage or settings.
 
-    Without a command the hive runs. Flags are its settings, beside variables with its prefix and the files
-    that its own Sources name. ``--help`` lists all of them, ``--version`` the `version` if there is one,
-    ``--strict`` refuses keys that no option knows. Logs go to standard error, unless configure_logging() has
-    been called before.
+    Without a command, the hive runs. Flags are its settings, in addition to variables with its prefix and the
+    files of its own Sources. ``--help`` lists all of them, ``--version`` prints `version` if it is set,
+    ``--strict`` refuses unknown keys. Logs go to standard error, unless configure_logging() was called
+    before.
     """
     sys.exit(run_command(hive, sys.argv[1:] if argv is None else argv, os.environ, version=version))
 
 
 def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, version: str = "") -> int:
-    """As main(); the exit code."""
+    """As main(). Returns the exit code."""
     command, rest = (argv[0], list(argv[1:])) if argv and argv[0] in COMMANDS else ("run", list(argv))
     try:
         return _run(hive, command, rest, env, version)
@@ -68,7 +68,7 @@ def run_command(hive: Hive, argv: Sequence[str], env: Mapping[str, str], *, vers
 
 
 def _failed(hive: Hive, error: HiveError) -> int:
-    """A line for each fault; the exit code."""
+    """Print a line for each fault. Returns the exit code."""
     if isinstance(error, SettingsError):
         for fault in error.faults:
             late = fault.text.startswith(tuple(f"{one}: not expected here" for one in COMMANDS))
@@ -79,7 +79,7 @@ def _failed(hive: Hive, error: HiveError) -> int:
 
 
 def _own_flags(hive: Hive, words: Sequence[str]) -> set[str]:
-    """The words that are flags of the command, not settings of the hive."""
+    """Flags of the command, as opposed to settings of the hive."""
     try:
         settings = {f"--{option.name}" for option in hive.options()}
     except GraphError:
@@ -108,7 +108,7 @@ def _run(hive: Hive, command: str, words: list[str], env: Mapping[str, str], ver
 
 
 def _on_settings(hive: Hive, command: str, words: list[str], env: Mapping[str, str], *, strict: bool) -> int:
-    """What needs the settings: run, check and inspect."""
+    """Run, check or inspect, which need the settings."""
     flags = _own_flags(hive, words) & {"check": {_GRAPH, _JSON}, "inspect": {_JSON}}.get(command, set())
     words = [word for word in words if word not in flags]
     view, words = _view(words) if command == "inspect" else ([], words)
@@ -156,7 +156,7 @@ def _inspect(hive: Hive, view: Sequence[str], *, as_json: bool) -> int:
 
 
 def _show_if_faulty(hive: Hive, words: list[str]) -> None:
-    """Of a hive that cannot be built show what can be shown; why it cannot be is raised afterwards."""
+    """Show the graph of a hive that cannot be built; its error is raised afterwards."""
     try:
         hive.options()
     except GraphError:
@@ -167,7 +167,7 @@ def _show_if_faulty(hive: Hive, words: list[str]) -> None:
 
 
 def _shell(hive: Hive, words: Sequence[str], env: Mapping[str, str]) -> int:
-    """Flags before the first word are ours, all others those of the command."""
+    """Flags before the first word belong to the shell, all others to the command."""
     from lifecycle.command.shell import shell
 
     count = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))

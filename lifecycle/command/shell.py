@@ -1,4 +1,4 @@
-"""A shell into a running hive: commands to its admin socket, one or many, completed and remembered."""
+"""A shell for a running hive: sends commands to its admin socket, with completion and history."""
 
 import contextlib
 import os
@@ -21,11 +21,11 @@ _REMEMBERED = 1000
 
 
 def shell(path: Path, words: Sequence[str], name: str, timeout: float = 5.0) -> int:
-    """Run the words as one command, or without any the lines of standard input; the exit code.
+    """Run the words as one command or, without any, the lines of standard input. Returns the exit code.
 
-    On a terminal lines are edited, completed with the tabulator and remembered from one shell to the next; ^C
-    ends a command, ^D the shell. Otherwise the first command that fails ends it. `timeout` is that of the
-    connection, in seconds. Raises HiveError, one line, when no server answers.
+    On a terminal, lines are edited, completed with the tabulator and remembered from one shell to the next;
+    ^C ends a command, ^D the shell. Otherwise, the first command that fails ends it. `timeout` is that of the
+    connection, in seconds. Raises HiveError, one line, if no server answers.
     """
     if words:
         with _Connection(path, timeout) as connection:
@@ -74,7 +74,7 @@ class _Connection:
         self._socket.close()
 
     def open(self) -> None:
-        """Connect, afresh if need be. Raises HiveError."""
+        """Connect, again if necessary. Raises HiveError."""
         self._socket.close()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(self._timeout)
@@ -88,9 +88,9 @@ class _Connection:
         list(self.ask("#marks"))
 
     def run(self, line: str) -> bool:
-        """Print the output of a command as it comes; whether the command succeeded.
+        """Print the output of a command as it arrives. Returns whether the command succeeded.
 
-        At a terminal, tables are as wide as it is, and a command that needs confirmation asks the user first.
+        On a terminal, tables are as wide as it is, and a command that needs confirmation asks the user first.
         """
         if sys.stdout.isatty():
             list(self.ask(f"#width {shutil.get_terminal_size().columns}"))
@@ -104,7 +104,7 @@ class _Connection:
         return True
 
     def ask(self, line: str) -> Iterator[str]:
-        """The lines of an answer, and FAILED at the end of one that is a failure. Raises HiveError."""
+        """The lines of an answer, and FAILED at the end of a failure. Raises HiveError."""
         try:
             self._socket.sendall(f"{line}\n".encode())
             for text in self._lines:
@@ -120,7 +120,7 @@ class _Connection:
 
 @contextlib.contextmanager
 def _remembering(name: str, connection: _Connection) -> Iterator[None]:
-    """Lines of earlier shells, and completion; both only where Python has readline."""
+    """History and completion, if Python has readline."""
     try:
         import readline
     except ImportError:
@@ -172,7 +172,7 @@ def _confirmed() -> bool:
 
 
 def _line(words: Sequence[str]) -> str:
-    """Words as one line of the shell's language, where quotes are single and doubled inside."""
+    """Words as one line of the shell's language, in which single quotes are doubled inside quotes."""
     quoted = ("'" + word.replace("'", "''") + "'" if shlex.quote(word) != word else word for word in words)
     return words[0] if len(words) == 1 else " ".join(quoted)
 

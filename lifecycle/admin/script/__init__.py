@@ -1,7 +1,7 @@
-"""Scripts: pages of text with commands, what they are expected to print, and the files they use.
+"""Scripts: pages of text with commands, their expected output, and files.
 
-Why:    a shell into a running hive and a test of a controller want the same words. The language is that of
-        cilium/hive's script tests, so a page of theirs reads like one of ours.
+Why:    a shell into a running hive and tests of controllers use the same commands. The language is that of
+        cilium/hive's script tests, so their pages look like ours.
 """
 
 from lifecycle.admin.script.archive import Archive, parse

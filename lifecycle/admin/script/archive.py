@@ -1,6 +1,6 @@
-"""A page of text with files in it, as Go's txtar has it: the script first, then each file under its name.
+"""A page of text with files, as in Go's txtar: the script first, then each file under its name.
 
-Source: golang.org/x/tools/txtar. A line ``-- name --`` begins a file; before the first is the script.
+Source: golang.org/x/tools/txtar. A line ``-- name --`` begins a file; the script is before the first one.
 """
 
 import re
@@ -13,13 +13,13 @@ _MARKER = re.compile(r"^-- (?P<name>\S(?:.*\S)?) --[ \t]*$")
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """A script, and the files it may use by name."""
+    """A script and its files by name."""
 
     script: str
     files: dict[str, str]
 
     def text(self) -> str:
-        """The page: parse() of it gives this again, with line ends where the last line of a part had none."""
+        """The page: parse() returns an equal archive, with a line end added to each part."""
         parts = [_ended(self.script)]
         for name, content in self.files.items():
             parts += [f"-- {name} --\n", _ended(content)]

@@ -1,6 +1,6 @@
-"""The commands every script has: files, variables, and a look at what the command before has printed.
+"""Commands of every script: files, variables, and the output of the previous command.
 
-Source: rsc.io/script and cilium/hive's fork of it. There is no ``exec``: scripts call what cells contribute.
+Source: rsc.io/script and cilium/hive's fork of it. There is no ``exec``: scripts call commands of cells.
 """
 
 import re
@@ -43,7 +43,7 @@ def builtin() -> list[Command]:
 
 
 def help_command(commands: Callable[[], Mapping[str, Command]]) -> Command:
-    """``help``: what commands there are, and how one is called."""
+    """``help``: lists commands, and shows the usage of one."""
 
     async def show(state: State, given: Arguments) -> None:
         known = commands()

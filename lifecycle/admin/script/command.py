@@ -36,11 +36,11 @@ class CommandError(Exception):
 
 
 class ConfirmationNeededError(CommandError):
-    """The command changed nothing yet: the text is its plan. ``--yes`` makes it carry that out."""
+    """The command has changed nothing yet: the text is its plan, which ``--yes`` executes."""
 
 
 class StopScript(Exception):  # noqa: N818  # it ends a script well
-    """The script is over here, and well."""
+    """The script ends here, successfully."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -55,11 +55,11 @@ class Flag(msgspec.Struct, frozen=True):
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """What a command was given."""
+    """The arguments of a command."""
 
     words: tuple[str, ...]
     flags: dict[str, str]
-    """By name, defaults included; a switch is ``true`` or empty."""
+    """By name, with defaults; a switch is ``true`` or empty."""
 
     def seconds(self, flag: str) -> float:
         """The value of a flag of kind time."""
@@ -71,7 +71,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class State:
-    """What the commands of one script or shell share: variables, files, what was printed last."""
+    """The state that commands of one script or shell share: variables, files, the last output."""
 
     def __init__(
         self,
@@ -81,39 +81,39 @@ class State:
         pause: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self.directory = directory
-        """Where names of files are looked for; None where commands may use none."""
+        """Directory of files; None if commands may not use files."""
         self.variables: dict[str, str] = {} if directory is None else {"WORK": str(directory)}
         self.stdout = ""
-        """What the command before this one has printed."""
+        """Output of the previous command."""
         self.stderr = ""
-        """What it has failed with."""
+        """Error of the previous command."""
         self.goldens: dict[str, str] = {}
-        """What files should have held, where comparisons bring them up to date instead of failing."""
+        """Corrected contents of files, if comparisons update them instead of failing."""
         self.updates = False
         self.now = now
         """Seconds, on the clock that sleep() uses."""
         self.sleep = pause
-        """Let so many seconds pass."""
+        """Wait for a number of seconds."""
         self.width: int | None = None
-        """Columns of the terminal that shows what is printed; None where lines may be long."""
+        """Columns of the terminal; None for lines of any length."""
         self._printed: list[str] = []
         self._write = write
 
     async def print(self, text: str) -> None:
-        """Print a line, or lines. A shell shows them at once."""
+        """Print one or more lines. A shell shows them at once."""
         line = text if text.endswith("\n") else f"{text}\n"
         self._printed.append(line)
         if self._write is not None:
             await self._write(line)
 
     def take(self) -> str:
-        """What was printed since this was asked last."""
+        """The output since the last call."""
         text = "".join(self._printed)
         self._printed.clear()
         return text
 
     def path(self, name: str) -> Path:
-        """The file of that name. Raises CommandError where there are no files, or it is outside."""
+        """The file of that name. Raises CommandError if files are not available or it is outside."""
         if self.directory is None:
             raise CommandError(f"{name}: files are for scripts; in a shell, take what is printed")
         path = (self.directory / name).resolve()
@@ -122,7 +122,7 @@ class State:
         return path
 
     def text_of(self, name: str) -> str:
-        """What is in a file; of ``stdout`` and ``stderr`` what was printed last. Raises CommandError."""
+        """The contents of a file, or of ``stdout`` or ``stderr``. Raises CommandError."""
         if name in {"stdout", "stderr"}:
             return self.stdout if name == "stdout" else self.stderr
         try:
@@ -134,36 +134,36 @@ class State:
 
 Run = Callable[[State, Arguments], Awaitable[None]]
 Complete = Callable[[Sequence[str], str], Iterable[str]]
-"""What the word under way may become, given the arguments before it."""
+"""Completions of the current word, from the arguments before it."""
 
 
 class Command(msgspec.Struct, frozen=True):
-    """Something that scripts and shells can call."""
+    """A command for scripts and shells."""
 
     name: str
     summary: str
     run: Run
     """Prints, and raises CommandError."""
     synopsis: str = ""
-    """Of the arguments, a word for each, such as ``table [key]`` or ``file...``: as many as it takes."""
+    """A word for each argument, such as ``table [key]`` or ``file...``."""
     flags: tuple[Flag, ...] = ()
     help: str = ""
-    """More than the summary; may have several lines."""
+    """Additional text below the summary; may have several lines."""
     complete: Complete | None = None
     endless: bool = False
     """Whether it runs until the caller stops it."""
     changes: Callable[[], str] | None = None
-    """What it changes, as that is now: a server logs who changed it. None for a command that only looks."""
+    """What it changes, for the log of a server; None for a command that only reads."""
 
     def usage(self) -> str:
-        """How it is called, in a line."""
+        """The usage, in one line."""
         flags = [
             f"[--{flag.name}]" if flag.kind == "switch" else f"[--{flag.name}=...]" for flag in self.flags
         ]
         return " ".join(filter(None, (self.name, *flags, self.synopsis)))
 
     def _takes(self, count: int) -> bool:
-        """Whether it may be called with so many arguments: those in brackets are optional."""
+        """Whether it accepts this number of arguments; those in brackets are optional."""
         words, least, depth = self.synopsis.split(), 0, 0
         for word in words:
             least += depth == 0 and not word.startswith("[")
@@ -171,7 +171,7 @@ class Command(msgspec.Struct, frozen=True):
         return least <= count and (count <= len(words) or "..." in self.synopsis)
 
     def arguments(self, words: Sequence[str]) -> Arguments:
-        """The words as arguments and flags. Raises CommandError with how it is called."""
+        """Parse words to arguments and flags. Raises CommandError with the usage."""
         known = {name: flag for flag in self.flags for name in (flag.name, flag.short) if name}
         values = {flag.name: flag.default for flag in self.flags}
         given: list[str] = []
@@ -203,7 +203,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Commands:
-    """Commands that belong together; a cell contributes them as ``Member[Commands]``."""
+    """Related commands; a cell contributes them as ``Member[Commands]``."""
 
     def __init__(self, *commands: Command) -> None:
         self._commands = commands

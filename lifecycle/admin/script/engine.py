@@ -18,16 +18,16 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.5
 
 
 class ScriptError(Exception):
-    """A command of a script did not do what was expected. The text has the line, and what was printed."""
+    """A command of a script had an unexpected result. The text has the line and the output."""
 
 
 class Engine:
-    """The commands there are, by name."""
+    """Commands by name."""
 
     def __init__(self, commands: Iterable[Command], *, within: float = 5.0) -> None:
         self.commands: Mapping[str, Command] = _by_name(commands)
         self._within = within
-        """Seconds in which a section that is tried again has to succeed."""
+        """Seconds within which a repeated section must succeed."""
 
     async def line(self, state: State, text: str) -> None:
         """Run one line, as a shell does. Raises CommandError, StopScript."""
@@ -65,7 +65,7 @@ class Engine:
                 raise ScriptError(_message(name, line, error, state)) from None
 
     def complete(self, text: str) -> list[str]:
-        """What the line that is being typed may go on with: whole words in place of the one under way."""
+        """Completions of a line: whole words that replace its last one."""
         words, beginning = unfinished(text)
         if not words:
             return [name for name in self.commands if name.startswith(beginning)]
@@ -80,17 +80,17 @@ class Engine:
         return [word for word in found if word.startswith(beginning)]
 
     def is_endless(self, text: str) -> bool:
-        """Whether the line calls a command that goes on until its caller has enough."""
+        """Whether the line calls a command that runs until the caller stops it."""
         command = self.called(text)
         return command is not None and command.endless
 
     def called(self, text: str) -> Command | None:
-        """The command that the line calls; None where there is none of the name."""
+        """The command that the line calls; None if there is none of that name."""
         words, word = unfinished(f"{text} ")
         return self.commands.get(words[0] if words else word)
 
     async def _retried(self, state: State, section: Sequence[Line]) -> None:
-        """Run the last line, and until it is as expected the whole section again."""
+        """Run the last line and, until its result is as expected, repeat the whole section."""
         until, pause = state.now() + self._within, FIRST_PAUSE
         again: Sequence[Line] = section[-1:]
         while True:
@@ -145,7 +145,7 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 
 def _by_name(commands: Iterable[Command]) -> dict[str, Command]:
-    """In the order of their names. Raises HiveError for two of one name, and one that cannot be typed."""
+    """Sorted by name. Raises HiveError for a repeated name or one that cannot be typed."""
     found: dict[str, Command] = {}
     for one in sorted(commands, key=lambda one: one.name):
         place = place_of(one.run)

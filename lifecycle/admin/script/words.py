@@ -29,13 +29,13 @@ _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[^}]*)\}|(?P<plain>[A-Za-z_]\w*))")
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One command as it is written."""
+    """One command as written."""
 
     number: int
     text: str
     wanted: Wanted
     retried: bool
-    """Whether its section is run again until it is as wanted."""
+    """Whether its section is repeated until the result is as expected."""
     words: tuple[tuple[Piece, ...], ...]
     """The name of the command, then its arguments."""
 
@@ -63,7 +63,7 @@ def read(text: str, number: int = 1) -> Line | None:
 
 
 def expand(word: tuple[Piece, ...], variables: Mapping[str, str]) -> str:
-    """A word with its variables expanded; an unset variable is empty."""
+    """Expand the variables in a word; an unset variable is empty."""
 
     def value(found: re.Match[str]) -> str:
         return variables.get(found["braced"] or found["plain"], "")
@@ -72,7 +72,7 @@ def expand(word: tuple[Piece, ...], variables: Mapping[str, str]) -> str:
 
 
 def unfinished(text: str) -> tuple[list[str], str]:
-    """The words of a line that is being typed, and the beginning of the one under way; for completion."""
+    """The words of an incomplete line, and the beginning of its last word; for completion."""
     rest = text.lstrip()
     if (prefix := _PREFIX.match(rest)) is not None:
         rest = rest[prefix.end() :]
