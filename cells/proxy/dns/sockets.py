@@ -24,7 +24,7 @@ _ORIGINAL_DESTINATION: Final = (
     (socket.IPPROTO_IPV6, _IPV6_RECVORIGDSTADDR),
 )
 _IP_PKTINFO = 8
-_SO_ATTACH_FILTER, _SO_MARK = 26, 36
+_SO_ATTACH_FILTER, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_MARK = 26, 32, 33, 36
 _IPV6_CHECKSUM: Final = 7
 _PKTINFO4 = struct.Struct("=I4s4s")
 _PKTINFO6 = struct.Struct("=16sI")
@@ -34,7 +34,8 @@ _PSEUDO4 = struct.Struct(">4s4sHHHHHH")
 _ANY4: Final = bytes(4)
 _LARGEST: Final = 65535 - 8 - 40
 BUFFER: Final = 4 << 20
-"""Bytes of queries that wait while the agent is busy, or starts."""
+"""Bytes of queries, or answers, that wait while the agent, or a device, is busy: more than net.core.rmem_max
+and wmem_max are on most nodes."""
 EGRESS_PROXY: Final = 0x0B00
 """The mark of what a proxy sends: for a pod, with the pod's identity in it, or to one."""
 
@@ -50,7 +51,7 @@ def udp_listener(family: socket.AddressFamily, port: int) -> socket.socket:
             listener.setsockopt(socket.IPPROTO_IP, _IP_RECVORIGDSTADDR, 1)
         else:
             listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVORIGDSTADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, BUFFER)
         listener.bind((loopback(family), port))
     except BaseException:
         listener.close()
@@ -127,7 +128,7 @@ class UDPAnswers:
             _take_nothing(self._socket)
             _make_transparent(self._socket, family)
             _mark(self._socket, EGRESS_PROXY)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, BUFFER)
             if family == socket.AF_INET6:
                 self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_CHECKSUM, 6)
         except BaseException:

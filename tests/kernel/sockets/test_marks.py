@@ -1,4 +1,4 @@
-"""The mark of a socket by which the DNS proxy asks in a pod's name: every identity of a pod is in it."""
+"""Sockets of the DNS proxy: the mark of those that ask in a pod's name, and the size of buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cells.proxy.dns.sockets import EGRESS_PROXY, upstream
+from cells.proxy.dns.sockets import BUFFER, EGRESS_PROXY, udp_listener, upstream
 
 pytestmark = pytest.mark.kernel
 
@@ -32,3 +32,9 @@ def test_sockets_of_the_dns_proxy_have_the_mark_of_the_identity_of_the_pod(
 def test_an_identity_that_no_mark_holds_is_in_none(identity: int) -> None:
     with upstream(4, identity, socket.SOCK_DGRAM) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_MARK) == 0
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_buffer_of_queries_is_larger_than_net_core_rmem_max(family: socket.AddressFamily) -> None:
+    with udp_listener(family, 0) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 2 * BUFFER  # socket(7)
