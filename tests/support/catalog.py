@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cells.clustermesh.tables import RemoteService, RemoteServiceKey
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice
 from cells.kubernetes.resources import INDEXES
-from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServingNode
+from cells.services import Frontend, FrontendKey, IPAddress, LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import frontends
 from lifecycle import Change, Table
@@ -37,6 +39,20 @@ class LoneCatalog(ServiceCatalog):
         with self.slices.txn() as rows:
             rows.delete((service.namespace, name))
         self.slices_changed(service)
+
+    def move(self, node: ServingNode) -> None:
+        """The node has changed; all frontends are found again at once."""
+        super().move(node)
+        self._refresh()
+
+    def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
+        """The same of the addresses of its devices."""
+        super().set_own_addresses(addresses)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        for name in self.take_outdated():
+            self.refresh(name)
 
     def news(self) -> list[Change[FrontendKey, Frontend]]:
         """What became of frontends since the last time."""

@@ -36,6 +36,7 @@ from cells.services.model.backends import WEIGHT, RefusedBackend, refused_backen
 from cells.services.model.claims import (
     HOST_IP,
     RefusedAddress,
+    frontends,
     node_reservations,
     pod_reservations,
     unserved_of,
@@ -58,8 +59,7 @@ STEP = 8
 class _Follow(msgspec.Struct, frozen=True):
     """A table that frontends follow from: what its rows mean now, and as they change."""
 
-    first: Callable[[ServiceCatalog], None]
-    first_in_slices: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
+    first: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
     follow: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
 
 
@@ -128,7 +128,12 @@ class ServiceWatch:
         """Follow the objects for ever; run again after an error, it begins anew."""
         objects = self._objects
         self._node = ServingNode(self._node_name())
-        catalog = ServiceCatalog(self._options, self._node, objects.slices, self._frontends, objects.remote)
+        again = self._frontends.initialized
+        catalog = ServiceCatalog(
+            *(self._options, self._node, objects.slices),
+            frontends() if again else self._frontends,  # what is served stays until all is found again
+            objects.remote,
+        )
         for table in objects:
             if table is not None and table is not objects.cluster and table is not objects.remote:
                 await table.wait_initialized()
@@ -145,16 +150,12 @@ class ServiceWatch:
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _override_state),
         ]
-        if self._frontends.initialized:  # after an error: what is served is replaced in one transaction
-            with collector_paused(), catalog.changes as changes:
-                changes.clear()
-                for feed in follows:
-                    feed.first(catalog)
-        else:
-            with catalog.changes as changes:
-                changes.clear()
-            for feed in follows:
-                await feed.first_in_slices(catalog)
+        with catalog.changes as changes:
+            changes.clear()
+        for feed in follows:
+            await feed.first(catalog)
+        if again:
+            catalog.changes.move_to(self._frontends)
         self._report(catalog)
         self._first.done()
         if self._refusals_known is not None:
@@ -176,19 +177,16 @@ class ServiceWatch:
             return
         changes = table.changes()
 
-        def first(catalog: ServiceCatalog) -> None:
-            for change in changes.take():
-                feed(catalog, change)
-
-        async def first_in_slices(catalog: ServiceCatalog) -> None:
+        async def first(catalog: ServiceCatalog) -> None:
             await _in_slices(catalog, feed, changes.take())
 
         async def follow(catalog: ServiceCatalog) -> None:
             async for batch in changes:
                 await _in_slices(catalog, feed, batch)
+                await _in_slices(catalog, ServiceCatalog.refresh, catalog.take_outdated())
                 self._report(catalog)
 
-        yield _Follow(first, first_in_slices, follow)
+        yield _Follow(first, follow)
 
     def _addresses_changed(self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]) -> None:
         """All of them, whichever has changed."""

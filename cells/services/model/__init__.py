@@ -99,6 +99,7 @@ class ServiceCatalog:
         self.refused_redirects: dict[ServiceName, str] = {}
         """Redirections of an address that is not theirs, and why."""
         self._own_addresses: Collection[IPAddress] | None = None
+        self._outdated: dict[ServiceName, None] = {}
         self._reserved = ReservedAddresses()
         self._asked: dict[ServiceName, set[IPAddress]] = {}
         self._askers: dict[IPAddress, dict[ServiceName, None]] = {}
@@ -192,18 +193,28 @@ class ServiceCatalog:
             self._reconsider([ip_address(host[1:]) for host in changed])
 
     def move(self, node: ServingNode) -> None:
-        """The node has changed: its addresses, its zone, its exposure."""
+        """The node has changed: its addresses, its zone, its exposure. Many may be outdated by that."""
         before, self._node = self._node, node
         for name, service in self._services.items():
             if may_differ(service, before, node, self._options):
-                self._changes(name)
-        for name, pod in list(self._pods.items()):
-            self._host_ports(name, pod)
+                self._outdated[name] = None
+        self._outdated.update(dict.fromkeys(self._pods))
 
     def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
-        """The addresses of the node's devices: host ports are served at no others."""
+        """The addresses of the node's devices: host ports are served at no others, and may be outdated."""
         self._own_addresses = addresses
-        for name, pod in list(self._pods.items()):
+        self._outdated.update(dict.fromkeys(self._pods))
+
+    def take_outdated(self) -> Sequence[ServiceName]:
+        """Services and pods with frontends that do not follow from the node as it is: for refresh()."""
+        found, self._outdated = self._outdated, {}
+        return list(found)
+
+    def refresh(self, name: ServiceName) -> None:
+        """Find the frontends of a service or pod again."""
+        if name in self._services:
+            self._changes(name)
+        elif (pod := self._pods.get(name)) is not None:
             self._host_ports(name, pod)
 
     def _host_ports(self, name: ServiceName, pod: Pod) -> None:

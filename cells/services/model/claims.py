@@ -407,6 +407,12 @@ class Claims:
         """Forget what is in the table from before, in a ``with`` block that puts what is claimed now."""
         self._rows.replace_all(())
 
+    def move_to(self, table: Table[FrontendKey, Frontend]) -> None:
+        """Go on in another table, in place of its rows: they change in one step."""
+        with table.txn() as rows:
+            rows.replace_all(self._table.all())
+        self._table, self._index, self._rows = table, table.by(CLAIMANT), table.txn()
+
     def replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> None:
         """The frontends that one owner claims are these from now on."""
         wanted = {frontend.key: frontend for frontend in frontends}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 
 import anyio
 import msgspec
@@ -14,6 +15,7 @@ from cells.kubernetes.resources import INDEXES
 from cells.services import LoadBalancerOptions
 from cells.services.control.watch import ServiceWatch, WatchedObjects
 from cells.services.model.claims import frontends
+from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Table
 from lifecycle.testing import eventually
 
@@ -27,10 +29,12 @@ def _time_slices_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lifecycle.jobs.time_slice.LONGEST", 0.0)
 
 
-def service(number: int, port: int = 80) -> Service:
+def service(number: int, port: int = 80, node_port: int = 0) -> Service:
     metadata = {"namespace": "shop", "name": f"s{number}"}
     ip = f"10.96.0.{number + 1}"
-    spec = {"clusterIP": ip, "clusterIPs": [ip], "ports": [{"port": port, "protocol": "TCP"}]}
+    type_ = "NodePort" if node_port else "ClusterIP"
+    ports = [{"port": port, "protocol": "TCP", "nodePort": node_port}]
+    spec = {"type": type_, "clusterIP": ip, "clusterIPs": [ip], "ports": ports}
     return msgspec.convert({"metadata": metadata, "spec": spec}, Service)
 
 
@@ -56,8 +60,9 @@ class World:
             "slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
         )
         nodes: Table[tuple[str, str], Node] = Table("nodes", key=lambda one: one.key)
+        self.addresses: Table[IPAddress, NodePortAddress] = Table("addresses", key=lambda one: one.ip)
         self.frontends = frontends()
-        objects = WatchedObjects(self.services, self.slices, nodes)
+        objects = WatchedObjects(self.services, self.slices, nodes, addresses=self.addresses)
         self.watch = ServiceWatch(lambda: "node-1", objects, self.frontends, LoadBalancerOptions())
         for number in range(COUNT):
             self.services.put(service(number))
@@ -142,6 +147,18 @@ async def test_when_all_slices_change_at_once_others_have_the_event_loop_in_betw
     assert world.served == world.wanted
 
 
+async def test_when_an_address_of_the_node_comes_others_have_the_event_loop_between_node_ports() -> None:
+    world = World()
+    for number in range(COUNT):
+        world.services.put(service(number, node_port=30000 + number))
+    async with running(world):
+        await world.frontends.wait_initialized()
+        before = len(world.frontends)
+        world.addresses.put(NodePortAddress(ip_address("192.0.2.1"), "eth0"))
+        assert await world.largest_step(COUNT) <= COUNT // 4
+        assert len(world.frontends) == before + COUNT
+
+
 @pytest.mark.parametrize("started", [False, True])
 async def test_what_changes_between_two_services_is_served_in_the_end(started: bool) -> None:
     world = World()
@@ -161,10 +178,15 @@ async def test_frontends_that_are_served_are_replaced_in_one_step_when_the_watch
     world = World()
     async with running(world):
         await world.frontends.wait_initialized()
-    world.services.delete(("shop", "s1"))
-    sizes: list[int] = []
+    with world.services.txn() as rows:
+        for number in range(COUNT // 2):
+            rows.put(service(number, 81))
+    turns: list[int] = []
     changes = world.frontends.changes(world.frontends.revision)
     async with running(world):
-        await eventually(lambda: world.served == world.wanted)
-        sizes.append(len(changes.take()))
-    assert sizes == [1]
+        while not (batch := changes.take()):
+            turns.append(1)
+            await anyio.lowlevel.checkpoint()
+    assert len(batch) == COUNT  # half of them went, and as many came
+    assert len(turns) > COUNT // 16, "others had the event loop meanwhile"
+    assert world.served == world.wanted
