@@ -16,7 +16,7 @@ from tests.support.simulated_objects import Body
 from tests.support.simulation import REMOTE_NODE, Allowed, Machine, RunningPod, Simulation, Size
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
-NODE_PASSES, ENDPOINT_PASSES, IDENTITY_PASSES = 300.0, 300.0, 900.0
+NODE_PASSES, IDENTITY_PASSES = 300.0, 900.0
 """Seconds between two passes of garbage collection: Cilium's defaults."""
 UNUSED: Final = 1800.0
 """Seconds an identity is without endpoints before it is marked, and marked before it goes."""
@@ -35,7 +35,6 @@ class Orphan:
     pod: RunningPod
     identity: int
     node_ip: str
-    since: float
 
 
 class OperatedSimulation(Simulation):
@@ -83,10 +82,9 @@ class OperatedSimulation(Simulation):
             if self._lost("CiliumNode", name):
                 del self.left[name]
                 self._note_early(f"the CiliumNode of {name}", now - since, NODE_PASSES)
-        for name, orphan in [*self.orphans.items()]:
+        for name in [*self.orphans]:  # which goes in the next pass, however soon that is
             if self._lost("CiliumEndpoint", name, "default"):
                 del self.orphans[name]
-                self._note_early(f"the CiliumEndpoint of {name}", now - orphan.since, ENDPOINT_PASSES)
         for number, (_, since) in [*self.given.items()]:
             if self._lost("CiliumIdentity", number):
                 del self.given[number]
@@ -186,7 +184,7 @@ class OperatedSimulation(Simulation):
         now = self._now()
         for pod in pods:
             self._delete("Pod", pod.name, "default")
-            self.orphans[pod.name] = Orphan(pod, self.identities[pod.workload], machine.ip, now)
+            self.orphans[pod.name] = Orphan(pod, self.identities[pod.workload], machine.ip)
         self._delete("Node", machine.name, "")
         self.left[machine.name] = machine, now
 

@@ -105,6 +105,10 @@ async def test_a_deleted_endpoint_slice_is_created_again(server: ApiServer, oper
     async with operators.running(values), operators.client() as client:
         status = {"identity": {"id": 7}, "networking": {"addressing": [{"ipv4": "10.0.0.9"}], "node": "n"}}
         kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
+        for name in ("p", "q"):
+            container = {"name": "c", "image": "example.invalid/c"}
+            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
+            server.add({**pod, "spec": {"nodeName": "n", "containers": [container]}})
         server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
         await eventually(lambda: held() == ["p"], 30)
         ((_, name),) = server.store.of(SLICES).objects
