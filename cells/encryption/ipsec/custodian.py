@@ -1,13 +1,15 @@
-"""The custodian of IPsec's keys: what the kernel has of the key in force, and of those it has replaced.
+"""The custodian of IPsec's keys: keeps states and policies of present and replaced keys in the kernel.
 
 Controller: the tables ``nodes``, ``node-ids`` and ``ipsec-key`` in, ``ipsec`` out: states and policies.
 Reconciler: ``ipsec`` in, XFRM out; ``ipsec-routes`` in, routing table 200 and its rules out; the table
             ``encryption-key`` in, ``cilium_encrypt_state`` out; ``pod-networks`` in, ``hive_pod_networks``
             out.
-Why:        a key is replaced while packets encrypted with the one before are on their way: what it made stays
-            for a while. Source: Cilium 1.17, its IPsec key custodian.
+Why:        a key is replaced while packets encrypted with the previous one are in flight: its states and
+            policies stay for a while.
+Source:     Cilium 1.17, its IPsec key custodian.
 
-Without enable-ipsec it removes at the start what an agent with it has left: states, policies, rules, routes.
+Without enable-ipsec, it removes the leftovers of an agent with it at the start: states, policies, rules,
+routes.
 """
 
 from __future__ import annotations
@@ -107,24 +109,24 @@ INDEX: Final = Codec[int](
 
 
 class KernelIpsec(XfrmKernel):
-    """This node's: the real :class:`XfrmEdge`."""
+    """This node's kernel: the real :class:`XfrmEdge`."""
 
     async def rows(self) -> list[MarkedRule | TableRoute]:
-        """Routes of the table, and rules that have marked packets ask it. Raises NetlinkError, OSError."""
+        """Routes of the table, and rules that send marked packets to it. Raises NetlinkError, OSError."""
         return await to_thread.run_sync(read_table, RULES.values(), FAMILIES.values())
 
     async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
-        """Add and remove until there are these; returns what was refused."""
+        """Replace routes and rules by difference. Returns what was refused."""
         return await to_thread.run_sync(set_rows, rows, TABLE)
 
     async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
-        """Remove these; what was refused."""
+        """Remove routes and rules. Returns what was refused."""
         return await to_thread.run_sync(remove_rows, rows, TABLE)
 
     async def remove_routes(self) -> int:
-        """Remove rules for marked packets, and the table they ask; how many of both there were.
+        """Remove rules for marked packets and their routing table. Returns the number of both.
 
-        A table that no such rule asks is another program's. Raises NetlinkError, OSError.
+        A table without such a rule belongs to another program. Raises NetlinkError, OSError.
         """
         return await to_thread.run_sync(_remove_routes)
 
@@ -139,7 +141,7 @@ def _remove_routes() -> int:
 
 
 class IpsecSources:
-    """What states, policies and routes follow from."""
+    """The tables from which states, policies and routes are computed."""
 
     def __init__(
         self,
@@ -167,11 +169,13 @@ _REMOVED: Final = news.passing((news.kinds(*XFRM_REMOVALS),))
 
 @after(IpsecKeys)
 class IpsecCustodian:
-    """Keeps states, policies and routes of all nodes; what others remove comes back. All stays at stop.
+    """Keeps states, policies and routes of all nodes, and restores what others remove.
 
-    States of another key are made first; once each was tried the key is published, and written where programs
-    read its number. Those of the key before go after ipsec-key-rotation-duration.
-    Without enable-ipsec its hook removes what is left of it.
+    All remain at the stop.
+
+    States of a new key are created first; once each was tried, the key is published and written where
+    programs read its number. Those of the previous key are removed after ipsec-key-rotation-duration. Without
+    enable-ipsec, its hook removes leftovers.
     """
 
     def __init__(
@@ -237,7 +241,7 @@ class IpsecCustodian:
         return {one.key: one for one in self._latest.objects}
 
     def _planned(self) -> IpsecPlan:
-        """The plan as its sources are now."""
+        """The plan from the present rows of its sources."""
         self.objects.revision  # noqa: B018  # has it made anew if they have changed
         return self._latest
 
@@ -259,7 +263,7 @@ class IpsecCustodian:
         self._reconciler.trigger()
 
     async def _use(self, _: object) -> None:
-        """Publish the key in force once all its states were tried."""
+        """Publish the key in force after all its states were tried."""
         if self.keys.published.number == self.keys.ring.spi:
             return
         statuses = self._reconciler.statuses
@@ -268,13 +272,13 @@ class IpsecCustodian:
             self.keys.publish()
 
     async def _retire(self, _: object) -> None:
-        """Remove what replaced keys made once its time has come."""
+        """Remove states and policies of replaced keys when they expire."""
         while (left := self.keys.ring.next_end()) is not None:
             await anyio.sleep(left)
             self._reconciler.trigger()
 
     async def _remove(self) -> None:
-        """Remove what an agent with IPsec has left; what remains of it is a warning: nothing uses it."""
+        """Remove leftovers of an agent with IPsec; what cannot be removed is logged, as nothing uses it."""
         target = XfrmTarget(self.kernel, self.keys.ring, lambda: IpsecPlan((), ()))
         try:
             if there := await target.observe():
@@ -289,7 +293,7 @@ class IpsecCustodian:
 
 
 _NO_XFRM: Final = frozenset((errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT))
-"""What a kernel without XFRM answers: it has nothing to remove."""
+"""Errors of a kernel without XFRM, which has nothing to remove."""
 
 
 # What it shows.
@@ -332,7 +336,7 @@ ERRORS: Final = {
 def families_of(
     states: Collection[XfrmState], policies: Collection[XfrmPolicy], statistics: str
 ) -> Iterator[MetricFamily]:
-    """Of what the kernel has; ``statistics``: the text of /proc/net/xfrm_stat."""
+    """Metrics of states and policies in the kernel; ``statistics``: the text of /proc/net/xfrm_stat."""
     counts = dict(line.split() for line in statistics.splitlines())
     errors: dict[tuple[str, ...], float] = {
         labels: float(counts[name]) for name, labels in ERRORS.items() if name in counts
@@ -351,7 +355,7 @@ def families_of(
 
 
 def ipsec_metrics(custodian: IpsecCustodian) -> Member[Collector]:
-    """What the kernel has, and its errors."""
+    """States, policies and errors of the kernel, as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         if not custodian.keys.enabled:
@@ -364,7 +368,7 @@ def ipsec_metrics(custodian: IpsecCustodian) -> Member[Collector]:
 
 
 def ipsec_status(keys: IpsecKeys) -> Member[StatusSection]:
-    """That packets are encrypted; clients ask the kernel for more, as with Cilium."""
+    """That IPsec is enabled; clients read more from the kernel, as with Cilium."""
 
     def fill(facts: StatusFacts) -> None:
         if keys.enabled:
@@ -374,19 +378,21 @@ def ipsec_status(keys: IpsecKeys) -> Member[StatusSection]:
 
 
 def kernel() -> XfrmEdge:
-    """This node's."""
+    """This node's kernel."""
     return KernelIpsec()
 
 
 @after(IpsecKeys)
 def xfrm_marks(settings: IpsecSettings) -> XfrmMarks:
-    """Whether the datapath's programs mark packets: not before the kernel blocks what is not encrypted."""
+    """Whether the datapath's programs mark packets: not before the kernel blocks marked packets without a
+    state.
+    """
     return XfrmMarks(settings.enable_ipsec)
 
 
 @after(IpsecCustodian)
 def keep() -> None:
-    """The custodian is part of the agent though no cell depends on it."""
+    """Start the custodian although no other cell depends on it."""
 
 
 cell = group(

@@ -1,7 +1,7 @@
-"""IPsec's key in force: read from its file, tried with the kernel, published; and networks that it guards.
+"""IPsec's key in force: reads it from its file, tries it with the kernel, publishes it; and guarded networks.
 
 Controller: the key file in, the table ``ipsec-key`` out.
-Why:        the kernel blocks what is marked before a program marks packets: nothing leaves in clear text.
+Why:        the kernel blocks marked packets before a program marks packets: nothing leaves in clear text.
 Source:     Cilium 1.17, IPsec transparent encryption.
 """
 
@@ -61,12 +61,12 @@ from lifecycle import (
 __all__ = ["NUMBER", "GuardedNetwork", "IpsecKeys", "KeyInForce"]
 
 OVERHEAD: Final = 77
-"""Bytes by which a packet grows with an integrity check value of 16: in tunnel mode, with IPv6 outside."""
+"""Bytes by which a packet grows with an integrity check value of 16 bytes, in tunnel mode over IPv6."""
 TRIAL: Final = {
     Family.IPV4: (ip_address("192.0.2.1"), ip_address("192.0.2.2")),
     Family.IPV6: (ip_address("2001:db8::1"), ip_address("2001:db8::2")),
 }
-"""Addresses for documentation (RFC 5737, RFC 3849), of a state that shows what the kernel supports."""
+"""Documentation addresses (RFC 5737, RFC 3849) for a state that tests the kernel's support."""
 NUMBER: Final = Codec[int](lambda value: value.to_bytes(1), lambda data: data[0])
 NETWORK: Final = Codec[IPNetwork](
     lambda network: IpcacheKey.of(network).pack(), lambda data: IpcacheKey.unpack(data).network
@@ -74,15 +74,17 @@ NETWORK: Final = Codec[IPNetwork](
 
 
 class GuardedNetwork(msgspec.Struct, frozen=True):
-    """A row of the table ``pod-networks``: where pods have their addresses."""
+    """A row of the table ``pod-networks``: a network of pods."""
 
     network: IPNetwork
     elsewhere: bool
-    """Of other nodes, also of those that no table has yet; what this node's pods send there is encrypted."""
+    """Whether it is of other nodes, including unknown ones; packets from this node's pods to it are
+    encrypted.
+    """
 
 
 class KeyInForce(msgspec.Struct, frozen=True):
-    """The row of the table ``ipsec-key``: the key of which states are made."""
+    """The row of the table ``ipsec-key``: the key for states."""
 
     spi: int
     overhead: int
@@ -90,12 +92,12 @@ class KeyInForce(msgspec.Struct, frozen=True):
 
 
 class IpsecKeys:
-    """Read at the start, before any program marks a packet, and whenever the file changes.
+    """Reads the key at the start, before any program marks packets, and at changes of the file.
 
-    The hook raises UsageError for what cannot be beside IPsec and for a file without a good key, HiveError
-    for a kernel without ESP. Then it has the kernel block what is marked, and programs what would leave in
-    clear text, and publishes the key. A key that replaces another is published once there are states of it:
-    see :class:`IpsecCustodian`.
+    The hook raises UsageError for settings that IPsec excludes and for a file without a valid key, HiveError
+    for a kernel without ESP. Then it has the kernel block marked packets and programs block what would leave
+    in clear text, and publishes the key. A key that replaces another is published once it has states: see
+    :class:`IpsecCustodian`.
     """
 
     def __init__(
@@ -119,11 +121,11 @@ class IpsecKeys:
         self.table: Table[int, KeyInForce] = Table("ipsec-key", key=lambda row: row.spi)
         self.published = published
         self.networks: dict[IPNetwork, GuardedNetwork] = {}
-        """Of all pods, as far as settings have them."""
+        """Networks of all pods, as far as settings contain them."""
         self.guard: MapTarget[IPNetwork, GuardedNetwork, int] = MapTarget(
             lambda: (maps.pod_networks,), NETWORK, NUMBER, lambda row: int(row.elsewhere)
         )
-        """What programs know of all such networks."""
+        """The row for programs with all such networks."""
         self._settings = settings
         self._path = Path(settings.ipsec_key_file)
         self._agent = agent
@@ -141,7 +143,7 @@ class IpsecKeys:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Those of pods' addresses."""
+        """The families of pods' addresses."""
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         return tuple(family for family in Family if on[family])
 
@@ -210,7 +212,7 @@ class IpsecKeys:
             yield change
 
     async def _reload(self, _: None) -> None:
-        """Put another key of the file in force; until it has a good one, the one in force stays."""
+        """Put a changed key of the file in force; without a valid one, the present key stays."""
         try:
             text = await to_thread.run_sync(self._read)
             if read_keys(text)[-1:] != (self.ring.current,):

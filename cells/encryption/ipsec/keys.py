@@ -66,7 +66,7 @@ class IpsecSettings(Settings, frozen=True):
     """With enable-ipsec: let the DNS proxy ask servers from the node's address, so in clear text."""
 
     def faults(self) -> Iterator[str]:
-        """What is not served beside enable-ipsec."""
+        """Options that are not supported with enable-ipsec."""
         if not self.enable_ipsec:
             return
         if not self.ipsec_key_file:
@@ -86,13 +86,13 @@ BESIDE: Final = {
     "enable-host-firewall": (True, "IPSec cannot be used with the host firewall"),
     "enable-ipv4-egress-gateway": (True, "what pods send to gateways would leave in clear text"),
 }
-"""Options, the value of each that is refused beside IPsec, and why."""
+"""Options that IPsec excludes, the refused value of each, and why."""
 
 
 def refused_beside(values: Mapping[str, object], settings: IpsecSettings) -> Iterator[str]:
-    """What among all settings, by name, IPsec cannot be used with, so that nothing leaves in clear text.
+    """Settings, by name, that IPsec excludes so that nothing leaves in clear text.
 
-    Source: Cilium 1.17, its checks at the start; and what programs here do not mark.
+    Source: Cilium 1.17, its checks at the start; and packets that our programs do not mark.
     """
     for option, (wrong, why) in BESIDE.items():
         if values.get(option) is wrong:
@@ -137,7 +137,7 @@ def _networks_missing(values: Mapping[str, object], settings: IpsecSettings) -> 
 def networks_of_pods(
     values: Mapping[str, object], settings: IpsecSettings, family: Family
 ) -> tuple[IPNetwork, ...]:
-    """Where pods of all nodes have their addresses, also of nodes that no table has yet; by all settings."""
+    """Networks of the pods of all nodes, including nodes that are in no table yet; from all settings."""
     pools: tuple[IPNetwork, ...] = settings.cluster_pool_ipv4_cidr
     if family is Family.IPV6:
         pools = settings.cluster_pool_ipv6_cidr
@@ -157,7 +157,7 @@ _LAST_SPI: Final = 15
 
 
 class IpsecKeyError(ValueError):
-    """A line of the key file cannot be read as a key. The keys of the lines before it are in `before`."""
+    """A line of the key file is not a valid key. `before` has the keys of the lines before it."""
 
     def __init__(self, message: str, before: tuple[IpsecKey, ...] = ()) -> None:
         super().__init__(message)
@@ -165,21 +165,21 @@ class IpsecKeyError(ValueError):
 
 
 def wrong_file(path: Path, error: ValueError | OSError) -> str:
-    """What is wrong with a key file, and where; shows no key."""
+    """What is wrong with a key file, and where; does not show keys."""
     if isinstance(error, IpsecKeyError):
         return f"ipsec-key-file={path}, line {len(error.before) + 1}: {error}"
     return f"ipsec-key-file={path}: {error.strerror if isinstance(error, OSError) else 'not text of UTF-8'}"
 
 
 def _between(one: Algorithm, path: bytes) -> Algorithm:
-    """The same algorithm with the key of one direction between two nodes."""
+    """The same algorithm, with the key for one direction between two nodes."""
     key = one.key.octets
     digest = hashlib.sha256 if len(key) <= hashlib.sha256().digest_size else hashlib.sha512
     return msgspec.structs.replace(one, key=KeyOctets(digest(key + path).digest()[: len(key)]))
 
 
 class IpsecKey(msgspec.Struct, frozen=True):
-    """A key of the whole cluster: either AEAD, or authentication and encryption apart."""
+    """A key of the cluster: either AEAD, or separate authentication and encryption."""
 
     spi: int
     aead: Algorithm | None = None
@@ -188,7 +188,7 @@ class IpsecKey(msgspec.Struct, frozen=True):
 
     @property
     def auth_size(self) -> int:
-        """What Cilium adds to a packet's overhead for the key: bytes of the ICV, or hex digits of the key."""
+        """Cilium's estimate of the overhead by the key: bytes of the ICV, or hex digits of the key."""
         if self.aead is not None:
             return self.aead.icv_bits // 8
         return 2 * len(self.auth.key) if self.auth is not None else 0
@@ -198,7 +198,7 @@ class IpsecKey(msgspec.Struct, frozen=True):
     ) -> IpsecKey:
         """The key for packets from one node to another, which changes with every boot of either.
 
-        Addresses are the ones of the state; boot IDs are the 36 characters of the kernel's boot_id.
+        Addresses are those of the state; boot IDs are the 36 characters of the kernel's boot_id.
         """
         path = _octets(source) + _octets(destination) + source_boot.encode() + destination_boot.encode()
         return IpsecKey(
@@ -211,10 +211,10 @@ class IpsecKey(msgspec.Struct, frozen=True):
 
 
 def read_keys(text: str, in_force: IpsecKey | None = None) -> tuple[IpsecKey, ...]:
-    """The keys of a key file in order; the last is the one to use.
+    """The keys of a key file in order; the last one is used.
 
-    `in_force` is the key in use: each line must have another SPI than the one before it.
-    Raises IpsecKeyError at the first line that it cannot read as a key; the error has the keys before it.
+    `in_force` is the present key: each line must have another SPI than the one before. Raises IpsecKeyError
+    at the first invalid line, with the keys before it.
     """
     keys: list[IpsecKey] = []
     for line in text.splitlines():
@@ -261,7 +261,7 @@ def _parsed(line: str) -> IpsecKey:
 
 
 def _spi(field: str) -> int:
-    """The SPI: every key is per node, so the sign that once asked for that changes nothing."""
+    """Parse an SPI. Every key is per node, so the sign that once requested this has no effect."""
     number = field.removesuffix("+")
     if not number.isascii() or not number.isdecimal():
         raise IpsecKeyError(
@@ -289,12 +289,12 @@ def _decoded(what: str, text: str) -> bytes:
 
 
 def _shown(field: str) -> str:
-    """A field for a message: what looks like a key, in the wrong place, is not shown."""
+    """A field for a message: a possible key in the wrong field is not shown."""
     return "..." if re.search("[0-9a-fA-F]{16}", field) else field
 
 
 def _octets(address: IPAddress) -> bytes:
-    """Four octets of an IPv4 address, also of one in IPv6's form."""
+    """The last four octets of an IPv4 address, also in IPv6 form."""
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).packed
 
@@ -303,7 +303,7 @@ def _octets(address: IPAddress) -> bytes:
 
 
 class KeyRing:
-    """The key in force, and since when others are not. Shows no key in any text."""
+    """The key in force, and since when others are replaced. Its texts do not show keys."""
 
     def __init__(self, retained: float, now: Callable[[], float]) -> None:
         """``retained``: seconds that states of a replaced key stay."""
@@ -314,13 +314,13 @@ class KeyRing:
 
     @property
     def spi(self) -> int:
-        """Of the key in force; 0: there is none yet."""
+        """SPI of the key in force; 0 if there is none yet."""
         return self.current.spi if self.current is not None else 0
 
     def load(self, text: str) -> bool:
-        """Put the last key of a key file in force; whether that is another than before.
+        """Put the last key of a key file in force. Returns whether it differs from the present one.
 
-        Raises IpsecKeyError for a file with a wrong line; keys before that line count.
+        Raises IpsecKeyError for an invalid line, after putting the keys before it in force.
         """
         try:
             keys, fault = read_keys(text, self.current), None
@@ -337,7 +337,10 @@ class KeyRing:
         return self.current != before
 
     def retains(self, spi: int) -> bool:
-        """Whether states of this SPI stay though its key is not in force. One never seen counts from now."""
+        """Whether states of this SPI stay although its key is not in force.
+
+        An unknown one counts from now.
+        """
         if not spi or spi == self.spi:
             return False
         return (
@@ -345,6 +348,6 @@ class KeyRing:
         )
 
     def next_end(self) -> float | None:
-        """Seconds until the next replaced key's states go; None: no key has been replaced."""
+        """Seconds until states of the next replaced key expire; None if no key has been replaced."""
         ends = [since + self._retained - self._now() for since in self._replaced.values()]
         return min((each for each in ends if each > 0), default=None)

@@ -1,10 +1,9 @@
-"""Plans the XFRM states, policies and routes of IPsec with every other node, and writes them to the kernel.
+"""Plans the XFRM states, policies and routes between this node and all others, and writes them to the kernel.
 
 States of a previous key stay until no node uses that key.
 
-Why:    the kernel encrypts a packet that leaves with a node's mark, by the policy and the state with that
-        mark, and decrypts one by the mark of the node that sent it. A marked packet that no policy takes is
-        blocked.
+Why:    the kernel encrypts a packet with a node's mark, by the policy and the state with that mark, and
+        decrypts one by the mark of the sending node. A marked packet without a policy is blocked.
 Source: Cilium 1.17, pkg/datapath/linux (ipsec.go, node.go) and its marks; RFC 4301.
 """
 
@@ -71,51 +70,51 @@ _ANY_STATE: Final = (XfrmTemplate(optional=True),)
 
 
 class IpsecMode(msgspec.Struct, frozen=True, kw_only=True):
-    """How pods' packets travel, as far as it decides which states there are."""
+    """The routing mode, as far as it determines the states."""
 
     families: tuple[Family, ...]
     tunnel: bool = False
-    """In VXLAN: then the nodes' own IPv4 addresses have states too."""
+    """VXLAN: then the nodes' own IPv4 addresses also have states."""
     subnets: Mapping[Family, tuple[IPNetwork, ...]] = {}
-    """Ranges that pods of all nodes share, where nodes have none of their own (ENI, Azure)."""
+    """Ranges that the pods of all nodes share, if nodes have no ranges of their own (ENI, Azure)."""
     interface: Mapping[Family, IPAddress] = {}
-    """With subnets: the addresses of the interface that encrypts."""
+    """With subnets: the addresses of the encrypting interface."""
     between_routers: bool = False
     """With subnets: encrypt between the routers' addresses instead of the nodes'."""
     endpoint_routes: bool = False
 
 
 class IpsecPlan(msgspec.Struct, frozen=True):
-    """What there is to be, in the order of making it; and which nodes stay as they are."""
+    """The desired objects in order of creation, and the nodes that stay unchanged."""
 
     states: tuple[XfrmState, ...]
     policies: tuple[XfrmPolicy, ...]
     nodes: frozenset[int] = frozenset()
-    """Numbers of the nodes it is for."""
+    """Ids of the nodes in the plan."""
     held: frozenset[int] = frozenset()
-    """Those of them without a known boot ID at the moment: their states and policies stay."""
+    """Ids of nodes without a known boot ID at present: their states and policies stay."""
 
     @property
     def objects(self) -> Iterator[XfrmState | XfrmPolicy]:
-        """All of it: states first."""
+        """All objects, states first."""
         yield from self.states
         yield from self.policies
 
 
 def node_of(mark: XfrmMark) -> int:
-    """The number of the node that a mark stands for; 0: none."""
+    """The node id in a mark; 0: none."""
     return mark.value >> 16
 
 
 def spi_of(policy: XfrmPolicy) -> int:
-    """The SPI of the packets that a policy encrypts; 0: it encrypts none."""
+    """The SPI of the packets that a policy encrypts; 0: none."""
     if policy.mark is None or policy.mark.mask != _NODE_AND_SPI:
         return 0
     return policy.mark.value >> 12 & 0xF
 
 
 def is_ours(one: XfrmState | XfrmPolicy) -> bool:
-    """Whether this agent or Cilium's makes such states and policies: those of others are left alone."""
+    """Whether such states and policies are made by this agent or Cilium's: all others are ignored."""
     if isinstance(one, XfrmState):
         kinds = {(ENCRYPT, _NODE_AND_SPI), (DECRYPT, _NODE)}
         return (one.mark.value & KIND, one.mark.mask) in kinds
@@ -125,17 +124,17 @@ def is_ours(one: XfrmState | XfrmPolicy) -> bool:
 
 
 def blocks(families: Iterable[Family]) -> list[XfrmPolicy]:
-    """The policies that block what is marked, and taken by no other."""
+    """The policies that block marked packets without any other policy."""
     return [_block(family) for family in families]
 
 
 class IpsecPlanner:
-    """Plans for this node: of each other one anew only when it has changed, or this node or the key has."""
+    """Plans for this node; recomputes a node only if that node, this node or the key has changed."""
 
     def __init__(self, mode: IpsecMode) -> None:
         self._mode = mode
         self._made: dict[str, tuple[object, tuple[XfrmState | XfrmPolicy, ...]]] = {}
-        """By name of the node: what it follows from, and what followed."""
+        """By name of the node: inputs and results."""
 
     def plan(
         self,
@@ -144,10 +143,12 @@ class IpsecPlanner:
         numbers: Mapping[str, int],
         key: IpsecKey | None,
     ) -> IpsecPlan:
-        """States and policies between ``local`` and the others. ``numbers``: of nodes, by ``cluster/name``.
+        """States and policies between ``local`` and the others.
 
-        A node that has no number yet, or no address, has none; packets marked for it are blocked. So are all
-        that are marked while this node or its key is not known; what there is stays then.
+        ``numbers``: node ids by ``cluster/name``.
+
+        A node without id or address has none; packets marked for it are blocked. While this node or its key
+        is not known, all marked packets are blocked, and existing objects stay.
         """
         policies = {one.key: one for one in blocks(self._mode.families)}
         states: dict[object, XfrmState] = {}
@@ -186,7 +187,7 @@ class _Pair:
         self._in = XfrmMark(number << 16 | DECRYPT, _NODE)
 
     def of(self, family: Family) -> Iterator[XfrmState | XfrmPolicy]:
-        """What they have in a family."""
+        """States and policies of one family."""
         mode = self._mode
         own, other = self._local.router_ip(family), self._remote.router_ip(family)
         own_node, other_node = self._local.node_ip(family), self._remote.node_ip(family)
@@ -231,7 +232,7 @@ class _Pair:
             )
 
     def _decrypted(self, own: IPAddress | None, other: IPAddress | None) -> Iterator[XfrmState | XfrmPolicy]:
-        """From another node: a state, and the policies that let in what was encrypted and what was not."""
+        """From another node: a state, and the policies that accept decrypted and clear packets."""
         if own is None or other is None or own == other:
             return
         keys = self._key.between(other, own, self._remote.boot_id, self._local.boot_id)
@@ -290,9 +291,9 @@ Refusals = Mapping[MarkedRule | TableRoute, NetlinkError]
 
 
 class XfrmEdge(Protocol):
-    """The kernel's states and policies, and the routing table of what they mark.
+    """The kernel's states and policies, and the routing table of marked packets.
 
-    Lists raise NetlinkError, as remove_routes() does; the rest returns what was refused.
+    Lists raise NetlinkError, as remove_routes() does; other methods return what was refused.
     """
 
     async def states(self) -> list[XfrmState]: ...
@@ -317,9 +318,9 @@ class XfrmEdge(Protocol):
 
 
 class XfrmTarget:
-    """XFRM as a reconciler's target. What others made is not seen, nor what is to stay for a while.
+    """XFRM as a reconciler's target. Ignores objects of others and those that must stay for a while.
 
-    States come before the policies that need them: a policy without its state blocks what it takes.
+    States precede the policies that need them: a policy without its state blocks packets.
     """
 
     def __init__(self, kernel: XfrmEdge, ring: KeyRing, planned: Callable[[], IpsecPlan]) -> None:
@@ -329,7 +330,7 @@ class XfrmTarget:
         self._there: dict[XfrmKey, XfrmObject] = {}
 
     async def observe(self) -> Mapping[XfrmKey, XfrmObject]:
-        """What there is of ours and planned, or to be removed. Raises NetlinkError."""
+        """Our objects that are planned or must be removed. Raises NetlinkError."""
         found: list[XfrmObject] = [*await self._kernel.states(), *await self._kernel.policies()]
         self._there = {one.key: one for one in found if is_ours(one)}
         planned = self._planned()
@@ -337,18 +338,18 @@ class XfrmTarget:
         return {key: one for key, one in self._there.items() if key in keys or not self._stays(one, planned)}
 
     def _stays(self, one: XfrmObject, planned: IpsecPlan) -> bool:
-        """Whether it is of a key that was replaced lately, of a node that stays as it is, or of all nodes."""
+        """Whether it belongs to a recently replaced key, an unchanged node, or all nodes."""
         if one.mark is None:
             return bool(planned.policies)
         node, spi = node_of(one.mark), one.spi if isinstance(one, XfrmState) else spi_of(one)
         return node in planned.held or (node in planned.nodes and self._ring.retains(spi))
 
     def matches(self, row: XfrmObject, observed: XfrmObject) -> bool:
-        """Whether it is there with its keys and marks."""
+        """Whether it has the desired keys and marks."""
         return row == observed
 
     async def put(self, batch: Mapping[XfrmKey, XfrmObject]) -> None:
-        """Add states, in place of those that have their SPI and mark, then policies. Raises BatchError."""
+        """Add states, replacing those with their SPI and mark, then policies. Raises BatchError."""
         failures: dict[XfrmKey, Exception] = {}
         states = [one for one in batch.values() if isinstance(one, XfrmState)]
         taken = self._note(states, await self._kernel.add_states(states), failures, errno.EEXIST)
@@ -375,7 +376,7 @@ class XfrmTarget:
         failures: dict[XfrmKey, Exception],
         again: int = 0,
     ) -> list[XfrmState]:
-        """Note what was refused, and what is there now; gives states that were refused with ``again``."""
+        """Record which writes succeeded and failed. Returns states that failed with the errno ``again``."""
         refused = []
         for one, error in zip(objects, results, strict=True):
             if error is None:
@@ -387,9 +388,9 @@ class XfrmTarget:
         return refused
 
     async def drop(self, batch: Collection[XfrmKey]) -> None:
-        """Remove them, policies first: packets they have taken are blocked then. Raises BatchError.
+        """Remove objects, policies first, so that their packets are blocked. Raises BatchError.
 
-        What is to stay for a while does: a comparison after that finds it.
+        Objects that must stay for a while do; a later comparison finds them.
         """
         failures: dict[XfrmKey, Exception] = {}
         planned = self._planned()
@@ -421,9 +422,9 @@ def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
 # The routing table of what is marked.
 
 TABLE: Final = 200
-"""The routing table of packets that are to be encrypted, or are decrypted."""
+"""The routing table of packets before encryption and after decryption."""
 RULES: Final = {kind: Marked(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)}
-"""Which packets ask it."""
+"""Marks and masks of the rules for that table."""
 FAMILIES: Final = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
 
 
@@ -435,7 +436,7 @@ def wanted_routes(
     *,
     endpoint_routes: bool,
 ) -> dict[XfrmKey, MarkedRule | TableRoute]:
-    """Rules, and routes: to this node's pods by the link that decrypts, to others' by cilium_host."""
+    """Rules and routes: to this node's pods by the decrypting link, to those of others by cilium_host."""
     links = {device.name: device for device in devices}
     wanted: list[MarkedRule | TableRoute] = [
         MarkedRule(RULES[kind], FAMILIES[family])
@@ -460,13 +461,13 @@ def wanted_routes(
 
 
 def _link_with(node: ClusterNode, family: Family, devices: Iterable[Device]) -> Device | None:
-    """The link that has the node's address."""
+    """The link with the node's address."""
     own = node.node_ip(family)
     return next((one for one in devices if any(each.ip == own for each in one.addresses)), None)
 
 
 def key_of(row: MarkedRule | TableRoute) -> XfrmKey:
-    """What the kernel knows it by."""
+    """The kernel's key of an object."""
     if isinstance(row, MarkedRule):
         return "rule", row.family, row.marked.mark
     return "route", str(row.destination)
@@ -480,12 +481,12 @@ class IpsecRoutes(Target[XfrmKey, MarkedRule | TableRoute, MarkedRule | TableRou
         self._there: dict[XfrmKey, MarkedRule | TableRoute] = {}
 
     async def observe(self) -> Mapping[XfrmKey, MarkedRule | TableRoute]:
-        """What there is. Raises NetlinkError."""
+        """The present routes and rules. Raises NetlinkError."""
         self._there = {key_of(one): one for one in await self._kernel.rows()}
         return dict(self._there)
 
     async def put(self, batch: Mapping[XfrmKey, MarkedRule | TableRoute]) -> None:
-        """Set them. Raises BatchError."""
+        """Add or replace them. Raises BatchError."""
         self._raise(await self._kernel.set_rows(list(batch.values())))
         self._there |= batch
 

@@ -83,10 +83,10 @@ from lifecycle.http import Request, Response
 __all__ = ["WireguardAgent", "cell"]
 
 INTERVAL: Final = seconds(30)
-"""How often the device is compared, besides every change of links."""
+"""Interval of comparisons with the device, in addition to those at changes of links."""
 NOTHING: Final = ClusterEncryption()
 SYSCTLS: Final = {f"net/ipv4/conf/{WIREGUARD_LINK}/rp_filter": "0"}
-"""What comes out has no route back over the device."""
+"""Settings of the device: decrypted packets have no return route over it."""
 
 
 def cluster_encryption(settings: EncryptionSettings, ipsec: IpsecKeys) -> ClusterEncryption:
@@ -98,12 +98,12 @@ def cluster_encryption(settings: EncryptionSettings, ipsec: IpsecKeys) -> Cluste
 
 @after(WireguardKey, IpsecKeys)
 def encryption_key(published: PublishedKey) -> Table[str, EncryptionKey]:
-    """The table ``encryption-key``: who reads it does so once a key is published, if there is one."""
+    """The table ``encryption-key``, for readers that must wait until the key, if any, is published."""
     return published.table
 
 
 class WireguardSources:
-    """What peers follow from, and which of it has changed."""
+    """The tables from which peers are computed, and what changed in them."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class WireguardSources:
         self.devices = devices
 
     async def wait_initialized(self) -> None:
-        """Return once all nodes and prefixes are known that were there at the start."""
+        """Wait until the initial nodes and prefixes are known."""
         await self.nodes.wait_initialized()
         await self.prefixes.wait_initialized()
 
 
 class WireguardAgent:
-    """Makes the device before the node is in use; peers follow. Both stay at stop.
+    """Creates the device before the node accepts pods, and keeps its peers. Both remain at the stop.
 
-    Nothing is taken from the device before all nodes and prefixes are known. With enable-wireguard=false the
-    hook removes what is left of it. Raises HiveError where the node has no WireGuard.
+    Nothing is removed from the device before all nodes and prefixes are known. With enable-wireguard=false,
+    the hook removes the leftovers of an earlier agent. Raises HiveError if the node has no WireGuard.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class WireguardAgent:
         self._rotation = rotation
         self._changed: deque[Change[str, IpcacheEntry]] = deque()
         self._pending: dict[str, PeerNode | None] = {}
-        """Nodes that have changed, and those that were refused; None: it has left."""
+        """Changed nodes, and nodes that were refused; None if the node was deleted."""
         self._refused: dict[str, str] = {}
         self._all_known = False
         self._made = anyio.Event()
-        """Set when there is another device."""
+        """Set when the device was created anew."""
         self._compared = 0.0
         self._trouble = ""
-        """Why the device is not as it should be."""
+        """Why the device differs from its desired state."""
         lifecycle.append(Hook("set up WireGuard", self._start))
         if settings.enable_wireguard:
             self._timer = jobs.timer("reconcile", self._reconcile, INTERVAL)
@@ -202,7 +202,7 @@ class WireguardAgent:
         await self._look(None)
 
     async def _watch_program(self) -> None:
-        """Start wireguard-go again when it ends."""
+        """Restart wireguard-go when it ends."""
         while True:
             if pid := self._device.program.pid:
                 await process_ended(pid)
@@ -229,7 +229,7 @@ class WireguardAgent:
         self._sysctls.keep(SYSCTLS)
 
     async def _reconcile(self) -> None:
-        """Raises what the device does: it is tried again."""
+        """Apply pending changes. Raises errors of the device; the job repeats it."""
         async with self._device.lock:
             await self._apply_changes()
         self._trouble = ""
@@ -266,7 +266,9 @@ class WireguardAgent:
     def _apply(
         self, changes: Collection[Change[str, IpcacheEntry]], nodes: Mapping[str, PeerNode | None]
     ) -> tuple[list[str], OSError | None]:
-        """Prefixes first: a new peer then gets all of its own at once. Which nodes are done, and what failed.
+        """Apply prefixes, then nodes, so that a new peer has all its prefixes at once.
+
+        Returns done and failed nodes.
 
         Runs in a worker thread.
         """
@@ -311,7 +313,7 @@ class WireguardAgent:
     # Telling of it
 
     def status(self) -> EncryptionStatus:
-        """Its part of the agent's status, with peers as the device had them when it was last compared."""
+        """WireGuard's part of the agent's status, with peers as of the last comparison."""
         if self._trouble:
             msg = f"failed to get device: {self._trouble}"
             return EncryptionStatus(mode="Wireguard", msg=msg, wireguard=WireguardStatus())
@@ -341,7 +343,7 @@ class WireguardAgent:
         )
 
     def collect(self) -> list[MetricFamily]:
-        """Peers, and bytes to and from all of them."""
+        """Number of peers, and bytes received from and sent to them."""
         if not self.settings.enable_wireguard:
             return []
         peers = self._device.state.peers.values()
@@ -366,9 +368,9 @@ class WireguardAgent:
 def wireguard_peers(
     key: WireguardKey, device: WireguardDevice, agent: AgentConfig, tunnel: PodTunnel
 ) -> WireguardPeers:
-    """Those of cilium_wg0: nodes are reached by an enabled family, in tunnels by IPv4.
+    """Peers of cilium_wg0: endpoints have an address of an enabled family, in tunnel mode IPv4.
 
-    The other family is for nodes without such an address, and for packets that nodes send each other.
+    The other family is used for nodes without such an address, and for packets between nodes.
     """
     on = {Family.IPV4: agent.ipv4 or tunnel.used, Family.IPV6: agent.ipv6}
     families = frozenset(family for family in Family if on[family])
@@ -377,13 +379,13 @@ def wireguard_peers(
 
 
 def peer_of(node: ClusterNode) -> PeerNode:
-    """What counts of a node."""
+    """The part of a node that its peer depends on."""
     addresses = {family: ip for family in Family if (ip := node.node_ip(family)) is not None}
     return PeerNode(node.full_name, node.wireguard_key, addresses, frozenset(node.all_cidrs()))
 
 
 def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
-    """What is encrypted, for the agent's status."""
+    """The state of encryption, for the agent's status."""
 
     def fill(facts: StatusFacts) -> None:
         if wireguard.settings.enable_wireguard:
@@ -393,7 +395,7 @@ def encryption_status(wireguard: WireguardAgent) -> Member[StatusSection]:
 
 
 def rotation_part(rotation: WireguardRotation) -> Member[ApiPart]:
-    """GET and POST /encryption/rotation: how far a rotation of this node's key is; begin one."""
+    """GET and POST /encryption/rotation: the progress of a rotation of this node's key; begin one."""
 
     async def show(_: Request) -> Response:
         return answer(200, rotation.state())
@@ -411,7 +413,7 @@ def rotation_part(rotation: WireguardRotation) -> Member[ApiPart]:
 
 
 def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
-    """How many peers there are, and how much passes."""
+    """Number of peers and transferred bytes."""
 
     async def collect() -> Iterable[MetricFamily]:
         return wireguard.collect()
@@ -421,7 +423,7 @@ def wireguard_metrics(wireguard: WireguardAgent) -> Member[Collector]:
 
 @after(WireguardAgent)
 def keep() -> None:
-    """Start WireGuard although no other cell needs it."""
+    """Start WireGuard even if no other cell depends on it."""
 
 
 cell = group(

@@ -1,4 +1,4 @@
-"""WireGuard devices, read and changed: the kernel's by generic netlink, wireguard-go's by its socket.
+"""Reads and changes WireGuard devices: the kernel's over generic netlink, wireguard-go's over its socket.
 
 Source: linux/wireguard.h; the interface of userspace WireGuard (wireguard.com/xplatform).
 """
@@ -28,12 +28,12 @@ __all__ = ["DeviceState", "KernelControl", "UserspaceControl", "WireguardControl
 
 
 class DevicePeer(msgspec.Struct):
-    """A peer as the device has it."""
+    """A peer as read from the device."""
 
     endpoint: str = ""
     """``address:port``."""
     handshake: float = 0.0
-    """When it last proved its key, in seconds since 1970; 0: never."""
+    """Time of its last handshake, in seconds since 1970; 0: never."""
     sent: int = 0
     received: int = 0
     """Bytes."""
@@ -41,7 +41,7 @@ class DevicePeer(msgspec.Struct):
 
 
 class DeviceState(msgspec.Struct):
-    """The configuration of the device, as read from it."""
+    """The configuration as read from the device."""
 
     private: bytes = bytes(32)
     port: int = 0
@@ -51,14 +51,14 @@ class DeviceState(msgspec.Struct):
 
 
 class WireguardControl(Protocol):
-    """One WireGuard. Methods block, and raise OSError."""
+    """The control interface of one device. Methods block and raise OSError."""
 
     def read(self) -> DeviceState:
-        """All that it has."""
+        """Read the whole state."""
         ...
 
     def configure_self(self, private: bytes, port: int, mark: int) -> None:
-        """Its key, the UDP port it listens on, and the mark of its datagrams; peers stay."""
+        """Set its key, its UDP port and the mark of its datagrams; peers remain."""
         ...
 
     def configure(self, call: PeerCall) -> None:
@@ -69,11 +69,11 @@ class WireguardControl(Protocol):
 # wireguard-go: a text protocol over a Unix socket.
 
 PATIENCE: Final = 10.0
-"""Seconds for an answer."""
+"""Seconds to wait for an answer."""
 
 
 class UserspaceControl:
-    """The WireGuard behind a socket; keys are hexadecimal there."""
+    """A wireguard-go device, over its socket; keys are hexadecimal there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,17 +149,17 @@ def _read_line(key: str, value: str, peer: DevicePeer) -> None:
 # The kernel's: generic netlink.
 
 _AT_ONCE: Final = 500
-"""Addresses in one message, which has at most 64 KiB."""
+"""Maximum number of addresses in one message, which has at most 64 KiB."""
 
 
 class KernelControl:
-    """The kernel's device, by pyroute2; keys are base64 there."""
+    """A kernel device, with pyroute2; keys are base64 there."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def read(self) -> DeviceState:
-        """A dump; a peer with many addresses comes in several messages."""
+        """A dump; a peer with many addresses spans several messages."""
         found = DeviceState()
         with _generic(self._name) as wireguard:
             for message in wireguard.info(self._name):
@@ -176,7 +176,7 @@ class KernelControl:
             wireguard.set(self._name, private_key=_text(private), listen_port=port, fwmark=mark)
 
     def configure(self, call: PeerCall) -> None:
-        """See the interface; no list replaces another."""
+        """See the interface; never replaces the list of addresses."""
         peer: dict[str, Any] = {"public_key": _text(call.key)}
         if call.remove:
             peer["remove"] = True

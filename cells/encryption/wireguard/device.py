@@ -1,7 +1,8 @@
 """WireGuard's devices: cilium_wg0, and during a rotation cilium_wg1 and cilium_wg2.
 
 Source: wireguard-go's environment (WG_UAPI_FD).
-Why:    devices, peers and what the programs know stay when the agent ends: traffic goes on, encrypted.
+Why:    devices, peers and the programs' configuration remain when the agent ends, so traffic continues
+        encrypted.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from lifecycle import HiveError, Logger
 __all__ = ["SOCKETS", "Slot", "WireguardDevice", "WireguardLink"]
 
 FIREWALL_MARK: Final = 0x1E00
-"""Of the datagrams that leave: the programs at native devices let those pass (bpf/netdev/encrypt.h)."""
+"""Mark of encrypted datagrams, which the programs at native devices let pass (bpf/netdev/encrypt.h)."""
 
 
 class Slot(IntEnum):
-    """What a device is for; it listens on WIREGUARD_PORT plus this number."""
+    """The purpose of a device; it listens on WIREGUARD_PORT plus this number."""
 
     MAIN = 0
     """cilium_wg0: the node's key, and all nodes."""
     NEXT = 1
-    """cilium_wg1: the node's next key, while its key is rotated."""
+    """cilium_wg1: the node's next key, while its key is being rotated."""
     HELP = 2
     """cilium_wg2: the node's key, and the next keys of nodes that rotate theirs."""
 
@@ -63,7 +64,7 @@ class Slot(IntEnum):
 
     @property
     def port(self) -> int:
-        """Of UDP."""
+        """The UDP port."""
         return WIREGUARD_PORT + self
 
 
@@ -74,12 +75,12 @@ SOCKETS: Final = Path("/var/run/wireguard")
 PROGRAM: Final = "wireguard-go"
 LOG_FILE: Final = "wireguard-go.log"
 _UAPI_FD: Final = 3
-"""The program's descriptor of it."""
+"""The program's descriptor of its control socket."""
 _ABOVE: Final = 10
 
 
 class WireguardProgram:
-    """wireguard-go of one device. All but ``pid`` blocks; OSError and HiveError."""
+    """The wireguard-go process of one device. All but ``pid`` blocks, and raises OSError and HiveError."""
 
     def __init__(self, slot: Slot, state_dir: Path, log: Logger) -> None:
         self._link = slot.link
@@ -90,7 +91,7 @@ class WireguardProgram:
 
     @property
     def pid(self) -> int:
-        """Its process, started by this agent or by one before; 0 if there is none."""
+        """Its process, started by this agent or an earlier one; 0 if there is none."""
         try:
             pid = int(self._pid_file.read_text(encoding="ascii"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -99,7 +100,7 @@ class WireguardProgram:
         return pid if self._link.encode() in command else 0
 
     def start(self) -> None:
-        """Start it; it makes a device, which is down."""
+        """Start it; it creates a device that is down."""
         import shutil  # it imports three decompressors: 2 ms of a start without WireGuard
 
         program = shutil.which(PROGRAM)
@@ -131,7 +132,7 @@ class WireguardProgram:
         )
 
     def end(self) -> None:
-        """End it, which takes its device along; none is fine."""
+        """End it, which removes its device; a no-op if it does not run."""
         pid = self.pid
         if pid:
             with suppress(ProcessLookupError):
@@ -165,7 +166,7 @@ NO_WIREGUARD: Final = (
 class WireguardLink:
     """One device, of the kernel or of wireguard-go.
 
-    Methods block. They raise OSError, and HiveError, one line, for what the node does not have.
+    Methods block. They raise OSError, and HiveError, one line, for missing features of the node.
     """
 
     def __init__(self, slot: Slot, state_dir: Path, *, fallback: bool, log: Logger) -> None:
@@ -176,16 +177,16 @@ class WireguardLink:
         self.program = WireguardProgram(slot, state_dir, log)
         self._control: WireguardControl = KernelControl(self._name)
         self.state = DeviceState()
-        """As it was last read."""
+        """The last state that was read."""
 
     @property
     def ifindex(self) -> int:
-        """Its index now; 0: it is not there."""
+        """Its index; 0 if it does not exist."""
         link = self._links.find(self._name)
         return link.ifindex if link is not None else 0
 
     def ensure(self, private: bytes, mtu: int) -> bool:
-        """Create and configure it where needed, and set it up; whether it was made anew, without peers."""
+        """Create and configure it if necessary, and set it up. Returns whether it is new, without peers."""
         link = self._found()
         made = link is None
         if link is None:
@@ -200,7 +201,7 @@ class WireguardLink:
         return made
 
     def remove(self) -> None:
-        """Remove it; none is fine."""
+        """Remove it; a no-op if it does not exist."""
         link = self._links.find(self._name)
         if link is not None and link.kind in {"wireguard", "tun"}:
             self._links.delete(link.ifindex)
@@ -217,7 +218,7 @@ class WireguardLink:
         return {key: frozenset(peer.allowed) for key, peer in self.state.peers.items() if key != DUMMY_KEY}
 
     def _found(self) -> FoundOverlay | None:
-        """The link if it can be used. What a program left that does not run goes."""
+        """The link if it is usable. Leftovers of a program that does not run are removed."""
         link = self._links.find(self._name)
         if link is None:
             self.program.end()
@@ -256,9 +257,10 @@ class WireguardLink:
 
 
 class WireguardDevice:
-    """Makes, configures and restores the devices, and writes what programs of native devices need of them.
+    """Creates, configures and restores the devices, and writes the configuration of programs at native
+    devices.
 
-    Methods block. They raise OSError, and HiveError, one line, for what the node does not have.
+    Methods block. They raise OSError, and HiveError, one line, for missing features of the node.
     """
 
     def __init__(
@@ -287,11 +289,11 @@ class WireguardDevice:
 
     @property
     def state(self) -> DeviceState:
-        """Of cilium_wg0, as it was last read."""
+        """The last state of cilium_wg0 that was read."""
         return self._main.state
 
     def ensure(self, slot: Slot = Slot.MAIN) -> bool:
-        """Create and configure the device where needed; whether it was made anew, without peers."""
+        """Create and configure the device if necessary. Returns whether it is new, without peers."""
         private = self._key.next_private if slot is Slot.NEXT else self._key.private
         made = self.links[slot].ensure(private, self.mtu)
         self._set_facts(self._facts())
@@ -299,17 +301,17 @@ class WireguardDevice:
 
     @property
     def mtu(self) -> int:
-        """The devices' below, less what a packet grows by."""
+        """The MTU of the devices below, less the overhead of encryption."""
         return self._mtu() - WIREGUARD_OVERHEAD
 
     def remove(self) -> None:
-        """Clear the programs' configuration, then remove all devices; none is fine."""
+        """Clear the programs' configuration, then remove all devices; a no-op without devices."""
         self._set_facts(EncryptionConfig())
         for link in self.links.values():
             link.remove()
 
     def remove_rotating(self, slot: Slot) -> None:
-        """Remove a device of a rotation that no packet is sent by any more; none is fine."""
+        """Remove a device of a rotation that no packet uses any more; a no-op if it does not exist."""
         link = self.links[slot]
         if link.ifindex:
             link.remove()

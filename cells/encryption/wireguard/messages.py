@@ -1,9 +1,9 @@
-"""What two nodes send each other by a device, while a key is rotated: does it work, it is in use.
+"""Messages between two nodes over a WireGuard device, by which they agree to use it while a key is rotated.
 
 Source: packet(7), classic BPF of linux/filter.h, IPv4, IPv6 and UDP; the messages are our own.
-Why:    a message that arrives was encrypted with the session that is asked about. The socket sees packets
-        before programs and filters do. Afterwards the kernel gives them to the socket of WireGuard that has
-        the port, which drops what does not begin with a number of its own.
+Why:    a message that arrives proves that its session works in this direction. A packet socket receives it
+        before programs and filters do. Afterwards, the kernel passes it to WireGuard's UDP socket on that
+        port, which drops datagrams without a WireGuard message type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cells.netlink.news import DROP, EQUAL, LOAD_BYTE, LOAD_WORD, MASK, PASS, RE
 __all__ = ["MessageKind", "MessageSocket", "RotationMessage", "rotation_token"]
 
 MAGIC: Final = b"hive"
-"""How a message begins; those of WireGuard begin with a byte from 1 to 4."""
+"""First bytes of a message; WireGuard's own begin with a byte from 1 to 4."""
 _BODY: Final = struct.Struct(">4sB8s")
 _UDP: Final = struct.Struct(">HHHH")
 _IPV4, _IPV6 = struct.Struct(">BBHHHBBH4s4s"), struct.Struct(">IHBB16s16s")
@@ -37,12 +37,12 @@ _HOPS: Final = 64
 
 
 class MessageKind(IntEnum):
-    """What a message is about."""
+    """The purpose of a message."""
 
     ASK = 1
-    """Do you get this? Then send to me by this device, and answer IN_USE."""
+    """Do you receive this? Then send to me over this device, and answer IN_USE."""
     IN_USE = 2
-    """I send to you by this device from now on."""
+    """I send to you over this device from now on."""
 
 
 class RotationMessage(msgspec.Struct, frozen=True):
@@ -52,10 +52,10 @@ class RotationMessage(msgspec.Struct, frozen=True):
     destination: IPAddress
     kind: MessageKind
     token: bytes
-    """Of the rotation, 8 bytes."""
+    """Token of the rotation, 8 bytes."""
 
     def pack(self) -> bytes:
-        """With its headers."""
+        """The message with IP and UDP headers."""
         source, destination = self.source.packed, self.destination.packed
         body = _BODY.pack(MAGIC, self.kind, self.token)
         pseudo = source + destination + struct.pack(">HH", socket.IPPROTO_UDP, _LENGTH)
@@ -70,7 +70,7 @@ class RotationMessage(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, packet: bytes) -> Self | None:
-        """The message in a packet; None for any other packet."""
+        """The message in a packet; None for other packets."""
         source: IPAddress
         destination: IPAddress
         if packet[:1] == b"\x45" and len(packet) == _IPV4.size + _LENGTH:
@@ -92,12 +92,12 @@ class RotationMessage(msgspec.Struct, frozen=True):
 
 
 def rotation_token(key: str) -> bytes:
-    """Of the rotation to a public key."""
+    """The token of a rotation to a public key."""
     return sha256(key.encode()).digest()[:8]
 
 
 def _checksum(data: bytes) -> int:
-    """RFC 1071."""
+    """The Internet checksum (RFC 1071)."""
     if len(data) % 2:
         data += b"\0"
     return ~(int.from_bytes(data, "big") % 0xFFFF) & 0xFFFF
@@ -114,7 +114,7 @@ _LONGEST: Final = _IPV6.size + _LENGTH
 
 
 class MessageSocket:
-    """Messages by any of the devices of WireGuard. Making it raises OSError: it needs CAP_NET_RAW."""
+    """Sends and receives messages over WireGuard devices. Raises OSError if it lacks CAP_NET_RAW."""
 
     def __init__(self) -> None:
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -134,19 +134,19 @@ class MessageSocket:
         self._socket.close()
 
     def listen(self, ifindexes: Collection[int]) -> None:
-        """Take messages that arrive by these devices alone. Raises OSError."""
+        """Receive messages over these devices only. Raises OSError."""
         lines = _messages_at(tuple(ifindexes))
         code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
         program = struct.pack("@HP", len(lines), ctypes.addressof(code))
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     def send(self, device: str, message: RotationMessage) -> None:
-        """Send it by the device. Raises OSError."""
+        """Send a message over a device. Raises OSError."""
         protocol = _ETH_P_IPV6 if message.source.version == 6 else _ETH_P_IP
         self._socket.sendto(message.pack(), (device, protocol))
 
     async def wait(self) -> Iterator[tuple[str, RotationMessage]]:
-        """What has come, with the name of the device, once something has. Raises OSError."""
+        """Wait for messages; each comes with the name of its device. Raises OSError."""
         await wait_readable(self._socket)
         return self._received()
 
@@ -159,7 +159,7 @@ class MessageSocket:
 
 
 def _messages_at(ifindexes: tuple[int, ...]) -> Filter:
-    """The filter: one of these devices, and the magic where the UDP header of each family ends."""
+    """A filter for these devices, and for the magic after the UDP header of either family."""
     if not ifindexes:
         return [(RETURN, 0, 0, DROP)]
     rest: list[tuple[int, int, int, int]] = [

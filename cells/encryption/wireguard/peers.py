@@ -1,9 +1,9 @@
-"""The peers of the WireGuard device: one for each other node, with the addresses that are reached through it.
+"""The peers of the WireGuard device: one for each other node, with the addresses behind it.
 
 Source: Cilium 1.17's calls to the device, in order, as recorded.
-Why:    addresses are added before others are removed, and a list is never replaced: the kernel does not
-        do that at once, and packets would meet no peer. What is removed moves to a peer with the key of
-        zeros, and then that peer is deleted.
+Why:    addresses are added before others are removed, and a list is never replaced, as the kernel does not
+        do that atomically, so that packets would find no peer. An address to remove is moved to a peer with
+        an all-zero key, and then that peer is deleted.
 """
 
 from __future__ import annotations
@@ -22,60 +22,60 @@ from cells.cluster.encryption import WIREGUARD_PORT
 __all__ = ["DUMMY_KEY", "PeerCall", "PeerDevice", "PeerError", "PeerNode", "WireguardPeers"]
 
 DUMMY_KEY: Final = bytes(32)
-"""No node can have it: X25519 refuses the point."""
+"""A key that no node can have, as X25519 refuses the point."""
 
 
 class PeerError(ValueError):
-    """A node that cannot be a peer: its key or its addresses."""
+    """A node that cannot become a peer because of its key or addresses."""
 
 
 class PeerCall(msgspec.Struct, frozen=True):
-    """A change of one peer of the device; its addresses are added to the ones that it has."""
+    """A change of one peer of the device; addresses are added to its present ones."""
 
     key: bytes
     endpoint: IPAddress | None = None
     allowed: frozenset[IPNetwork] = frozenset()
     keepalive: float = 0
-    """Seconds between keepalives; 0 leaves them off."""
+    """Seconds between keepalives; 0 disables them."""
     remove: bool = False
     port: int = WIREGUARD_PORT
-    """Of the endpoint."""
+    """Port of the endpoint."""
 
 
 class PeerDevice(Protocol):
     """The WireGuard device."""
 
     def configure(self, call: PeerCall) -> None:
-        """Carry out one change. Raises OSError."""
+        """Apply one change. Raises OSError."""
 
     def peers(self) -> Mapping[bytes, frozenset[IPNetwork]]:
-        """The allowed addresses of each peer by its public key. Raises OSError."""
+        """The allowed addresses of each peer, by public key. Raises OSError."""
 
 
 class PeerNode(msgspec.Struct, frozen=True):
-    """What a node publishes that matters for its peer."""
+    """The part of a node that its peer depends on."""
 
     name: str
     """With its cluster: ``cluster/name``."""
     key: str
-    """The public key in base64; empty if the node has none."""
+    """The public key in base64; empty if the node publishes none."""
     addresses: Mapping[Family, IPAddress]
-    """The one of each family that it is reached by."""
+    """The endpoint's address of each family."""
     ranges: frozenset[IPNetwork] = frozenset()
-    """Of its pods. Most are in the ipcache, too, but not those of nodes without IPv4."""
+    """The node's pod ranges. Most are in the ipcache, too, but not those of nodes without IPv4."""
 
 
 class _Peer(msgspec.Struct):
     key: bytes
     addresses: dict[Family, IPAddress] = {}
-    """Of both families, whichever this node uses: prefixes are at either."""
+    """Addresses of both families, as prefixes may be at either."""
     ranges: frozenset[IPNetwork] = frozenset()
     endpoint: IPAddress | None = None
     allowed: set[IPNetwork] = set()
-    """What the device has, as far as calls succeeded."""
+    """Allowed addresses on the device, as far as calls have succeeded."""
     added: set[IPNetwork] = set()
     removed: set[IPNetwork] = set()
-    """Queued until all calls of a change succeeded."""
+    """Queued until all calls of a change have succeeded."""
 
     def add(self, prefix: IPNetwork) -> bool:
         self.removed.discard(prefix)
@@ -95,8 +95,8 @@ class _Peer(msgspec.Struct):
 class WireguardPeers:
     """Keeps the device's peers equal to the other nodes and to the prefixes behind them.
 
-    Encrypted packets go to a node's address of ``families``, or to one of ``others`` if it has none. What is
-    encrypted may have either as its destination.
+    Encrypted packets are sent to a node's address of ``families``, or to one of ``others`` if it has none.
+    The packets inside may have either as destination.
     """
 
     def __init__(
@@ -115,24 +115,24 @@ class WireguardPeers:
         self._node_by_key: dict[bytes, str] = {}
         self._owners: dict[IPNetwork, _Peer] = {}
         self._hosts: dict[IPNetwork, IPAddress] = {}
-        """Where each prefix of the ipcache is."""
+        """The node of each prefix in the ipcache."""
 
     @property
     def node_by_ip(self) -> Mapping[IPAddress, str]:
         return self._node_by_ip
 
     def key(self, name: str) -> bytes | None:
-        """The public key that a node's peer has; None if there is none."""
+        """The public key of a node's peer; None if it has none."""
         peer = self._peers.get(name)
         return peer.key if peer is not None else None
 
     def allowed(self, name: str) -> frozenset[IPNetwork]:
-        """What is reached through a node; nothing if it has no peer."""
+        """The addresses behind a node; empty if it has no peer."""
         peer = self._peers.get(name)
         return frozenset(peer.allowed | peer.added) if peer is not None else frozenset()
 
     def endpoint(self, addresses: Mapping[Family, IPAddress]) -> IPAddress | None:
-        """The address of a node that encrypted packets go to, IPv4 if it can be; None if there is none."""
+        """The address of a node to which encrypted packets are sent, preferably IPv4; None if it has none."""
         for families in (self._families, self._others):
             for family in (Family.IPV4, Family.IPV6):
                 if family in families and family in addresses:
@@ -146,10 +146,10 @@ class WireguardPeers:
         return len(self._peers)
 
     def upsert(self, node: PeerNode) -> None:
-        """Make or change the peer of a node; a node without a key changes nothing.
+        """Create or change the peer of a node; a no-op for a node without a key.
 
-        Raises PeerError for a key or an address that cannot be used, and OSError of the device; after
-        either the next call for this node tries again what is not done.
+        Raises PeerError for an invalid key or address, and OSError of the device. After either, the next call
+        for this node completes the change.
         """
         if not node.key:
             return
@@ -181,7 +181,7 @@ class WireguardPeers:
             self._node_by_ip[address] = node.name
 
     def _fresh(self, node: PeerNode, key: bytes) -> _Peer:
-        """The node's peer; a new one if there is none with that key, with what is known to be there."""
+        """The peer of a node; a new one if no peer has its key, with the addresses that the device has."""
         peer = self._peers.get(node.name)
         if peer is not None and peer.key == key:
             return peer
@@ -199,7 +199,7 @@ class WireguardPeers:
             peer.add(prefix)
 
     def delete(self, name: str) -> None:
-        """Delete the peer of a node. Raises PeerError if there is none, and OSError of the device."""
+        """Delete the peer of a node. Raises PeerError if it has none, and OSError of the device."""
         peer = self._peers.get(name)
         if peer is None:
             raise PeerError(f'cannot find peer for "{name}" node')
@@ -207,7 +207,7 @@ class WireguardPeers:
         self._forget(name)
 
     def prefix_upserted(self, prefix: IPNetwork, host: IPAddress | None) -> None:
-        """Reach a prefix through the node with this address. Raises OSError."""
+        """Route a prefix to the node with this address. Raises OSError."""
         old = self._hosts.pop(prefix, None)
         if host is not None:
             self._hosts[prefix] = host
@@ -222,9 +222,9 @@ class WireguardPeers:
             self._apply(after)
 
     def heal(self) -> int:
-        """Restore peers that others changed; how many there were. Raises OSError.
+        """Restore peers that others changed. Returns their number; raises OSError.
 
-        What failed before is done again. Only once all nodes and prefixes are known: what else is there goes.
+        Repeats failed calls. Call it only when all nodes and prefixes are known, as other peers are removed.
         """
         found = self._device.peers()
         known = {peer.key for peer in self._peers.values()}
@@ -241,7 +241,7 @@ class WireguardPeers:
 
     @staticmethod
     def _compare(peer: _Peer, found: frozenset[IPNetwork]) -> None:
-        """Queue what the device has too much or too little of."""
+        """Queue the differences between the device and the desired peer."""
         missing, foreign = peer.allowed - found, found - peer.allowed - peer.added
         peer.added |= missing
         peer.removed |= foreign

@@ -1,12 +1,12 @@
-"""A rotation of a node's key while traffic goes on: nodes reach it with both keys until all use the next one.
+"""Rotates a node's key without loss: nodes reach it with both keys until all of them use the next one.
 
-Why: a device has one key, and an address one peer of a device: so both nodes use a second device meanwhile.
-     The node that rotates its key has the next one there (cilium_wg1), the others have theirs (cilium_wg2).
-     Each sends by it once a message has come by it, and takes packets from both. Then cilium_wg0 gets the
-     next key, and nodes change back in the same way. Cilium's nodes learn the next key when it is there.
-     The other node sends the first message: of two handshakes at once, wireguard-go (noise-protocol.go,
-     ConsumeMessageResponse) may take the keys of one with the index of the other, and then decrypts nothing
-     for fifteen seconds.
+Why: a device has one key, and an address belongs to one peer of a device: so both nodes use a second device
+     meanwhile. The rotating node has its next key on cilium_wg1, the others have the peer on cilium_wg2. Each
+     sends over its second device once a message has arrived over it, and receives over both. Then cilium_wg0
+     gets the next key, and nodes change back in the same way. Cilium's nodes read the next key when it is in
+     force. The other node sends the first message: if two handshakes begin simultaneously, wireguard-go
+     (noise-protocol.go, ConsumeMessageResponse) may combine the keys of one with the index of the other, and
+     then decrypts nothing for fifteen seconds.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ __all__ = [
 ]
 
 INTERVAL: Final = seconds(30)
-"""How often second devices are compared, besides every change of nodes, prefixes and links."""
+"""Interval of comparisons of second devices, in addition to those at changes of nodes, prefixes and links."""
 PACE: Final = seconds(1)
-"""How often nodes are asked that have not answered."""
+"""Interval at which messages without an answer are repeated."""
 HEAD_START: Final = seconds(3)
-"""How long the node that rotates its key lets the others ask first."""
+"""How long the rotating node lets other nodes send the first message."""
 DRAIN: Final = seconds(1)
-"""How long a device still takes packets after the last node has changed to another one."""
+"""How long a device still receives packets after the last node has changed to another one."""
 PATIENCE: Final = minutes(5)
 """How long a rotation waits for a node that does not answer."""
 
 
 class RotatingNode(msgspec.Struct, frozen=True):
-    """What counts of a node in rotations."""
+    """The part of a node that rotations depend on."""
 
     name: str
     """With its cluster: ``cluster/name``."""
     key: str
     rotation: str
-    """What it announces: ROTATION_READY, its next key, or nothing."""
+    """Its announcement: ROTATION_READY, its next key, or empty."""
     addresses: Mapping[Family, IPAddress] = {}
     ranges: frozenset[IPNetwork] = frozenset()
 
     @property
     def next_key(self) -> str:
-        """Empty: its key is not rotated."""
+        """Empty if its key is not being rotated."""
         return "" if self.rotation == ROTATION_READY else self.rotation
 
     @property
     def prefixes(self) -> frozenset[IPNetwork]:
-        """What programs look up to send to it or its pods."""
+        """The prefixes by which programs look up the device for packets to it and its pods."""
         return self.ranges | {IpcacheKey.host(ip).network for ip in self.addresses.values()}
 
 
 def rotating_node(node: ClusterNode) -> RotatingNode:
-    """Of a node."""
+    """The RotatingNode of a node."""
     addresses = {family: ip for family in Family if (ip := node.node_ip(family)) is not None}
     return RotatingNode(
         *(node.full_name, node.wireguard_key, node.wireguard_rotation, addresses),
@@ -92,19 +92,19 @@ def rotating_node(node: ClusterNode) -> RotatingNode:
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The device that this node and another one change to."""
+    """The device to which this node and another one change."""
 
     slot: Slot
     key: str
-    """The next key of the node that rotates its own."""
+    """The next key of the rotating node."""
     own: bool
-    """Whether that is this node."""
+    """Whether this node is the rotating one."""
 
 
 def handover(own: RotatingNode, other: RotatingNode) -> Handover | None:
-    """What this node does with another one; None: it uses cilium_wg0.
+    """The handover of this node and another one; None if they use cilium_wg0.
 
-    Of two that rotate their keys at once, the first by name goes first.
+    If both rotate their keys, the first by name begins.
     """
     if other.next_key and (not own.next_key or other.name < own.name):
         return Handover(Slot.MAIN if other.next_key == other.key else Slot.HELP, other.next_key, own=False)
@@ -123,13 +123,16 @@ class SecondPeer(msgspec.Struct, frozen=True):
 
 
 class SecondPeers:
-    """The peers of a second device. Methods block, and raise OSError."""
+    """The peers of a second device. Methods block and raise OSError."""
 
     def __init__(self) -> None:
         self._present: dict[bytes, SecondPeer] = {}
 
     def sync(self, link: PeerDevice, wanted: Iterable[SecondPeer], *, made: bool) -> None:
-        """Give the device these peers; ``made``: it is new. Addresses are added before others are removed."""
+        """Make these the peers of the device; ``made``: it is new.
+
+        Addresses are added before others are removed.
+        """
         if made:
             self._present = {}
         by_key = {peer.key: peer for peer in wanted}
@@ -157,7 +160,7 @@ _IFINDEX: Final = struct.Struct("<I")
 
 
 class EncryptionPaths:
-    """By which device each node is sent to, in hive_encryption_paths; cilium_wg0 where it has no rows."""
+    """The device for packets to each node, in hive_encryption_paths; cilium_wg0 for nodes without rows."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
@@ -168,7 +171,7 @@ class EncryptionPaths:
         return {IpcacheKey.unpack(key).network: _IFINDEX.unpack(value)[0] for key, value in rows}
 
     def use(self, prefixes: Iterable[IPNetwork], ifindex: int) -> None:
-        """Send to these by the device; 0: by cilium_wg0."""
+        """Send to these prefixes over the device; 0: over cilium_wg0."""
         for prefix in prefixes:
             key = IpcacheKey.of(prefix).pack()
             if ifindex:
@@ -178,7 +181,7 @@ class EncryptionPaths:
 
 
 class NodePath(msgspec.Struct, frozen=True):
-    """How a node is sent to: the device, and the prefixes with a row for it."""
+    """The path to a node: the device, and the prefixes with a row for it."""
 
     slot: Slot = Slot.MAIN
     prefixes: frozenset[IPNetwork] = frozenset()
@@ -188,29 +191,29 @@ FIRST: Final = NodePath()
 
 
 class RotationState(msgspec.Struct, frozen=True):
-    """How far the rotation of this node's key is."""
+    """The progress of the rotation of this node's key."""
 
     public_key: str
     """The key in force for nodes that do not take part."""
     next_key: str = ""
-    """Empty: there is no rotation."""
+    """Empty if no rotation is in progress."""
     step: str = "none"
     """none; announced: other nodes change to the next key; in force: they change back to cilium_wg0."""
     waits_for: list[str] = []
     """Nodes that have not changed yet, or that rotate their own key first."""
     missed: list[str] = []
-    """Nodes that had not changed in time, in this rotation or the last."""
+    """Nodes that did not change in time, in this rotation or the last."""
 
 
 class RotationRefusedError(Exception):
-    """Raised when a rotation cannot begin, with one line."""
+    """A rotation cannot begin; one line."""
 
 
 class WireguardRotation:
-    """Rotates this node's key, and takes part in the rotations of others.
+    """Rotates this node's key, and takes part in the rotations of other nodes.
 
-    What it does to devices follows from what nodes announce; by which device packets leave is in the kernel.
-    So the next agent continues a rotation, whenever this one is killed.
+    The devices follow from the announcements of nodes; the kernel's map has the device for each node. So the
+    next agent continues a rotation if this one is killed at any point.
     """
 
     def __init__(
@@ -241,18 +244,18 @@ class WireguardRotation:
         """Nodes that announce a next key."""
         self._handovers: dict[str, Handover] = {}
         self._paths: dict[str, NodePath] = {}
-        """Of nodes that are sent to by a second device."""
+        """Nodes to which packets are sent over a second device."""
         self._indexes: dict[Slot, int] = {}
-        """Devices that are there, with their programs."""
+        """Existing devices with programs."""
         self._second = {slot: SecondPeers() for slot in (Slot.NEXT, Slot.HELP)}
         self._known = self._loaded = False
         self._was_active = True
         self._arranged = 0.0
-        """When second devices were last compared; 0: they have to be."""
+        """When second devices were last compared; 0: compare them now."""
         self._changed_nodes: set[str] = set()
-        """In the rotation of this node's key: those that send by the device to change to."""
+        """During a rotation of this node's key, nodes that send over the device to change to."""
         self._progress = 0.0
-        """When the last one changed, or the step began."""
+        """When the last node changed, or the step began."""
         self._missed: list[str] = []
         self._socket: MessageSocket | None = None
         self._exchanging = False
@@ -264,7 +267,7 @@ class WireguardRotation:
     # What nodes announce
 
     def note(self, node: ClusterNode) -> None:
-        """A node is new, or has changed."""
+        """Add or update a node."""
         row = rotating_node(node)
         if node.local:
             self._own = row
@@ -274,25 +277,28 @@ class WireguardRotation:
         (self._rotating.add if row.next_key else self._rotating.discard)(row.name)
 
     def forget(self, name: str) -> None:
-        """A node has left."""
+        """Remove a node."""
         self._others.pop(name, None)
         self._rotating.discard(name)
         self._changed_nodes.discard(name)
 
     @property
     def active(self) -> bool:
-        """Whether any node's key is rotated, as far as this one has a part in it."""
+        """Whether this node takes part in the rotation of any key."""
         return bool(self._key.next_private or self._rotating or self._handovers or self._paths)
 
     @property
     def _busy(self) -> bool:
-        """Whether there is something to do that no change brings about."""
+        """Whether work is due that no change triggers."""
         return bool(self._handovers or self._key.next_private)
 
     # A rotation of this node's key
 
     async def begin(self) -> RotationState:
-        """Make the next key and announce it. Raises RotationRefusedError, and OSError for the key's file."""
+        """Create the next key and announce it.
+
+        Raises RotationRefusedError, and OSError for the key's file.
+        """
         async with self._beginning:
             if not self._key.settings.enable_wireguard:
                 raise RotationRefusedError("there is no key to rotate: set enable-wireguard=true")
@@ -314,7 +320,7 @@ class WireguardRotation:
             return self.state()
 
     def state(self) -> RotationState:
-        """How far it is."""
+        """The progress of the rotation."""
         key = self._key
         if not key.next_public:
             return RotationState(key.public, missed=self._missed)
@@ -333,12 +339,12 @@ class WireguardRotation:
     # Devices and paths
 
     def start(self) -> None:
-        """All nodes and prefixes are known by now: take part."""
+        """Take part in rotations, as all nodes and prefixes are known."""
         self._known = True
         self.look()
 
     def look(self) -> None:
-        """Nodes or devices have changed."""
+        """Process changes of nodes or devices."""
         self._arranged = 0.0
         self._run_soon()
 
@@ -347,7 +353,7 @@ class WireguardRotation:
             self._timer.trigger()
 
     async def _step(self) -> None:
-        """Advance each handover as far as it can go now. Raises OSError, HiveError."""
+        """Advance each handover as far as possible. Raises OSError, HiveError."""
         if not (self._known and self._own.name):
             return
         if not self._loaded:
@@ -370,7 +376,7 @@ class WireguardRotation:
         self._report()
 
     def _load(self) -> None:
-        """Read the paths that the last agent left in the kernel."""
+        """Read the paths of the previous agent from the kernel."""
         rows = self._rows.read()
         slots = {self._device.links[slot].ifindex: slot for slot in (Slot.NEXT, Slot.HELP)}
         slots.pop(0, None)
@@ -384,7 +390,7 @@ class WireguardRotation:
         self._loaded = True
 
     def _decide(self) -> None:
-        """Which nodes to change with, and how; what is over is sent by cilium_wg0 from now on."""
+        """Choose the handovers; packets of ended ones are sent over cilium_wg0 from now on."""
         rotation = self._key.next_public or ROTATION_READY
         own = msgspec.structs.replace(self._own, key=self._key.public, rotation=rotation)
         names = self._others.keys() if own.next_key else self._rotating
@@ -397,7 +403,7 @@ class WireguardRotation:
                 self._use(name, path.slot)
 
     async def _arrange(self) -> None:
-        """Make and remove second devices, with their peers. Raises OSError, HiveError."""
+        """Create and remove second devices with their peers. Raises OSError, HiveError."""
         self._arranged = anyio.current_time()
         needed = {Slot.NEXT: bool(self._key.next_private), Slot.HELP: False}
         wanted: dict[Slot, list[SecondPeer]] = {slot: [] for slot in needed}
@@ -418,7 +424,7 @@ class WireguardRotation:
             raise
 
     def _ensure_second_device(self, slot: Slot, peers: list[SecondPeer]) -> None:
-        """Make a second device if it is missing, and give it these peers. Runs in a worker thread."""
+        """Create a second device if it is missing, and set its peers. Runs in a worker thread."""
         made = self._device.ensure(slot)
         if made:
             self._sysctls.write({f"net/ipv4/conf/{slot.link}/rp_filter": "0"})
@@ -434,7 +440,7 @@ class WireguardRotation:
         return SecondPeer(key, endpoint, allowed, (Slot.HELP if one.own else Slot.NEXT).port)
 
     def _find_ready_devices(self) -> None:
-        """Find the devices with programs: no packet may come by one without."""
+        """Find the devices with programs, as packets must not arrive over a device without."""
         before, self._indexes = self._indexes, {}
         for slot, link in self._device.links.items():
             ifindex = link.ifindex
@@ -449,7 +455,7 @@ class WireguardRotation:
                 self._rows.use(path.prefixes, self._indexes[path.slot])
 
     def _use(self, name: str, slot: Slot) -> None:
-        """Send to a node by this device from now on."""
+        """Send to a node over this device from now on."""
         old, node = self._paths.pop(name, FIRST), self._others.get(name)
         prefixes = frozenset[IPNetwork]()
         if slot is not Slot.MAIN and node is not None:
@@ -499,7 +505,7 @@ class WireguardRotation:
     # Messages between nodes
 
     async def _exchange_messages(self) -> None:
-        """Receive messages, and repeat those without an answer, until no key is rotated."""
+        """Receive messages, and repeat those without an answer, until no key is being rotated."""
         with MessageSocket() as messages:
             self._socket = messages
             try:
@@ -521,7 +527,7 @@ class WireguardRotation:
                 self._receive(device, message)
 
     def _asks(self, name: str, one: Handover) -> bool:
-        """Whether it is for this node to send a message, now that none is to be answered."""
+        """Whether this node must send the first message."""
         sends_by_it = self._paths.get(name, FIRST).slot is one.slot
         if not one.own:
             return not sends_by_it
@@ -529,7 +535,7 @@ class WireguardRotation:
         return name not in self._changed_nodes and (sends_by_it or late)
 
     def _receive(self, device: str, message: RotationMessage) -> None:
-        """A message has come by a device: send to its sender by that device, too."""
+        """Process a message that arrived over a device: also send to its sender over that device."""
         name = self._peers.node_by_ip.get(message.source, "")
         one = self._handovers.get(name)
         if one is None or one.slot.link != device or message.token != rotation_token(one.key):
@@ -546,7 +552,7 @@ class WireguardRotation:
             self._progress = anyio.current_time()
 
     def _can_use(self, name: str, one: Handover) -> bool:
-        """Whether the device is ready: cilium_wg0 once it has the new key, for the old one still decrypts."""
+        """Whether the device is ready: cilium_wg0 only with the new key, as the old one still decrypts."""
         return one.slot in self._indexes and (
             one.own or one.slot is not Slot.MAIN or self._peers.key(name) == _decoded(one.key)
         )
@@ -564,7 +570,7 @@ class WireguardRotation:
 
 
 def _decoded(key: str) -> bytes | None:
-    """A public key; None for what is none, or that no node may have."""
+    """Decode a public key; None if it is invalid or no node may have it."""
     try:
         found = base64.b64decode(key, validate=True)
     except binascii.Error:

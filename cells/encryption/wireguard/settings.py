@@ -1,4 +1,4 @@
-"""What WireGuard is asked to do on this node, and the node's key.
+"""WireGuard's settings on this node, and the node's key.
 
 Source: Cilium 1.17, option names and the key's file; RFC 7748 (X25519).
 """
@@ -102,7 +102,7 @@ class EncryptionSettings(Settings, frozen=True):
             yield f"node-encryption-opt-out-labels={self.node_encryption_opt_out_labels}: {error}"
 
     def opts_out(self, labels: dict[str, str]) -> bool:
-        """Whether a node with these labels keeps out of encrypt-node; without a selector none does."""
+        """Whether the selector excludes a node with these labels; never without a selector."""
         text = self.node_encryption_opt_out_labels.strip()
         return self.encrypt_node and bool(text) and selector_of(text).matches(labels)
 
@@ -116,10 +116,10 @@ _BASE_POINT: Final = (9).to_bytes(KEY_SIZE, "little")
 
 
 class WireguardKey:
-    """Loaded or made by its hook, before the node is published; and the next one, while it is rotated.
+    """The node's key, and the next one during a rotation; a hook loads or creates it before the start.
 
-    A key that cannot be read ends the start: HiveError. The files say how far a rotation is, so that the next
-    agent continues it: there is a next key, and then it is the key, too.
+    A key that cannot be read ends the start: HiveError. The files show the progress of a rotation, so that
+    the next agent continues it: first there is a next key, then it is also the key in force.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class WireguardKey:
         self.public = ""
         """In base64."""
         self.next_private = b""
-        """Empty: the key is not rotated."""
+        """Empty if no rotation is in progress."""
         self.next_public = ""
         self._published = published
         self._path, self._next_path = (agent.state_dir / f"{name}.key" for name in WIREGUARD_LINKS[:2])
@@ -151,7 +151,7 @@ class WireguardKey:
 
     @property
     def opted_out(self) -> bool:
-        """Whether the node's labels keep its own addresses out of what is encrypted."""
+        """Whether the node's labels exclude its own addresses from encryption."""
         node = self._nodes.get(("", self._agent.node_name))
         return node is not None and self.settings.opts_out(node.labels)
 
@@ -176,12 +176,12 @@ class WireguardKey:
     # The steps of a rotation. They write files, and block; raise OSError.
 
     def make_next(self) -> None:
-        """Make and save the next key."""
+        """Create and save the next key."""
         self.next_private, _ = load_key(self._next_path)
         self.next_public = _public_text(self.next_private)
 
     def adopt_next(self) -> None:
-        """Make the next key the key in force, too, and save it."""
+        """Make the next key also the key in force, and save it."""
         _write_key(self._path, self.next_private)
         self.private, self.public = self.next_private, self.next_public
 
@@ -208,9 +208,9 @@ class WireguardKey:
 
 
 def load_key(path: Path) -> tuple[bytes, bool]:
-    """The private key in a file, and whether it was made because there was none.
+    """The private key in a file, and whether it was created because the file did not exist.
 
-    Raises OSError, and ValueError for a file of another length.
+    Raises OSError, and ValueError if the file has another length.
     """
     try:
         key = path.read_bytes()
@@ -225,7 +225,7 @@ def load_key(path: Path) -> tuple[bytes, bool]:
 
 
 def _write_key(path: Path, key: bytes) -> None:
-    """At once: there is the whole file, or what was there."""
+    """Write atomically: the file is either complete or unchanged."""
     unfinished = path.with_suffix(".new")
     unfinished.unlink(missing_ok=True)
     unfinished.touch(mode=0o600)
@@ -241,7 +241,7 @@ def _public_text(private: bytes) -> str:
 
 
 def new_key() -> bytes:
-    """A private key at random (RFC 7748, section 5: clamped)."""
+    """A random private key (RFC 7748, section 5: clamped)."""
     return _clamped(os.urandom(KEY_SIZE)).to_bytes(KEY_SIZE, "little")
 
 
@@ -256,10 +256,10 @@ def public_key(private: bytes) -> bytes:
 
 
 def x25519(scalar: bytes, point: bytes) -> bytes:
-    """The function of RFC 7748, section 5.
+    """The X25519 function (RFC 7748, section 5).
 
-    Called once a start, on the node's own key: others cannot measure how long it takes. The device does
-    everything else with keys.
+    Called once a start with the node's own key, so its duration reveals nothing to others. The device does
+    all other work with keys.
     """
     number = _clamped(scalar)
     x1 = int.from_bytes(point, "little") % (1 << 255)
