@@ -148,7 +148,7 @@ class IpsecPlanner:
         ``numbers``: node ids by ``cluster/name``.
 
         A node without id or address has none; packets marked for it are blocked. While this node or its key
-        is not known, all marked packets are blocked, and existing objects stay.
+        is unknown, all marked packets are blocked, and existing objects stay.
         """
         policies = {one.key: one for one in blocks(self._mode.families)}
         states: dict[object, XfrmState] = {}
@@ -388,10 +388,7 @@ class XfrmTarget:
         return refused
 
     async def drop(self, batch: Collection[XfrmKey]) -> None:
-        """Remove objects, policies first, so that their packets are blocked. Raises BatchError.
-
-        Objects that must stay for a while do; a later comparison finds them.
-        """
+        """Remove objects, policies first, so that their packets are blocked. Raises BatchError."""
         failures: dict[XfrmKey, Exception] = {}
         planned = self._planned()
         found = [
