@@ -19,8 +19,8 @@ from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.map import EXIST, Epochs, Map, MapLog, MapSpec, MapType, create_map, open_map, possible_cpus
 from cells.maps.migration import RetiredMap, migrate, retired_maps
-from cells.maps.specs import ALWAYS, MapSettings, family_of, map_specs, sizes
-from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError
+from cells.maps.specs import ALWAYS, NAT, MapSettings, family_of, map_specs, sizes
+from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
 
 __all__ = ["Maps", "PreparedMaps", "node_specs", "stand_in_spec"]
 
@@ -273,9 +273,16 @@ class Maps:
 
     async def _start(self) -> None:
         settings = self._settings
-        if settings.bpf_policy_map_max > sizes(settings, 0).policy:
-            most = sizes(settings, 0).policy
-            self._log.warning("bpf-policy-map-max lowered", asked=settings.bpf_policy_map_max, entries=most)
+        found = sizes(settings, node_memory())
+        if settings.bpf_policy_map_max > found.policy:
+            self._log.warning(
+                "bpf-policy-map-max lowered", asked=settings.bpf_policy_map_max, entries=found.policy
+            )
+        if settings.bpf_nat_global_max not in {None, NAT, found.nat}:  # Cilium's default is no demand either
+            raise UsageError(
+                f"bpf-nat-global-max={settings.bpf_nat_global_max}: expected at most"
+                f" {found.ct_tcp + found.ct_any}, the entries of the conntrack maps of this node"
+            )
         # Making a large preallocated map takes tens of milliseconds.
         await to_thread.run_sync(self._open_all)
 
@@ -406,8 +413,13 @@ def stand_in_spec(spec: MapSpec) -> MapSpec:
 
 def node_specs(settings: MapSettings) -> dict[str, MapSpec]:
     """The maps of this node, by their attributes of Maps, as if all were used."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return map_specs(sizes(settings, memory), preallocate=settings.preallocate_bpf_maps, cpus=possible_cpus())
+    found = sizes(settings, node_memory())
+    return map_specs(found, preallocate=settings.preallocate_bpf_maps, cpus=possible_cpus())
+
+
+def node_memory() -> int:
+    """Bytes of the node's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def takes_inner(outer: Map, spec: MapSpec) -> bool:

@@ -128,7 +128,7 @@ class MapSettings(Settings, frozen=True):
     bpf_fragments_map_max: Annotated[int, Meta(ge=256, le=65536)] = 8192
     """Entries of each family's map of fragmented datagrams."""
 
-    egress_gateway_policy_map_max: Entries = 16384
+    egress_gateway_policy_map_max: Annotated[int, Meta(ge=2, le=HIGHEST)] = 16384
     """Entries of the map of egress gateways: pods that policies select, times the networks they name."""
 
     preallocate_bpf_maps: bool = False
@@ -146,7 +146,9 @@ class MapSettings(Settings, frozen=True):
             self.bpf_ct_global_tcp_max,
             self.bpf_ct_global_any_max,
         )
-        if nat is not None and tcp is not None and other is not None and nat > tcp + other:
+        if nat is None or nat == NAT or tcp is None or other is None:  # its default is lowered, as in Cilium
+            return
+        if nat > tcp + other:
             yield (
                 f"bpf-nat-global-max={nat}: expected at most {tcp + other}, the sum of"
                 " bpf-ct-global-tcp-max and bpf-ct-global-any-max"

@@ -12,7 +12,7 @@ from cells.maps.map import MapSpec, MapType, create_map
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
 from cells.maps.specs import policy_spec
-from lifecycle import Hive, NotStartedError, explain, invoke
+from lifecycle import Hive, NotStartedError, StartError, explain, invoke
 from tests.kernel.maps.nodes import GLOBALS, SMALL, agent, pins, use
 from tests.support.namespaces import in_node
 
@@ -256,6 +256,14 @@ async def test_a_map_the_kernel_refuses_is_one_clear_line(in_node: None) -> None
     assert text is not None
     assert text.startswith("cannot open /sys/fs/bpf/tc/globals/cilium_lxc: ")
     assert "\n" not in text
+
+
+async def test_a_nat_map_larger_than_the_conntrack_maps_of_the_node_is_refused(in_node: None) -> None:
+    """The conntrack maps follow from the node's memory: the least that they get."""
+    settings = {"bpf-map-dynamic-size-ratio": 0.000001, "bpf-nat-global-max": 196609}
+    with pytest.raises(StartError, match="bpf-nat-global-max=196609: expected at most 196608, the entries"):
+        async with Hive(config.cell, maps.cell, invoke(use), settings=settings).started():
+            pass
 
 
 def test_reading_a_map_before_the_start_raises_an_error() -> None:

@@ -63,6 +63,12 @@ def test_a_kind_of_maps_has_a_size_of_its_own_where_one_is_set(option: str, maps
     assert {specs[name].max_entries for name in maps} == {2000}
 
 
+def test_cilium_s_default_of_the_nat_map_is_lowered_to_what_fits_the_conntrack_maps() -> None:
+    given = MapSettings(bpf_nat_global_max=524288, bpf_ct_global_tcp_max=3000, bpf_ct_global_any_max=3000)
+    assert not list(given.faults())
+    assert sizes(given, GIB).nat == 4000
+
+
 def test_policy_maps_are_capped() -> None:
     assert sizes(MapSettings(bpf_policy_map_max=100_000), GIB).policy == 65536
 
@@ -80,6 +86,7 @@ def test_policy_maps_are_capped() -> None:
         ("bpf_fragments_map_max", 65537, "at least 256, at most 65536"),
         ("bpf_lb_map_max", 0, "at least 1, at most 16777216"),
         ("bpf_lb_maglev_map_max", -1, "at least 0, at most 16777216"),
+        ("egress_gateway_policy_map_max", 1, "at least 2, at most 16777216"),
         ("policy_map_pool", 0, "at least 1, at most 4095"),
     ],
 )
