@@ -10,7 +10,8 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -28,7 +29,7 @@ from cells.netlink.wire import (
 )
 from lifecycle import HiveError
 
-__all__ = ["Ahead", "ForeignRouteError", "NetlinkError", "open_socket"]
+__all__ = ["Ahead", "ForeignRouteError", "NetlinkError", "connected", "open_socket"]
 
 
 _SOL_NETLINK = 270
@@ -125,6 +126,16 @@ class Connection:
             return os.read(self._fd, _RECEIVE)
         except OSError as error:
             raise NetlinkError(error.errno or errno.EIO, what, "on reading the answer") from error
+
+
+@contextmanager
+def connected(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> Iterator[Connection]:
+    """A connection over a socket of its own, as open_socket() makes it: for a worker thread. OSError."""
+    fd = open_socket(strict=strict, protocol=protocol)
+    try:
+        yield Connection(fd)
+    finally:
+        os.close(fd)
 
 
 def answers(requests: Sequence[Request], first: int, receive: Callable[[str], bytes]) -> list[Message]:

@@ -14,7 +14,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from cells.netlink import messages as m
-from cells.netlink.connection import Ahead, Connection, NetlinkError, open_socket
+from cells.netlink.connection import Ahead, Connection, NetlinkError, connected, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, OffloadLimits, VethPair
 from cells.netlink.rows import (
     IndexReader,
@@ -123,17 +123,13 @@ class Reaper:
 def delete_links(ifindexes: Collection[int]) -> dict[int, NetlinkError]:
     """Delete links of this namespace on a socket of its own, blocking; returns what failed, by index."""
     try:
-        fd = open_socket()
+        with connected() as connection:
+            if len(ifindexes) > 1 and _delete_together(connection, list(ifindexes)):
+                return {}
+            return _delete_each(connection, ifindexes)
     except OSError as error:
         failure = NetlinkError(error.errno or errno.EIO, "open a netlink socket to delete links")
         return dict.fromkeys(ifindexes, failure)
-    try:
-        connection = Connection(fd)
-        if len(ifindexes) > 1 and _delete_together(connection, list(ifindexes)):
-            return {}
-        return _delete_each(connection, ifindexes)
-    finally:
-        os.close(fd)
 
 
 def _delete_together(connection: Connection, ifindexes: list[int]) -> bool:
@@ -406,12 +402,9 @@ def routes_over(ifindex: int) -> list[RouteInfo]:
 
 def all_routes(ifindex: int = 0) -> list[RouteInfo]:
     """The same over all links, or at least over this one."""
-    fd = open_socket(strict=True)
-    try:
-        rows = map(read_route, Connection(fd).dump(m.dump_routes(socket.AF_UNSPEC, ifindex)))
+    with connected(strict=True) as connection:
+        rows = map(read_route, connection.dump(m.dump_routes(socket.AF_UNSPEC, ifindex)))
         return [row for row in rows if row is not None]
-    finally:
-        os.close(fd)
 
 
 def programs_of(ifindexes: Iterable[int]) -> dict[int, LinkPrograms]:
@@ -419,27 +412,17 @@ def programs_of(ifindexes: Iterable[int]) -> dict[int, LinkPrograms]:
 
     Raises NetlinkError, and OSError when no socket can be opened.
     """
-    fd = open_socket()
-    try:
-        connection = Connection(fd)
+    with connected() as connection:
         return {ifindex: read_programs(connection, ifindex) for ifindex in ifindexes}
-    finally:
-        os.close(fd)
 
 
 def xdp_of(ifindex: int) -> XdpPrograms:
     """The XDP programs of a link, over a socket of its own. Raises NetlinkError."""
-    fd = open_socket()
-    try:
-        return read_xdp(Connection(fd).run(m.get_link_at(ifindex))[-1])
-    finally:
-        os.close(fd)
+    with connected() as connection:
+        return read_xdp(connection.run(m.get_link_at(ifindex))[-1])
 
 
 def take_off_xdp(ifindex: int, program_fd: int, *, generic: bool) -> None:
     """Take this XDP program off a link, over a socket of its own. Raises NetlinkError."""
-    fd = open_socket()
-    try:
-        Connection(fd).run(m.set_xdp(ifindex, -1, generic=generic, instead_of=program_fd))
-    finally:
-        os.close(fd)
+    with connected() as connection:
+        connection.run(m.set_xdp(ifindex, -1, generic=generic, instead_of=program_fd))

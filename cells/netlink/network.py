@@ -1,18 +1,16 @@
 """Rules for packets with a mark, and the routing tables that those ask."""
 
 import errno
-import os
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from ipaddress import ip_network
 from typing import Final
 
 import msgspec
 
 from cells.netlink import messages as m
-from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.connection import NetlinkError, connected
 from cells.netlink.messages import IPNetwork
 from cells.netlink.wire import (
     NLM_F_CREATE,
@@ -95,7 +93,7 @@ def take_marked(marked: Marked, families: Collection[int]) -> None:
     What is there already is fine.
     """
     replace, new = NLM_F_CREATE | NLM_F_REPLACE, NLM_F_CREATE | NLM_F_EXCL
-    with _connected() as connection:
+    with connected() as connection:
         for family in families:
             connection.run(
                 route(m.RTM_NEWROUTE, replace, marked, family, ()),
@@ -105,7 +103,7 @@ def take_marked(marked: Marked, families: Collection[int]) -> None:
 
 def leave_marked(marked: Marked, families: Collection[int]) -> None:
     """Take that back; a missing one is fine, and so is a kernel without the family. NetlinkError, OSError."""
-    with _connected() as connection:
+    with connected() as connection:
         for family in families:
             connection.run(
                 rule(RTM_DELRULE, 0, marked, family, _ABSENT),
@@ -116,7 +114,7 @@ def leave_marked(marked: Marked, families: Collection[int]) -> None:
 def remove_marked(marked: Marked, families: Collection[int]) -> bool:
     """Remove all rules of this mark, table and priority; whether there were any. NetlinkError, OSError."""
     found = False
-    with _connected() as connection:
+    with connected() as connection:
         for family in families:
             try:
                 while True:  # there may be several
@@ -131,9 +129,7 @@ def remove_marked(marked: Marked, families: Collection[int]) -> bool:
 def clear_table(table: int, families: Collection[int]) -> int:
     """Remove all routes of a table; how many there were. Raises NetlinkError, OSError."""
     count = 0
-    fd = open_socket(strict=True)
-    try:
-        connection = Connection(fd)
+    with connected(strict=True) as connection:
         for family in families:
             head = m.ROUTE.pack(family, *[0] * 8) + u32(m.RTA_TABLE, table)
             try:
@@ -148,8 +144,6 @@ def clear_table(table: int, families: Collection[int]) -> int:
                 what = f"remove a route of table {table}"
                 connection.run(Request(what, m.RTM_DELROUTE, 0, row.body, _ABSENT))
             count += len(rows)
-    finally:
-        os.close(fd)
     return count
 
 
@@ -181,9 +175,7 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
     """
     found: list[MarkedRule | TableRoute] = []
     tables = {marked.table for marked in wanted}
-    fd = open_socket(strict=True)
-    try:
-        connection = Connection(fd)
+    with connected(strict=True) as connection:
         for family in families:
             rules = Request("list rules", RTM_GETRULE, NLM_F_DUMP, _RULE.pack(family, *[0] * 8))
             found += [
@@ -201,8 +193,6 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
                         raise
                     continue
                 found += [route for row in rows if (route := _read_route(row.body)) is not None]
-    finally:
-        os.close(fd)
     return found
 
 
@@ -224,7 +214,7 @@ def _each(
     rows: Collection[MarkedRule | TableRoute], request: Callable[[MarkedRule | TableRoute], Request]
 ) -> dict[MarkedRule | TableRoute, NetlinkError]:
     refused = {}
-    with _connected() as connection:
+    with connected() as connection:
         for one in rows:
             try:
                 connection.run(request(one))
@@ -290,12 +280,3 @@ def _read_route(body: bytes) -> TableRoute | None:
         kind == RTN_LOCAL,
         int.from_bytes(metrics.get(m.RTAX_MTU, b""), "little"),
     )
-
-
-@contextmanager
-def _connected() -> Iterator[Connection]:
-    fd = open_socket()
-    try:
-        yield Connection(fd)
-    finally:
-        os.close(fd)

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from cells.netlink.connection import Connection, NetlinkError, answers, open_socket
+from cells.netlink.connection import NetlinkError, answers, connected, open_socket
 from cells.netlink.wire import NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, Request, attribute, attributes, encode
 
 __all__ = [
@@ -167,11 +167,8 @@ def nftables_rows(kind: int, family: int, table: str = "") -> list[dict[int, byt
     """
     body = _NFGENMSG.pack(family, 0, 0) + (_text(_RULE_TABLE, table) if table else b"")
     request = Request("read tables of nftables", _SUBSYSTEM << 8 | kind, NLM_F_DUMP, body)
-    descriptor = open_socket(protocol=PROTOCOL)
-    try:
-        rows = Connection(descriptor).dump(request)
-    finally:
-        os.close(descriptor)
+    with connected(protocol=PROTOCOL) as connection:
+        rows = connection.dump(request)
     return [dict(attributes(row.body, _NFGENMSG.size)) for row in rows]
 
 

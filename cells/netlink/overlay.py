@@ -5,16 +5,13 @@ Each call is one exchange over a socket of its own, for a worker thread. Calls r
 """
 
 import errno
-import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 
 from cells.netlink import messages as m
-from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.connection import NetlinkError, connected
 from cells.netlink.rows import read_link
 from cells.netlink.wire import NLM_F_CREATE, NLM_F_EXCL, Message, Request, attribute, attributes, text, u32
 
@@ -48,7 +45,7 @@ class OverlayLinks:
     def find(self, name: str) -> FoundOverlay | None:
         """The link of that name, whatever its kind."""
         try:
-            with _connection() as connection:
+            with connected() as connection:
                 return read_overlay(connection.run(m.get_link(name))[-1])
         except NetlinkError as error:
             if error.errno == errno.ENODEV:
@@ -59,17 +56,17 @@ class OverlayLinks:
         self, kind: str, name: str, mtu: int, port: int, source_ports: tuple[int, int] = (0, 0)
     ) -> None:
         """Make a device, down. EEXIST: the name is taken; EOPNOTSUPP: the kernel has none of the kind."""
-        with _connection() as connection:
+        with connected() as connection:
             connection.run(new_overlay(kind, name, mtu, port, source_ports))
 
     def set_up(self, ifindex: int, name: str, mtu: int) -> None:
         """The MTU, and up; repeating it changes nothing. EADDRINUSE: another socket has the device's port."""
-        with _connection() as connection:
+        with connected() as connection:
             connection.run(mtu_and_up(ifindex, name, mtu))
 
     def delete(self, ifindex: int) -> None:
         """Remove a link; a missing one is fine."""
-        with _connection() as connection:
+        with connected() as connection:
             connection.run(m.delete_link(ifindex))
 
     def set_route(
@@ -92,12 +89,12 @@ class OverlayLinks:
             replace=True,
             protocol=m.RTPROT_KERNEL,
         )
-        with _connection() as connection:
+        with connected() as connection:
             connection.run(request)
 
     def remove_route(self, ifindex: int, destination: m.IPNetwork) -> None:
         """Remove a route of that protocol; a missing one is fine."""
-        with _connection() as connection:
+        with connected() as connection:
             connection.run(m.delete_route(ifindex, destination, m.RTPROT_KERNEL))
 
 
@@ -105,7 +102,7 @@ def create_wireguard(name: str, mtu: int) -> None:
     """Make a WireGuard device, down. EOPNOTSUPP: the kernel has none; EEXIST: the name is taken."""
     body = m.LINK.pack(0, 0, 0, 0, 0) + text(m.IFLA_IFNAME, name) + u32(m.IFLA_MTU, mtu)
     body += attribute(m.IFLA_LINKINFO, text(m.IFLA_INFO_KIND, "wireguard"))
-    with _connection() as connection:
+    with connected() as connection:
         connection.run(Request(f"create {name}", m.RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body))
 
 
@@ -147,12 +144,3 @@ def read_overlay(message: Message) -> FoundOverlay:
         metadata = IFLA_GENEVE_COLLECT_METADATA in data  # a flag without a value
     (number,), (low, high) = _PORT.unpack(port), _PORTS.unpack(ports)
     return FoundOverlay(link.ifindex, link.kind, link.up, link.mtu, number, (low, high), metadata)
-
-
-@contextmanager
-def _connection() -> Iterator[Connection]:
-    fd = open_socket()
-    try:
-        yield Connection(fd)
-    finally:
-        os.close(fd)

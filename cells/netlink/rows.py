@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cells.netlink import messages as m
-from cells.netlink.connection import Connection, open_socket
+from cells.netlink.connection import connected
 from cells.netlink.wire import Message, Request, attribute, attributes, chosen
 
 __all__ = [
@@ -436,11 +436,8 @@ def own_gateways() -> list[tuple[m.IPNetwork, m.IPAddress]]:
 
 
 def _dump(request: Request) -> list[Message]:
-    fd = open_socket(strict=True)
-    try:
-        return Connection(fd).dump(request)
-    finally:
-        os.close(fd)
+    with connected(strict=True) as connection:
+        return connection.dump(request)
 
 
 def _link(message: Message) -> LinkRow:

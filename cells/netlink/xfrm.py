@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import errno
 import hmac
-import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Final, NoReturn, TypeVar
@@ -21,7 +19,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.netlink.connection import Connection, NetlinkError, open_socket
+from cells.netlink.connection import NetlinkError, connected
 from cells.netlink.wire import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, attribute, chosen, u32
 
 __all__ = [
@@ -416,22 +414,13 @@ class XfrmKernel:
 
 def _flush() -> None:
     every_protocol = bytes(4)
-    with _connected() as connection:
+    with connected(protocol=NETLINK_XFRM) as connection:
         connection.run(Request("flush states", XFRM_MSG_FLUSHSA, 0, every_protocol, (errno.ESRCH,)))
         connection.run(Request("flush policies", XFRM_MSG_FLUSHPOLICY, 0, b"", (errno.ESRCH,)))
 
 
-@contextmanager
-def _connected() -> Iterator[Connection]:
-    fd = open_socket(protocol=NETLINK_XFRM)
-    try:
-        yield Connection(fd)
-    finally:
-        os.close(fd)
-
-
 def _dump(what: str, kind: int, read: Callable[[bytes], T | None]) -> list[T]:
-    with _connected() as connection:
+    with connected(protocol=NETLINK_XFRM) as connection:
         rows = connection.dump(Request(what, kind, NLM_F_DUMP, b""))
     return [row for message in rows if (row := read(message.body)) is not None]
 
@@ -440,7 +429,7 @@ def _each(requests: Sequence[Request]) -> list[NetlinkError | None]:
     if not requests:
         return []
     results: list[NetlinkError | None] = []
-    with _connected() as connection:
+    with connected(protocol=NETLINK_XFRM) as connection:
         for request in requests:
             try:
                 connection.run(request)
