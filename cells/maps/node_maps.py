@@ -278,7 +278,7 @@ class Maps:
             self._log.warning(
                 "bpf-policy-map-max lowered", asked=settings.bpf_policy_map_max, entries=found.policy
             )
-        if settings.bpf_nat_global_max not in {None, NAT, found.nat}:  # Cilium's default is no demand either
+        if settings.bpf_nat_global_max not in {None, NAT, found.nat}:  # asked for, other than by the default
             raise UsageError(
                 f"bpf-nat-global-max={settings.bpf_nat_global_max}: expected at most"
                 f" {found.ct_tcp + found.ct_any}, the entries of the conntrack maps of this node"
