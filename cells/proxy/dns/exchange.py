@@ -86,14 +86,28 @@ class Counts:
 
 
 class Exchange:
-    """A query that policy lets through to its server."""
+    """A query that policy has been asked about."""
 
-    __slots__ = ("admitted", "asking", "awaited", "began", "checked", "flow", "query", "replied")
+    __slots__ = (
+        "admitted",
+        "asked",
+        "asking",
+        "awaited",
+        "began",
+        "checked",
+        "flow",
+        "query",
+        "replied",
+        "verdict",
+    )
 
-    def __init__(self, asking: Asking, query: DNSQuery, flow: QueryFlow, began: float) -> None:
+    def __init__(self, asking: Asking, asked: bytes, query: DNSQuery, flow: QueryFlow, began: float) -> None:
         self.asking = asking
+        self.asked = asked
+        """The query as its server gets it."""
         self.query = query
         self.flow = flow
+        self.verdict = flow.verdict(query.name)
         self.began = began
         self.checked = self.admitted = time.perf_counter()
         """When policy allowed it, and when dnsproxy-concurrency-limit did."""
@@ -279,24 +293,24 @@ class DNSAccessLog:
         self._statistics = statistics
         self._log = log
 
-    def asked(self, asking: Asking, flow: QueryFlow, query: DNSQuery, verdict: str, code: int = 0) -> None:
+    def asked(self, exchange: Exchange, verdict: str, code: int = 0) -> None:
         """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
-        statistics = flow.statistics or self._counted(asking, flow)
+        statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.requests.count(verdict)
         if self._events.watched:
-            record = self._record(asking, flow.endpoint, query, verdict)
+            record = self._record(exchange, verdict)
             record.code = code
             self._report(record)
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
         """The server's answer is on its way to the pod."""
-        statistics = exchange.flow.statistics or self._counted(exchange.asking, exchange.flow)
+        statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.responses.count("Forwarded")
         if not self._events.watched:
             return
-        record = self._record(exchange.asking, exchange.flow.endpoint, exchange.query, "Forwarded")
+        record = self._record(exchange, "Forwarded")
         record.answer, record.code, record.ttl = True, answer.code, answer.ttl
         record.source, record.destination = record.destination, record.source
         record.addresses = tuple(map(str, answer.addresses))
@@ -306,19 +320,21 @@ class DNSAccessLog:
             self._log.debug("other records of an answer are not logged", error=str(error))
         self._report(record)
 
-    def _counted(self, asking: Asking, flow: QueryFlow) -> Statistics | None:
-        redirect = EndpointRedirect("dns", ingress=False, port=asking.server[1], proxy_port=self._port.port)
+    def _counted(self, exchange: Exchange) -> Statistics | None:
+        port, flow = exchange.asking.server[1], exchange.flow
+        redirect = EndpointRedirect("dns", ingress=False, port=port, proxy_port=self._port.port)
         flow.statistics = self._statistics.redirect(flow.endpoint.id, redirect)
         return flow.statistics
 
     def _report(self, record: LookupRecord) -> None:
         self._events.publish(lookup_sample(record))
 
-    def _record(self, asking: Asking, endpoint: Endpoint, query: DNSQuery, verdict: str) -> LookupRecord:
+    def _record(self, exchange: Exchange, verdict: str) -> LookupRecord:
+        asking, query = exchange.asking, exchange.query
         return LookupRecord(
             answer=False,
             time=datetime.now(UTC).isoformat().replace("+00:00", "Z"),
-            source=self._party(asking.client, endpoint),
+            source=self._party(asking.client, exchange.flow.endpoint),
             destination=self._party(asking.server, None),
             protocol=asking.protocol,
             verdict=verdict,

@@ -33,7 +33,6 @@ from cells.proxy.dns.exchange import (
     DNSAccessLog,
     Exchange,
     LearntAddresses,
-    QueryFlow,
     QueryPolicy,
     QueryVerdict,
 )
@@ -165,34 +164,30 @@ class DNSProxy:
                 self._received(asking, time.perf_counter())
 
     def _received(self, asking: Asking, began: float) -> None:
-        found = self._checked(asking)
+        found = self._checked(asking, began)
         if found is None:
             return
         if isinstance(found, bytes):
             self._send(asking, found)
-            return
-        verdict, query, flow = found
-        if verdict is QueryVerdict.FORWARD:
-            exchange = Exchange(asking, query, flow, began)
-            if self._of_endpoint[flow.endpoint.id] >= QUERIES_OF_ONE:
-                self._send(asking, self._reject(exchange))
-            elif self._has_slot():
-                self._forward(exchange)
-            elif self._patience:
-                self._tasks.start_soon(self._later, exchange)
-            else:
-                self._send(asking, self._reject(exchange))
-        elif verdict is QueryVerdict.REFUSE:
-            self._send(asking, refusal(asking.data, query.end, self._refused))
-            self._refuse(asking, flow, query)
-        else:
+        elif found.verdict is QueryVerdict.REFUSE:
+            self._send(asking, refusal(asking.data, found.query.end, self._refused))
+            self._refuse(found)
+        elif found.verdict is QueryVerdict.WAIT:
             self._tasks.start_soon(self._once_known, asking, began)
+        elif self._of_endpoint[found.flow.endpoint.id] >= QUERIES_OF_ONE:
+            self._send(asking, self._reject(found))
+        elif self._has_slot():
+            self._forward(found)
+        elif self._patience:
+            self._tasks.start_soon(self._later, found)
+        else:
+            self._send(asking, self._reject(found))
 
-    def _checked(self, asking: Asking) -> tuple[QueryVerdict, DNSQuery, QueryFlow] | bytes | None:
-        """The fate of a query; bytes: the answer to an invalid one; None: none, as to unknown clients."""
+    def _checked(self, asking: Asking, began: float) -> Exchange | bytes | None:
+        """A query with its verdict. Bytes: the answer to an invalid one. None: there is no answer."""
         try:
             query = read_query(asking.data)
-            rewritten(asking.data, query)  # raises for records that cannot be read
+            asked = rewritten(asking.data, query)
         except WireError as error:
             self._counts.l7["parse_errors"] += 1
             self._log.debug(
@@ -207,24 +202,24 @@ class DNSProxy:
         if flow is None:
             return None
         self._source.announce()
-        return flow.verdict(query.name), query, flow
+        return Exchange(asking, asked, query, flow, began)
 
-    def _refuse(self, asking: Asking, flow: QueryFlow, query: DNSQuery) -> None:
+    def _refuse(self, exchange: Exchange) -> None:
         """Count and report a refused query."""
         self._counts.l7["denied"] += 1
-        self._access_log.asked(asking, flow, query, "Denied", self._refused)
+        self._access_log.asked(exchange, "Denied", self._refused)
 
-    def _let_through(self, asking: Asking, flow: QueryFlow, query: DNSQuery) -> None:
+    def _let_through(self, exchange: Exchange) -> None:
         """Count and report a query that its server is asked."""
         self._counts.l7["forwarded"] += 1
-        self._access_log.asked(asking, flow, query, "Forwarded")
+        self._access_log.asked(exchange, "Forwarded")
 
     def _reject(self, exchange: Exchange) -> bytes:
         """Too many queries wait for their servers: the answer to this one."""
         self._counts.rejected += 1
         exchange.admitted = time.perf_counter()
         exchange.count(self._counts, FAILED)
-        self._access_log.asked(exchange.asking, exchange.flow, exchange.query, "Error", SERVFAIL)
+        self._access_log.asked(exchange, "Error", SERVFAIL)
         return refusal(exchange.asking.data, exchange.query.end, SERVFAIL)
 
     def _has_slot(self) -> bool:
@@ -265,20 +260,19 @@ class DNSProxy:
     def _forward(self, exchange: Exchange) -> None:
         self._waiting[exchange] = None
         self._of_endpoint[exchange.flow.endpoint.id] += 1
-        failure: OSError | WireError | None = None
+        failure: OSError | None = None
         try:
             exchange.awaited = self._ask(exchange)
-        except (OSError, WireError) as error:
+        except OSError as error:
             failure = error
-        self._let_through(exchange.asking, exchange.flow, exchange.query)  # while the server answers
+        self._let_through(exchange)  # while the server answers
         if failure is not None:
             self._fail(exchange, failure)
 
     def _ask(self, exchange: Exchange) -> Awaited:
-        """Ask the server, from the pod's address if that can be. Raises OSError, WireError."""
-        data, client, server, _ = exchange.asking
-        identity = exchange.flow.endpoint.identity
-        data = rewritten(data, exchange.query)
+        """Ask the server, from the pod's address if that can be. Raises OSError."""
+        _, client, server, _ = exchange.asking
+        data, identity = exchange.asked, exchange.flow.endpoint.identity
         on_reply = partial(self._replied, exchange)
         if self._source.transparent:
             try:
@@ -338,7 +332,7 @@ class DNSProxy:
         self._end(exchange)
         exchange.count(self._counts, FAILED)
         asking = exchange.asking
-        self._access_log.asked(asking, exchange.flow, exchange.query, "Error", SERVFAIL)
+        self._access_log.asked(exchange, "Error", SERVFAIL)
         self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
@@ -442,42 +436,40 @@ class DNSProxy:
 
     async def _asked_by_tcp(self, asking: Asking, to_server: ServerConnection) -> bytes | None:
         began = time.perf_counter()
-        found = self._checked(asking)
-        if isinstance(found, tuple) and found[0] is QueryVerdict.WAIT:
+        found = self._checked(asking, began)
+        if isinstance(found, Exchange) and found.verdict is QueryVerdict.WAIT:
             with anyio.move_on_after(RULES_PATIENCE):
                 await self._policy.known()
-            found = self._checked(asking)
-        if not isinstance(found, tuple):
+            found = self._checked(asking, began)
+        if not isinstance(found, Exchange):
             return found
-        verdict, query, flow = found
-        if verdict is QueryVerdict.FORWARD:
-            return await self._forwarded_by_tcp(Exchange(asking, query, flow, began), to_server)
-        if verdict is QueryVerdict.REFUSE:
-            self._refuse(asking, flow, query)
-            return refusal(asking.data, query.end, self._refused)
+        if found.verdict is QueryVerdict.FORWARD:
+            return await self._forwarded_by_tcp(found, to_server)
+        if found.verdict is QueryVerdict.REFUSE:
+            self._refuse(found)
+            return refusal(asking.data, found.query.end, self._refused)
         return None
 
     async def _forwarded_by_tcp(self, exchange: Exchange, to_server: ServerConnection) -> bytes:
         if not self._has_slot() and not await self._slot_comes(exchange):
             return self._reject(exchange)
-        asking, query, flow = exchange.asking, exchange.query, exchange.flow
+        asking, query = exchange.asking, exchange.query
         try:
-            self._let_through(asking, flow, query)
-            asked = rewritten(asking.data, query)
+            self._let_through(exchange)
             with anyio.fail_after(PATIENCE):
-                data = await to_server.ask(asked)
-            answer = _answer_to(asked, query, data)
+                data = await to_server.ask(exchange.asked)
+            answer = _answer_to(asking.data, query, data)
         except (OSError, EOFError, TimeoutError, WireError) as error:
             to_server.close()  # its own answer may follow, which would be taken for that to the next query
             exchange.count(self._counts, TIMEOUT if isinstance(error, TimeoutError) else FAILED)
-            self._access_log.asked(asking, flow, query, "Error", SERVFAIL)
+            self._access_log.asked(exchange, "Error", SERVFAIL)
             self._log.debug("a DNS server failed", server=str(asking.server[0]), error=str(error))
             return refusal(asking.data, query.end, SERVFAIL)
         finally:
             self._release_slot()
         exchange.replied = time.perf_counter()
         data = without_rest(data, answer)
-        if not self._learnt.learn(flow.endpoint, answer):
+        if not self._learnt.learn(exchange.flow.endpoint, answer):
             await self._learnt.allowed(answer)
         exchange.count(self._counts)
         self._access_log.answered(exchange, answer, data)
