@@ -298,10 +298,14 @@ class EndpointSlices:
                     txn.put(row)
 
     def _marked(self, rows: Iterable[SliceRow]) -> Iterable[SliceRow]:
-        """Slices with whether they go first; they wait from now on."""
+        """Slices with whether they go first; those that are to be written wait from now on."""
         now = time.monotonic()
         for row in rows:
-            self.waiting.setdefault(row.name, now)
+            live = self.find(row.name)
+            if live is not None and (live.of_namespace, live.endpoints) == (row.namespace, row.endpoints):
+                self.waiting.pop(row.name, None)
+            else:
+                self.waiting.setdefault(row.name, now)
             yield replace(row, priority=self.goes_first(row.namespace))
 
     async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:

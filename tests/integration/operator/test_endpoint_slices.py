@@ -19,7 +19,15 @@ from cells.kubernetes.objects.cilium_endpoint import (
 from cells.kubernetes.objects.core import NAMESPACES
 from cells.kubernetes.objects.kind import Key, Meta
 from cells.observe.metrics import Metrics
-from cells.operator.endpoint_slices.slices import SliceRow, Slices, SliceSettings, core_endpoint
+from cells.operator.endpoint_slices.slices import (
+    EndpointSlices,
+    SliceRow,
+    Slices,
+    SliceSettings,
+    core_endpoint,
+)
+from cells.operator.leader import LeaderHive
+from lifecycle import Table
 from lifecycle.testing import eventually
 from tests.support.apiserver import ApiServer
 from tests.support.apiserver.errors import Resource
@@ -28,6 +36,17 @@ from tests.support.operator import Operators
 
 MOST = 3
 SLICES = Resource("cilium.io", "ciliumendpointslices")
+
+
+def publish(server: ApiServer, name: str, namespace: str = "default", identity: int = 7) -> None:
+    """Make a pod and its CiliumEndpoint."""
+    meta = {"name": name, "namespace": namespace}
+    spec = {"nodeName": "n", "containers": [{"name": "c", "image": "example.invalid/c"}]}
+    server.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    networking = {"addressing": [{"ipv4": "10.0.0.9"}], "node": "192.0.2.1"}
+    status = {"identity": {"id": identity}, "networking": networking}
+    kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
+    server.add({**kind, "metadata": meta, "status": status})
 
 
 def endpoint(name: str, identity: int = 7, namespace: str = "a", node: str = "n") -> CiliumEndpoint:
@@ -103,18 +122,29 @@ async def test_a_deleted_endpoint_slice_is_created_again(server: ApiServer, oper
         return [each["name"] for one in found for each in one["endpoints"]]
 
     async with operators.running(values), operators.client() as client:
-        status = {"identity": {"id": 7}, "networking": {"addressing": [{"ipv4": "10.0.0.9"}], "node": "n"}}
-        kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
-        for name in ("p", "q"):
-            container = {"name": "c", "image": "example.invalid/c"}
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
-            server.add({**pod, "spec": {"nodeName": "n", "containers": [container]}})
-        server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
+        publish(server, "p")
         await eventually(lambda: held() == ["p"], 30)
         ((_, name),) = server.store.of(SLICES).objects
         await client.delete(CILIUM_ENDPOINT_SLICES, name)
-        server.add({**kind, "metadata": {"name": "q", "namespace": "default"}, "status": status})
+        publish(server, "q")
         await eventually(lambda: sorted(held()) == ["p", "q"], 30)
+
+
+@pytest.mark.anyio
+async def test_after_a_restart_only_slices_that_change_have_a_queueing_delay(
+    server: ApiServer, operators: Operators
+) -> None:
+    """It would be counted from the start of the operator, be that days ago."""
+    values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
+    async with operators.running(values):
+        publish(server, "p")
+        await eventually(lambda: len(server.store.of(SLICES).objects) == 1, 30)
+    async with operators.running(values) as hive:
+        inner = hive.get(LeaderHive).current
+        assert inner is not None
+        with anyio.fail_after(30):
+            await inner.get(Table[str, SliceRow]).wait_initialized()
+        assert inner.get(EndpointSlices).waiting == {}
 
 
 @pytest.mark.anyio
@@ -128,11 +158,6 @@ async def test_a_namespace_that_goes_first_does_not_wait_for_the_others(
     }
     many = 60
 
-    def add(name: str, namespace: str, identity: int) -> None:
-        status = {"identity": {"id": identity}, "networking": {"addressing": [], "node": "192.0.2.1"}}
-        kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
-        server.add({**kind, "metadata": {"name": name, "namespace": namespace}, "status": status})
-
     def written() -> list[str]:
         return [one["namespace"] for one in server.store.of(SLICES).objects.values()]
 
@@ -140,9 +165,9 @@ async def test_a_namespace_that_goes_first_does_not_wait_for_the_others(
         urgent = {"name": "urgent", "annotations": {"cilium.io/ces-namespace": "priority"}}
         server.add({"apiVersion": "v1", "kind": "Namespace", "metadata": urgent})
         for number in range(many):
-            add(f"p{number}", "default", 1000 + number)
+            publish(server, f"p{number}", "default", 1000 + number)
         await eventually(lambda: len(written()) >= 2, 30)
-        add("now", "urgent", 999)
+        publish(server, "now", "urgent", 999)
         await eventually(lambda: "urgent" in written(), 30)
         assert len(written()) < many, "others still wait"
         families = {one.name: one for one in await hive.get(Metrics).families()}
@@ -157,10 +182,8 @@ async def test_a_slice_stays_when_its_namespace_gets_priority(
     server: ApiServer, operators: Operators
 ) -> None:
     values = {"cluster-pool-ipv4-cidr": "10.0.0.0/8", "enable-cilium-endpoint-slice": "true"}
-    status = {"identity": {"id": 7}, "networking": {"addressing": [], "node": "192.0.2.1"}}
-    kind = {"apiVersion": "cilium.io/v2", "kind": "CiliumEndpoint"}
     async with operators.running(values) as hive, operators.client() as client:
-        server.add({**kind, "metadata": {"name": "p", "namespace": "default"}, "status": status})
+        publish(server, "p")
         await eventually(lambda: len(server.store.of(SLICES).objects) == 1, 30)
         (before,) = server.store.of(SLICES).objects
         first = {"metadata": {"annotations": {"cilium.io/ces-namespace": "priority"}}}

@@ -18,7 +18,7 @@ from cells.kubernetes.client.client import Client
 from cells.kubernetes.client.errors import ApiError, NotFoundError
 from cells.operator.lb_ipam import LBIPAM, ServicePatch
 from cells.operator.leader import LeaderHive
-from lifecycle import Hive, Table
+from lifecycle import HealthTree, Hive, Table
 from lifecycle.testing import eventually
 from tests.integration.operator import recordings
 from tests.integration.operator.recordings import DIFFERENT, Json, load, options, plain
@@ -113,8 +113,18 @@ class Player:
         self._running = AsyncExitStack()
         values = options(self.name, step) | self._later
         self._hive = await self._running.enter_async_context(self._operators.running(values))
+        await eventually(self._collected, WITHIN)
         if self.name not in recordings.WHOLE:
             self._later = {"skip-crd-creation": "true"}
+
+    def _collected(self) -> bool:
+        """Whether the first pass over CiliumEndpoints is over: those of later steps have no pods."""
+        inner = self._hive.get(LeaderHive).current if self._hive is not None else None
+        return inner is not None and not [
+            one
+            for one in inner.get(HealthTree).snapshot("operator.leader.gc.endpoints")
+            if one.message == "waiting"
+        ]
 
     async def stop(self) -> None:
         if self._running is not None:
