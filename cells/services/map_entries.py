@@ -411,6 +411,9 @@ Maps = Mapping[str, Mapping[bytes, bytes]]
 FAMILIES = {4: 4, 6: 16}
 """Bytes of an address by family."""
 
+_STATES: Mapping[int, BackendState] = {state.value: state for state in BackendState}
+"""Others are of no version of Cilium."""
+
 NAMELESS = ServiceName("", "")
 
 
@@ -444,7 +447,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
             length = FAMILIES[family]
             address = ServiceAddress.read(bytes([family]) + value[: length + 3])
             number = int.from_bytes(key, "little")
-            backends[number] = Backend(address, BackendState(value[length + 3]))
+            backends[number] = Backend(address, _STATES.get(value[length + 3], BackendState.ACTIVE))
             zones[number] = value[length + 6]
     ranges = _ranges(maps, families)
     frontends: list[RestoredFrontend] = []

@@ -155,6 +155,8 @@ def _full(table: Map) -> Iterator[None]:
         raise
 
 
+MOST_BACKENDS: Final = 65535
+"""Of a frontend: its slot 0 counts them in 16 bits."""
 _SLOTS: Final = frozenset(SERVICES.values())
 _CHUNK: Final = 256
 """Frontends that are taken over at a time."""
@@ -254,8 +256,16 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self, frontends: Collection[Frontend], failures: dict[FrontendKey, Exception]
     ) -> tuple[WritePlan, list[PlannedFrontend]]:
         plan = WritePlan()
+        failures.update(
+            {
+                one.key: MapFullError(f"{one.key} has {len(one.backends)} backends: {MOST_BACKENDS} fit")
+                for one in frontends
+                if len(one.backends) > MOST_BACKENDS
+            }
+        )
         with collector_paused():
-            planned, failed = self._balancer.put_all(frontends, plan)
+            fitting = [one for one in frontends if one.key not in failures] if failures else frontends
+            planned, failed = self._balancer.put_all(fitting, plan)
         failures.update(failed)
         return plan, planned
 

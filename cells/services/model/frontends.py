@@ -358,7 +358,7 @@ class _Conversion:
         if not self._options.bpf_lb_mode_annotation:
             return False
         mode = self._annotations.forwarding or self._options.bpf_lb_mode
-        return mode == "dsr" or (mode == "hybrid" and protocol != PROTOCOLS["UDP"])
+        return mode == "dsr" or (mode == "hybrid" and protocol in (ANY_PROTOCOL, PROTOCOLS["TCP"]))
 
     def _unique_ports(self) -> Sequence[ServicePort]:
         """The ports: each number once for a protocol, once in all where protocols are not distinguished."""

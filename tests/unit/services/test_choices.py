@@ -33,10 +33,10 @@ MODE = "service.cilium.io/forwarding-mode"
 
 
 def frontends(annotations: dict[str, str] | None = None, **options: Any) -> list[Frontend]:
-    """Of a service that has a port in TCP and in UDP."""
+    """Of a service that has a port in each protocol."""
     ports = [
         {"name": name, "port": 53, "nodePort": 30053, "protocol": protocol}
-        for name, protocol in (("stream", "TCP"), ("datagram", "UDP"))
+        for name, protocol in (("stream", "TCP"), ("datagram", "UDP"), ("chunk", "SCTP"))
     ]
     service = msgspec.convert(
         {
@@ -62,13 +62,13 @@ def direct(annotation: str, **options: Any) -> dict[int, bool]:
 @pytest.mark.parametrize(
     ("annotation", "options", "wanted"),
     [
-        ("dsr", {}, {6: False, 17: False}),
-        ("dsr", {"bpf_lb_mode_annotation": True}, {6: True, 17: True}),
-        ("", {"bpf_lb_mode_annotation": True}, {6: False, 17: False}),
-        ("", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "hybrid"}, {6: True, 17: False}),
-        ("snat", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: False, 17: False}),
-        ("DSR", {"bpf_lb_mode_annotation": True}, {6: True, 17: True}),
-        ("fast", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: True, 17: True}),
+        ("dsr", {}, {6: False, 17: False, 132: False}),
+        ("dsr", {"bpf_lb_mode_annotation": True}, {6: True, 17: True, 132: True}),
+        ("", {"bpf_lb_mode_annotation": True}, {6: False, 17: False, 132: False}),
+        ("", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "hybrid"}, {6: True, 17: False, 132: False}),
+        ("snat", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: False, 17: False, 132: False}),
+        ("DSR", {"bpf_lb_mode_annotation": True}, {6: True, 17: True, 132: True}),
+        ("fast", {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "dsr"}, {6: True, 17: True, 132: True}),
     ],
 )
 def test_a_service_chooses_how_its_backends_are_reached(
@@ -489,7 +489,7 @@ def test_a_port_that_another_one_hides_is_reported() -> None:
 
 
 def test_without_telling_protocols_apart_a_port_is_one_frontend() -> None:
-    assert {one.key.address.protocol for one in frontends()} == {6, 17}
+    assert {one.key.address.protocol for one in frontends()} == {6, 17, 132}
     assert [one.key.address.protocol for one in frontends(bpf_lb_proto_diff=False)] == [0, 0, 0]
 
 

@@ -134,6 +134,22 @@ async def test_without_numbers_for_all_as_many_as_fit_are_served() -> None:
     assert node.maps.backends == {one.backends[0].address[1:] + b"\0\0\0\0\0" for one in every[:4]}
 
 
+async def test_a_service_with_more_backends_than_fit_keeps_no_other_from_being_served() -> None:
+    node = Node()
+    few, many = frontend(1, [backend(1)]), frontend(2, [backend(number) for number in range(65536)])
+    await node.started([few, many])
+    assert set(await node.leads_to()) == {few.key}
+    with pytest.raises(BatchError) as raised:
+        await node.target.put({many.key: many})
+    assert str(raised.value.failures[many.key]) == "10.96.0.2:80 has 65536 backends: 65535 fit"
+    less = frontend(2, many.backends[:-1])
+    await node.target.put({less.key: less})
+    assert {key: len(addresses) for key, addresses in (await node.leads_to()).items()} == {
+        few.key: 1,
+        less.key: 65535,
+    }
+
+
 @pytest.mark.parametrize("entries", range(0, 120, 7))
 async def test_where_the_maps_get_full_nothing_half_served_is_left(entries: int) -> None:
     node = Node()
@@ -148,6 +164,19 @@ async def test_where_the_maps_get_full_nothing_half_served_is_left(entries: int)
     served = {one.key: {each.address for each in one.backends} for one in every if one.key not in failed}
     assert {key: set(addresses) for key, addresses in (await node.leads_to()).items()} == served
     assert set(node.served.keys()) == set(served)
+
+
+async def test_a_backend_with_an_unknown_state_in_the_maps_is_served_by_its_source() -> None:
+    one = frontend(1, [backend(1), backend(2)])
+    before = Node()
+    await before.started([one])
+    (where, value), *_ = [each for each in before.maps.entries.items() if "_backends_" in each[0].map]
+    before.maps.entries[where] = value[:7] + b"\x09" + value[8:]
+    node = Node(maps=before.maps)
+    await node.started([one])
+    active = BackendState.ACTIVE
+    assert await node.leads_to() == {one.key: {each.address: active for each in one.backends}}
+    assert node.maps.entries[where] == value
 
 
 async def test_a_backend_that_was_removed_with_an_error_is_written_again_once_it_is_used() -> None:
