@@ -13,9 +13,12 @@ Why:        a firewall outside knows addresses, not pods. Nothing is written, an
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Any, Final
+
+from anyio import to_thread
 
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
@@ -36,6 +39,7 @@ from cells.masquerade.egress_policies import (
     GatewayPod,
     entries,
     gateways,
+    label_map,
     read_policy,
 )
 from cells.netlink import news
@@ -105,15 +109,21 @@ class GatewayPods:
             found |= dict.fromkeys((*own, _HERE) if node.local else own, node.labels)
         return found
 
-    def all(self) -> Iterator[GatewayPod]:
-        """Those with an address of IPv4 and known labels of their identity."""
+    def selected(self, policies: Collection[EgressPolicy]) -> Iterator[GatewayPod]:
+        """Those with an IPv4 address that a policy selects by the labels of their identity.
+
+        Identities first: a cluster has many more addresses.
+        """
+        by_identity = {
+            each.id: each.labels
+            for each in self._identities.all()
+            if _is_pods(each.id) and any(policy.selects(label_map(each.labels)) for policy in policies)
+        }
         for row in self._ipcache.all():
-            if not (row.prefix.endswith(_ONE_ADDRESS) and _is_pods(row.identity)):
-                continue
-            identity = self._identities.get(row.identity)
-            if identity is not None and ":" not in row.prefix:
+            labels = by_identity.get(row.identity)
+            if labels is not None and row.prefix.endswith(_ONE_ADDRESS) and ":" not in row.prefix:
                 ip = IPv4Address(row.prefix.removesuffix(_ONE_ADDRESS))
-                yield GatewayPod(ip, identity.labels, row.tunnel_endpoint)
+                yield GatewayPod(ip, labels, row.tunnel_endpoint)
 
 
 def _is_pods(identity: int) -> bool:
@@ -126,23 +136,27 @@ class GatewayDevices:
     def __init__(self, devices: Table[int, Device]) -> None:
         self.table = devices
 
-    def now(self) -> GatewayLinks:
+    async def now(self) -> GatewayLinks:
         """As they are now. Raises NetlinkError."""
-        routes = [
-            route
-            for route in list_routes()
-            if route.table == _MAIN_TABLE
-            and route.destination.version == 4
-            and not route.destination.prefixlen
-        ]
-        least = min((route.metric for route in routes), default=0)
-        best = {route.ifindex for route in routes if route.metric == least}
-        return GatewayLinks(self.table.all(), best.pop() if len(best) == 1 else 0)
+        default = await to_thread.run_sync(_default_device)  # a node may have very many routes
+        return GatewayLinks(self.table.all(), default)
 
     async def changes(self) -> AsyncIterator[None]:
         """One item at once, then whenever a default route came or went."""
         async for hint in news.hints(_RTMGRP_IPV4_ROUTE, _DEFAULT_ROUTES):
             yield hint
+
+
+def _default_device() -> int:
+    """Index of the device of the IPv4 default route; 0: there is none, or two are as good."""
+    routes = [
+        route
+        for route in list_routes(socket.AF_INET)
+        if route.table == _MAIN_TABLE and not route.destination.prefixlen
+    ]
+    least = min((route.metric for route in routes), default=0)
+    best = {route.ifindex for route in routes if route.metric == least}
+    return best.pop() if len(best) == 1 else 0
 
 
 class _Entries(MapTarget[EgressKey, EgressEntry, EgressValue]):
@@ -216,8 +230,8 @@ class EgressGateways:
         for table in self._sources:
             await table.wait_initialized()
         policies = self._read(self._objects.all())
-        chosen = gateways(policies, self._pods.nodes(), self._devices.now())
-        found = entries(policies, chosen, self._pods.all(), self._pods.node_labels())
+        chosen = gateways(policies, self._pods.nodes(), await self._devices.now())
+        found = entries(policies, chosen, self._pods.selected(policies), self._pods.node_labels())
         self._report(chosen)
         with self.gateways.txn() as rows:
             rows.replace_all(chosen.values())

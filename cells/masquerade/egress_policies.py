@@ -273,7 +273,7 @@ def _selected(
     by_node: dict[IPv4Address, bool] = {}
     for pod in pods:
         if pod.labels not in by_labels:
-            by_labels[pod.labels] = policy.selects(dict(map(_label, filter(_is_kubernetes, pod.labels))))
+            by_labels[pod.labels] = policy.selects(label_map(pod.labels))
         if not by_labels[pod.labels]:
             continue
         if pod.node not in by_node:
@@ -282,10 +282,7 @@ def _selected(
             yield pod.address
 
 
-def _is_kubernetes(label: str) -> bool:
-    return label.startswith(_KUBERNETES)
-
-
-def _label(text: str) -> tuple[str, str]:
-    key, _, value = text.removeprefix(_KUBERNETES).partition("=")
-    return key, value
+def label_map(labels: Iterable[str]) -> dict[str, str]:
+    """Labels of Kubernetes among those of an identity, without their source."""
+    pairs = (each.removeprefix(_KUBERNETES).partition("=") for each in labels if each.startswith(_KUBERNETES))
+    return {key: value for key, _, value in pairs}

@@ -406,9 +406,9 @@ def list_addresses() -> list[AddressRow]:
     return [row for row in map(_address, _dump(m.dump_addresses())) if row is not None]
 
 
-def list_routes() -> list[RouteRow]:
-    """Every route of every table, IPv4 and IPv6."""
-    return [row for row in map(_route, _dump(m.dump_routes(socket.AF_UNSPEC))) if row is not None]
+def list_routes(family: int = socket.AF_UNSPEC) -> list[RouteRow]:
+    """Every route of every table, IPv4 and IPv6, or of one family."""
+    return [row for row in map(_route, _dump(m.dump_routes(family))) if row is not None]
 
 
 def foreign_routes() -> dict[m.IPNetwork, str]:
