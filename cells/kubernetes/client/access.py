@@ -137,7 +137,6 @@ class Access(msgspec.Struct, frozen=True):
     impersonate_uid: str = ""
     impersonate_groups: tuple[str, ...] = ()
     impersonate_extra: tuple[tuple[str, str], ...] = ()
-    namespace: str = "default"
 
     def proxy_for(self, server: str) -> str:
         """The URL of the proxy on the way to a server; empty for none."""
@@ -160,22 +159,12 @@ def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access
             " token (automountServiceAccountToken), or set k8s-kubeconfig-path"
         )
     ca = folder / "ca.crt"
-    namespace = folder / "namespace"
     return Access(
         servers=(f"https://{_bracketed(host)}:{port}",),
         ca_file=ca if ca.exists() else None,
         token_file=token,
         proxies=EnvironmentProxies.of(env),
-        namespace=_text(namespace) if namespace.exists() else "default",
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no text"
-        raise AccessError(f"{path}: {why}; expected a namespace") from error
 
 
 def _bracketed(host: str) -> str:
@@ -249,7 +238,6 @@ class _User(_KubeconfigPart, frozen=True):
 class _Context(_KubeconfigPart, frozen=True):
     cluster: str = ""
     user: str = ""
-    namespace: str = ""
 
 
 class _NamedCluster(_KubeconfigPart, frozen=True):
@@ -304,7 +292,7 @@ def from_kubeconfig(path: Path, context: str = "") -> Access:
         extensions = {one.name: one.extension for one in cluster.extensions}
         given = msgspec.structs.replace(access.exec, cluster_config=extensions.get(EXEC_EXTENSION))
         access = msgspec.structs.replace(access, exec=given)
-    return msgspec.structs.replace(access, namespace=found.namespace or "default")
+    return access
 
 
 def _read(path: Path) -> _Config:

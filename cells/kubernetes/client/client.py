@@ -168,10 +168,9 @@ class Client:
 
     # ---- writing
 
-    async def create(self, kind: Kind[T], obj: Body, namespace: str = "", *, dry_run: bool = False) -> T:
+    async def create(self, kind: Kind[T], obj: Body, namespace: str = "") -> T:
         """A new object. Raises ConflictError (``exists``), ApiError, UnreachableError."""
-        query = self._query(dry_run=dry_run)
-        return _decoded(kind, await self.raw("POST", kind.path(namespace), query, _json(obj)))
+        return _decoded(kind, await self.raw("POST", kind.path(namespace), self._query, _json(obj)))
 
     async def update(
         self,
@@ -207,7 +206,7 @@ class Client:
 
     async def _put(self, kind: Kind[T], name: str, obj: Body, namespace: str, subresource: str = "") -> bytes:
         where = kind.path(namespace, name, subresource)
-        return await self.raw("PUT", where, self._query(), _json(obj))
+        return await self.raw("PUT", where, self._query, _json(obj))
 
     async def patch(
         self,
@@ -218,15 +217,13 @@ class Client:
         *,
         how: Change = "merge",
         subresource: str = "",
-        dry_run: bool = False,
     ) -> T:
         """Change an object. A merge patch may hold a resourceVersion.
 
         Raises NotFoundError, ConflictError, ApiError, UnreachableError.
         """
-        query = self._query(dry_run=dry_run)
         path = kind.path(namespace, name, subresource)
-        return _decoded(kind, await self.raw("PATCH", path, query, _json(body), MEDIA[how]))
+        return _decoded(kind, await self.raw("PATCH", path, self._query, _json(body), MEDIA[how]))
 
     async def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
@@ -250,7 +247,7 @@ class Client:
 
     def merge(self, kind: Kind[T], name: str, body: Body, namespace: str = "") -> WriteRequest:
         """What patch() sends, for send_all()."""
-        target = _target(kind.path(namespace, name), self._query())
+        target = _target(kind.path(namespace, name), self._query)
         return WriteRequest("PATCH", target, _json(body), MEDIA["merge"])
 
     async def send_all(self, requests: Sequence[WriteRequest]) -> list[KubernetesError | None]:
@@ -299,8 +296,10 @@ class Client:
                 ends[number] = found
         return ends
 
-    def _query(self, *, dry_run: bool = False) -> dict[str, str]:
-        return {"fieldManager": self.manager, **({"dryRun": "All"} if dry_run else {})}
+    @property
+    def _query(self) -> dict[str, str]:
+        """Of a write."""
+        return {"fieldManager": self.manager}
 
     # ---- requests
 

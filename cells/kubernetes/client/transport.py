@@ -101,11 +101,6 @@ class StreamedResponse:
         """The first header of this name, in lower case, or nothing."""
         return (self._connection.answer.header(name) or b"").decode("latin-1")
 
-    def warnings(self) -> list[str]:
-        """The headers that the server needs."""
-        headers = self._connection.answer.headers
-        return [value.decode("latin-1") for key, value in headers if key.lower() == b"warning"]
-
     async def body(self) -> bytes:
         """All of it. Raises UnreachableError."""
         return await self._connection.rest()

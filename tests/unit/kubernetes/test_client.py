@@ -369,11 +369,10 @@ def test_a_pod_finds_the_server_of_its_cluster(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="token: missing"):
         in_cluster(env, tmp_path)
     (tmp_path / "token").write_text("t")
-    (tmp_path / "namespace").write_text("kube-system")
     found = in_cluster(env, tmp_path)
     assert found is not None
     assert found.servers == ("https://[fd00::1]:443",)
-    assert (found.token_file, found.ca_file, found.namespace) == (tmp_path / "token", None, "kube-system")
+    assert (found.token_file, found.ca_file) == (tmp_path / "token", None)
 
 
 def test_the_service_account_is_not_for_servers_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,13 @@ SERVER = {"server": "https://10.0.0.1:6443"}
 EXEC = {"command": "true", "apiVersion": "client.authentication.k8s.io/v1"}
 
 
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
@@ -70,7 +77,7 @@ def expired(folder: Path) -> tuple[Path, Path]:
 def document(cluster: Any = SERVER, user: Any = None, **more: Any) -> dict[str, Any]:
     return {
         "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": "n"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
         "clusters": [{"name": "k", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],
         **more,
@@ -109,7 +116,7 @@ def test_every_kubeconfig_field_is_read(
     found = from_kubeconfig(written(tmp_path, document(cluster, user)))
     assert found.servers == ("https://10.0.0.1:6443",)
     assert found.ca_file == tmp_path / "ca.crt"
-    assert (found.tls_server_name, found.proxy_url, found.namespace) == ("api", "http://proxy:3128", "n")
+    assert (found.tls_server_name, found.proxy_url) == ("api", "http://proxy:3128")
     assert (found.certificate_data, found.key_file) == (certificate.read_bytes(), key)
     assert found.token_file == tmp_path / "token"
     assert (found.impersonate_user, found.impersonate_groups) == ("jane", ("dev",))
@@ -123,10 +130,8 @@ def test_null_fields_of_a_kubeconfig_are_unset(tmp_path: Path) -> None:
     cluster = {**SERVER, "certificate-authority": None, "proxy-url": None, "insecure-skip-tls-verify": None}
     user = {"token": "t", "exec": None, "as-groups": None, "client-key-data": None}
     found = from_kubeconfig(written(tmp_path, document(cluster, user, preferences=None)))
-    assert found == Access(servers=(SERVER["server"],), token="t", namespace="n")
-    assert from_kubeconfig(written(tmp_path, document())) == Access(
-        servers=(SERVER["server"],), namespace="n"
-    )
+    assert found == Access(servers=(SERVER["server"],), token="t")
+    assert from_kubeconfig(written(tmp_path, document())) == Access(servers=(SERVER["server"],))
 
 
 def of_user(**user: Any) -> dict[str, Any]:
