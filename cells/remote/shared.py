@@ -124,8 +124,9 @@ class SharedClaims:
             row = self._addresses.get(key)
             if row is not None and not self._is_here(row.node):
                 claimed.append(row)
-            elif (prefix := self._claimed.pop(key, None)) is not None:
+            elif (prefix := self._claimed.get(key)) is not None:
                 self._ipcache.withdraw(resource_of(key), [prefix])
+                del self._claimed[key]
         self._ipcache.upsert(*(row.claim for row in claimed))
         self._claimed.update((row.address, row.prefix) for row in claimed)
 
@@ -245,11 +246,13 @@ class SharedKeys:
     # What others do to them
 
     async def _look_at_addresses(self, changes: Sequence[Change[str, SharedAddress]]) -> None:
-        for change in changes:
-            wanted = self._keys.get(f"{IPS}{change.key}")
-            if wanted is not None and (change.row is None or change.row.value != wanted.value):
-                self._address_keys.trigger()
-                return
+        """Deleted keys are written again at once.
+
+        Overwritten ones are left to the periodic comparison: two nodes that claim one address would overwrite
+        each other's key as fast as they can.
+        """
+        if any(change.row is None and f"{IPS}{change.key}" in self._keys for change in changes):
+            self._address_keys.trigger()
 
     async def _look_at_nodes(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
         node = self._own

@@ -1,0 +1,87 @@
+"""This node's pods in etcd: their addresses, and what becomes of keys that others delete or overwrite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import structlog
+from msgspec.structs import replace
+
+from cells import kvstore
+from cells.cluster.ipcache.rows import Source
+from cells.cluster.nodes.node import ClusterNode
+from cells.config import AgentConfig, AgentSettings
+from cells.endpoint import Endpoint
+from cells.endpoint.restore import ExposedEndpoints
+from cells.kubernetes.objects.core import Pod
+from cells.remote.shared import SharedKeys, SharedTables
+from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, supply
+from tests.integration.kvstore.agreeing import until
+from tests.support.etcd import Etcd
+from tests.unit.ciliumendpoint.endpoints import endpoint
+from tests.unit.remote_nodes.nodes import node
+
+pytestmark = pytest.mark.anyio
+IPS = "cilium/state/ip/v1/default/"
+
+
+class Node:
+    """What a node publishes, and reads."""
+
+    def __init__(self, _: SharedKeys, shared: SharedTables, endpoints: Table[int, Endpoint]) -> None:
+        self._addresses, self.endpoints = shared.addresses, endpoints
+
+    def identity_of(self, address: str) -> int:
+        found = self._addresses.get(address)
+        return 0 if found is None else found.identity
+
+
+@asynccontextmanager
+async def publishing(etcd: Etcd) -> AsyncIterator[Node]:
+    agent = AgentConfig(AgentSettings(), Lifecycle("test"), structlog.get_logger())
+    endpoints: Table[int, Endpoint] = Table("endpoints", key=lambda row: row.id)
+    pods: Table[tuple[str, str], Pod] = Table("pods", key=lambda row: row.key)
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    nodes.put(replace(node(1, name=agent.node_name), source=Source.LOCAL))
+    hive = Hive(
+        kvstore.cell,
+        provide(SharedTables, SharedKeys, Node),
+        supply(agent),
+        supply(ExposedEndpoints.__new__(ExposedEndpoints), ExposedEndpoints),
+        supply(endpoints, type=Table[int, Endpoint]),
+        supply(pods, type=Table[tuple[str, str], Pod]),
+        supply(nodes, type=ReadTable[str, ClusterNode]),
+        invoke(Node),
+        settings={"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}"},
+    )
+    async with hive.started():
+        yield hive.get(Node)
+
+
+async def test_a_key_that_is_deleted_is_written_again(etcd: Etcd) -> None:
+    async with publishing(etcd) as found:
+        found.endpoints.put(endpoint(7))
+        await until(lambda: set(etcd.all(IPS)) == {f"{IPS}10.0.1.7", f"{IPS}fd00::7"})
+        etcd.delete(f"{IPS}10.0.1.7")
+        await until(lambda: set(etcd.all(IPS)) == {f"{IPS}10.0.1.7", f"{IPS}fd00::7"})
+        found.endpoints.delete(7)
+        await until(lambda: not etcd.all(IPS))
+
+
+async def test_two_nodes_that_claim_one_address_do_not_overwrite_each_other_in_turn(etcd: Etcd) -> None:
+    other = json.dumps({"IP": "10.0.1.7", "HostIP": "192.0.2.9", "ID": 301})
+    async with publishing(etcd) as found:
+        found.endpoints.put(endpoint(7))
+        await until(lambda: f"{IPS}10.0.1.7" in etcd.all(IPS))
+        etcd.delete(f"{IPS}10.0.1.7")  # once it is back the first comparison is over
+        await until(lambda: f"{IPS}10.0.1.7" in etcd.all(IPS))
+        await until(lambda: found.identity_of("10.0.1.7") == 300)
+        etcd.put(f"{IPS}10.0.1.7", other)
+        await until(lambda: found.identity_of("10.0.1.7") == 301)
+        for number in range(8, 12):
+            found.endpoints.put(endpoint(number))
+            await until(lambda: f"{IPS}10.0.1.{number}" in etcd.all(IPS))  # noqa: B023
+        assert etcd.all(IPS)[f"{IPS}10.0.1.7"] == other
