@@ -381,6 +381,7 @@ class EtcdClient:
             ("grpc.max_reconnect_backoff_ms", RECONNECT),
             ("grpc.max_receive_message_length", LARGEST),
             ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),  # as etcd's own client, which dials by itself
         ]
         address = target(self.endpoint)
         if self._access.tls:

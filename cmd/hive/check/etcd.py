@@ -292,10 +292,11 @@ class Check:
         reason = ""
         for url in access.endpoints:
             host = urlsplit(url).hostname or ""
-            place, options = target(url), []
+            place = target(url)
+            options: list[tuple[str, str | int]] = [("grpc.enable_http_proxy", 0)]
             if address := self._services.address(host):
                 place = f"{address}:{urlsplit(url).port}"
-                options = [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
+                options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
             credentials = tls_credentials(access) if access.tls else None
             with (
                 grpc.secure_channel(place, credentials, options)

@@ -231,6 +231,15 @@ async def test_invalid_settings_are_refused(settings: dict[str, str], message: s
     assert message in str(error.value)
 
 
+async def test_etcd_is_reached_past_the_proxy_of_the_environment(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with following(etcd) as found:
+        await until(lambda: found.store.state().state == "Ok")
+
+
 async def test_etcd_asks_for_certificates(tmp_path: Path) -> None:
     files = certificates(tmp_path)
     etcd = Etcd(tmp_path / "etcd", {"ca": files["ca"], "cert": files["server"], "key": files["server-key"]})
