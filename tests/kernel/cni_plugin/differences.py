@@ -12,14 +12,13 @@ from typing import Any, Final
 from tests.support.recordings import INDEX
 
 NO_HTTP: Final = "the recorded answer is wrong in a way that only HTTP makes possible"
-CLOUD: Final = "cloud IPAM is out of scope"
-NEWER: Final = "client 1.19 does as 1.17 does here"
+CLOUD: Final = "the agent makes links and routes, and refuses clouds' IPAM at its start"
 
 EXCLUDED: Final = {
     "add_agent_503": NO_HTTP,
     "add_eni_ipam": CLOUD,
     "add_eni_ipam_missing_master_mac": CLOUD,
-    "add_netkit": "netkit is not built",
+    "add_netkit": "the agent makes the links, and refuses datapath-mode=netkit at its start",
     "fail_config_status_null": NO_HTTP,
     "fail_config_without_addressing": NO_HTTP,
     "fail_config_without_datapathmode_client1.17": NO_HTTP,
@@ -27,7 +26,6 @@ EXCLUDED: Final = {
     "fail_ipam_403_500": NO_HTTP,
     "fail_ipam_incomplete": NO_HTTP,
     "fail_put_timeout": "90 s of silence; an agent that is silent for less is in test_plugin_del",
-    "fail_put_500_client1.19": NEWER,
 }
 """Recordings of cni/ that are not replayed against our plugin, and why."""
 
@@ -96,6 +94,11 @@ DIFFERENT: Final[dict[tuple[str, int], Difference]] = {
         clean=True,
     ),
     ("fail_put_500_client1.17", 0): _LEAK,
+    ("fail_put_500_client1.19", 0): Difference(
+        "the agent's words, without the quotes of client 1.19",
+        13,
+        stdout={"msg": "unable to create endpoint: unable to create endpoint: build failed"},
+    ),
     ("gc_client1.17", 0): Difference("GC is served, and real", 16, 0, ""),
     ("misc_invocation_client1.17", 4): Difference("1.1.0 is served", 15, stdout={"details": ...}),
     ("misc_invocation_client1.17", 10): _NO_RESULT,
