@@ -22,6 +22,7 @@ from cells.maps.policy_maps import PoolEmpty
 from lifecycle import HiveError, Logger
 
 INTERNAL: Final = "internal error in the agent: see its log"
+DELETED: Final = "unable to create endpoint: its deletion was requested before it was made"
 _TRIES = 5
 _ADDRESS_SECONDS = 30.0
 """How long an ADD waits for the addresses of pods on their way out: as long as the plugin for an agent."""
@@ -58,6 +59,8 @@ class AddRequest(msgspec.Struct, eq=False):
     attachment: PendingEndpoint | None = None
     """What waits for an identity before it can be completed."""
     answered: bool = False
+    waiting: anyio.CancelScope | None = None
+    """Of finish()."""
 
     def prepare(self) -> bool:
         """Choose what the pod gets; whether its link can be made now."""
@@ -84,8 +87,19 @@ class AddRequest(msgspec.Struct, eq=False):
             raise self.error
         return None if self.answered else self.finish
 
+    def abandon(self) -> None:
+        """Wait no longer: finish() rolls back and raises, unless it is through."""
+        if self.waiting is not None:
+            self.waiting.cancel()
+
     async def finish(self) -> None:
         """Complete what waits for its identity; else roll back, wait, try again; or raise why not."""
+        with anyio.CancelScope() as self.waiting:
+            await self._finish()
+        if self.waiting.cancelled_caught:
+            raise CniError(DELETED)
+
+    async def _finish(self) -> None:
         await self._identify()
         tries, until = 0, anyio.current_time() + _ADDRESS_SECONDS
         while not self.answered:

@@ -178,6 +178,8 @@ class CniServer:
         self._tools = AddTools(attacher, pool, log, self._server.turn, self._settle)
         self._ahead: AddRequest | None = None
         """The ADD that waits for its link while the loop serves the one before."""
+        self._waiting: dict[str, AddRequest] = {}
+        """ADDs that wait for an identity, an address or a policy map, by container."""
         lifecycle.enter("serve cni.sock", self.serving)
 
     @asynccontextmanager
@@ -207,6 +209,8 @@ class CniServer:
         if lane is None:
             self._begin(connection, call)
         else:
+            if call.command == "DEL" and (addition := self._waiting.get(call.container_id)) is not None:
+                addition.abandon()  # the runtime has given it up
             lane.append((connection, call))
 
     def _begin(self, connection: PluginConnection, call: PluginCall) -> None:
@@ -244,6 +248,7 @@ class CniServer:
             self._log.error("call failed", command=call.command, container=call.container_id, exc_info=error)
             self._refuse(connection, CniError(INTERNAL), call.conf.cni_version)
         finally:
+            self._waiting.pop(call.container_id, None)
             self._end(connection, call)
             self._resume(call.container_id, self._lanes.pop(call.container_id))
 
@@ -304,7 +309,13 @@ class CniServer:
                 return None
         else:
             addition.attach()
-        return addition.rest()
+        return self._rest(addition)
+
+    def _rest(self, addition: AddRequest) -> Finish | None:
+        """What is left to be waited for; a DEL of the container ends that."""
+        if (rest := addition.rest()) is not None:
+            self._waiting[addition.call.container_id] = addition
+        return rest
 
     def _go_ahead(self, addition: AddRequest) -> bool:
         """Start to make this link, and finish the ADD before it meanwhile; whether it could be started."""
@@ -329,7 +340,7 @@ class CniServer:
     def _finish_ahead(self, addition: AddRequest) -> None:
         def finish() -> Finish | None:
             addition.attach()
-            return addition.rest()
+            return self._rest(addition)
 
         container_id = addition.call.container_id
         waiting = self._lanes.pop(container_id, deque())

@@ -114,6 +114,8 @@ class NewEndpoint(msgspec.Struct, eq=False):
     """None: it has to be waited for, see Endpoints.identify()."""
     waiting: anyio.CancelScope | None = None
     """Of the one who waits."""
+    ended: str = model.DELETED
+    """Why nothing comes of it, once it is given up."""
     labelled: bool = True
     """Whether the labels of its pod are known; else they are waited for before its identity."""
 
@@ -165,6 +167,7 @@ class EndpointCreation:
             raise EndpointError(500, str(error)) from error
         pool = "" if request.datapath.external_ipam else self._addresses.default_pool
         endpoint = _endpoint(request, number, labels or INIT, pool, mac=mac)
+        self._supersede(endpoint)
         new = self._new[endpoint.id] = NewEndpoint(endpoint, request, labelled=labels is not None)
         self._registry.open_log(endpoint.id).add(
             Code.OK, Subject.OTHER, model.CREATED, State.WAITING_FOR_IDENTITY, endpoint.created
@@ -199,7 +202,7 @@ class EndpointCreation:
         if self._new.get(new.endpoint.id) is not new:
             if new.identity is not None:  # it came in the very moment of the deletion
                 self._identities.release(new.identity.id)
-            raise EndpointError(500, model.DELETED)
+            raise EndpointError(500, new.ended)
 
     def complete(self, new: NewEndpoint) -> Endpoint:
         """The second half: regenerate it for the first time; it comes back in state ready.
@@ -210,7 +213,7 @@ class EndpointCreation:
         """
         began = time.perf_counter()
         if self._new.get(new.endpoint.id) is not new or new.identity is None:
-            raise EndpointError(500, model.DELETED)
+            raise EndpointError(500, new.ended)
         # The states in between are visible to none: all this runs without a pause of the event loop.
         ready = replace(new.endpoint, identity=new.identity.id, state=State.READY)
         status, now = self._registry.status(ready.id), time.time()
@@ -246,6 +249,14 @@ class EndpointCreation:
             self._identities.release(new.identity.id)
         if new.waiting is not None:
             new.waiting.cancel()
+
+    def _supersede(self, endpoint: Endpoint) -> None:
+        """Give up the creation of an earlier endpoint of the pod: the runtime has another sandbox for it."""
+        for new in list(self._new.values()) if endpoint.pod_name else ():
+            before = new.endpoint
+            if (before.pod_namespace, before.cep_name) == (endpoint.pod_namespace, endpoint.cep_name):
+                new.ended = model.SUPERSEDED
+                self.give_up(new)
 
     def _known_now(self, request: EndpointRequest) -> PodFacts | None:
         """What is known of the pod of an endpoint to be; None: nothing yet, or it has none."""

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from cells.cluster.identity.numbers import INIT_LABELS
 from lifecycle.http import Refusal
 
 # The life of an endpoint: its states, the allowed transitions, and the log of what happened to it.
@@ -203,6 +204,7 @@ RELABELLED: Final = "Triggering identity resolution due to updated identity labe
 IDENTIFIED: Final = "Set identity for this endpoint"
 NOT_IDENTIFIED: Final = "No identity for the new labels: the endpoint keeps those it has"
 DELETED: Final = "the endpoint was deleted before it was made"
+SUPERSEDED: Final = "another endpoint of the same pod is created in its place"
 
 
 def triggered(reason: str) -> str:
@@ -387,6 +389,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def attachment_id(self) -> str:
         """``<container id>:<container ifname>``; the second part is left out when there is none."""
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether it is the node's own (host, health, ingress), by its labels; reserved:init is any pod's."""
+        return any(label.startswith("reserved:") and label not in INIT_LABELS for label in self.labels)
 
     @property
     def pod(self) -> str:

@@ -189,8 +189,11 @@ class EndpointOperations:
             raise EndpointError(500, str(error)) from error
 
     async def delete_endpoint(self, request: Request) -> Response:
-        """DELETE /endpoint/{id}."""
-        return self._deleted([self._find_pod(request)])
+        """DELETE /endpoint/{id}: of a pod; the node's own endpoints stay."""
+        endpoint = self._find(request)
+        if endpoint.is_reserved:
+            raise EndpointError(400, "endpoint may not be associated reserved labels")
+        return self._deleted([endpoint])
 
     async def delete_endpoints(self, request: Request) -> Response:
         """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""

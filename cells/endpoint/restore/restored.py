@@ -330,7 +330,7 @@ class RestoredEndpoints:
     async def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
         """Let one endpoint live on, or note why it cannot."""
         endpoint = saved.endpoint
-        if saved.is_fake or any(_is_reserved(label) for label in endpoint.labels):
+        if saved.is_fake or endpoint.is_reserved:
             self._dropped.append(number)
             return
         if not endpoint.ifindex and endpoint.ifname in links:  # saved without: the name counts, as in Cilium
@@ -390,8 +390,3 @@ class RestoredEndpoints:
 
 def _reasons(why: Mapping[int, str]) -> str:
     return ", ".join(f"endpoint {number} ({reason})" for number, reason in why.items())
-
-
-def _is_reserved(label: str) -> bool:
-    """Whether the label marks the node's own endpoints (host, health, ingress): not pods."""
-    return label.startswith("reserved:") and label not in INIT_LABELS

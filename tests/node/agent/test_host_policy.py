@@ -88,7 +88,7 @@ def test_a_node_is_reached_as_the_policies_that_select_it_say(node: Lab, tmp_pat
             assert reached(closed_port) == (True, True), "only told"
             audit(pid, shown["id"], "Disabled")
             assert reached(closed_port) == (False, False)
-            with pytest.raises(click.ClickException, match="is the node itself"):
+            with pytest.raises(click.ClickException, match="endpoint may not be associated reserved labels"):
                 ask(f"/v1/endpoint/{shown['id']}", api_socket(pid), method="DELETE")
 
             os.kill(pid, signal.SIGKILL)

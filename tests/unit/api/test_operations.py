@@ -9,8 +9,11 @@ import anyio
 import pytest
 
 from cells.api.operations.config_mapping import SILENT, event_options
+from cells.cluster.identity.numbers import HEALTH
+from cells.endpoint import EndpointRequest
 from tests.unit.api.node import running_node
 from tests.unit.api.pods import added, request_body
+from tests.unit.endpoint.fakes import create
 
 pytestmark = pytest.mark.anyio
 
@@ -170,6 +173,26 @@ async def test_a_partly_failed_deletion_returns_the_number_of_errors(tmp_path: P
         got = await node.ask("DELETE", "/v1/endpoint", {"container-id": "cid1"})
         assert (got.status, got.body) == (206, 1)
         assert node.endpoints.all() == []
+
+
+async def test_the_nodes_own_endpoints_are_not_deleted(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        health = EndpointRequest(
+            container_id="cilium-health",
+            ifname="lxc_health",
+            ifindex=7,
+            pod_mac=bytes(6),
+            host_mac=bytes(6),
+            ipv4=IPv4Address("10.0.1.9"),
+            reserved=HEALTH,
+        )
+        number = create(node.endpoints, health).id
+        for name in (f"{number}", f"cilium-local:{number}", "ipv4:10.0.1.9"):
+            got = await node.ask("DELETE", f"/v1/endpoint/{name}")
+            assert (got.status, got.body) == (400, "endpoint may not be associated reserved labels")
+        assert [each.id for each in node.endpoints.all()] == [number]
+        await added(node)  # in reserved:init, or with labels of its own
+        assert (await node.ask("DELETE", "/v1/endpoint/pod-name:default:web-0")).status == 200
 
 
 async def test_the_list_is_filtered_by_the_labels_in_the_body(tmp_path: Path) -> None:

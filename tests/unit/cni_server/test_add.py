@@ -6,6 +6,7 @@ import anyio
 import pytest
 from anyio import wait_all_tasks_blocked
 
+from cells.cni.add import DELETED
 from cells.cni.attach import host_link_name
 from cells.cni.protocol import RESERVES_PORTS, PluginAction
 from lifecycle.testing import eventually
@@ -391,6 +392,37 @@ async def test_a_plugin_that_goes_while_an_identity_is_waited_for_leaves_nothing
     call.close()
     node.may_identify.set()
     await eventually(node.clean)
+
+
+async def test_a_delete_ends_an_add_that_waits_for_its_identity(served: Harness) -> None:
+    node = served.node
+    node.may_identify = anyio.Event()  # never set
+    added = await served.begin("ADD")
+    await eventually(lambda: "identify" in node.steps)
+    assert (await served.call("DEL")).code == 0
+    refused = await added.reply()
+    assert (refused.code, refused.message) == (1, DELETED)
+    await eventually(node.clean)
+
+
+async def test_a_delete_ends_an_add_that_waits_for_an_address(served: Harness) -> None:
+    node = served.node
+    node.room, node.grown = 0, anyio.Event()  # never set
+    added = await served.begin("ADD")
+    await eventually(lambda: "allocate" in node.steps)
+    assert (await served.call("DEL")).code == 0
+    assert (await added.reply()).message == DELETED
+    assert node.clean()
+
+
+async def test_a_delete_of_another_container_leaves_a_waiting_add_alone(served: Harness) -> None:
+    node = served.node
+    node.may_identify = anyio.Event()
+    added = await served.begin("ADD")
+    await eventually(lambda: "identify" in node.steps)
+    assert (await served.call("DEL", "cid2", pod="pod2")).code == 0
+    node.may_identify.set()
+    assert (await added.reply()).code == 0
 
 
 async def test_the_pods_end_has_the_mac_address_that_the_pods_object_asks_for(served: Harness) -> None:

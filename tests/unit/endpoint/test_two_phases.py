@@ -278,3 +278,40 @@ async def test_a_pod_that_asks_for_a_mac_address_that_none_can_have_is_refused(
         await node.endpoints.create(request(1))
     assert refused.value.status == 400
     assert (node.endpoints.all(), node.kernel.is_clean) == ([], True)
+
+
+async def test_another_endpoint_of_the_pod_ends_a_creation_that_waits(
+    node: Node, cluster: SlowAllocator
+) -> None:
+    refused: list[str] = []
+
+    async def create(number: int) -> None:
+        wanted = msgspec.structs.replace(request(number), pod_name="web-0", pod_namespace="default")
+        try:
+            await node.endpoints.create(wanted)
+        except EndpointError as error:
+            refused.append(error.text)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create, 1)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(create, 2)
+        await anyio.wait_all_tasks_blocked()
+        assert refused == ["another endpoint of the same pod is created in its place"]
+        (waiting,) = node.endpoints.all()
+        cluster.may_answer.set()
+    (ready,) = node.endpoints.all()
+    assert (ready.id, ready.state) == (waiting.id, State.READY)
+
+
+async def test_endpoints_of_other_pods_and_without_one_are_created_side_by_side(
+    node: Node, cluster: SlowAllocator
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        for number, name in enumerate(("", "web-0", "web-1"), 1):
+            wanted = msgspec.structs.replace(request(number), pod_name=name, pod_namespace="default")
+            tasks.start_soon(node.endpoints.create, wanted)
+        await anyio.wait_all_tasks_blocked()
+        assert len(node.endpoints.all()) == 3
+        cluster.may_answer.set()
+    assert {each.state for each in node.endpoints.all()} == {State.READY}
