@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from cells import (
     api,
+    clustermesh,
     config,
     datapath,
     endpoint,
@@ -141,6 +142,7 @@ agent = module(
     apiservers.cell,
     shared.cell,
     endpoints.cell,
+    clustermesh.cell,
     node_ids.cell,
     router.cell,
     direct_routes.cell,

@@ -18,6 +18,7 @@ from lifecycle.settings import read_regular
 
 __all__ = [
     "CIDR",
+    "CLUSTER",
     "DEFAULT_FILTER",
     "RESERVED",
     "AgentNamespace",

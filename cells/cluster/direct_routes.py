@@ -238,7 +238,7 @@ class DirectRoutes:
             jobs.one_shot("remove direct routes", self._remove)
             return
         target = DirectRouteTarget(kernel, log, skip_unreachable=settings.direct_routing_skip_unreachable)
-        self._reconciler = Reconciler(routes, target, full_every=SWEEP)
+        self._reconciler = Reconciler(routes, target, full_every=SWEEP, put_early=True)
         tables.add(routes, self._reconciler.statuses)
         jobs.observe("reconcile", self._reconciler)
         jobs.observe("watch devices", devices.changes, self._look)

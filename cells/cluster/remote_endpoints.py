@@ -36,6 +36,7 @@ from cells.cluster.nodes.node import (
     is_at,
     number_of,
     place_of,
+    wait_own,
 )
 from cells.config import ChainingMode
 from cells.kubernetes.objects.cilium_endpoint import (
@@ -44,6 +45,8 @@ from cells.kubernetes.objects.cilium_endpoint import (
     KnownEndpoint,
     KnownEndpointSlice,
 )
+from cells.kubernetes.objects.cilium_node import CILIUM_NODES
+from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key
 from cells.kubernetes.resources import Resources
 from cells.kvstore.store import KVStore
@@ -180,6 +183,7 @@ class RemoteEndpoints:
             self._first.done()
             return
         kind = KNOWN_ENDPOINT_SLICES if objects.slices else KNOWN_ENDPOINTS
+        self._resources = resources
         self._objects: Table[Any, Any] = resources.table(kind)
         jobs.observe(kind.plural, self._rounds, self._follow)
         jobs.observe("places of endpoints", self._moves, self._check_again)
@@ -191,7 +195,9 @@ class RemoteEndpoints:
         """
         await self._identities.table.wait_initialized()
         await self._objects.wait_initialized()
-        await self._nodes.wait_initialized()
+        await self._resources.table(NODES).wait_initialized()  # those of remote clusters may be late
+        await self._resources.table(CILIUM_NODES).wait_initialized()
+        await wait_own(self._nodes)
         changes = self._objects.changes(self._objects.revision)
         yield None
         async for batch in changes:

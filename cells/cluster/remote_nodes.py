@@ -32,7 +32,6 @@ from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, ClusterNode
 from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
 from lifecycle import (
-    Health,
     Jobs,
     ReadTable,
     Reconciler,
@@ -278,20 +277,21 @@ class RemoteNodes:
         *,
         jobs: Jobs,
         tables: Tables,
-        health: Health,
     ) -> None:
         self._first = ipcache.table.initializer("remote-nodes")
         self._reconciler: Reconciler[Key, NodeClaim] = Reconciler(
-            claims, ClaimTarget(ipcache, identities), full_every=SWEEP
+            claims, ClaimTarget(ipcache, identities), full_every=SWEEP, put_early=True
         )
-        self._health = health
+        self._claims = claims
         tables.add(self._reconciler.statuses)
-        jobs.one_shot("claim", self._run)
+        jobs.observe("claims", self._reconciler)
+        jobs.one_shot("wait for claims", self._wait)
 
-    async def _run(self) -> None:
-        await self._reconciler.sweep()
+    async def _wait(self) -> None:
+        await self._claims.wait_initialized()
+        for key in list(self._claims.keys()):
+            await self._reconciler.wait_realised(key)
         self._first.done()
-        await self._reconciler.run(self._health.child("claims"))
 
 
 @after(RemoteNodes)

@@ -24,7 +24,15 @@ from lifecycle import HiveError, Hook, Lifecycle, Logger, Settings, config, modu
 from lifecycle.http import clear_socket
 from lifecycle.settings import read_regular
 
-__all__ = ["AgentConfig", "AgentSettings", "ChainingMode", "cell", "version_of"]
+__all__ = [
+    "AgentConfig",
+    "AgentSettings",
+    "ChainingMode",
+    "cell",
+    "cluster_faults",
+    "cluster_name_fault",
+    "version_of",
+]
 
 
 # How our plugin works with others.
@@ -50,7 +58,42 @@ LONGEST_SOCKET: Final = 107
 LONGEST_STATE_DIR: Final = LONGEST_SOCKET - len("/cilium.sock")
 """Bytes."""
 
-_CLUSTER_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+_CLUSTER_NAME: Final = re.compile(r"([a-z0-9][-a-z0-9]*)?[a-z0-9]")
+_LONGEST_CLUSTER_NAME: Final = 32
+MESH_SIZES: Final = (255, 511)
+"""How many clusters a mesh may have: 511 take one of the 16 bits that identities have within a cluster."""
+
+
+def cluster_name_fault(name: str) -> str:
+    """Why it is not a name of a cluster, in Cilium's words; empty for one that is."""
+    if not name:
+        return "must not be empty"
+    if len(name) > _LONGEST_CLUSTER_NAME:
+        return f"must not be more than {_LONGEST_CLUSTER_NAME} characters"
+    if not _CLUSTER_NAME.fullmatch(name):
+        return (
+            "must consist of lower case alphanumeric characters and '-', and must start and end with an"
+            " alphanumeric character"
+        )
+    return ""
+
+
+def cluster_faults(name: str, cluster_id: int, most: int) -> Iterator[str]:
+    """What is wrong with the name and the id of the own cluster, in a mesh of so many clusters.
+
+    Source: Cilium 1.17, ClusterInfo.Validate.
+    """
+    if most not in MESH_SIZES:
+        yield f"max-connected-clusters={most}: is invalid; supported values are {list(MESH_SIZES)}"
+    elif not 0 <= cluster_id <= most:
+        yield f"cluster-id={cluster_id}: invalid cluster id {cluster_id}: must be in range 0..{most}"
+    if fault := cluster_name_fault(name):
+        yield f"cluster-name={name}: invalid cluster name: {fault}"
+    elif cluster_id and name == "default":
+        yield (
+            f"cluster-id={cluster_id}: cannot use default cluster name (default) with option cluster-id: set"
+            " cluster-name"
+        )
 
 
 class AgentSettings(Settings, frozen=True):
@@ -73,6 +116,13 @@ class AgentSettings(Settings, frozen=True):
 
     cluster_name: str = "default"
     """Name of the cluster, part of every pod's labels."""
+
+    cluster_id: int = 0
+    """Number of the cluster in a mesh, up to max-connected-clusters: the first bits of its pods' identities.
+    0: in no mesh. With a number the cluster needs a name of its own."""
+
+    max_connected_clusters: int = 255
+    """How many clusters the mesh may have, 255 or 511: the same in all of them."""
 
     debug: bool = False
     """Log at level debug, here and in the CNI plugin."""
@@ -108,10 +158,7 @@ class AgentSettings(Settings, frozen=True):
             yield f"socket-path={socket}: expected an absolute path"
         if socket is not None and len(os.fsencode(socket)) > LONGEST_SOCKET:
             yield f"socket-path={socket}: too long for a socket, expected at most {LONGEST_SOCKET} bytes"
-        if not _CLUSTER_NAME.fullmatch(self.cluster_name):
-            yield (
-                f"cluster-name={self.cluster_name}: expected 1 to 32 of a-z, 0-9 and '-', not '-' at the ends"
-            )
+        yield from cluster_faults(self.cluster_name, self.cluster_id, self.max_connected_clusters)
 
 
 # Which kernel the agent needs, and what goes missing on one that is not new.
@@ -191,11 +238,17 @@ class AgentConfig:
     """Whether pods get IPv4 addresses."""
     ipv6: bool = False
     """Whether pods get IPv6 addresses."""
+    cluster_id: int = 0
+    """Of the cluster in a mesh; 0: it is in none."""
+    max_connected_clusters: int = 255
+    """How many clusters the mesh may have."""
 
     def __init__(self, settings: AgentSettings, lifecycle: Lifecycle, log: Logger) -> None:
         self.state_dir = settings.state_dir
         self.bpf_root = settings.bpf_root
         self.cluster_name = settings.cluster_name
+        self.cluster_id = settings.cluster_id
+        self.max_connected_clusters = settings.max_connected_clusters
         self.debug = settings.debug
         self.mtu = settings.mtu
         self.ipv4 = settings.enable_ipv4

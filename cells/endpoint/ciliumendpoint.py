@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cells.base.addresses import Family
-from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.node import ClusterNode, wait_own
 from cells.cluster.remote_endpoints import EndpointObjects
 from cells.endpoint import Endpoint, State
 from cells.endpoint.restore import ExposedEndpoints
@@ -239,7 +239,7 @@ class PodEndpoints:
 
     async def _own_row(self) -> AsyncIterator[None]:
         await self._pods.wait_initialized()
-        await self._nodes.wait_initialized()
+        await wait_own(self._nodes)
         self._own = next((node.full_name for node in self._nodes.all() if node.local), "")
         seen = self._nodes.get(self._own)
         yield

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from cells.base.labels import CIDR, Label, cidr_label, texts
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import HOST, RESERVED_IDENTITIES
-from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.node import ClusterNode, wait_own
 from cells.cluster.nodes.parse import RulePeers
 from cells.datapath.datapath import Datapath, HostPolicy
 from cells.endpoint import Code, Endpoint, State, StatusLog, Subject
@@ -202,7 +202,7 @@ class HostLabels:
             jobs.observe("labels of the node", nodes.changes, self._follow)
 
     async def _first(self) -> None:
-        await self._nodes.wait_initialized()
+        await wait_own(self._nodes)
         self._label(self._nodes.all())
         if self._rules is not None:
             await self._rules.known()

@@ -25,6 +25,8 @@ from cells.kvstore.model import (
     KeyValue,
     LeaseLostError,
     Operation,
+    OtherStoreError,
+    Pace,
     StoreError,
     StoreUnavailableError,
     TransactionOutcome,
@@ -173,15 +175,27 @@ class EtcdClient:
     Nothing is retried; after a failure the next request goes to the next address.
     """
 
-    def __init__(self, options: StoreOptions, metrics: StoreMetrics) -> None:
+    def __init__(
+        self,
+        options: StoreOptions,
+        metrics: StoreMetrics,
+        resolve: Callable[[str], str] = str,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        """``resolve`` gives a host's address; ``pinned``: answers of several etcd clusters are errors."""
         self._options = options
         self._metrics = metrics
+        self._resolve = resolve
+        self._pinned = pinned
+        self.cluster_id = 0
+        """Of the etcd cluster that answered first; 0: none has."""
         self._access: EtcdAccess | None = None
         self._active = 0
         self._channel: Any = None
         self._loaded = anyio.Event()
         self._slots = anyio.Semaphore(options.max_inflight)
-        self._pace = _Pace(options.bootstrap_qps)
+        self._pace = Pace(options.bootstrap_qps)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -218,7 +232,7 @@ class EtcdClient:
 
     def settle(self) -> None:
         """The initial lists are complete: from now on the rate is ``etcd.qps``."""
-        self._pace = _Pace(self._options.qps)
+        self._pace = Pace(self._options.qps)
 
     async def lookup(self, key: str) -> KeyValue | None:
         """The key, by a linearizable read."""
@@ -346,7 +360,7 @@ class EtcdClient:
                 answer = await call.read()
                 if answer is end_of_stream():
                     raise StoreUnavailableError("the watch was ended")
-                if answer.compact_revision:
+                if self._checked(answer).compact_revision:
                     raise CompactedError(f"revision {revision} has been compacted")
                 if answer.canceled:
                     raise StoreUnavailableError(answer.cancel_reason or "the watch was cancelled")
@@ -372,7 +386,7 @@ class EtcdClient:
         from grpc import aio
 
         assert self._access is not None  # noqa: S101  # open() has read it
-        options = [
+        options: list[tuple[str, object]] = [
             ("grpc.keepalive_time_ms", int(self._options.keepalive_heartbeat * 1000)),
             ("grpc.keepalive_timeout_ms", int(self._options.keepalive_timeout * 1000)),
             ("grpc.http2.max_pings_without_data", 0),
@@ -384,6 +398,10 @@ class EtcdClient:
             ("grpc.enable_http_proxy", 0),  # as etcd's own client, which dials by itself
         ]
         address = target(self.endpoint)
+        host, _, port = address.rpartition(":")
+        if (found := self._resolve(host)) != host:  # its certificate has the name
+            address = f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+            options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
         if self._access.tls:
             self._channel = aio.secure_channel(address, tls_credentials(self._access), options=options)
         else:
@@ -405,7 +423,17 @@ class EtcdClient:
                 response_deserializer=answer.FromString,
             )(request, timeout=TIMEOUT, metadata=(("hasleader", "true"),))
 
-        return await self._call(kind, once)
+        return self._checked(await self._call(kind, once))
+
+    def _checked(self, answer: Any) -> Any:
+        """The answer, if it is of the same etcd cluster. Raises OtherStoreError."""
+        found = answer.header.cluster_id
+        self.cluster_id = self.cluster_id or found
+        if self._pinned and found != self.cluster_id:
+            raise OtherStoreError(
+                f"{self.endpoint}: etcd cluster ID mismatch: expected {self.cluster_id:x}, got {found:x}"
+            )
+        return answer
 
     async def _call(self, kind: str, once: Callable[[Any], Any]) -> Any:
         async with self._slots:
@@ -470,17 +498,3 @@ _CLOSING: Final[set[Any]] = set()
 def _brief(text: str) -> str:
     """gRPC's message without the address, which is in it twice."""
     return re.sub(r"^UNKNOWN: \S+: ", "", text.rpartition("; last error: ")[2].strip())
-
-
-class _Pace:
-    """Limits calls per second, after a burst of that many."""
-
-    def __init__(self, calls: float) -> None:
-        self._interval = 1 / calls
-        self._next = 0.0
-
-    def pause(self) -> float:
-        """Seconds to wait before the next call, which is counted now."""
-        now = time.monotonic()
-        self._next = max(self._next, now - 1.0) + self._interval
-        return max(0.0, self._next - now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Final, Literal
 
@@ -23,6 +24,7 @@ __all__ = [
     "Compare",
     "KeyValue",
     "LeaseLostError",
+    "OtherStoreError",
     "StoreError",
     "StoreUnavailableError",
     "absent",
@@ -69,6 +71,10 @@ class StoreUnavailableError(StoreError):
     """Raised when no server answers in time, or there is no quorum. A retry may succeed."""
 
 
+class OtherStoreError(StoreError):
+    """Raised when an answer comes from another etcd cluster than the answers before."""
+
+
 class CompactedError(StoreError):
     """Raised when the requested revision has been compacted away: list everything again."""
 
@@ -93,6 +99,11 @@ class KeyEvent(msgspec.Struct, frozen=True, gc=False):
     key: str
     kv: KeyValue | None
     revision: int
+
+    @property
+    def value(self) -> bytes | None:
+        """What was written; None: the key was deleted."""
+        return self.kv.value if self.kv is not None else None
 
 
 class Compare(msgspec.Struct, frozen=True):
@@ -154,3 +165,17 @@ def batches(operations: Iterable[Operation]) -> list[list[Operation]]:
     """The operations in lists that each fit into one transaction."""
     rest = list(operations)
     return [rest[begin : begin + MOST_OPERATIONS] for begin in range(0, len(rest), MOST_OPERATIONS)]
+
+
+class Pace:
+    """Limits calls per second, after a burst of that many."""
+
+    def __init__(self, calls: float) -> None:
+        self._interval = 1 / calls
+        self._next = 0.0
+
+    def pause(self) -> float:
+        """Seconds to wait before the next call, which is counted now."""
+        now = time.monotonic()
+        self._next = max(self._next, now - 1.0) + self._interval
+        return max(0.0, self._next - now)

@@ -32,7 +32,7 @@ from cells.kvstore.settings import KVStoreSettings
 from cells.observe.health import State
 from lifecycle import Health, Jobs, Lifecycle, Logger
 
-__all__ = ["KVStore", "Lock", "StoreState", "lock"]
+__all__ = ["Heartbeat", "KVStore", "Lock", "StoreState", "lock"]
 
 
 # Leases: this node's keys stay in the store as long as its agent, or for a while after it.
@@ -190,6 +190,22 @@ LOCK_TIMEOUT: Final = 60.0
 """Seconds that the lock of who connects may take: many may connect at once."""
 
 
+class Heartbeat:
+    """When the key that an operator keeps writing was last seen to change."""
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._at = time.monotonic()
+
+    def seen(self, revision: int) -> None:
+        """Its revision now. Raises StoreError when it has not changed for too long."""
+        now = time.monotonic()
+        if revision != self._last:
+            self._last, self._at = revision, now
+        elif now - self._at > 2 * HEARTBEAT_INTERVAL:
+            raise StoreError(f"{now - self._at:.0f}s since last heartbeat update has been received")
+
+
 class StoreState(msgspec.Struct, frozen=True):
     """How the store is: ``Ok``, ``Failure`` or ``Disabled``, and in words."""
 
@@ -231,8 +247,7 @@ class KVStore:
         self._errors = 0
         self._takes_writes = False
         """Whether it is known to, since it was last away."""
-        self._heartbeat = (0, time.monotonic())
-        """Its last change, and when that was seen."""
+        self._heartbeat = Heartbeat()
         if settings.enabled:
             lifecycle.enter("connect to the store", self.client.open)
             self._timer = jobs.timer("monitor the store", self._look, INTERVAL)
@@ -328,7 +343,7 @@ class KVStore:
             described = await self.client.describe()
             beat = await self.client.lookup(HEARTBEAT)  # takes a quorum
             if beat is not None:
-                self._beaten(beat.mod_revision)
+                self._heartbeat.seen(beat.mod_revision)
             self._described = described
             if not self._takes_writes:
                 await self._lock_once()
@@ -352,12 +367,3 @@ class KVStore:
             raise StoreError(f"lock {INIT_LOCK} not acquired within {LOCK_TIMEOUT:g} s") from error
         finally:
             self.lock_leases -= 1
-
-    def _beaten(self, revision: int) -> None:
-        """Raises StoreError when no operator has written its heartbeat for too long."""
-        last, seen = self._heartbeat
-        now = time.monotonic()
-        if revision != last:
-            self._heartbeat = (revision, now)
-        elif now - seen > 2 * HEARTBEAT_INTERVAL:
-            raise StoreError(f"{now - seen:.0f}s since last heartbeat update has been received")

@@ -92,14 +92,11 @@ class IdentityComparison:
 # Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...):
 #         to a store that every agent of a cluster writes to completeness cannot be known.
 
-MOST_CLUSTERS: Final = 255
-"""Of a mesh, by the numbers that a cluster may have."""
-
 
 class Capabilities(msgspec.Struct, frozen=True, rename="camel"):
     """What readers may count on."""
 
-    max_connected_clusters: int = MOST_CLUSTERS
+    max_connected_clusters: int = 255
     service_exports_enabled: bool = False
 
 
@@ -118,7 +115,9 @@ class ClusterConfig:
         if not store.enabled:
             return
         keys: Table[str, OwnKey] = Table("cluster-config-keys", key=lambda row: row.key)
-        value = msgspec.json.encode(Configuration(cluster.number or msgspec.UNSET, Capabilities()))
+        value = msgspec.json.encode(
+            Configuration(cluster.number or msgspec.UNSET, Capabilities(cluster.most_clusters))
+        )
         with keys.txn() as rows:
             rows.put(OwnKey(f"{CLUSTER_CONFIG}{cluster.name}", value.decode()))
         keep_keys(store, keys, jobs=jobs, tables=tables)

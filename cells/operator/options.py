@@ -5,12 +5,12 @@ Source: reads the settings.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from cells.config import cluster_faults
 from cells.unsupported import UnservedSettings, WithoutEffect, log_unused
 from lifecycle import (
     Duration,
@@ -63,9 +63,6 @@ class UnservedOperator(UnservedSettings, frozen=True):
 
     clustermesh_enable_mcs_api: bool = False
     """Several clusters are not connected yet."""
-
-    max_connected_clusters: int = 255
-    """Numbers of clusters have eight bits."""
 
     operator_manages_identities: bool = False
     """Agents make identities, the operator deletes them."""
@@ -204,7 +201,6 @@ SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
 """Modes of IPAM in which this operator has something to do, or rightly nothing."""
 MODES: Final = ("crd", "kvstore", "doublewrite-readkvstore", "doublewrite-readcrd")
 """Of agreeing upon identities."""
-CLUSTER_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 
 
 class OperatorOptions(Settings, frozen=True):
@@ -231,7 +227,10 @@ class OperatorOptions(Settings, frozen=True):
     """Name of the cluster."""
 
     cluster_id: int = 0
-    """Number of the cluster in a mesh, 0 to 255; with a number it needs a name."""
+    """Number of the cluster in a mesh, 0 to max-connected-clusters; with a number it needs a name."""
+
+    max_connected_clusters: int = 255
+    """How many clusters the mesh may have, 255 or 511: the same in all of them."""
 
     k8s_namespace: str = ""
     """Namespace the operator runs in, and where its lease is; default when empty."""
@@ -242,15 +241,7 @@ class OperatorOptions(Settings, frozen=True):
         if self.identity_allocation_mode not in MODES:
             mode = self.identity_allocation_mode
             yield f"identity-allocation-mode={mode}: expected one of {', '.join(MODES)}"
-        if not CLUSTER_NAME.fullmatch(self.cluster_name):
-            yield (
-                f"cluster-name={self.cluster_name}: expected at most 32 lower case letters, digits and '-',"
-                " with a letter or digit at either end"
-            )
-        if not 0 <= self.cluster_id <= 255:
-            yield f"cluster-id={self.cluster_id}: expected 0 to 255"
-        elif self.cluster_id and self.cluster_name == "default":
-            yield f"cluster-id={self.cluster_id}: expected a cluster-name of its own, not default"
+        yield from cluster_faults(self.cluster_name, self.cluster_id, self.max_connected_clusters)
 
 
 class ServedCluster(msgspec.Struct, frozen=True):
@@ -259,6 +250,8 @@ class ServedCluster(msgspec.Struct, frozen=True):
     name: str = "default"
     number: int = 0
     """In a mesh; 0 for none."""
+    most_clusters: int = 255
+    """Of the mesh."""
     namespace: str = "default"
     """Where the operator is."""
     ipv4: bool = True
@@ -279,6 +272,7 @@ def served_cluster(options: OperatorOptions) -> ServedCluster:
     return ServedCluster(
         options.cluster_name,
         options.cluster_id,
+        options.max_connected_clusters,
         options.k8s_namespace or "default",
         options.enable_ipv4,
         options.enable_ipv6,

@@ -8,17 +8,17 @@ Why: without an API server, and with so many pods that it would be too much for 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import anyio.lowlevel
 
 from cells.base.addresses import Family
 from cells.cluster.identity.identities import Identities
 from cells.cluster.ipcache import Ipcache
-from cells.cluster.ipcache.rows import Prefix
+from cells.cluster.ipcache.rows import IpcacheEntry, Prefix
 from cells.cluster.nodes import SharedNodes
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -36,11 +36,10 @@ from cells.remote.shared_keys import (
     node_key,
     read_address,
     read_node,
-    resource_of,
 )
 from lifecycle import Change, Jobs, ReadTable, Table, Tables, after, group, invoke, module, provide
 
-__all__ = ["SharedTables", "cell"]
+__all__ = ["AddressClaims", "SharedTables", "cell"]
 
 
 # All nodes and their pods in the store, as tables.
@@ -65,11 +64,72 @@ class SharedTables:
 
 # Addresses of other nodes' pods, as claims in the ipcache.
 #
-# Controller: ``shared-addresses`` in, claims out.
+# Controller: ``shared-addresses``, or those of remote clusters, in, claims out.
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 STRETCH: Final = 100
 """Addresses taken in before others get their turn on the event loop: a few milliseconds."""
+
+
+class ClaimingRow(Protocol):
+    """A row of a table of addresses."""
+
+    @property
+    def node(self) -> str:
+        """The address of its node; empty if unknown."""
+        ...
+
+    @property
+    def claim(self) -> IpcacheEntry | None:
+        """What it claims in the ipcache; None: nothing."""
+        ...
+
+
+Row = TypeVar("Row", bound=ClaimingRow)
+
+
+class AddressClaims(Generic[Key, Row]):
+    """Claims what a table has, but addresses of this node's pods."""
+
+    def __init__(
+        self, addresses: ReadTable[Key, Row], nodes: ReadTable[str, ClusterNode], ipcache: Ipcache
+    ) -> None:
+        self._addresses = addresses
+        self._nodes = nodes
+        self._ipcache = ipcache
+        self._claimed: dict[Key, tuple[str, Prefix]] = {}
+
+    async def follow(self, changes: Sequence[Change[Key, Row]] | None) -> None:
+        """Claim what has changed; None: look at everything. Raises OSError: then look at everything."""
+        keys = [change.key for change in changes] if changes is not None else self._all()
+        for stretch in _stretches(keys):
+            self._take(stretch)
+            await anyio.lowlevel.checkpoint()
+
+    def _all(self) -> list[Key]:
+        return list({*self._claimed, *self._addresses.keys()})
+
+    def _take(self, keys: Iterable[Key]) -> None:
+        claimed: dict[Key, IpcacheEntry] = {}
+        for key in keys:
+            row = self._addresses.get(key)
+            claim = row.claim if row is not None and not self._is_here(row.node) else None
+            before = self._claimed.get(key)
+            if before is not None and (claim is None or claim.prefix != before[1]):
+                self._ipcache.withdraw(before[0], [before[1]])
+                del self._claimed[key]
+            if claim is not None:
+                claimed[key] = claim
+        self._ipcache.upsert(*claimed.values())
+        self._claimed.update((key, (claim.resource, claim.prefix)) for key, claim in claimed.items())
+
+    def _is_here(self, node: str) -> bool:
+        try:
+            ip = ip_address(node)
+        except ValueError:
+            return False
+        return any(found.local for found in self._nodes.by("address").get(ip))
 
 
 class SharedClaims:
@@ -86,10 +146,8 @@ class SharedClaims:
         jobs: Jobs,
     ) -> None:
         self._addresses = shared.addresses
-        self._nodes = nodes
+        self._claims = AddressClaims(shared.addresses, nodes, ipcache)
         self._identities = identities
-        self._ipcache = ipcache
-        self._claimed: dict[str, Prefix] = {}
         if store.enabled:
             self._first = ipcache.table.initializer("kvstore")
             jobs.observe("claim", self._rounds, self._follow)
@@ -108,34 +166,9 @@ class SharedClaims:
 
     async def _follow(self, changes: Sequence[Change[str, SharedAddress]] | None) -> None:
         """Raises OSError where the ipcache cannot follow: then all is looked at again."""
-        keys = [change.key for change in changes] if changes is not None else self._all()
-        for stretch in _stretches(keys):
-            self._take(stretch)
-            await anyio.lowlevel.checkpoint()
+        await self._claims.follow(changes)
         if changes is None:
             self._first.done()
-
-    def _all(self) -> list[str]:
-        return list({*self._claimed, *(row.address for row in self._addresses.all())})
-
-    def _take(self, keys: Iterable[str]) -> None:
-        claimed: list[SharedAddress] = []
-        for key in keys:
-            row = self._addresses.get(key)
-            if row is not None and not self._is_here(row.node):
-                claimed.append(row)
-            elif (prefix := self._claimed.get(key)) is not None:
-                self._ipcache.withdraw(resource_of(key), [prefix])
-                del self._claimed[key]
-        self._ipcache.upsert(*(row.claim for row in claimed))
-        self._claimed.update((row.address, row.prefix) for row in claimed)
-
-    def _is_here(self, node: str) -> bool:
-        try:
-            ip = ip_address(node)
-        except ValueError:
-            return False
-        return any(found.local for found in self._nodes.by("address").get(ip))
 
 
 def _stretches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -177,7 +210,9 @@ class SharedKeys:
             return
         self._first = self._keys.initializer("endpoints")
         own = nodes.filter(lambda node: node.local, name="own-shared-node")
-        node_keys = own.flat_map(lambda node: (node_key(node),), key=lambda row: row.key, name="node-keys")
+        node_keys = own.flat_map(
+            lambda node: (node_key(node, agent.cluster_id),), key=lambda row: row.key, name="node-keys"
+        )
         self._node_keys = keep_keys(store, node_keys, jobs=jobs, tables=tables, after=[shared.nodes])
         self._address_keys = keep_keys(
             store, self._keys, jobs=jobs, tables=tables, left=self._left, after=[shared.addresses]

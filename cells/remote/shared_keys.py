@@ -20,6 +20,19 @@ from cells.endpoint import Endpoint
 from cells.kvstore.model import IPS, NODES
 from cells.kvstore.own_keys import OwnKey
 
+__all__ = [
+    "IPIdentityPair",
+    "Network",
+    "SharedAddress",
+    "SharedPort",
+    "WireNode",
+    "address_keys",
+    "node_key",
+    "node_of",
+    "read_address",
+    "read_node",
+]
+
 
 class SharedPort(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     """A port of a pod, by name."""
@@ -64,21 +77,21 @@ class SharedAddress(msgspec.Struct, frozen=True, gc=False):
     ports: tuple[SharedPort, ...] = ()
 
     @property
+    def resource(self) -> str:
+        """The owner of the claim in the ipcache."""
+        return f"kvstore//{self.address}"
+
+    @property
     def claim(self) -> IpcacheEntry:
         """It, by way of its node."""
         return IpcacheEntry(
             prefix=self.prefix,
             identity=self.identity,
             source=Source.KVSTORE,
-            resource=resource_of(self.address),
+            resource=self.resource,
             tunnel_endpoint=_tunnel_endpoint(self.node),
             encrypt_key=self.encrypt_key,
         )
-
-
-def resource_of(address: str) -> str:
-    """The owner of the claim of an address."""
-    return f"kvstore//{address}"
 
 
 _ENCODE_ADDRESS = msgspec.json.Encoder()
@@ -204,16 +217,17 @@ _ENCODE_NODE = msgspec.json.Encoder()
 _DECODE_NODE = msgspec.json.Decoder(WireNode)
 
 
-def node_key(node: ClusterNode) -> OwnKey:
-    """This node's key."""
-    return OwnKey(f"{NODES}{node.full_name}", _ENCODE_NODE.encode(_wire(node)).decode())
+def node_key(node: ClusterNode, cluster_id: int) -> OwnKey:
+    """This node's key, with the id of its cluster."""
+    return OwnKey(f"{NODES}{node.full_name}", _ENCODE_NODE.encode(_wire(node, cluster_id)).decode())
 
 
-def _wire(node: ClusterNode) -> WireNode:
+def _wire(node: ClusterNode, cluster_id: int) -> WireNode:
     ipv4, ipv6 = node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
     return WireNode(
         name=node.name,
         cluster=node.cluster,
+        cluster_id=cluster_id,
         addresses=[SharedNodeAddress(each.type, str(each.ip)) for each in node.addresses],
         ipv4_alloc_cidr=Network.of(ipv4[0]) if ipv4 else None,
         ipv4_more=[Network.of(each) for each in ipv4[1:]] or None,
@@ -244,10 +258,15 @@ def read_node(key: str, value: bytes) -> ClusterNode | None:
         return None
     if f"{decoded.cluster}/{decoded.name}" != key:
         return None
+    return node_of(decoded, Source.KVSTORE)
+
+
+def node_of(decoded: WireNode, source: Source) -> ClusterNode:
+    """The node of a value."""
     return ClusterNode(
         cluster=decoded.cluster,
         name=decoded.name,
-        source=Source.KVSTORE,
+        source=source,
         addresses=tuple(
             NodeIP(each.type, ip) for each in decoded.addresses or () if (ip := parse_ip(each.ip)) is not None
         ),

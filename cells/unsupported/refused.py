@@ -142,9 +142,6 @@ class UnservedBandwidth(UnservedSettings, frozen=True):
 class UnservedCluster(UnservedSettings, frozen=True):
     """Identities and addresses that nodes share."""
 
-    cluster_id: int = 0
-    """Several clusters are not connected yet."""
-
     node_labels: str = ""
     """The node's labels are not part of identities yet."""
 

@@ -228,14 +228,6 @@ class UnusedWithoutItsPart(WithoutEffect, frozen=True):
     vtep_mask: str = ""
 
 
-class UnusedWithOneCluster(WithoutEffect, frozen=True):
-    """Several clusters are not connected: a cluster-id, which each of them needs, is refused."""
-
-    clustermesh_config: str = "/var/lib/cilium/clustermesh/"
-    clustermesh_sync_timeout: Duration = minutes(1)
-    max_connected_clusters: int = 255
-
-
 class UnusedFromKubernetes(WithoutEffect, frozen=True):
     """The agent follows an API server without what these adjust, and goes on while that is away."""
 
@@ -257,7 +249,6 @@ UNUSED: Final[tuple[type[WithoutEffect], ...]] = (
     HubbleWithoutEffect,
     UnusedWithoutEncryption,
     UnusedWithoutItsPart,
-    UnusedWithOneCluster,
     UnusedFromKubernetes,
 )
 

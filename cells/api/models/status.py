@@ -1,6 +1,6 @@
 """The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
 
-What the agent does not have at all (cluster mesh) has no field: clients print such lines as
+What the agent does not have at all has no field: clients print such lines as
 disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
 cilium-dbg reads each unchecked.
 """
@@ -265,6 +265,50 @@ class HubbleStatus(Status, frozen=True):
     """Whether metrics of flows are served: Ok, or Disabled."""
 
 
+class RemoteClusterConfiguration(Model, frozen=True):
+    """What a remote cluster announces of itself."""
+
+    required: bool = False
+    retrieved: bool = False
+    cluster_id: int = 0
+    kvstoremesh: bool = False
+    sync_canaries: bool = False
+    service_exports_enabled: bool | None = None
+
+
+class RemoteClusterSynced(Model, frozen=True):
+    """What has been listed of a remote cluster."""
+
+    nodes: bool = False
+    services: bool = False
+    endpoints: bool = False
+    identities: bool = False
+
+
+class RemoteClusterStatus(Model, frozen=True):
+    """The connection to a remote cluster, and how much is known of it."""
+
+    name: str
+    ready: bool = False
+    connected: bool = False
+    status: str = ""
+    config: RemoteClusterConfiguration | None = None
+    num_nodes: int = 0
+    num_shared_services: int = 0
+    num_endpoints: int = 0
+    num_identities: int = 0
+    num_failures: int = 0
+    last_failure: Time = ""
+    synced: RemoteClusterSynced | None = None
+
+
+class ClusterMeshStatus(Model, frozen=True):
+    """Remote clusters, and the services that are global."""
+
+    clusters: list[RemoteClusterStatus] = field(default_factory=list)
+    num_global_services: int = 0
+
+
 class StatusResponse(Model, frozen=True):
     """The answer to GET /healthz."""
 
@@ -289,6 +333,7 @@ class StatusResponse(Model, frozen=True):
     masquerading: Masquerading | None = None
     proxy: ProxyStatus | None = None
     hubble: HubbleStatus | None = None
+    cluster_mesh: ClusterMeshStatus | None = None
     routing: Routing | None = None
     datapath_mode: str = ""
     attach_mode: str = ""

@@ -21,6 +21,7 @@ from cells.api.models.status import NodeElement
 from cells.api.operations.config_mapping import NodeFacts
 from cells.api.operations.status import NodeSummary, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress
+from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.nodes.node import ClusterNode
 from cells.cni import PodNetworking
 from cells.config import AgentConfig, ChainingMode
@@ -205,6 +206,7 @@ class NodeView:
         config = self._config
         return {
             "BPFRoot": str(config.bpf_root),
+            "ClusterID": config.cluster_id,
             "ClusterName": config.cluster_name,
             "DatapathMode": "veth",
             "EnableIPv4": config.ipv4,
@@ -251,6 +253,7 @@ class StatusView:
             version=version,
             revision=revision,
             cluster_name=self._config.cluster_name,
+            identities=ClusterNumbers(self._config.cluster_id, self._config.max_connected_clusters).own,
             node_name=self._config.node_name,
             node=self._summary.node(),
             node_ips=self._addresses.all(),

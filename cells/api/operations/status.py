@@ -143,6 +143,8 @@ class StatusFacts(msgspec.Struct):
     """The nodes of the cluster, this one among them."""
     uplinks: Mapping[str, tuple[str, ...]]
     """Addresses of each uplink, by its name."""
+    identities: range = CLUSTER
+    """The numbers that identities of this cluster's pods may have."""
     ipam_status: str = ""
     allocations: Mapping[str, str] = msgspec.field(default_factory=dict)
     map_sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -162,6 +164,8 @@ class StatusFacts(msgspec.Struct):
     """Probes between the nodes of the cluster."""
     encryption: wire.EncryptionStatus = NOT_ENCRYPTED
     """How traffic between nodes is encrypted."""
+    cluster_mesh: wire.ClusterMeshStatus | None = None
+    """Remote clusters; None where there is no mesh."""
     host_firewall: bool = False
     """Whether host endpoint is ready, host policy enforced."""
     host_routing: str = "Legacy"
@@ -309,6 +313,7 @@ def status_response(
         masquerading=facts.masquerading,
         proxy=facts.proxy,
         hubble=facts.hubble,
+        cluster_mesh=facts.cluster_mesh,
         routing=wire.Routing(
             inter_host_routing_mode="Tunnel" if facts.node.tunnel_protocol else "Native",
             intra_host_routing_mode=facts.host_routing,
@@ -322,7 +327,9 @@ def status_response(
             ipv4=sorted(_of(Family.IPV4, facts.allocations)),
             ipv6=sorted(_of(Family.IPV6, facts.allocations)),
         ),
-        identity_range=wire.IdentityRange(min_identity=CLUSTER[0], max_identity=CLUSTER[-1]),
+        identity_range=wire.IdentityRange(
+            min_identity=facts.identities[0], max_identity=facts.identities[-1]
+        ),
         bpf_maps=wire.BPFMapStatus(
             maps=[wire.BPFMapProperties(name=name, size=size) for name, size in facts.map_sizes.items()],
             dynamic_size_ratio=facts.map_size_ratio,

@@ -8,8 +8,11 @@ from __future__ import annotations
 import mmap
 import os
 
+from msgspec import to_builtins
+
 from cells.api.health import health_state
 from cells.api.models import status as wire
+from cells.api.operations.endpoint_models import NEVER, rfc3339
 from cells.api.operations.status import (
     FLOWS_NOT_SERVED,
     ServiceFacts,
@@ -17,6 +20,7 @@ from cells.api.operations.status import (
     StatusSection,
     hubble_status,
 )
+from cells.clustermesh.tables import BY_NAME, MeshServices, MeshTables
 from cells.config.shared import ServiceReach
 from cells.datapath.settings import ServicePrograms
 from cells.endpoint.host import HostEndpoint
@@ -186,6 +190,43 @@ def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
+def cluster_mesh(mesh: MeshTables | None, services: MeshServices | None) -> Member[StatusSection]:
+    """Remote clusters; nothing without a mesh."""
+
+    def fill(facts: StatusFacts) -> None:
+        if mesh is not None and services is not None and mesh.enabled:
+            facts.cluster_mesh = mesh_status(mesh, services)
+
+    return StatusSection(fill)
+
+
+def mesh_status(mesh: MeshTables, services: MeshServices) -> wire.ClusterMeshStatus:
+    """All remote clusters, by name."""
+    rows = sorted(mesh.clusters.all(), key=lambda row: row.name)
+    return wire.ClusterMeshStatus(
+        clusters=[
+            wire.RemoteClusterStatus(
+                name=row.name,
+                ready=row.ready,
+                connected=row.connected,
+                status=row.status,
+                config=None
+                if row.config is None
+                else wire.RemoteClusterConfiguration(**to_builtins(row.config)),
+                num_nodes=mesh.count(row.name, "nodes"),
+                num_shared_services=mesh.count(row.name, "services"),
+                num_endpoints=mesh.count(row.name, "endpoints"),
+                num_identities=mesh.count(row.name, "identities"),
+                num_failures=row.failures,
+                last_failure=rfc3339(row.last_failure) if row.last_failure else NEVER,
+                synced=wire.RemoteClusterSynced(**dict.fromkeys(row.synced, True)),
+            )
+            for row in rows
+        ],
+        num_global_services=len(services.by(BY_NAME).values()),
+    )
+
+
 def map_sizes(maps: Maps) -> dict[str, int]:
     """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
     policy = maps.policies.spec.inner
@@ -210,4 +251,5 @@ SECTIONS = (
     flows,
     probes,
     host_firewall,
+    cluster_mesh,
 )

@@ -15,7 +15,7 @@ from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Alloc
 from cells.cluster.allocation.keys import KVStoreAllocator, KVStoreIdentityWatch, SharedIdentities, used_keys
 from cells.cluster.allocation.objects import CiliumIdentityAllocator, CiliumIdentityWatch
 from cells.cluster.identity.identities import ClusterAllocator, Identities, NodeAllocator
-from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.identity.numbers import CLUSTER, ClusterNumbers
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.kubernetes.settings import ObjectSource
@@ -115,12 +115,13 @@ def identity_objects(
     settings: AllocationSettings,
     api: KubernetesAPI,
     table: Table[tuple[str, str], CiliumIdentity],
+    numbers: ClusterNumbers,
     health: Health,
     log: Logger,
 ) -> CiliumIdentityAllocator:
     """Numbers by objects; used where there is an API server."""
     return CiliumIdentityAllocator(
-        api, table, settings.identity_change_grace_period, health=health.child("allocate"), log=log
+        api, table, numbers, settings.identity_change_grace_period, health=health.child("allocate"), log=log
     )
 
 
@@ -129,6 +130,7 @@ def identity_keys(
     store: KVStore,
     shared: SharedIdentities,
     addresses: Table[Family, NodeAddress],
+    numbers: ClusterNumbers,
     health: Health,
     log: Logger,
 ) -> KVStoreAllocator:
@@ -139,7 +141,7 @@ def identity_keys(
         return str(own[0]) if own else ""
 
     grace = settings.identity_change_grace_period
-    return KVStoreAllocator(store, shared, node, grace, health=health.child("allocate"), log=log)
+    return KVStoreAllocator(store, shared, node, numbers, grace, health=health.child("allocate"), log=log)
 
 
 def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log: Logger) -> AllocationMode:
@@ -161,6 +163,7 @@ def cluster_allocator(
     objects: CiliumIdentityAllocator,
     keys: KVStoreAllocator,
     store: KVStore,
+    numbers: ClusterNumbers,
     lifecycle: Lifecycle,
 ) -> ClusterAllocator:
     """The allocator that agrees with the other nodes; this node alone with neither kvstore nor API server."""
@@ -179,7 +182,8 @@ def cluster_allocator(
         return keys
     if served:
         return objects
-    return NodeAllocator(CLUSTER, allocation.first_identity)
+    given = numbers.given
+    return NodeAllocator(given, given.start - CLUSTER.start + allocation.first_identity)
 
 
 cell = group(

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.identity.numbers import CLUSTER, ClusterNumbers
 from lifecycle import Duration, Health, Settings, seconds
 
 __all__ = ["AllocationMode", "AllocationSettings"]
@@ -74,8 +74,9 @@ class AgreedNumbers(ABC):
     Before the numbers of others are known an endpoint from before a restart keeps its own, and others wait.
     """
 
-    def __init__(self, grace: float, health: Health) -> None:
+    def __init__(self, span: ClusterNumbers, grace: float, health: Health) -> None:
         """``grace`` is how many seconds a number is left alone that was taken here."""
+        self._span = span
         self._grace = grace
         self._health = health
         self._made: dict[Labels, int] = {}
@@ -113,7 +114,7 @@ class AgreedNumbers(ABC):
     def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
         """The number of these labels; before those of others are known the previous one."""
         if not self._all_known():
-            if previous not in CLUSTER or previous in self._adopted:
+            if previous not in self._span.own or previous in self._adopted:
                 return None
             self._adopted.add(previous)
             return previous

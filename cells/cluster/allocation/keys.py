@@ -18,7 +18,7 @@ from cells.base.addresses import Family
 from cells.base.labels import parse, texts
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
 from cells.cluster.identity.identities import Identities, Identity
-from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.identity.numbers import EVERY_CLUSTER, ClusterNumbers
 from cells.kvstore.model import IDS, LOCKS, VALUES, StoreError, absent, put
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, Lock, lock
@@ -62,7 +62,7 @@ def read(key: str, value: bytes) -> SharedIdentity | None:
     """The identity of a key; None for one that is not a number of a cluster's."""
     number = int(key) if key.isascii() and key.isdigit() else 0
     text = value.decode(errors="replace")
-    if number not in CLUSTER or str(number) != key or not text:
+    if number not in EVERY_CLUSTER or str(number) != key or not text:
         return None
     return SharedIdentity(key, number, texts(parse(part) for part in text.split(";") if part))
 
@@ -96,13 +96,14 @@ class KVStoreAllocator(AgreedNumbers):
         store: KVStore,
         shared: SharedIdentities,
         node: Callable[[], str],
+        span: ClusterNumbers,
         grace: float,
         *,
         health: Health,
         log: Logger,
     ) -> None:
         """``node`` gives the address that this node is known by."""
-        super().__init__(grace, health)
+        super().__init__(span, grace, health)
         self._store = store
         self._shared = shared
         self._node = node
@@ -167,7 +168,7 @@ class KVStoreAllocator(AgreedNumbers):
 
     def numbers(self, labels: Labels) -> Sequence[int]:
         """The numbers of master keys with these labels, the lowest first."""
-        return self._shared.numbers(labels)
+        return [number for number in self._shared.numbers(labels) if number in self._span.own]
 
     async def _make(self, labels: Labels, previous: int) -> bool:
         """Find or claim a number for the labels; whether they have one now. Raises StoreError."""
@@ -183,7 +184,7 @@ class KVStoreAllocator(AgreedNumbers):
         used = await self._store.client.first(f"{VALUES}{encode(labels)}/")
         text = used.value.decode(errors="replace") if used is not None else ""
         number = int(text) if text.isascii() and text.isdigit() else 0
-        if number not in CLUSTER:
+        if number not in self._span.own:
             return False
         master, value = f"{IDS}{number}", encode(labels).encode()
         there = await self._store.client.lookup(master)
@@ -199,8 +200,9 @@ class KVStoreAllocator(AgreedNumbers):
 
     async def _taken(self, labels: Labels, previous: int, held: Lock) -> bool:
         """Whether a free number was taken for the labels."""
-        if len(self._shared.table) >= len(CLUSTER):
-            raise StoreError(f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}")
+        given = self._span.given
+        if len(self._shared.table) >= len(given):
+            raise StoreError(f"no free identity between {given.start} and {given.stop - 1}")
         lease = await self._store.leases.lease_for(key := value_key(labels, self._node()))
         for number in self._free(labels, previous):
             master = f"{IDS}{number}"
@@ -224,11 +226,11 @@ class KVStoreAllocator(AgreedNumbers):
         """Numbers to try: the previous one, then some at random, that other nodes may not try as well."""
         there = self._shared.table
         for number in self._preferred(labels, previous):
-            if number in CLUSTER and str(number) not in there and self._may_take(labels, number):
+            if number in self._span.own and str(number) not in there and self._may_take(labels, number):
                 yield number
         tried = 0
         while tried < ATTEMPTS:
-            number = random.choice(CLUSTER)  # noqa: S311  # spreads nodes over the numbers
+            number = random.choice(self._span.given)  # noqa: S311  # spreads nodes over the numbers
             if str(number) in there or number in self._held or not self._may_take(labels, number):
                 continue
             tried += 1

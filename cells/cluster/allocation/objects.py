@@ -16,7 +16,7 @@ import anyio
 from cells.base.labels import parse, texts
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, Labels
 from cells.cluster.identity.identities import Identities
-from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.identity.numbers import CLUSTER, EVERY_CLUSTER, ClusterNumbers
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
 from cells.kubernetes.settings import ObjectSource
@@ -60,7 +60,7 @@ def labels_of(security_labels: Mapping[str, str]) -> tuple[str, ...]:
     return texts(parse(f"{key}={value}" if value else key) for key, value in security_labels.items())
 
 
-def candidates(labels: tuple[str, ...]) -> Iterator[int]:
+def candidates(labels: tuple[str, ...], given: range = CLUSTER) -> Iterator[int]:
     """Numbers to try for labels, the same on every node.
 
     So two nodes that want the same labels at once try the same number, and the API server lets one of them
@@ -69,7 +69,7 @@ def candidates(labels: tuple[str, ...]) -> Iterator[int]:
     digest = sha256(";".join(labels).encode()).digest()
     for attempt in range(ATTEMPTS):
         part = int.from_bytes(sha256(digest + bytes([attempt])).digest()[:8], "big")
-        yield CLUSTER.start + part % len(CLUSTER)
+        yield given.start + part % len(given)
 
 
 # Numbers of identities, by CiliumIdentity objects.
@@ -88,12 +88,13 @@ class CiliumIdentityAllocator(AgreedNumbers):
         self,
         api: KubernetesAPI,
         table: Table[tuple[str, str], CiliumIdentity],
+        span: ClusterNumbers,
         grace: float,
         *,
         health: Health,
         log: Logger,
     ) -> None:
-        super().__init__(grace, health)
+        super().__init__(span, grace, health)
         self._api = api
         self.table = table
         """The objects."""
@@ -156,14 +157,15 @@ class CiliumIdentityAllocator(AgreedNumbers):
     def numbers(self, labels: Labels) -> list[int]:
         """The numbers of objects with these labels, the lowest first."""
         found = (one.number for one in self.table.by("labels").get(meaning(labels)))
-        return sorted(number for number in found if number is not None and number in CLUSTER)
+        return sorted(number for number in found if number is not None and number in self._span.own)
 
     async def _make(self, labels: Labels, previous: int) -> str | None:
         """Create an object, or find the one that another node made; else why there is none."""
         from cells.kubernetes.client.errors import KubernetesError
 
-        if len(self.table) >= len(CLUSTER):
-            return f"no free identity between {CLUSTER.start} and {CLUSTER.stop - 1}"
+        given = self._span.given
+        if len(self.table) >= len(given):
+            return f"no free identity between {given.start} and {given.stop - 1}"
         try:
             async with self._writers:
                 for number in self._free(labels, previous):
@@ -175,11 +177,12 @@ class CiliumIdentityAllocator(AgreedNumbers):
         return "every identity number that was tried is in use"
 
     def _free(self, labels: Labels, previous: int) -> Iterable[int]:
-        first = next(candidates(labels))
-        others = (*range(first, CLUSTER.stop), *range(CLUSTER.start, first))  # where few are left
-        for number in chain(self._preferred(labels, previous), candidates(labels), others):
+        given = self._span.given
+        first = next(candidates(labels, given))
+        others = (*range(first, given.stop), *range(given.start, first))  # where few are left
+        for number in chain(self._preferred(labels, previous), candidates(labels, given), others):
             taken = number in self._held or ("", str(number)) in self.table
-            if number in CLUSTER and not taken and self._may_take(labels, number):
+            if number in self._span.own and not taken and self._may_take(labels, number):
                 yield number
 
     async def _have(self, number: int, labels: Labels) -> bool:
@@ -280,7 +283,7 @@ class CiliumIdentityWatch:
 
     def _take(self, name: str, row: CiliumIdentity | None) -> None:
         number = int(name) if name.isascii() and name.isdigit() else 0
-        if number not in CLUSTER:
+        if number not in EVERY_CLUSTER:
             self._log.warning("CiliumIdentity ignored: its name is not a cluster identity number", name=name)
         elif row is None:
             self._known.discard(name)

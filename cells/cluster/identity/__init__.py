@@ -37,11 +37,17 @@ from cells.cluster.identity.identities import (
     NodeAllocator,
     identity_table,
 )
-from cells.cluster.identity.numbers import CLUSTER, Scope, scope_for, scope_of, well_known_identities
+from cells.cluster.identity.numbers import (
+    ClusterNumbers,
+    Scope,
+    scope_for,
+    scope_of,
+    well_known_identities,
+)
 from cells.config import AgentConfig
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
-from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
+from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, group, module, provide
 from lifecycle.settings import read_regular
 
 __all__ = ["KernelNumbers", "cell"]
@@ -229,9 +235,14 @@ def known_identities(
     return found
 
 
-def allocator(cluster: ClusterAllocator | None) -> IdentityAllocator:
+def cluster_numbers(agent: AgentConfig) -> ClusterNumbers:
+    """Which numbers this cluster's identities have."""
+    return ClusterNumbers(agent.cluster_id, agent.max_connected_clusters)
+
+
+def allocator(cluster: ClusterAllocator | None, numbers: ClusterNumbers) -> IdentityAllocator:
     """Pods' identities: the cluster's, or by the count of this node."""
-    return cluster or NodeAllocator(CLUSTER)
+    return cluster or NodeAllocator(numbers.given)
 
 
 def identity_metrics(identities: Identities) -> Member[Collector]:
@@ -244,10 +255,13 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
     return Collector("identity", collect)
 
 
-cell = module(
-    "identity",
-    "Security identities of sets of labels",
-    config(IdentitySettings),
-    provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
-    provide(identity_metrics, agent_namespace),
+cell = group(
+    module("identity-numbers", "Which numbers this cluster's identities have", provide(cluster_numbers)),
+    module(
+        "identity",
+        "Security identities of sets of labels",
+        config(IdentitySettings),
+        provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
+        provide(identity_metrics, agent_namespace),
+    ),
 )

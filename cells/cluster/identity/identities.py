@@ -13,7 +13,7 @@ import msgspec
 
 from cells.base.labels import DEFAULT_FILTER, LabelFilter, labels_sha256, parse, texts
 from cells.cluster.identity.numbers import (
-    CLUSTER,
+    EVERY_CLUSTER,
     FIXED,
     HOST,
     LOCAL,
@@ -295,7 +295,7 @@ class Identities:
 
         Numbers that no cluster gives are ignored.
         """
-        if scope_of(number) is not Scope.CLUSTER or number < CLUSTER.start:
+        if number not in EVERY_CLUSTER:
             return
         self._cluster.add(number)
         self._allocators[Scope.CLUSTER].hold(number)
@@ -369,7 +369,7 @@ class Identities:
 
     def _note_use(self, number: int) -> None:
         """Who has it on this node, and for what labels, may have changed."""
-        if number in CLUSTER:
+        if number in EVERY_CLUSTER:
             known = self.table.get(number) if self._references[number] else None
             if self.used.get(number) is known:
                 return

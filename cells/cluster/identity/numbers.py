@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from cells.base.labels import RESERVED, parse
 
 __all__ = [
     "CLUSTER",
+    "EVERY_CLUSTER",
     "HEALTH",
     "HOST",
     "INGRESS",
@@ -25,6 +28,7 @@ __all__ = [
     "WORLD",
     "WORLD_IPV4",
     "WORLD_IPV6",
+    "ClusterNumbers",
     "Scope",
     "is_endpoint",
     "scope_for",
@@ -62,10 +66,41 @@ INIT_LABELS: Final = RESERVED_IDENTITIES[INIT]
 WELL_KNOWN: Final = range(100, 128)
 CLUSTER: Final = range(256, 65536)
 """Identities of pods, in a cluster without a number of its own."""
+EVERY_CLUSTER: Final = range(CLUSTER.start, 1 << 24)
+"""Identities of pods of any cluster."""
 LOCAL: Final = range((1 << 24) + 1, 2 << 24)
 """Identities of this node alone: prefixes and names outside of the cluster."""
 REMOTE_NODES: Final = range((2 << 24) + 1, 3 << 24)
 """Identities of this node alone: other nodes, where their labels count."""
+
+
+class ClusterNumbers(msgspec.Struct, frozen=True):
+    """Which numbers the identities of a cluster have: in a mesh they begin with the bits of its id.
+
+    Source: Cilium 1.17, GetMinimalAllocationIdentity and GetClusterIDShift.
+    """
+
+    cluster_id: int = 0
+    """0: in no mesh."""
+    most_clusters: int = 255
+    """255, or 511: then an id has one bit more, and the number within the cluster one bit less."""
+
+    def of(self, cluster_id: int) -> range:
+        """All numbers that may be of that cluster's pods."""
+        bits = 16 if self.most_clusters <= 255 else 15
+        first = cluster_id << bits if cluster_id else CLUSTER.start
+        return range(first, (cluster_id + 1) << bits)
+
+    @property
+    def own(self) -> range:
+        """All numbers that may be of this cluster's pods."""
+        return self.of(self.cluster_id)
+
+    @property
+    def given(self) -> range:
+        """The numbers that new identities of this cluster get: not the lowest, which were reserved once."""
+        own = self.own
+        return range(own.start + CLUSTER.start if self.cluster_id else own.start, own.stop)
 
 
 class Scope(StrEnum):

@@ -55,7 +55,7 @@ from lifecycle import (
 )
 from lifecycle.tables import LPM
 
-__all__ = ["SharedNodes", "cell"]
+__all__ = ["MeshNodes", "SharedNodes", "cell"]
 
 
 # Nodes and what became of them, as Cilium's metrics.
@@ -104,6 +104,22 @@ def node_metrics(counts: NodeCounts) -> Member[Collector]:
 SharedNodes = Annotated[ReadTable[str, ClusterNode], Named("shared")]
 """Nodes known from other sources than objects, by ``cluster/name``; they take precedence over objects."""
 
+MeshNodes = Annotated[ReadTable[str, ClusterNode], Named("clustermesh")]
+"""Nodes of remote clusters, by ``cluster/name``. It is initialized once all clusters have listed theirs."""
+
+
+OtherNodes = Annotated[ReadTable[str, ClusterNode], Named("other")]
+"""Both of them."""
+
+
+def other_nodes(shared: SharedNodes | None, mesh: MeshNodes | None, agent: AgentConfig) -> OtherNodes:
+    """Nodes that are known from no objects of the own API server."""
+    if mesh is None or not agent.cluster_id:
+        return shared if shared is not None else Table("other-nodes", key=lambda node: node.full_name)
+    if shared is None:
+        return mesh
+    return shared.outer_join(mesh, lambda own, remote: own or cast("ClusterNode", remote), name="other-nodes")
+
 
 def reader(agent: AgentConfig, ipam: PodAddressing, settings: NodeSettings) -> NodeReader:
     """How objects of nodes are read."""
@@ -115,7 +131,7 @@ def node_table(
     cilium_nodes: Table[tuple[str, str], CiliumNode],
     read: NodeReader,
     local: LocalNodeStore,
-    others: SharedNodes | None,
+    others: OtherNodes,
     devices: Table[int, Device] | None,
     agent: AgentConfig,
     tables: Tables,
@@ -124,8 +140,7 @@ def node_table(
     parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
-    if others is not None:
-        parsed = parsed.outer_join(others, _shared_first, name="nodes-shared")
+    parsed = parsed.outer_join(others, _shared_first, name="nodes-shared")
     claimed = parsed.outer_join(
         local.table, _own_first, name="claimed-nodes", indexes={CLAIMS: LPM(claims_of)}
     )
@@ -179,7 +194,7 @@ cell = group(
         "nodes",
         "The nodes of the cluster",
         provide(node_table, node_metrics, LocalNodeStore),
-        provide_private(NodeCounts),
+        provide_private(NodeCounts, other_nodes),
         provide(RefusedClaims, claim_events),
         invoke(RefusedClaims),
     ),

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import Final, TypeVar, cast
 
+import anyio
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
@@ -33,6 +34,7 @@ __all__ = [
     "is_at",
     "number_of",
     "place_of",
+    "wait_own",
 ]
 
 
@@ -137,6 +139,21 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         """The ranges of its pods of both families: IPv4, then IPv6."""
         yield from self.ipv4_alloc_cidrs
         yield from self.ipv6_alloc_cidrs
+
+
+async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
+    """Wait until this node's row is there, or all nodes are known: those of remote clusters may be late."""
+    async with anyio.create_task_group() as either:
+
+        async def all_known() -> None:
+            await nodes.wait_initialized()
+            either.cancel_scope.cancel()
+
+        either.start_soon(all_known)
+        async for changes in nodes.changes():
+            if any(change.row is not None and change.row.local for change in changes):
+                break
+        either.cancel_scope.cancel()
 
 
 # Where nodes are, for addresses of their pods.

@@ -14,7 +14,7 @@ from cells.endpoint import EndpointMaps, Endpoints, Level, Regenerations, StateF
 from cells.endpoint.restore.edges import LinkEvents, PreviousAgent, RestoreLinks, StaleMaps
 from cells.endpoint.restore.restored import EndpointClaims, QuarantinedEndpoint, RestoredEndpoints
 from cells.node.ipam.ranges import IpamError
-from cells.policy.maps import KnownRules, RealizedPolicy
+from cells.policy.maps import KnownRemoteClusters, KnownRules, RealizedPolicy
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
@@ -43,6 +43,7 @@ class RegeneratedEndpoints:
         endpoints: Endpoints,
         regenerations: Regenerations,
         rules: KnownRules | None,
+        remote: KnownRemoteClusters | None,
         previous: PreviousAgent | None,
         realized: Table[int, RealizedPolicy],
         *,
@@ -51,7 +52,7 @@ class RegeneratedEndpoints:
         health: Health,
         log: Logger,
     ) -> None:
-        self._rules = rules
+        self._known = [known for known in (rules, remote) if known is not None]
         self._previous = previous
         self._jobs = jobs
         self._restored = restored
@@ -64,23 +65,28 @@ class RegeneratedEndpoints:
 
     async def _start(self) -> None:
         """Regenerate, unless the rules are late: pods go on under the earlier ones, and the node starts."""
-        if self._rules is not None and self._restored.endpoints:
+        if self._known and self._restored.endpoints:
             with anyio.move_on_after(RULES_SECONDS) as waiting:
-                await self._rules.known()
+                await self._all_known()
             if waiting.cancelled_caught:
-                await self._wait_for(self._rules)
+                await self._wait()
                 return
         await self._regenerate()
 
-    async def _wait_for(self, rules: KnownRules) -> None:
-        count, missing = len(self._restored.endpoints), rules.missing
+    async def _all_known(self) -> None:
+        for one in self._known:
+            await one.known()
+
+    async def _wait(self) -> None:
+        missing = ", ".join(one.missing for one in self._known if one.missing)
+        count = len(self._restored.endpoints)
         self._log.warning("restored endpoints keep their policies", endpoints=count, until_known=missing)
         self._health.degraded(
             f"{count} restored endpoints keep their policies until these are known: {missing}"
         )
 
         async def later() -> None:
-            await rules.known()
+            await self._all_known()
             await self._regenerate()
 
         self._jobs.one_shot("regenerate restored endpoints", later)

@@ -10,7 +10,7 @@ Why: rules and identities may change at any time. Every map must follow, or the 
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 from cells.base.metrics import Collector, MetricFamily, gauge
 from cells.cluster.identity.identities import Identity
@@ -36,7 +36,7 @@ from cells.policy.maps.rows import (
     RuleComputer,
     enforced_directions,
 )
-from lifecycle import Jobs, Logger, Member, Table, config, group, module, provide
+from lifecycle import Jobs, Logger, Member, Named, Table, config, group, module, provide
 
 __all__ = [
     "ALLOW_ALL",
@@ -44,6 +44,7 @@ __all__ = [
     "NO_POD",
     "EndpointPolicies",
     "EndpointPolicy",
+    "KnownRemoteClusters",
     "KnownRules",
     "NodePolicy",
     "OutdatedPolicy",
@@ -57,6 +58,10 @@ __all__ = [
     "cell",
     "enforced_directions",
 ]
+
+
+KnownRemoteClusters = Annotated[KnownRules, Named("clustermesh")]
+"""Whether identities and addresses of remote clusters are in force. Only restored endpoints wait for them."""
 
 
 # The policy maps in the kernel.

@@ -15,6 +15,7 @@ from cells import kubernetes, kvstore
 from cells.cluster import allocation, identity
 from cells.cluster.allocation.objects import body, candidates, labels_of
 from cells.cluster.identity.identities import Identities, Identity
+from cells.cluster.identity.numbers import ClusterNumbers
 from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.node.addresses import address_table
@@ -182,8 +183,8 @@ async def test_an_object_that_goes_before_the_watch_brings_it_comes_back(
 
 
 def few_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("objects", "agreed"):
-        monkeypatch.setattr(f"cells.cluster.allocation.{module}.CLUSTER", range(256, 260))
+    monkeypatch.setattr(ClusterNumbers, "given", range(256, 260))
+    monkeypatch.setattr(ClusterNumbers, "own", range(256, 260))
 
 
 async def test_without_a_free_number_new_labels_wait_and_known_ones_do_not(

@@ -13,7 +13,7 @@ from aetcd import rpc
 from grpc import aio
 
 from cells.kvstore.etcd import EtcdClient, StoreMetrics
-from cells.kvstore.model import StoreUnavailableError
+from cells.kvstore.model import OtherStoreError, StoreUnavailableError
 from cells.kvstore.settings import StoreOptions
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,9 @@ Answers = Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 
 
 @asynccontextmanager
-async def client_of(service: str, method: str, answers: Answers, request: Any) -> AsyncIterator[EtcdClient]:
+async def client_of(
+    service: str, method: str, answers: Answers, request: Any, *, pinned: bool = False
+) -> AsyncIterator[EtcdClient]:
     """A client of a server with one method, which answers a stream."""
 
     async def stream(requests: AsyncIterator[Any], _: object) -> AsyncIterator[Any]:
@@ -40,7 +42,8 @@ async def client_of(service: str, method: str, answers: Answers, request: Any) -
     handler.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     port = handler.add_insecure_port("127.0.0.1:0")
     await handler.start()
-    client = EtcdClient(StoreOptions(addresses=(f"http://127.0.0.1:{port}",)), StoreMetrics())
+    options = StoreOptions(addresses=(f"http://127.0.0.1:{port}",))
+    client = EtcdClient(options, StoreMetrics(), pinned=pinned)
     try:
         async with client.open():
             yield client
@@ -83,3 +86,25 @@ async def test_events_of_a_split_watch_answer_come_together() -> None:
             assert [one.key for one in await anext(changes)] == ["a/1", "a/2", "a/3", "a/4"]
             with pytest.raises(StoreUnavailableError):
                 await anext(changes)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+async def test_an_answer_of_another_etcd_cluster_ends_a_pinned_watch(*, pinned: bool) -> None:
+    async def of_two(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for _ in requests:
+            yield rpc.WatchResponse(header=rpc.ResponseHeader(cluster_id=7), created=True)
+            other = rpc.ResponseHeader(cluster_id=8)
+            yield rpc.WatchResponse(header=other, events=[event(b"a/1", 4)])
+
+    async with (
+        client_of("etcdserverpb.Watch", "Watch", of_two, rpc.WatchRequest, pinned=pinned) as client,
+        aclosing(client.watch("a/", 4)) as changes,
+    ):
+        with anyio.fail_after(20):
+            assert await anext(changes) == []
+            if pinned:
+                with pytest.raises(OtherStoreError, match="etcd cluster ID mismatch: expected 7, got 8"):
+                    await anext(changes)
+            else:
+                assert [one.key for one in await anext(changes)] == ["a/1"]
+        assert client.cluster_id == 7

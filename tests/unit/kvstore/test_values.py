@@ -63,9 +63,10 @@ def test_a_node_is_read_as_it_was_written() -> None:
         labels={"a": "b"},
         boot_id="x",
     )
-    key = node_key(node)
+    key = node_key(node, 3)
     assert key.key == "cilium/state/nodes/v1/default/n1"
     assert json.loads(key.value)["IPv4AllocCIDR"] == {"IP": "10.1.0.0", "Mask": "////AA=="}
+    assert json.loads(key.value)["ClusterID"] == 3
     assert read_node("default/n1", key.value.encode()) == node
 
 

@@ -176,9 +176,9 @@ def test_default_values_of_the_chart_ask_for_nothing_that_is_refused(tmp_path: P
 
 
 def test_unsupported_options_are_refused_at_once_with_their_place(tmp_path: Path) -> None:
-    faults = refused(tmp_path, {"enable-srv6": "true", "cluster-id": "3"})
+    faults = refused(tmp_path, {"enable-srv6": "true", "enable-bbr": "true"})
     assert sorted(faults) == [
-        f"{tmp_path}/cluster-id: '3': not supported yet, expected 0, or leave it unset",
+        f"{tmp_path}/enable-bbr: 'true': not supported yet, expected false, or leave it unset",
         f"{tmp_path}/enable-srv6: 'true': not supported yet, expected false, or leave it unset",
     ]
 

@@ -1,0 +1,399 @@
+"""The cluster mesh: nodes, services, addresses and identities of other clusters, read from their etcds.
+
+Source: the directory clustermesh-config and an etcd for each of its files in; the tables of the mesh out,
+        which nodes and services follow; claims in the ipcache, and identities.
+Why:    pods of several clusters reach each other, and policies know who they are. Without a cluster-id, or
+        without the directory, nothing of this is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from anyio import to_thread
+
+from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.cluster.identity.identities import Identities
+from cells.cluster.identity.numbers import ClusterNumbers
+from cells.cluster.ipcache import Ipcache
+from cells.cluster.nodes.node import ClusterNode
+from cells.clustermesh import tables as mesh_tables
+from cells.clustermesh.tables import (
+    KINDS,
+    UNSYNCED,
+    MeshTables,
+    RemoteAddress,
+    RemoteClusterFile,
+    RemoteIdentity,
+)
+from cells.config import AgentConfig, ChainingMode, cluster_name_fault
+from cells.kubernetes.objects.core import SERVICES
+from cells.kubernetes.resources import Resources
+from cells.kvstore.store import KVStore
+from lifecycle import (
+    Change,
+    Health,
+    Hook,
+    Jobs,
+    Lifecycle,
+    Logger,
+    Member,
+    ReadTable,
+    UsageError,
+    group,
+    invoke,
+    module,
+    provide,
+    provide_private,
+)
+from lifecycle.jobs import TimeSlice
+from lifecycle.settings import read_regular
+
+if TYPE_CHECKING:
+    from asyncinotify import Inotify
+
+__all__ = ["ConfigDirectory", "cell"]
+
+
+# Identities and addresses of remote clusters, for policies and the datapath.
+
+
+class RemoteClaims:
+    """Makes identities known, and claims addresses in the ipcache."""
+
+    def __init__(
+        self,
+        mesh: MeshTables,
+        nodes: ReadTable[str, ClusterNode],
+        identities: Identities,
+        ipcache: Ipcache,
+        *,
+        jobs: Jobs,
+    ) -> None:
+        self._mesh = mesh
+        self._identities = identities
+        if not mesh.enabled:
+            return
+        from cells.remote.shared import AddressClaims
+
+        self._claims = AddressClaims(mesh.addresses, nodes, ipcache)
+        self._claimed = ipcache.table.initializer("clustermesh")
+        jobs.observe("identities", mesh.identities.changes, self._learn)
+        jobs.observe("addresses", self._rounds, self._claim)
+
+    async def settle(self) -> None:
+        """What is in the tables now is all that there was at the start. Raises OSError."""
+        for row in self._mesh.identities.all():
+            self._identities.learn(row.number, row.labels)
+        await self._claim(None)
+        self._claimed.done()
+
+    async def _learn(self, changes: Sequence[Change[tuple[str, str], RemoteIdentity]]) -> None:
+        time_slice = TimeSlice()
+        for change in changes:
+            if change.row is not None:
+                self._identities.learn(change.row.number, change.row.labels)
+            elif change.old is not None:
+                self._identities.unlearn(change.old.number)
+            await time_slice.pause()
+
+    async def _rounds(self) -> AsyncIterator[Sequence[Change[tuple[str, str], RemoteAddress]] | None]:
+        """None at the beginning: everything is to be looked at."""
+        changes = self._mesh.addresses.changes(self._mesh.addresses.revision)
+        yield None
+        async for batch in changes:
+            yield batch
+
+    async def _claim(self, changes: Sequence[Change[tuple[str, str], RemoteAddress]] | None) -> None:
+        await self._claims.follow(changes)
+
+
+# The directory with a file for each remote cluster, as the table ``remote-cluster-configs``.
+#
+# Source: watches the directory (inotify), and what its links lead to.
+# Source: Cilium 1.17, pkg/clustermesh/common: a file counts if it is readable and has the text ``endpoints:``
+#         anywhere, whatever else lies there; by its SHA-256 it is known whether it has changed.
+
+SETTLE: Final = 0.05
+"""Seconds within which changes are taken as one: the files of a mounted secret change together."""
+MARK: Final = b"endpoints:"
+
+
+def read_file(path: Path) -> RemoteClusterFile | None:
+    """The row of a file; None for what does not configure a cluster."""
+    try:
+        data = read_regular(path)
+    except OSError:  # a directory, a link to nowhere: other things lie there, too
+        return None
+    if MARK not in data:
+        return None
+    return RemoteClusterFile(path.name, path, hashlib.sha256(data).hexdigest())
+
+
+class ConfigDirectory:
+    """Follows the directory. Raises UsageError at the start when it is missing.
+
+    Only what an event names is looked at again, and what is in the table.
+    """
+
+    def __init__(self, directory: Path, mesh: MeshTables, *, lifecycle: Lifecycle, jobs: Jobs) -> None:
+        self._directory = directory
+        self._files = mesh.files
+        self._first = mesh.files.initializer("clustermesh-config")
+        lifecycle.append(Hook("check the directory of remote clusters", self._check))
+        jobs.observe("watch the directory", self._changes, self._look)
+
+    async def _check(self) -> None:
+        if not self._directory.is_dir():
+            raise UsageError(
+                f"clustermesh-config={self._directory}: not a directory; make it, or leave the setting out"
+            )
+
+    async def _changes(self) -> AsyncIterator[Collection[str]]:
+        """Names of files to look at: all at first, then after every burst of changes.
+
+        Raises FileNotFoundError when the directory goes.
+        """
+        from asyncinotify import Inotify, Mask
+
+        removed = Mask.DELETE_SELF | Mask.MOVE_SELF
+        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+        with Inotify() as inotify:
+            whole = inotify.add_watch(self._directory, removed | changed | Mask.ONLYDIR)
+            names = {path.name for path in self._directory.iterdir()}
+            while True:
+                names |= set(self._files.keys())
+                self._watch_links(inotify, names)
+                yield names
+                events = [await inotify.get()]
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        events.append(await inotify.get())
+                if any(event.watch is whole and event.mask & (removed | Mask.IGNORED) for event in events):
+                    raise FileNotFoundError(f"{self._directory} was removed or replaced")
+                names = {str(event.name) for event in events if event.watch is whole and event.name}
+
+    def _watch_links(self, inotify: Inotify, names: Collection[str]) -> None:
+        """What links lead to may lie elsewhere: it is watched before it is read."""
+        from asyncinotify import Mask
+
+        mask = Mask.CLOSE_WRITE | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF
+        for path in (self._directory / name for name in names):
+            if path.is_symlink():
+                with suppress(OSError):  # it leads to nothing, or went meanwhile
+                    inotify.add_watch(path, mask)
+
+    async def _look(self, names: Collection[str]) -> None:
+        found = await to_thread.run_sync(
+            lambda: {name: read_file(self._directory / name) for name in sorted(names)}
+        )
+        with self._files.txn() as rows:
+            for name, row in found.items():
+                if row is None:
+                    rows.delete(name)
+                else:
+                    rows.put(row)
+        self._first.done()
+
+
+# The connections: one for each file of the directory.
+
+
+async def check_id(cluster_id: int, modes: Sequence[ChainingMode]) -> None:
+    """Raise UsageError for an id that others' marks of packets are in the way of."""
+    if cluster_id & 0x80 and any(mode.name == "aws-cni" for mode in modes):
+        raise UsageError(
+            f"cluster-id={cluster_id}: aws-cni uses a bit of it in marks of packets; expected an id from 1 to"
+            " 127, or from 256 to 383"
+        )
+
+
+class ClusterMesh:
+    """Connects to every remote cluster that is configured."""
+
+    def __init__(
+        self,
+        agent: AgentConfig,
+        mesh: MeshTables,
+        claims: RemoteClaims,
+        numbers: ClusterNumbers,
+        store: KVStore,
+        resources: Resources,
+        modes: list[Member[ChainingMode]],
+        *,
+        jobs: Jobs,
+        lifecycle: Lifecycle,
+        health: Health,
+        log: Logger,
+    ) -> None:
+        if mesh.directory is None:
+            return
+        from cells.clustermesh.connection import ClusterIDs
+
+        self._mesh = mesh
+        self._own = agent.cluster_name
+        self._numbers = numbers
+        self._store = store
+        self._claims = claims
+        self._gates = mesh.gates
+        self._ids = ClusterIDs()
+        self._jobs = jobs
+        self._health = health
+        self._log = log
+        self._connected: set[str] = set()
+        """Clusters with a job."""
+        self._services = resources.table(SERVICES)
+        self._nodes_known = mesh.nodes.initializer("clustermesh")
+        self._services_known = mesh.services.initializer("clustermesh")
+        lifecycle.append(Hook("check the id of the cluster", partial(check_id, agent.cluster_id, modes)))
+        ConfigDirectory(mesh.directory, mesh, lifecycle=lifecycle, jobs=jobs)
+        jobs.observe("connect", mesh.files.changes, self._follow)
+        jobs.one_shot("wait for remote clusters", self._wait)
+
+    async def _wait(self) -> None:
+        """Until the clusters of the start are known, or clustermesh-sync-timeout has passed."""
+        await self._mesh.files.wait_initialized()
+        self._gates.expect(row.name for row in self._mesh.files.all() if not self._fault(row.name))
+        with anyio.move_on_after(self._mesh.sync_timeout) as patience:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._open, self._nodes_known.done, "nodes")
+                tasks.start_soon(self._open, self._services_known.done, "services")
+                await self._gates.wait("nodes", "endpoints", "identities")
+                await self._settle()
+        if patience.cancelled_caught:
+            self._log.warning(UNSYNCED, clusters=self._gates.unsynced(*KINDS))
+            self._nodes_known.done()
+            self._services_known.done()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        await self._claims.settle()
+        self._gates.settle()
+
+    async def _open(self, done: Callable[[], None], kind: str) -> None:
+        await self._gates.wait(kind)
+        done()
+
+    def _fault(self, name: str) -> str:
+        """Why a cluster of this name is not connected to; empty where it is."""
+        return "it is the own cluster" if name == self._own else cluster_name_fault(name)
+
+    async def _follow(self, changes: Sequence[Change[str, RemoteClusterFile]]) -> None:
+        for change in changes:
+            name = change.key
+            if change.row is None or name in self._connected:
+                continue  # the job of the cluster sees it
+            if name == self._own:
+                self._log.debug("ignoring the configuration of the own cluster", cluster=name)
+            elif fault := self._fault(name):
+                self._log.error(
+                    "Cannot connect to remote cluster", cluster=name, error=f"invalid cluster name: {fault}"
+                )
+            else:
+                self._connected.add(name)
+                self._jobs.one_shot(f"remote-etcd-{name}", partial(self._connect, name))
+
+    async def _connect(self, name: str) -> None:
+        from cells.clustermesh.connection import RemoteConnection
+
+        health = self._health.child(f"remote-cluster-{name}")
+        with health:
+            connection = RemoteConnection(
+                name,
+                self._mesh,
+                self._ids,
+                self._numbers,
+                self._client,
+                self._gates,
+                health=health,
+                log=self._log,
+            )
+            await connection.run()
+        self._connected.discard(name)
+
+    def _client(self, path: Path) -> Any:
+        """The client of a configuration: of kvstore-opt, limits count for all clients."""
+        from msgspec.structs import replace
+
+        from cells.kvstore.etcd import EtcdClient
+
+        options = replace(self._store.settings.options, addresses=(), config=str(path))
+        return EtcdClient(options, self._store.metrics, self._resolve, pinned=True)
+
+    def _resolve(self, host: str) -> str:
+        """The cluster IP of NAME.NAMESPACE.svc: agents start before the cluster's DNS."""
+        name, _, rest = host.partition(".")
+        namespace, _, domain = rest.partition(".")
+        if domain.partition(".")[0] != "svc":
+            return host
+        service = self._services.get((namespace, name))
+        return service.spec.cluster_ip if service is not None and service.spec.cluster_ip else host
+
+
+# The mesh as metrics.
+#
+# Source: Cilium 1.17, cilium_clustermesh_*.
+
+
+def mesh_metrics(mesh: MeshTables, agent: AgentConfig) -> Member[Collector]:
+    """Remote clusters; nothing without a mesh."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        return families(mesh, agent.cluster_name, agent.node_name) if mesh.enabled else ()
+
+    return Collector("clustermesh", collect)
+
+
+def families(mesh: MeshTables, cluster: str, node: str) -> Iterable[MetricFamily]:
+    """Of the own cluster's node."""
+    rows = mesh.clusters.all()
+    own = "source_cluster source_node_name"
+    each = f"{own} target_cluster"
+    yield gauge(
+        "cilium_clustermesh_remote_clusters",
+        "The total number of remote clusters meshed with the local cluster",
+        {(cluster, node): len(rows)},
+        own,
+    )
+    yield gauge(
+        "cilium_clustermesh_remote_cluster_nodes",
+        "The total number of nodes in the remote cluster",
+        {(cluster, node, row.name): mesh.count(row.name, "nodes") for row in rows},
+        each,
+    )
+    yield gauge(
+        "cilium_clustermesh_remote_cluster_last_failure_ts",
+        "The timestamp of the last failure of the remote cluster",
+        {(cluster, node, row.name): row.last_failure for row in rows},
+        each,
+    )
+    yield gauge(
+        "cilium_clustermesh_remote_cluster_readiness_status",
+        "The readiness status of the remote cluster",
+        {(cluster, node, row.name): int(row.ready) for row in rows},
+        each,
+    )
+    yield gauge(
+        "cilium_clustermesh_remote_cluster_failures",
+        "The total number of failures related to the remote cluster",
+        {(cluster, node, row.name): row.failures for row in rows},
+        each,
+    )
+
+
+cell = group(
+    mesh_tables.cell,
+    module(
+        "clustermesh",
+        "Connections to other clusters",
+        provide(mesh_metrics),
+        provide_private(RemoteClaims, ClusterMesh),
+        invoke(ClusterMesh),
+    ),
+)

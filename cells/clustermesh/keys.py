@@ -1,0 +1,242 @@
+"""Keys and values of a remote cluster's etcd: which there are, and what makes one valid.
+
+Source: Cilium 1.17, pkg/clustermesh: the prefixes of a cluster, its announcement below cluster-config, and
+        the validators of its nodes, services, addresses and identities.
+Why:    another cluster's etcd is not ours. What it has of other clusters must have no effect here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from cells.base.labels import CLUSTER, parse, texts
+from cells.cluster.identity.numbers import CLUSTER as POD_NUMBERS
+from cells.cluster.identity.numbers import HOST, REMOTE_NODE, ClusterNumbers
+from cells.cluster.ipcache.rows import Source, prefix_of
+from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.parse import parse_ip
+from cells.clustermesh.tables import (
+    RemoteAddress,
+    RemoteClusterConfig,
+    RemoteIdentity,
+    RemotePort,
+    RemoteService,
+)
+from cells.remote.shared_keys import IPIdentityPair, Network, WireNode, node_of
+
+# What a cluster announces of itself.
+
+
+class RemoteCapabilities(msgspec.Struct, frozen=True, rename="camel"):
+    """What readers of its etcd may count on; what is missing is not so."""
+
+    synced_canaries: bool = False
+    cached: bool = False
+    max_connected_clusters: int = 0
+    service_exports_enabled: bool | None = None
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """The value of the key cilium/cluster-config/NAME."""
+
+    id: int = 0
+    capabilities: RemoteCapabilities | None = None
+
+    @property
+    def config(self) -> RemoteClusterConfig:
+        """As the status shows it."""
+        known = self.capabilities or RemoteCapabilities()
+        return RemoteClusterConfig(
+            required=True,
+            retrieved=True,
+            cluster_id=self.id,
+            kvstoremesh=known.cached,
+            sync_canaries=known.synced_canaries,
+            service_exports_enabled=known.service_exports_enabled,
+        )
+
+
+_ANNOUNCEMENT: Final = msgspec.json.Decoder(Announcement | None)
+
+
+def read_announcement(value: bytes) -> Announcement:
+    """The announcement of a cluster. Raises ValueError."""
+    return _ANNOUNCEMENT.decode(value) or Announcement()
+
+
+def announcement_fault(found: Announcement, numbers: ClusterNumbers) -> str:
+    """Why the cluster cannot be connected to, in Cilium's words; empty where it can.
+
+    ``numbers`` are the own cluster's.
+    """
+    most, theirs = numbers.most_clusters, (found.capabilities or RemoteCapabilities()).max_connected_clusters
+    if found.id == 0:
+        return "ClusterID 0 is reserved"
+    if not 0 < found.id <= most:
+        return f"ClusterID > {most} is not supported"
+    if most != ClusterNumbers().most_clusters and theirs != most:
+        return f"mismatched MaxConnectedClusters; local={most}, remote={theirs}"
+    if found.id == numbers.cluster_id:
+        return f"clusterID {found.id} is assigned to the local cluster"
+    return ""
+
+
+# Where its keys are.
+
+
+class RemoteKeys(msgspec.Struct, frozen=True):
+    """Prefixes of a cluster, by KINDS, and the keys that appear when all of a prefix is there."""
+
+    cluster: str
+    cached: bool
+
+    @property
+    def prefixes(self) -> Mapping[str, str]:
+        """By kind."""
+        cluster = self.cluster
+        if self.cached:
+            base = "cilium/cache"
+            addresses, identities = f"{base}/ip/v1/{cluster}/", f"{base}/identities/v1/{cluster}/id/"
+        else:
+            base = "cilium/state"
+            addresses, identities = f"{base}/ip/v1/default/", f"{base}/identities/v1/id/"
+        return {
+            "nodes": f"{base}/nodes/v1/{cluster}/",
+            "services": f"{base}/services/v1/{cluster}/",
+            "endpoints": addresses,
+            "identities": identities,
+        }
+
+    @property
+    def canaries(self) -> Mapping[str, str]:
+        """By kind."""
+        base = f"{synced_prefix(self.cluster)}cilium/{'cache' if self.cached else 'state'}"
+        return {
+            "nodes": f"{base}/nodes/v1",
+            "services": f"{base}/services/v1",
+            "endpoints": f"{base}/ip/v1",
+            "identities": f"{base}/identities/v1",
+        }
+
+
+def synced_prefix(cluster: str) -> str:
+    """Below it are the keys that appear when all of a prefix is there."""
+    return f"cilium/synced/{cluster}/"
+
+
+# What they are: each value to a row. ValueError: it is logged, and the last valid row stays.
+
+
+class RemoteValues:
+    """Reads the values of one cluster, with the id that it has announced."""
+
+    def __init__(self, cluster: str, cluster_id: int, numbers: ClusterNumbers) -> None:
+        self.cluster = cluster
+        self.cluster_id = cluster_id
+        self._numbers = numbers.of(cluster_id)
+
+    def node(self, name: str, value: bytes) -> ClusterNode:
+        """A node. Raises ValueError."""
+        found = _NODE.decode(value)
+        self._check_origin(found.cluster, found.cluster_id)
+        if found.name != name:
+            raise ValueError(f"unexpected node name: got {found.name}, expected {name}")
+        return node_of(found, Source.CLUSTERMESH)
+
+    def service(self, name: str, value: bytes) -> RemoteService:
+        """A service, by namespace and name. Raises ValueError."""
+        found = _SERVICE.decode(value) or _WireService()
+        self._check_origin(found.cluster, found.cluster_id)
+        if f"{found.namespace}/{found.name}" != name or not found.namespace:
+            raise ValueError(f"unexpected service name: got {found.namespace}/{found.name}, expected {name}")
+        return RemoteService(
+            cluster=self.cluster,
+            namespace=found.namespace,
+            name=found.name,
+            cluster_id=self.cluster_id,
+            frontends=dict(_ports(found.frontends, "frontend")),
+            backends=dict(_ports(found.backends, "backend")),
+            shared=found.shared,
+        )
+
+    def address(self, name: str, value: bytes) -> RemoteAddress:
+        """An address, without an identity if its own is not of the cluster. Raises ValueError."""
+        found = _ADDRESS.decode(value) or IPIdentityPair()
+        ip = parse_ip(found.ip)
+        if ip is None:
+            raise ValueError(f"no IP address: {found.ip!r}")
+        network = Network(found.ip, found.mask).network if found.mask else None
+        if found.mask and network is None:
+            raise ValueError(f"no network mask of {ip}: {found.mask.hex()}")
+        host = parse_ip(found.host_ip or "")
+        return RemoteAddress(
+            cluster=self.cluster,
+            name=name,
+            prefix=str(network) if network is not None else prefix_of(ip),
+            identity=self._identity(found.id),
+            node=str(host) if host is not None else "",
+            encrypt_key=found.key & 0xFF,
+            namespace=found.namespace,
+            pod=found.pod_name,
+        )
+
+    def identity(self, name: str, value: bytes) -> RemoteIdentity:
+        """An identity, by its number. Raises ValueError."""
+        number = int(name) if name.isascii() and name.isdigit() else 0
+        if number not in self._numbers or str(number) != name:
+            first, last = self._numbers[0], self._numbers[-1]
+            raise ValueError(f"ID {name} does not belong to the range {first} to {last} of the cluster")
+        labels = [parse(part) for part in value.decode(errors="replace").split(";") if part]
+        if not any((one.source, one.key, one.value) == ("k8s", CLUSTER, self.cluster) for one in labels):
+            raise ValueError(f"could not find expected label k8s:{CLUSTER}={self.cluster}")
+        return RemoteIdentity(cluster=self.cluster, name=name, number=number, labels=texts(labels))
+
+    def _identity(self, number: int) -> int:
+        if number == HOST:  # a host elsewhere
+            return REMOTE_NODE
+        return number if 0 < number < POD_NUMBERS.start or number in self._numbers else 0
+
+    def _check_origin(self, cluster: str, cluster_id: int) -> None:
+        if cluster != self.cluster:
+            raise ValueError(f"unexpected cluster name: got {cluster}, expected {self.cluster}")
+        if cluster_id != self.cluster_id:
+            raise ValueError(f"unexpected cluster ID: got {cluster_id}, expected {self.cluster_id}")
+
+
+class _WirePort(msgspec.Struct, rename="pascal"):
+    protocol: str = ""
+    port: int = 0
+
+
+class _WireService(msgspec.Struct):
+    cluster: str = ""
+    namespace: str = ""
+    name: str = ""
+    cluster_id: int = msgspec.field(name="clusterID", default=0)
+    frontends: dict[str, dict[str, _WirePort | None] | None] | None = None
+    backends: dict[str, dict[str, _WirePort | None] | None] | None = None
+    shared: bool = False
+
+
+_NODE: Final = msgspec.json.Decoder(WireNode)
+_SERVICE: Final = msgspec.json.Decoder(_WireService | None)
+_ADDRESS: Final = msgspec.json.Decoder(IPIdentityPair | None)
+
+
+def _ports(
+    found: dict[str, dict[str, _WirePort | None] | None] | None, what: str
+) -> Iterator[tuple[str, Mapping[str, RemotePort]]]:
+    for address, ports in (found or {}).items():
+        if parse_ip(address) is None:
+            raise ValueError(f"invalid {what} address: {address!r}")
+        yield (
+            address,
+            {
+                name: RemotePort(port.protocol, port.port)
+                for name, port in (ports or {}).items()
+                if port is not None
+            },
+        )
