@@ -102,6 +102,7 @@ UNSET: Final = {
     "k8sClientRateLimit.operator.qps": "number",
     "k8sClientRateLimit.operator.burst": "integer",
     "bpf.ctTcpMax": "integer",
+    "bpf.disableExternalIPMitigation": "boolean",
     "bpf.hostLegacyRouting": "boolean",
     "bpf.ctAnyMax": "integer",
     "bpf.mapDynamicSizeRatio": "number",
@@ -158,6 +159,44 @@ UNTYPED: Final = {
     "socketLB.terminatePodConnections",
 }
 """Values that have no type in Cilium's chart: text is taken, too, as --set-string gives it."""
+WITHOUT_EFFECT: Final = {
+    "authentication.gcInterval": "string",
+    "authentication.queueSize": "integer",
+    "authentication.rotatedIdentitiesQueueSize": "integer",
+    "dnsProxy.socketLingerTimeout": "integer",
+    "envoy.initialFetchTimeoutSeconds": "integer",
+    "envoy.log.format": "string",
+    "iptablesRandomFully": "boolean",
+    "logSystemLoad": "boolean",
+    "monitor.enabled": "boolean",
+    "nat.mapStatsEntries": "integer",
+    "nat.mapStatsInterval": "string",
+    "operator.image.alibabacloudDigest": "string",
+    "operator.image.awsDigest": "string",
+    "operator.image.azureDigest": "string",
+    "operator.image.genericDigest": "string",
+    "operator.image.suffix": "string",
+    "operator.pprof.address": "string",
+    "operator.pprof.enabled": "boolean",
+    "operator.pprof.port": "integer",
+    "pprof.address": "string",
+    "pprof.enabled": "boolean",
+    "pprof.port": "integer",
+    "prometheus.controllerGroupMetrics": "array",
+}
+"""The types of values that are taken and change nothing, where Cilium's chart has one."""
+OF_KUBERNETES: Final = {
+    "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution": "array",
+    "envoy.securityContext.seLinuxOptions.level": "string",
+    "envoy.securityContext.seLinuxOptions.type": "string",
+    "operator.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution": "array",
+    "operator.updateStrategy.type": "string",
+    "podSecurityContext.appArmorProfile.type": "string",
+    "securityContext.seLinuxOptions.level": "string",
+    "securityContext.seLinuxOptions.type": "string",
+    "updateStrategy.type": "string",
+}
+"""The types of fields of Kubernetes in values of the user's own, where Cilium's chart has one."""
 NEEDED: Final = (
     "bgpControlPlane.secretsNamespace.name",
     "cgroup.hostRoot",
@@ -218,7 +257,6 @@ ANYTHING: Final = (
     "maglev.tableSize",
     "nodePort.addresses",
     "policyCIDRMatchMode",
-    "envoy.prometheus.port",
     "operator.setNodeTaints",
     "operator.podDisruptionBudget.maxUnavailable",
 )
@@ -267,6 +305,16 @@ def needed() -> list[str]:
 def schema() -> dict[str, Any]:
     """The schema of values: their types, and what the comments of values.yaml say."""
     found = _schema(values(), "", comments())
+    for texts, text in (
+        (WITHOUT_EFFECT, "Taken as by Cilium's chart, and without effect."),
+        (OF_KUBERNETES, "A field of Kubernetes."),
+    ):
+        for path, kind in texts.items():
+            *above, last = path.split(".")
+            at = found
+            for name in above:
+                at = at.setdefault("properties", {}).setdefault(name, {"type": ["object", "null"]})
+            at.setdefault("properties", {})[last] = {"description": text, "type": [kind, "null"]}
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart", **found}
 
 

@@ -341,6 +341,7 @@ true
 {{- fail (printf "scheduling.mode=%s: expected anti-affinity or kube-scheduler" .Values.scheduling.mode) -}}
 {{- end -}}
 {{- $durations := dict "ipam.ciliumNodeUpdateRate" .Values.ipam.ciliumNodeUpdateRate "operator.endpointGCInterval" .Values.operator.endpointGCInterval "operator.nodeGCInterval" .Values.operator.nodeGCInterval "operator.identityGCInterval" .Values.operator.identityGCInterval "operator.identityHeartbeatTimeout" .Values.operator.identityHeartbeatTimeout "bpf.monitorInterval" .Values.bpf.monitorInterval "conntrackGCInterval" .Values.conntrackGCInterval "conntrackGCMaxInterval" .Values.conntrackGCMaxInterval "identityChangeGracePeriod" .Values.identityChangeGracePeriod -}}
+{{- $_ := set $durations "authentication.gcInterval" (get (include "cilium.at" (dict "values" $values "path" "authentication.gcInterval") | fromJson) "value") -}}
 {{- if and .Values.encryption.enabled (ne (toString .Values.encryption.type) "wireguard") -}}
 {{- $_ := set $durations "encryption.ipsec.keyRotationDuration" .Values.encryption.ipsec.keyRotationDuration -}}
 {{- end -}}

@@ -256,3 +256,38 @@ def test_defaults_are_those_of_cilium_s_chart_or_differ_for_a_reason(count: Coun
         assert explanation, (path, ours, effect["default"])
         outcomes[f"different: {explanation}"] += 1
     count("defaults of values", outcomes)
+
+
+OF_TWO_TYPES: Final = (
+    r"^k8sServicePort$",
+    r"[rR]esources\.requests\.|\.hard\.pods$",
+    r"\.max(Unavailable|Surge)$",
+    r"odeSelector\.",
+)
+"""Values that are texts or numbers."""
+OTHERS: Final[dict[type, Any]] = {
+    bool: "text",
+    int: "text",
+    float: "text",
+    str: 5,
+    list: {"a": 1},
+    dict: ["a"],
+}
+"""Type of a default -> a value of another type."""
+
+
+@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in RECORDED["values"]}))
+def test_a_value_of_another_type_than_its_default_is_refused(section: str, count: Count) -> None:
+    for path, effect in effects(section):
+        default = effect["default"]
+        if default in (None, "<not in the defaults>") or any(re.search(one, path) for one in OF_TWO_TYPES):
+            continue
+        found = rendered(merged({"hubble": {"enabled": True}}, nested(path, OTHERS[type(default)])))
+        assert isinstance(found, str), path
+        count("values of another type", {"refused": 1})
+
+
+def test_durations_of_values_without_effect_are_checked_as_by_cilium_s_chart() -> None:
+    found = rendered(nested("authentication.gcInterval", "soon"))
+    assert isinstance(found, str)
+    assert "authentication.gcInterval=soon: expected a duration" in found
