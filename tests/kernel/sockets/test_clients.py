@@ -168,14 +168,18 @@ async def test_a_port_of_the_node_is_reached_by_every_address_of_a_node(in_node:
                 assert bool(node.backends_of(caller)) == is_node, target
 
 
-async def test_a_node_port_on_the_loopback_of_a_pod_is_not_translated(in_node: None, cgroup: Path) -> None:
+@pytest.mark.parametrize(("family", "own"), [(V4, "127.0.0.1"), (V4, "0.0.0.0"), (V6, "::1"), (V6, "::")])
+async def test_a_node_port_on_the_loopback_of_a_pod_is_not_translated(
+    in_node: None, cgroup: Path, family: int, own: str
+) -> None:
+    wildcard, backend = ("0.0.0.0", "127.0.0.9") if family == V4 else ("::", "::1")
     pod = a_pod()
     async with serving(cgroup) as node:
-        node.services.serve("0.0.0.0", [Backend(1, "127.0.0.9")], port=30080, flags=ServiceFlag.NODE_PORT)
+        node.services.serve(wildcard, [Backend(1, backend)], port=30080, flags=ServiceFlag.NODE_PORT)
         with inside(pod):
-            caller = socket.socket(V4, UDP)
+            caller = socket.socket(family, UDP)
         with caller:
-            caller.connect(("127.0.0.1", 30080))
+            caller.connect((own, 30080))
             assert node.backends_of(caller) == set()
 
 

@@ -84,7 +84,11 @@ static __always_inline const struct lb_service *sock_service_of_node(union lb_ke
 static __always_inline const struct lb_service *sock_service_of(union lb_key *key, const struct peer *peer,
 								const struct sock_config *config)
 {
-	const struct lb_service *service = sock_service_at(key, peer);
+	const struct lb_service *service;
 
+	/* To a pod the unspecified address is its own loopback; entries of that address are about nodes. */
+	if (!peer->in_host && address_is_zero(&peer->ip))
+		return NULL;
+	service = sock_service_at(key, peer);
 	return service ? service : sock_service_of_node(key, peer, config, true);
 }
