@@ -60,7 +60,7 @@ async def test_a_configuration_that_comes_back_at_once_is_connected_to_again(
             (found.directory / "east").unlink()
             found.configure("east", found.relay("east").url)
         await found.remove("east")
-        assert not known(found)
+        await until(lambda: not known(found))
         await found.connect("east")
         await found.ready("east")
         await until(lambda: len(known(found)) == 300)
