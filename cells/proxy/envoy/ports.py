@@ -87,7 +87,8 @@ class RedirectPorts:
         """The port of a redirect; 0 where none is left, or there is no Envoy."""
         if not self._serves:
             return 0
-        if port := self._assigned.get(name, 0):
+        port = self._assigned.get(name, 0)
+        if port and port != self._dns.port:  # as tofqdns-proxy-port may be since
             return port
         port = self._free()
         if not port:
