@@ -14,10 +14,9 @@ from lifecycle import Change, Jobs, Table, module, provide
 __all__ = ["EndpointRedirect", "Messages", "RedirectCounters", "Statistics", "cell"]
 
 
-# What the proxies did with the messages of each endpoint, by redirect: ``proxy-statistics`` of the API.
+# Requests and responses of each endpoint by redirect and verdict: ``proxy-statistics`` of the API.
 #
-# Controller: messages in, as the proxies see them; the numbers go with their endpoint.
-# Source:     Cilium 1.17, Endpoint.UpdateProxyStatistics.
+# Source: Cilium 1.17, Endpoint.UpdateProxyStatistics.
 
 FORWARDED: Final = "Forwarded"
 DENIED: Final = "Denied"
@@ -25,18 +24,18 @@ ERROR: Final = "Error"
 
 
 class EndpointRedirect(NamedTuple):
-    """Traffic of an endpoint that goes through a proxy."""
+    """Traffic of an endpoint that the datapath redirects to a proxy."""
 
     protocol: str
     """``dns`` or ``http``."""
     ingress: bool
     port: int
-    """That is connected to."""
+    """The destination port of the connection."""
     proxy_port: int
 
 
 class Messages(msgspec.Struct):
-    """How many came, and what became of them."""
+    """Requests, or responses, by verdict."""
 
     received: int = 0
     forwarded: int = 0
@@ -44,7 +43,7 @@ class Messages(msgspec.Struct):
     error: int = 0
 
     def count(self, verdict: str) -> None:
-        """One more, with this verdict of an event."""
+        """Count one with this verdict."""
         self.received += 1
         if verdict == FORWARDED:
             self.forwarded += 1
@@ -55,14 +54,14 @@ class Messages(msgspec.Struct):
 
 
 class Statistics(msgspec.Struct):
-    """Of one redirect."""
+    """The messages of one redirect."""
 
     requests: Messages
     responses: Messages
 
 
 class RedirectCounters:
-    """Counts since this agent began."""
+    """Statistics since the start of the agent. Those of deleted endpoints are dropped."""
 
     def __init__(self, endpoints: Table[int, Endpoint], *, jobs: Jobs) -> None:
         self._endpoints = endpoints
@@ -70,23 +69,23 @@ class RedirectCounters:
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._forget)
 
     def of(self, endpoint_id: int) -> dict[EndpointRedirect, Statistics]:
-        """Of the redirects that messages of the endpoint have passed."""
+        """The statistics of an endpoint, by redirect."""
         return self._of.get(endpoint_id, {})
 
     def request(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
-        """A request was evaluated, or came to nothing."""
+        """Count a request by its verdict; Error: there was no response."""
         found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.requests.count(verdict)
 
     def response(self, endpoint_id: int, redirect: EndpointRedirect, verdict: str) -> None:
-        """A response was passed on."""
+        """Count a response."""
         found = self.redirect(endpoint_id, redirect)
         if found is not None:
             found.responses.count(verdict)
 
     def redirect(self, endpoint_id: int, redirect: EndpointRedirect) -> Statistics | None:
-        """The statistics of a redirect, to be counted; None for an endpoint that no longer exists."""
+        """The statistics of a redirect; None for a deleted endpoint."""
         if self._endpoints.get(endpoint_id) is None:
             return None
         known = self._of.setdefault(endpoint_id, {})
@@ -104,9 +103,5 @@ class RedirectCounters:
 def _is_removed(_key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
     return row is None
 
-
-# What passed the proxies, by endpoint.
-#
-# Why: who looks at an endpoint wants to see that its messages pass a proxy, and what became of them.
 
 cell = module("proxy-statistics", "Statistics of messages that passed proxies", provide(RedirectCounters))

@@ -1,7 +1,7 @@
 """The DNS proxy: which names pods may ask for, and which addresses names have.
 
-Why: rules may speak of names (``toFQDNs``, ``rules.dns``), and what a name stands for is known by asking
-     alone: queries of pods that such rules select pass through here.
+Why: ``toFQDNs`` needs the addresses of names, which only answers to the pods' own queries have, and
+     ``rules.dns`` limits the names that pods may ask for. Queries of pods with such rules come here.
 """
 
 from __future__ import annotations
@@ -40,21 +40,18 @@ __all__ = [
 ]
 
 
-# The connections in the kernel's conntrack maps.
-
-
 class KernelConnections:
-    """The real :class:`~cells.proxy.dns.store.Connections`."""
+    """Connections of the conntrack maps."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
-        """From the pod to the address, for those that go on. Raises OSError."""
+        """Live connections from pods to these addresses. Raises OSError."""
         return await to_thread.run_sync(self._alive, {one.packed for one in addresses})
 
     def _alive(self, packed: Collection[bytes]) -> set[tuple[IPAddress, IPAddress]]:
-        """Of a pod's own connection the key has the pod's address first (see CtKey), and CT_OUT."""
+        """The entry of a connection that a pod opened has the pod's address first (see CtKey), and CT_OUT."""
         now = int(time.clock_gettime(time.CLOCK_MONOTONIC))
         found = set()
         for each in self._maps.conntrack:
@@ -87,7 +84,7 @@ RULES = ("received", "forwarded", "denied", "parse_errors")
 def families(
     counts: Counts, store: NameStore, names: NamedAddresses, policy: RulePolicy, *, limited: bool
 ) -> Iterator[MetricFamily]:
-    """What passed the proxy, and what is known of names. ``limited``: there may be too many queries."""
+    """Metrics of the proxy and of names. ``limited``: dnsproxy-concurrency-limit is set."""
     seen = {(rule, "fqdn"): counts.l7[rule] for rule in RULES}
     yield counter(
         "cilium_policy_l7_total",

@@ -1,9 +1,9 @@
-"""What DNS has answered endpoints, and until when it counts.
+"""Answers of DNS to an endpoint, and their expiry.
 
 Pure:   times are given. Seconds since the epoch.
 Source: Cilium 1.17, the DNS cache of an endpoint, and its zombies.
 
-An address with an expired TTL becomes a *zombie*: it counts for as long as the endpoint is connected to it.
+An address with an expired TTL becomes a *zombie*: it is kept while the endpoint has a connection to it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Pair = tuple[str, IPAddress]
 
 
 class EndpointNames:
-    """The names of one endpoint. What a method returns came, or went, as a pair of name and address."""
+    """The names of one endpoint. Methods return the pairs that they have added or removed."""
 
     def __init__(self, most: int, most_zombies: int) -> None:
         self._most = most
@@ -50,7 +50,7 @@ class EndpointNames:
         self.zombies: dict[IPAddress, Zombie] = {}
 
     def pairs(self) -> Iterator[Pair]:
-        """Everything that counts."""
+        """All pairs of name and address, zombies too."""
         for name, addresses in self._names.items():
             yield from ((name, address) for address in addresses)
         for address, zombie in self.zombies.items():
@@ -69,16 +69,16 @@ class EndpointNames:
 
     @property
     def names(self) -> int:
-        """How many names count."""
+        """How many names have a live TTL."""
         return len(self._names)
 
     @property
     def addresses(self) -> int:
-        """How many addresses count by their TTL."""
+        """How many addresses have a live TTL."""
         return len({address for addresses in self._names.values() for address in addresses})
 
     def learn(self, lookup: Lookup) -> tuple[list[Pair], list[Pair]]:
-        """A DNS answer came; returns what it adds, and what made room for it."""
+        """Add an answer; the added pairs, and those removed to make room."""
         name = lookup.name
         known = self._names.setdefault(name, {})
         came = []
@@ -116,7 +116,7 @@ class EndpointNames:
             zombie.since = min(zombie.since, now)
 
     def expire(self, now: float) -> list[Pair]:
-        """What has ended becomes zombies; what went because those were too many."""
+        """Make zombies of addresses with an expired TTL; the zombies removed to make room."""
         went: list[Pair] = []
         for name, addresses in list(self._names.items()):
             went += self._expire(name, [one for one, of in addresses.items() if of.expires <= now], now)
@@ -153,7 +153,7 @@ class EndpointNames:
         return went
 
     def forget(self, names: Collection[str]) -> list[Pair]:
-        """Let go of these names, zombies too; what went."""
+        """Remove these names, zombies too; the removed pairs."""
         went = [(name, one) for name in names if name in self._names for one in self._names.pop(name)]
         for address, zombie in list(self.zombies.items()):
             for name in zombie.names & set(names):
@@ -163,19 +163,19 @@ class EndpointNames:
         return went
 
     def all_names(self) -> set[str]:
-        """The names that count, those of zombies too."""
+        """All names, those of zombies too."""
         return self._names.keys() | {name for zombie in self.zombies.values() for name in zombie.names}
 
 
 PASSES = 2
-"""Looks at conntrack that must find an address idle before it goes: a connection may begin between two."""
+"""Passes over conntrack that must find an address idle before it is removed."""
 
 
 # Names of an endpoint in the form in which its saved state has them.
 
 
 def saved_names(of: EndpointNames | None) -> SavedNames:
-    """What is to be saved."""
+    """The names as SavedNames."""
     if of is None:
         return SavedNames()
     return SavedNames(

@@ -1,4 +1,4 @@
-"""One query on its way: its client, server and names, whether policy allows it, its time, and its event.
+"""One query: its client, server and name, the verdict of policy, its times, and its event.
 
 Source: Cilium 1.17, cilium_proxy_upstream_reply_seconds and its scopes; cilium_policy_l7_total.
 """
@@ -46,7 +46,7 @@ class Awaited(Protocol):
     """A query by UDP that waits for its answer."""
 
     def give_up(self) -> None:
-        """No caller waits for the answer any more."""
+        """Stop waiting for the answer."""
         ...
 
 
@@ -128,11 +128,11 @@ class Exchange:
         dataplane.observe(now - replied)
 
 
-# Whether a pod may ask a server for a name.
+# The verdict of policy on a name.
 
 
 class QueryVerdict(Enum):
-    """What becomes of a query."""
+    """The verdict on a query."""
 
     FORWARD = "forward"
     REFUSE = "refuse"
@@ -146,21 +146,21 @@ MOST_NAMES: Final = 64
 
 
 class QueryFlow:
-    """What queries of a client to a server have in common, as long as endpoints, addresses and rules stay."""
+    """The rules for queries of a client to a server, until endpoints, addresses or rules change."""
 
     __slots__ = ("_known", "endpoint", "may", "rules", "statistics")
 
     def __init__(self, endpoint: Endpoint, rules: object, may: NameFilter | None) -> None:
         self.endpoint = endpoint
         self.rules = rules
-        """Those that ``may`` follows from; None as long as they are not known."""
+        """The computed policy; None until it is known after a restart."""
         self.may = may
         self.statistics: Statistics | None = None
         """Set with the first message that is counted."""
         self._known: dict[str, QueryVerdict] = {}
 
     def verdict(self, name: str) -> QueryVerdict:
-        """May the client ask for this name?"""
+        """Whether the client may ask for this name."""
         found = self._known.get(name)
         if found is None:
             if self.may is None:
@@ -173,7 +173,7 @@ class QueryFlow:
 
 
 class QueryPolicy:
-    """Asks policy, and what policy was before a restart until it is known again."""
+    """Checks queries by policy; after a restart by the saved names, until policy is computed."""
 
     def __init__(
         self,
@@ -191,17 +191,17 @@ class QueryPolicy:
         self._store = store
         self._flows: dict[tuple[IPAddress, Address, int], QueryFlow] = {}
         self._flows_of = -1, -1
-        """The revisions of endpoints and addresses that the flows follow from."""
+        """The revisions of endpoints and ipcache for which the flows are valid."""
         self.known = rules.known
         """Returns once the rules are known."""
 
     def endpoint(self, asking: Asking) -> Endpoint | None:
-        """The client of the query."""
+        """The endpoint with the client's address."""
         address = asking.client[0]
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
     def flow(self, asking: Asking) -> QueryFlow | None:
-        """That of a query; None where its client is unknown. Raises OSError."""
+        """The flow of a query; None if no endpoint has the client's address. Raises OSError."""
         revisions = self._endpoints.revision, self._ipcache.table.revision
         if self._flows_of != revisions or len(self._flows) >= MOST_FLOWS:
             self._flows.clear()
@@ -232,11 +232,11 @@ class QueryPolicy:
         return QueryFlow(endpoint, self._policy.computed.direction(endpoint.id, "egress"), may)
 
 
-# What an answer teaches: the addresses of a name, which pods may reach before they know them.
+# Addresses of answers, which are in policy maps before the pod gets the answer.
 
 
 class LearntAddresses:
-    """Takes addresses out of answers, and waits until policy maps have them."""
+    """Stores addresses of answers, and waits until policy maps and ipcache have them."""
 
     def __init__(
         self, settings: DNSProxySettings, store: NameStore, names: NamedAddresses, counts: Counts, log: Logger
@@ -266,14 +266,14 @@ class LearntAddresses:
             self._log.warning("an answer is released before its addresses are allowed", name=answer.name)
 
 
-# Lookups as events of the monitor: which client asked which server for what, and the answer.
+# Queries and answers as events of the monitor.
 #
 # Source: Cilium 1.17, access log records of its DNS proxy. Events are made only while there are watchers; all
 #         lookups are counted.
 
 
 class DNSAccessLog:
-    """Reports lookups as they happen."""
+    """Counts lookups, and reports them to watchers."""
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class DNSAccessLog:
         self._log = log
 
     def asked(self, exchange: Exchange, verdict: str, code: int = 0) -> None:
-        """A query was let through, refused with a code, or came to nothing: Forwarded, Denied or Error."""
+        """Report a query with its verdict: Forwarded, Denied or Error, these with an RCODE."""
         statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.requests.count(verdict)
@@ -304,7 +304,7 @@ class DNSAccessLog:
             self._report(record)
 
     def answered(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
-        """The server's answer is on its way to the pod."""
+        """Report the server's answer."""
         statistics = exchange.flow.statistics or self._counted(exchange)
         if statistics is not None:
             statistics.responses.count("Forwarded")

@@ -36,7 +36,7 @@ class _Port(msgspec.Struct):
 
 
 class ProxyPort:
-    """There once its hook has run."""
+    """The DNS proxy's port. It is chosen by a hook and stays the same over restarts."""
 
     def __init__(
         self, settings: DNSPortSettings, agent: AgentConfig, lifecycle: Lifecycle, log: Logger
@@ -56,7 +56,7 @@ class ProxyPort:
 
     @property
     def families(self) -> list[socket.AddressFamily]:
-        """Those that pods have."""
+        """The address families of pods."""
         found = [(self._agent.ipv4, socket.AF_INET), (self._agent.ipv6, socket.AF_INET6)]
         return [family for enabled, family in found if enabled]
 
@@ -64,7 +64,7 @@ class ProxyPort:
         path = self._agent.state_dir / FILE
         saved = _saved(path)
         previous = saved[NAME].port if NAME in saved else 0
-        # Not tried: for a moment a socket there would be sent what pods ask.
+        # Not bound to test it: the datapath would deliver queries of pods to that socket.
         self._port = self._wanted or previous or self._free()
         if previous != self._port:
             saved[NAME] = _Port("dns", ingress=False, port=self._port)
@@ -97,15 +97,15 @@ def _saved(path: Path) -> dict[str, _Port]:
         return {}
 
 
-# The routing rule that has the stack take what is marked for a proxy for its own, restored when removed.
+# The routing rule and route by which the kernel delivers packets with a proxy's mark locally.
 #
-# Reconciler: a rule and a route for each family; what others remove comes back.
-# Why:        the datapath chooses the socket, but a packet for a foreign address would be sent on before
-#             that.
+# Reconciler: a rule and a route for each family, restored when others remove them.
+# Why:        the datapath assigns the socket, but the kernel would forward a packet for another host's
+#             address before it looks at the socket.
 # Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.
 
 MARKED: Final = Marked(mark=0x0200, mask=0x0F00, table=2004, priority=9)
-"""The mark that the datapath gives, of which the port is another part."""
+"""The datapath sets this mark; the proxy's port is in its upper half."""
 
 _RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
 _RTM_DELROUTE, _RTM_DELRULE = 25, 33
@@ -118,12 +118,12 @@ _REMOVED: Final = news.passing(
 
 
 class ProxyRoutes:
-    """There once there() returns, and from then on."""
+    """Keeps rule and route; there() returns once they exist."""
 
     port: ProxyPort
-    """Where what is marked goes."""
+    """The DNS proxy's."""
     enabled: bool
-    """Whether the proxy runs; else the routes of an earlier one are removed."""
+    """Whether the proxy runs; if not, rule and route of an earlier agent are removed."""
 
     def __init__(self, port: ProxyPort, l7: L7Proxy, *, jobs: Jobs) -> None:
         self.port = port
@@ -151,11 +151,11 @@ class ProxyRoutes:
         await to_thread.run_sync(leave_marked, MARKED, (socket.AF_INET, socket.AF_INET6))
 
 
-# Who sends from this node with the addresses of pods: what answers comes by devices, which must know of it.
+# Proxies that send with pods' addresses: programs of devices deliver the answers to them.
 
 
 class TransparentProxy(msgspec.Struct, frozen=True):
-    """A row of the table ``transparent-proxies``: a proxy that has sent in a pod's name."""
+    """A row of the table ``transparent-proxies``: a proxy that sends with pods' addresses."""
 
     name: str
 
@@ -166,7 +166,7 @@ def transparent_proxies() -> Table[str, TransparentProxy]:
 
 
 class QuerySource:
-    """Whether queries leave with the pod's address, or the node's."""
+    """Whether the proxy sends queries from the pod's address or the node's."""
 
     def __init__(
         self,
@@ -178,10 +178,10 @@ class QuerySource:
         wanted = settings.dnsproxy_enable_transparent_mode
         asked = all(mode.own_links for mode in modes) if wanted is None else wanted
         self.transparent = asked and l7.enabled
-        """Whether they leave with the pod's."""
+        """Whether queries leave with the pod's address and port."""
         self._proxies = proxies
 
     def announce(self) -> None:
-        """Before the first query leaves: have devices know that its answer is the proxy's."""
+        """Before the first query leaves: have programs of devices deliver its answer to the proxy."""
         if self.transparent and not len(self._proxies):
             self._proxies.put(TransparentProxy(NAME))

@@ -118,7 +118,7 @@ class DNSProxy:
 
     async def _serve(self) -> None:
         """Until it is cancelled. Raises OSError, to be called again."""
-        await self._routes.there()  # else the stack would send on what it is to hand to the sockets
+        await self._routes.there()  # else the kernel would forward packets that are for the sockets
         loop = asyncio.get_running_loop()
         open_sockets: list[socket.socket] = []
         try:
@@ -148,10 +148,10 @@ class DNSProxy:
                 answers.close()
             self._answers.clear()
 
-    # By UDP: without a task for a query, unless it has to wait
+    # UDP: a query has no task unless it has to wait
 
     def _datagrams(self, listener: socket.socket) -> None:
-        # Without a query under way there is mostly one: the look for a second takes longer than to come back.
+        # With no exchange waiting there is mostly one datagram; a second recvmsg() costs more than a call.
         for _ in range(AT_ONCE if self._waiting else 1):
             try:
                 data, ancillary, _, sender = listener.recvmsg(LARGEST, 256)
@@ -283,7 +283,7 @@ class DNSProxy:
         return self._upstream.ask(server, identity, data, on_reply)
 
     def _replied(self, exchange: Exchange, data: bytes | OSError) -> bool:
-        """What came from the server; whether it was the answer."""
+        """Take a datagram or an error of the server's socket; whether the exchange is over."""
         if isinstance(data, OSError):
             self._fail(exchange, data)
             return True
@@ -328,7 +328,7 @@ class DNSProxy:
         return truncated(whole, end) if too_long else whole
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
-        """The server does not answer, or not with what could be read."""
+        """Answer SERVFAIL: the server cannot be reached, or its answer cannot be read."""
         self._end(exchange)
         exchange.count(self._counts, FAILED)
         asking = exchange.asking
@@ -337,7 +337,7 @@ class DNSProxy:
         self._send(asking, refusal(asking.data, exchange.query.end, SERVFAIL))
 
     def _end(self, exchange: Exchange) -> None:
-        """Nothing more is expected from the server."""
+        """Stop waiting for the server."""
         if exchange not in self._waiting:
             return
         del self._waiting[exchange]
@@ -347,7 +347,7 @@ class DNSProxy:
         self._release_slot()
 
     async def _give_up(self) -> None:
-        """Servers that say nothing are not waited for for ever."""
+        """End exchanges of servers that have not answered within PATIENCE."""
         while True:
             await anyio.sleep(1.0)
             since = time.perf_counter() - PATIENCE
@@ -367,7 +367,7 @@ class DNSProxy:
         except OSError as error:  # a pod that no longer exists; or it asks again
             self._log.debug("an answer could not be sent", pod=str(asking.client[0]), error=str(error))
 
-    # By TCP: a task for a connection, one query after another
+    # TCP: a task for each connection, one query after another
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -427,7 +427,7 @@ class DNSProxy:
                 to_server.close()
 
     def _to_server(self, asking: Asking) -> ServerConnection | None:
-        """For a pod's connection; None for one that is not a pod's."""
+        """The connection to the server for one of a pod; None if no endpoint has the client's address."""
         endpoint = self._policy.endpoint(asking)
         if endpoint is None:
             return None

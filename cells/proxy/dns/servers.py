@@ -1,4 +1,4 @@
-"""Asking servers for pods: by UDP and TCP, in the pods' names or the node's."""
+"""Queries to DNS servers by UDP and TCP, from pods' addresses or the node's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ import anyio
 from cells.base.addresses import text_of
 from cells.proxy.dns.sockets import Address, end_at_once, upstream
 
-# Messages by TCP, and the connection to the server by which a pod's conversation goes on.
+# TCP: messages, and the proxy's connection to the server of a pod's connection.
 #
 # Source: RFC 1035, section 4.2.2; RFC 7766, section 6.2.
 
 PATIENCE: Final = 10.0
-"""Seconds after which no caller waits for an answer any more."""
+"""Seconds that the proxy waits for an answer, or for the next query of a connection."""
 TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 
 async def message(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message of a connection; None once there is none for a while. Raises IncompleteReadError."""
+    """The next message; None at the end, or after PATIENCE without one. Raises IncompleteReadError."""
     with anyio.move_on_after(PATIENCE):
         try:
             size = int.from_bytes(await reader.readexactly(2), "big")
@@ -49,7 +49,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 class ServerConnection:
-    """To the server that a pod's connection is for: made with the first question, anew if it has ended."""
+    """A connection to the server of a pod's connection; opened by the first query, and again if it ended."""
 
     def __init__(self, server: Address, identity: int, client: Address | None) -> None:
         """``client``: the address and port to ask from; None for the node's."""
@@ -59,7 +59,7 @@ class ServerConnection:
         self._ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, data: bytes) -> bytes:
-        """The answer, or what else comes. Raises OSError, EOFError."""
+        """Send a query; the next message of the server. Raises OSError, EOFError."""
         used = self._ends is not None
         try:
             return await self._asked(data)
@@ -70,7 +70,7 @@ class ServerConnection:
         except BaseException:
             self.close()  # an answer may come yet, and would be taken for the next one
             raise
-        return await self._asked(data)  # servers end connections that say nothing
+        return await self._asked(data)  # servers close idle connections
 
     async def _asked(self, data: bytes) -> bytes:
         reader, writer = self._ends = self._ends or await self._connect()
@@ -107,7 +107,7 @@ class ServerConnection:
             ends[1].close()
 
 
-# Asking servers by UDP: sockets that are used again, one query at a time each.
+# UDP from the node's address: sockets are reused, one query at a time each.
 #
 # Why: making, connecting, watching and closing a socket takes longer than the rest of a query. Each one
 #      serves few queries and short pauses only: an attacker who forges answers must guess its port anew (RFC
@@ -116,17 +116,17 @@ class ServerConnection:
 USES: Final = 64
 """Queries that a socket serves."""
 IDLE: Final = 2.0
-"""Seconds after which one that serves none is closed."""
+"""Seconds after which an idle socket is closed."""
 LARGEST: Final = 65535
 
 Key = tuple[Address, int]
-"""The server, and the identity that is asked for."""
+"""The server, and the identity of the pod."""
 OnReply = Callable[[bytes | OSError], bool]
-"""Gets a datagram, or why there is none; whether it was what was waited for."""
+"""Called with a datagram or an error; returns whether it ends the wait."""
 
 
 class ServerSocket:
-    """A socket to a server. It waits for one answer at a time."""
+    """A socket that is connected to a server, with one outstanding query at most."""
 
     __slots__ = ("_of", "key", "made", "on_reply", "since", "uses")
 
@@ -159,7 +159,7 @@ class Upstream:
             line = idle.pop()
             try:
                 return self._send(line, data, on_reply)
-            except OSError:  # what became of an earlier query: another socket knows nothing of that
+            except OSError:  # an ICMP error of an earlier query; another socket has none
                 continue
         return self._send(self._connected(key), data, on_reply)
 
@@ -179,7 +179,7 @@ class Upstream:
         self._close(line)
 
     def close(self) -> None:
-        """Let go of all sockets."""
+        """Close all sockets."""
         self._sweep.cancel()
         for line in list(self._all):
             self._close(line)
@@ -208,7 +208,7 @@ class Upstream:
         except OSError as error:
             received = error
         on_reply = line.on_reply
-        if on_reply is None:  # of a query that no caller waits for
+        if on_reply is None:  # a late answer
             if isinstance(received, OSError):
                 self._close(line)
             return
@@ -243,13 +243,13 @@ class Upstream:
         self._sweep = self._loop.call_later(IDLE, self._close_idle)
 
 
-# Asking servers by UDP in the name of pods: by a socket with the address and port of who asks.
+# UDP from the pod's address: the socket is bound to the address and port of the query.
 #
-# Why:    so the server sees the pod, as do the policies of other nodes. The datapath brings what answers such
-#         a socket to it, and to the pod once there is none.
+# Why:    the server and policies of other nodes see the pod. The datapath delivers answers to this socket
+#         while it exists, else to the pod.
 # Source: ip(7) IP_TRANSPARENT; Cilium 1.17, dnsproxy-enable-transparent-mode.
 #
-# A resolver asks for both families by one socket: a socket is open as long as an answer to it is awaited.
+# A resolver asks for A and AAAA from one port, so a socket has several queries; it is closed with the last.
 
 AT_ONCE: Final = 64
 """Sockets that are read before others get their turn."""
@@ -259,7 +259,7 @@ Query = tuple[str, int, bytes]
 
 
 class PodSocket:
-    """A socket in the name of a pod."""
+    """A socket with a pod's address and port."""
 
     def __init__(self, of: PodSockets, key: Address, identity: int) -> None:
         self._of = of
@@ -285,10 +285,10 @@ class PodSocket:
         return Waiting(self, query, on_reply)
 
     def received(self) -> None:
-        """Something has come, or an error."""
+        """Read a datagram and pass it to the queries with its server and id."""
         try:
             data, sender = self.made.recvfrom(LARGEST)
-        except OSError:  # of an earlier one; errors of the network reach the pod itself
+        except OSError:  # an ICMP error, which reaches the pod, too
             return
         query = _canonical(sender[0]), sender[1], data[:2]
         for on_reply in self._waiting.get(query, ()):
@@ -329,7 +329,7 @@ class PodSockets:
         self._loop = loop
         self._all: dict[Address, PodSocket] = {}
         self._by_descriptor: dict[int, PodSocket] = {}
-        # One of our own, which the loop watches: to have it watch each socket takes longer than the rest.
+        # An epoll of our own, which the loop watches: add_reader() of each socket costs more than a query.
         self._ready = select.epoll()
         loop.add_reader(self._ready, self._received)
 
@@ -351,7 +351,7 @@ class PodSockets:
             raise
 
     def close_one(self, one: PodSocket) -> None:
-        """Let go of it."""
+        """Close a socket."""
         if self._all.get(one.key) is one:
             del self._all[one.key], self._by_descriptor[one.made.fileno()]
             one.made.close()  # and is watched no more
@@ -367,7 +367,7 @@ class PodSockets:
         return None
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all sockets."""
         for one in list(self._all.values()):
             self.close_one(one)
         self._loop.remove_reader(self._ready)
@@ -376,5 +376,5 @@ class PodSockets:
 
 @lru_cache(maxsize=1024)
 def _canonical(text: str) -> str:
-    """An address as this cell writes it."""
+    """An address in the spelling of text_of()."""
     return text_of(ip_address(text))

@@ -1,4 +1,4 @@
-"""What DNS has answered this node's endpoints: preserved over restarts, let go of when it has ended.
+"""Names and addresses that DNS has answered endpoints: kept over restarts, expired with their TTL.
 
 Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
 Source:     Cilium 1.17, DNS history of endpoints, dns-garbage-collector.
@@ -30,7 +30,7 @@ from cells.proxy.dns.settings import DNSProxySettings
 from cells.proxy.dns.wire import Answer
 from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Table, after, minutes
 
-# What the DNS proxy has seen, on disk: the next agent goes on with it, however this one ends.
+# The journal of answers, by which the next agent knows them, also after kill -9.
 
 FILE: Final = "dns-names.jsonl"
 """In the state directory."""
@@ -82,7 +82,7 @@ class Journal:
         self._fd = -1
 
     def read(self) -> Iterator[Record]:
-        """Every record there is; lines that are none are left out."""
+        """All records; damaged lines are left out."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -94,13 +94,13 @@ class Journal:
                 continue
 
     def append(self, record: Record) -> None:
-        """Note it."""
+        """Append a record."""
         if self._fd < 0:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.write(self._fd, _encoder.encode(record) + b"\n")
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace all by these."""
+        """Replace the file by these records."""
         temporary = self._path.with_suffix(".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -109,7 +109,7 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -130,10 +130,10 @@ Server = tuple[str, int, int]
 
 
 class Connections(Protocol):
-    """The kernel's conntrack, as far as this cell asks it."""
+    """The kernel's conntrack."""
 
     async def alive(self, addresses: Collection[IPAddress]) -> set[tuple[IPAddress, IPAddress]]:
-        """The connections that go on to these addresses: source and destination. Raises OSError."""
+        """Live connections to these addresses: source and destination. Raises OSError."""
         ...
 
 
@@ -186,9 +186,9 @@ class NameStore:
         self._forbidden: dict[str, None] = {}
         """Names with forbidden addresses already in the log, the oldest first."""
         self.deleted = 0
-        """How many pairs of names and addresses were let go of."""
+        """How many pairs of name and address have expired."""
         self.revision = 0
-        """Changes with each pair of name and address that comes or goes."""
+        """Increased with each pair of name and address that is added or removed."""
         self.clock: Callable[[], float] = time.time
         lifecycle.append(Hook("read names", self._read, self._leave))
         jobs.one_shot("restore", self._restored)
@@ -196,10 +196,10 @@ class NameStore:
         self._save_soon = jobs.timer("saved-state", self._save, math.inf, debounce=KEEP).trigger
         jobs.observe("endpoints", partial(endpoints.changes, only=_is_removed), self._follow)
 
-    # What is learnt
+    # Answers
 
     def learn(self, endpoint: Endpoint, answer: Answer) -> bool:
-        """An answer to an endpoint; whether all is ready for its addresses. Raises OSError."""
+        """Store an answer; whether its addresses are in maps already. Raises OSError."""
         held = self._endpoints.get(endpoint.id)
         if held is not endpoint and (held is None or held.attachment_id != endpoint.attachment_id):
             return True  # it was deleted while its server answered: nothing would forget the names
@@ -231,7 +231,7 @@ class NameStore:
         return tuple(address for address, why in found.items() if not why)
 
     def _learn(self, endpoint_id: int, lookup: Lookup) -> bool:
-        """Whether there was something new in it."""
+        """Whether it has a new address."""
         of = self.of.get(endpoint_id)
         if of is None:
             settings = self._settings
@@ -257,28 +257,28 @@ class NameStore:
             self.revision += 1
             self._names.forget(name, [address])
 
-    # Which servers were asked
+    # Servers of endpoints
 
     def asked(self, endpoint: Endpoint, server: Server, may: NameFilter) -> None:
-        """The endpoint asks this server, and may do so for these names. Raises OSError."""
+        """Store that the endpoint may ask this server for these names. Raises OSError."""
         known = self._asked.setdefault(endpoint.id, {})
         if known.get(server) != may:
             known[server] = may
             self._journal.append(_asked(endpoint, server, may))
 
     def rules_changed(self, endpoint_id: int) -> None:
-        """What the endpoint might ask of servers so far means nothing any more. Raises OSError."""
+        """Forget what the endpoint was allowed to ask servers. Raises OSError."""
         if self._asked.pop(endpoint_id, None):
             self._journal.append(Changed(endpoint_id))
 
     def might_ask(self, endpoint_id: int, server: Server) -> NameFilter | None:
-        """What the endpoint might ask this server for last; None if it never did."""
+        """The names that the endpoint was allowed to ask this server for; None if it did not."""
         return self._asked.get(endpoint_id, {}).get(server)
 
-    # What is let go of
+    # Expiry
 
     async def collect(self) -> None:
-        """Let go of what has ended and is not connected to. Raises OSError."""
+        """Remove addresses with an expired TTL that have no connection. Raises OSError."""
         for of in self.of.values():
             of.date_back(self.clock())
             self._let_go(of.expire(self.clock()))
@@ -298,7 +298,7 @@ class NameStore:
         return None if endpoint is None else endpoint.addresses
 
     def forget(self, matches: Callable[[str], bool]) -> None:
-        """Let go of the names that match, connected or not; they are learnt anew. Raises OSError."""
+        """Remove matching names, also with connections. Raises OSError."""
         for of in self.of.values():
             self._let_go(of.forget([name for name in of.all_names() if matches(name)]))
         self._noted.clear()
@@ -318,7 +318,7 @@ class NameStore:
     # Over restarts
 
     async def _read(self) -> None:
-        """Take in what an earlier agent knew of the endpoints that are still here."""
+        """Read the names of an earlier agent, of endpoints that still exist."""
         try:
             records = await to_thread.run_sync(lambda: list(self._journal.read()))
         except OSError as error:
@@ -334,7 +334,7 @@ class NameStore:
         self._rewrite()
 
     def _take_saved(self, endpoint: Endpoint) -> None:
-        """Take in what another agent (Cilium's) has saved with the endpoint, if that was the last one."""
+        """Read the names that Cilium's agent has saved with the endpoint."""
         try:
             saved = self._files.names(endpoint.id)
             lookups = [
@@ -386,7 +386,7 @@ class NameStore:
             self._log.error("tofqdns-pre-cache is not read", path=str(path), error=str(error))
 
     async def _restored(self) -> None:
-        """What an earlier agent left in the ipcache may go once the addresses of names have their claims."""
+        """The ipcache may drop entries of an earlier agent once addresses of names have their claims."""
         await self._rules.known()
         await self._names.settled([address for of in self.of.values() for _, address in of.pairs()])
         self._claimed.done()
@@ -399,13 +399,13 @@ class NameStore:
             self._log.warning("names are not saved with their endpoints", error=str(error))
 
     async def _save(self) -> None:
-        """Write what is known into the endpoints' saved state, for agents of Cilium. Raises OSError."""
+        """Write names into the endpoints' saved state, for Cilium's agent. Raises OSError."""
         for endpoint_id in self.of.keys() | self._saved.keys():
             if self._save_one(endpoint_id):
                 await checkpoint()
 
     def _save_one(self, endpoint_id: int) -> bool:
-        """Whether its saved state was different. Raises OSError."""
+        """Write the names of one endpoint; whether they have changed. Raises OSError."""
         endpoint, names = self._endpoints.get(endpoint_id), saved_names(self.of.get(endpoint_id))
         if endpoint is None or names == self._saved.get(endpoint_id):
             return False
@@ -414,7 +414,7 @@ class NameStore:
         return True
 
     def _rewrite(self) -> None:
-        """Write what is known to the file; what cannot be written is not fatal, and tried again later."""
+        """Rewrite the journal; a failure is logged, and tried again by the next collection."""
         try:
             self._journal.rewrite(list(self._records()))
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Envoy: reads requests of HTTP and gRPC, and lets through those that policies allow.
+"""Envoy: enforces policy rules for requests of HTTP and gRPC.
 
-Why: rules may speak of requests (``rules.http``), which the datapath does not read: it redirects the
-     connections that such rules select, and Envoy refuses what they do not allow.
+Why: the datapath does not read requests. It redirects connections that ``rules.http`` select to Envoy, which
+     refuses requests that no rule allows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lifecycle import Jobs, Table, config, group, invoke, module, provide, provi
 __all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "cell", "end_envoy"]
 
 
-# The facts of a running Envoy.
+# What a running Envoy shows of itself.
 #
 # Source: envoyproxy.io, the administration interface; statistics of xDS subscriptions.
 
@@ -55,7 +55,7 @@ class SentConfiguration(NamedTuple):
 
 
 async def ended(socket: Path) -> None:
-    """Return once Envoy has closed a connection over which it is asked nothing: it has ended, as a rule."""
+    """Return once Envoy has closed an idle connection to its administration: mostly because it has ended."""
     with suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
         async with await anyio.connect_unix(socket) as stream:
             await stream.receive()
@@ -98,15 +98,14 @@ async def accepted(socket: Path, sent: SentConfiguration) -> set[str] | None:
 # Envoy's configuration: files that it watches, written as redirects come, change and go.
 #
 # Controller: the table ``http-redirects`` in, Envoy's files out.
-# Why:        files, as Envoy's xDS also takes them: an Envoy that starts while no agent runs has them, too.
-#             Each is replaced at once, clusters before routes before listeners, so nothing refers to what is
-#             not there.
+# Why:        Envoy can start from files while no agent runs. Each file is replaced atomically, clusters
+#             before routes before listeners, so that every reference is to an existing resource.
 
 PATIENCE: Final = 10.0
 """Seconds after which an Envoy that has not accepted its configuration is reported."""
 LEAST_PAUSE: Final = 0.005
 MOST_PAUSE: Final = 0.5
-"""Seconds between two questions while something is to be acknowledged: to a file Envoy does not answer."""
+"""Seconds between two looks at Envoy's statistics: it does not acknowledge files."""
 
 
 class _Response(msgspec.Struct):
@@ -114,7 +113,7 @@ class _Response(msgspec.Struct):
 
 
 class RealizedPolicies:
-    """Endpoints' policies, as far as the maps have them."""
+    """Tells when all endpoints have their policies in maps."""
 
     def __init__(
         self, rules: KnownRules, endpoints: Table[int, Endpoint], policies: EndpointPolicies
@@ -134,7 +133,7 @@ class RealizedPolicies:
 
 
 class EnvoyConfiguration:
-    """Envoy's files, as redirects ask for them."""
+    """Writes Envoy's files."""
 
     def __init__(
         self,
@@ -150,7 +149,7 @@ class EnvoyConfiguration:
         self._dns = dns
         self._access_log = access_log
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
-        """The resources of an agent before this one, while its endpoints' policies are not known yet."""
+        """Resources of an earlier agent, kept until all endpoints have their policies."""
         self._written: dict[Path, bytes] = {}
 
     def read_previous(self) -> None:
@@ -160,11 +159,11 @@ class EnvoyConfiguration:
                 self._previous[name] = {one["name"]: one for one in _resources(path)}
 
     def forget_previous(self) -> None:
-        """Leave out of later files what is an earlier agent's."""
+        """Leave resources of an earlier agent out of later files."""
         self._previous = {"listeners": {}, "clusters": {}}
 
     async def readable(self) -> None:
-        """Return once an Envoy that has the files may start: it finds a reader of its access log."""
+        """Return once Envoy can open its access log: the pipe needs a reader."""
         if self._place.listeners.exists():
             await self._access_log.there()
 
@@ -187,7 +186,7 @@ class EnvoyConfiguration:
         return SentConfiguration(redirects, clusters, listeners, routes)
 
     def remove_routes(self, redirects: list[HTTPRedirect]) -> None:
-        """Remove the files of all but these, and of an earlier agent's. Raises OSError."""
+        """Remove files of other redirects than these and an earlier agent's. Raises OSError."""
         needed = {one.name for one in redirects} | self._previous["listeners"].keys()
         for path in self._place.routes("").parent.glob("*.json"):
             if path.stem not in needed:
@@ -195,7 +194,7 @@ class EnvoyConfiguration:
                 self._written.pop(path, None)
 
     def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
-        """These, and those from before that may be in use; their version."""
+        """Write these resources and the kept ones of an earlier agent; the version."""
         content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
         self._replace(path, content)
         return str(content["version_info"])
@@ -211,7 +210,7 @@ class EnvoyConfiguration:
 
 
 class Envoy:
-    """Serves from the time its jobs run, and goes on when the agent stops."""
+    """Configures and runs Envoy, which goes on when the agent stops."""
 
     def __init__(
         self,
@@ -318,7 +317,7 @@ class Envoy:
                 rows.put(state)
 
     async def _watch(self) -> None:
-        """Each time that Envoy ends ask anew whether it has its configuration: another one may have it."""
+        """Each time that Envoy ends check whether the next one has accepted its configuration."""
         while True:
             await self._answers.wait()
             self._answers = anyio.Event()
@@ -326,7 +325,7 @@ class Envoy:
             self._acknowledge_soon()
 
     async def _forget(self) -> None:
-        """Keep the earlier configuration until every endpoint has its policy by the current rules."""
+        """Drop the earlier agent's configuration once every endpoint has its policy by the current rules."""
         await self._policies.known()
         self._configuration.forget_previous()
         self._ports.keep({one.name for one in self._redirects.all()})
@@ -334,7 +333,7 @@ class Envoy:
 
 
 def _resources(path: Path) -> Iterable[Any]:
-    """What a file of ours has; nothing where it cannot be read."""
+    """The resources in a file; none if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Response).resources
     except (OSError, ValueError):
@@ -342,7 +341,7 @@ def _resources(path: Path) -> Iterable[Any]:
 
 
 def _discovery(found: Iterable[Resource]) -> Resource:
-    """With its digest as the version."""
+    """A DiscoveryResponse with its digest as the version."""
     needed = list(found)
     return resources.discovery(hashlib.sha256(msgspec.json.encode(needed)).hexdigest()[:16], needed)
 

@@ -33,11 +33,11 @@ PIPE_SIZE: Final = 1 << 20
 """Bytes that wait while the agent is busy."""
 AT_ONCE: Final = 1 << 16
 LONGEST: Final = 1 << 18
-"""Bytes of a line; what is longer is passed over."""
+"""Bytes of a line; longer ones are dropped."""
 
 
 class RequestParties:
-    """The ends of requests, as Envoy names their addresses."""
+    """Endpoints and identities of requests, by the addresses that Envoy logs."""
 
     def __init__(
         self, endpoints: Table[int, Endpoint], identities: Table[int, Identity], ipcache: Ipcache
@@ -47,7 +47,7 @@ class RequestParties:
         self._ipcache = ipcache
 
     def endpoint(self, address: IPAddress) -> Endpoint | None:
-        """The one that has the address."""
+        """The endpoint with the address."""
         return next(iter(self._by_name.get(f"ipv{address.version}:{text_of(address)}")), None)
 
     def party(self, text: str, identity: int) -> Party:
@@ -66,7 +66,7 @@ class RequestParties:
 
 
 class AccessLog:
-    """Reads the pipe once there is a writer, while its job runs."""
+    """Reads the pipe once Envoy is needed."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ FILE: Final = "http_ports_state.json"
 
 
 class RedirectPorts:
-    """HTTPProxyPorts of this node. Known over a restart once its hook has run."""
+    """HTTPProxyPorts of this node. A hook reads the ports of an earlier agent."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RedirectPorts:
             self._log.warning("a redirect's port is not saved for the next agent", error=str(error))
 
     def keep(self, names: set[str]) -> None:
-        """No other redirects are there any more: their ports may be others'."""
+        """Free the ports of all other redirects."""
         if self._assigned.keys() - names:
             self._assigned = {name: port for name, port in self._assigned.items() if name in names}
             self._taken = set(self._assigned.values())

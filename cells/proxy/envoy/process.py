@@ -23,7 +23,7 @@ FOLDER: Final = "envoy"
 """Envoy's directory in the state directory."""
 PID_FILE: Final = "envoy.pid"
 PATIENCE: Final = 10.0
-"""Seconds that an Envoy which is to end gets for that."""
+"""Seconds between SIGTERM and SIGKILL."""
 DRAIN: Final = 5
 """Seconds after which the connections of a removed redirect are closed."""
 
@@ -38,7 +38,7 @@ class EnvoyError(HiveError):
 class _Running(msgspec.Struct):
     pid: int
     digest: str
-    """Of what it was started with."""
+    """A hash of its bootstrap, its command line and its program."""
 
 
 class Process:
@@ -59,7 +59,7 @@ class Process:
         self._log = log
 
     async def give_way(self) -> None:
-        """End one that an agent before this has started: two would share the ports. Raises OSError."""
+        """End an Envoy that an earlier agent has started: two would share ports. Raises OSError."""
         for process in _end_started(self._place):
             self._log.info("stopping Envoy: an external one runs beside the agent", ended=process)
 

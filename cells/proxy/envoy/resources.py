@@ -93,22 +93,22 @@ _TYPES: Final = "type.googleapis.com/envoy."
 _SOL_SOCKET, _SO_MARK = 1, 36
 INGRESS_PROXY: Final = 0x0A00
 EGRESS_PROXY: Final = 0x0B00
-"""Marks of what a proxy sends; of the latter the pod's identity is in it, too."""
+"""Marks of packets from proxies; the egress mark also holds the pod's identity."""
 _ANSWERS: Final = {
     "level": _SOL_SOCKET,
     "name": _SO_MARK,
     "int_value": EGRESS_PROXY,
     "state": "STATE_PREBIND",
 }
-"""What pods are answered at egress: never an answer to what goes on in their names, whatever the ports."""
+"""Mark of answers to pods at egress, which tells them from packets that Envoy sends with pods' addresses."""
 _TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
 TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}
-"""Where connections come in that the stack's rules have translated, such as kube-proxy's of node ports."""
+"""Listening addresses of connections that netfilter has translated, such as kube-proxy's node ports."""
 TRANSLATED_ANSWER: Final = INGRESS_PROXY | 1
 """Mark of answers to them: rules of nftables give them back the client's port."""
 STATISTICS: Final = "hive"
-"""What Envoy's statistics of requests are called after."""
+"""Prefix of Envoy's statistics of requests."""
 DENIED: Final = "Access denied\r\n"
 FOR_EVER: Final = "0s"
 LARGEST_EXPRESSION: Final = 1_000_000
@@ -122,7 +122,7 @@ class EnvoyFiles(msgspec.Struct, frozen=True):
 
     @property
     def bootstrap(self) -> Path:
-        """What Envoy begins with."""
+        """Envoy's bootstrap."""
         return self.folder / "bootstrap.json"
 
     @property
@@ -137,7 +137,7 @@ class EnvoyFiles(msgspec.Struct, frozen=True):
 
     @property
     def log(self) -> Path:
-        """Envoy's version, unless a setting has one."""
+        """Envoy's log, unless envoy-log is set."""
         return self.folder / "envoy.log"
 
     @property
@@ -151,7 +151,7 @@ class EnvoyFiles(msgspec.Struct, frozen=True):
         return self.folder / "sockets" / "admin.sock"
 
     def routes(self, name: str) -> Path:
-        """What passes one redirect."""
+        """The routes of a redirect."""
         return self.folder / "routes" / f"{name}.json"
 
 
@@ -331,7 +331,7 @@ def _connection_manager(redirect: HTTPRedirect, settings: EnvoySettings, place: 
 
 
 def routes(redirect: HTTPRedirect, settings: EnvoySettings) -> Resource:
-    """What passes a redirect: each rule is a route, and the last one refuses."""
+    """The routes of a redirect: one for each rule, and a last one that refuses."""
     rules = (HTTPRule(),) if redirect.rules is None else redirect.rules
     passing = [_route(rule, settings) for rule in rules]
     refusing = {
@@ -360,7 +360,7 @@ def _route(rule: HTTPRule, settings: EnvoySettings) -> Resource:
 
 
 def _headers(rule: HTTPRule) -> Iterable[Resource]:
-    """What a request's headers must be: expressions mean the whole value, as RE2 reads them."""
+    """Matches of a request's headers; RE2 expressions match the whole value."""
     for name, text in ((":path", rule.path), (":method", rule.method), (":authority", rule.host)):
         if text:
             yield {"name": name, "string_match": {"safe_regex": {"regex": text}}}
