@@ -1,4 +1,4 @@
-"""What CiliumBGPAdvertisements announce of this node's ranges, pools and services, and to which peers.
+"""Routes and export policies of CiliumBGPAdvertisements: for this node's ranges, pools and services.
 
 Why:    services are a table of their own: a backend that comes or goes on another node changes no row of it.
 Source: Cilium 1.17, BGP control plane; Kubernetes, virtual IPs and service proxies: traffic policies.
@@ -54,18 +54,18 @@ MOST_32: Final = 0xFFFFFFFF
 
 
 class BadValueError(ValueError):
-    """What was found and what was expected, in one line."""
+    """Raised for a bad value of a resource; the text has what was found and expected."""
 
 
 def decimal(text: str, most: int) -> int | None:
-    """The number of decimal digits; None for anything else, and above the most."""
+    """The number in a text of decimal digits; None for other texts and larger numbers."""
     if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most:
         return int(text)
     return None
 
 
 def network_order(network: IPNetwork) -> tuple[int, bytes, int]:
-    """By which networks are sorted: IPv4 first."""
+    """Sort key of networks: IPv4 first."""
     return network.version, network.network_address.packed, network.prefixlen
 
 
@@ -74,7 +74,7 @@ def network_order(network: IPNetwork) -> tuple[int, bytes, int]:
 LOAD_BALANCER_IP, CLUSTER_IP, EXTERNAL_IP = "LoadBalancerIP", "ClusterIP", "ExternalIP"
 BGP_CLASS: Final = "io.cilium/bgp-control-plane"
 NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace"
-"""Labels that every service has for selectors."""
+"""Labels that selectors see on every service."""
 _LOCAL: Final = "Local"
 _HEADLESS: Final = {"", "None"}
 
@@ -84,7 +84,7 @@ class AnnouncedService(msgspec.Struct, frozen=True):
 
     key: Key
     labels: Mapping[str, str]
-    """With those that every service has for selectors."""
+    """With NAME and NAMESPACE."""
     addresses: tuple[tuple[str, IPNetwork], ...]
     """Each with its type: LoadBalancerIP, ClusterIP, ExternalIP."""
 
@@ -102,7 +102,7 @@ def announced_services(
     refused: ReadTable[tuple[str, str, str], RefusedAddress],
     node: str,
 ) -> ReadTable[tuple[str, str], AnnouncedService]:
-    """The table ``bgp-services``; each changed object costs its service alone."""
+    """The table ``bgp-services``; a changed object recomputes its service only."""
 
     def local(endpoints: EndpointSlice) -> Iterator[tuple[Key, Key, Family]]:
         kinds = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
@@ -128,7 +128,7 @@ def announced_services(
 
 
 def _has_local(endpoints: EndpointSlice, node: str) -> bool:
-    """Whether a backend on the node is ready and does not end."""
+    """Whether a backend on the node is ready and not terminating."""
     return any(
         one.node_name == node and one.conditions.ready is not False and not one.conditions.terminating
         for one in endpoints.endpoints or ()
@@ -165,21 +165,21 @@ def _announced(
     return AnnouncedService(service.key, labels, tuple(found))
 
 
-# Pools of pods' addresses.
+# CiliumPodIPPools.
 
 
 class AnnouncedPool(NamedTuple):
-    """What this node has of a pool."""
+    """The ranges of a pool on this node."""
 
     name: str
     labels: Mapping[str, str]
     cidrs: tuple[IPNetwork, ...]
     mask_sizes: Mapping[Family, int]
-    """How long the ranges are that a node is given."""
+    """Prefix lengths of the ranges that nodes get."""
 
     @property
     def selectable(self) -> dict[str, str]:
-        """Its labels, with those that every pool has for selectors."""
+        """Its labels, and those that selectors see on every pool."""
         own = {"io.cilium.podippool.name": self.name, "io.cilium.podippool.namespace": ""}
         return {**self.labels, **own}
 
@@ -203,7 +203,7 @@ _UNICAST: Final = {IPV4_UNICAST: Family.IPV4, IPV6_UNICAST: Family.IPV6}
 
 
 class _Attributes(NamedTuple):
-    """What is added to routes."""
+    """Attributes that are added to routes."""
 
     communities: tuple[int, ...] = ()
     large: tuple[tuple[int, int, int], ...] = ()
@@ -223,7 +223,7 @@ class _Routes(NamedTuple):
     """Routes of one pool or service, or of the node."""
 
     name: str
-    """What follows peer and family in the name of a policy."""
+    """The part of a policy's name after peer and family."""
     matches: tuple[PrefixMatch, ...]
     """Sorted; each network is a route."""
 
@@ -236,7 +236,7 @@ class _Entry(NamedTuple):
 
 
 class Announced:
-    """What advertisements announce, worked out once for all peers."""
+    """The routes of advertisements, computed once for all peers."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Announced:
     ) -> None:
         self._pod_cidrs, self._pools, self._services = pod_cidrs, pools, services
         self.faults: list[BGPFault] = []
-        """Advertisements that cannot be followed."""
+        """Advertisements that cannot be applied."""
         self._objects: list[tuple[dict[str, str], list[_Entry]]] = []
         for each in sorted(advertisements, key=lambda one: one.name):
             entries: list[_Entry] = []
@@ -305,7 +305,7 @@ class Announced:
 
 
 def _unite(parts: list[tuple[_Routes, _Attributes]], routes: _Routes, attributes: _Attributes) -> None:
-    """Two advertisements of the same routes are one. A name may be that of several services."""
+    """Unite advertisements of the same routes. Several services may share a name."""
     for number, (known, before) in enumerate(parts):
         if known.matches == routes.matches:
             parts[number] = known, before.united(attributes)
@@ -314,11 +314,11 @@ def _unite(parts: list[tuple[_Routes, _Attributes]], routes: _Routes, attributes
 
 
 _Route = tuple[str, IPNetwork, int]
-"""What it is of, the route, and the length of what is matched."""
+"""The part of a policy's name, the route, and the prefix length to match."""
 
 
 def _by_family(routes: Iterable[_Route]) -> dict[Family, list[_Routes]]:
-    """The routes of each family, together where they are of the same."""
+    """The routes of each family, grouped by name."""
     grouped: dict[Family, dict[str, set[PrefixMatch]]] = {family: {} for family in Family}
     for name, network, length in routes:
         members = grouped[Family.of(network)].setdefault(name, set())

@@ -1,11 +1,11 @@
-"""The cell of BGP: follows resources, works out what speakers are to do, runs them, reports how they are.
+"""The BGP control plane: follows resources, plans instances, runs their speakers, and reports sessions.
 
 Source:     the kinds of BGP, Secrets of one namespace, services, pools, this node.
 Controller: the table ``bgp-plans``, a row for each instance, and from it ``bgp-instances``, ``bgp-peers``,
             ``bgp-policies`` and ``bgp-paths``, which speakers are made equal to, and ``bgp-faults``.
 Reconciler: ``bgp-node-status``, from plans and observed sessions, in; the status of this node's
             CiliumBGPNodeConfig out.
-Why:        without enable-bgp-control-plane nothing of this is followed, and hardly anything of it loaded.
+Why:        without enable-bgp-control-plane no resource is followed, and most modules are not imported.
 Source:     Cilium 1.17, BGP control plane.
 """
 
@@ -88,12 +88,12 @@ WITH_RANGES: Final = frozenset({"kubernetes", "cluster-pool"})
 """IPAM modes in which a node has ranges of its own, which advertisements of type PodCIDR announce."""
 WITH_POOLS: Final = "multi-pool"
 STATUS_RATE: Final = RateLimit(1, per=2.0, burst=2)
-"""How often the status is written: numbers of routes change one by one."""
+"""How often the status is written: each route changes the counts of routes in it."""
 STATUS_SWEEP: Final = seconds(60)
 
 
 class BGPResources:
-    """The objects that decide what is announced, followed where BGP is on."""
+    """The resources of BGP, followed if enable-bgp-control-plane is set."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class BGPResources:
         lifecycle: Lifecycle,
     ) -> None:
         self.enabled = settings.enable_bgp_control_plane
-        """Whether BGP is on; without it there is nothing else here but the agent's configuration."""
+        """Whether BGP is on; if not, only this and ``agent`` are set."""
         self.agent = agent
         if not self.enabled:
             return
@@ -117,15 +117,15 @@ class BGPResources:
 
         self.secrets_namespace = settings.bgp_secrets_namespace
         self.reports = settings.enable_bgp_control_plane_status_report and source is ObjectSource.API_SERVER
-        """Whether the status of the node is written."""
+        """Whether the status of the node's CiliumBGPNodeConfig is written."""
         self.clears = source is ObjectSource.API_SERVER and not self.reports
-        """Whether what an earlier agent wrote is removed."""
+        """Whether a status that an earlier agent wrote is removed."""
         self.required: tuple[Kind[Any], ...] = (
             kinds.CILIUM_BGP_NODE_CONFIGS,
             kinds.CILIUM_BGP_PEER_CONFIGS,
             kinds.CILIUM_BGP_ADVERTISEMENTS,
         )
-        """Kinds without which, if undefined, nothing is known."""
+        """Kinds that must be served before speakers are changed."""
         self.configs: Table[tuple[str, str], CiliumBGPNodeConfig] = resources.follow(
             kinds.CILIUM_BGP_NODE_CONFIGS
         )
@@ -167,7 +167,7 @@ async def _no_source() -> None:
 
 
 class BGPControl:
-    """What speakers of this node are to do, as tables. Without BGP they are empty."""
+    """The plans of this node's instances, as tables. Without BGP they are empty."""
 
     def __init__(
         self,
@@ -181,16 +181,16 @@ class BGPControl:
         tables: Tables,
     ) -> None:
         self.wanted = WantedSpeakers(instance_table(), peer_table(), policy_table(), path_table())
-        """What speakers are made equal to."""
+        """The configuration that speakers are made equal to."""
         self.faults: ReadTable[tuple[str, str, str], BGPFault] = bgp_faults()
-        """What cannot be done of what resources ask for."""
+        """Parts of resources that cannot be applied."""
         if not resources.enabled:
             return
         self._resources = resources
         self._mode = ipam.mode
         self._statuses = statuses
         self._known: Table[str, str] = Table("bgp-definitions", key=str)
-        """Never has rows: it is initialized once the kinds of BGP are served and listed."""
+        """Has no rows; it is initialized once the kinds of BGP are served and listed."""
         self._first = self._known.initializer("definitions of BGP")
         self.plans: ReadTable[str, InstancePlan] = Derived(
             "bgp-plans",
@@ -206,7 +206,7 @@ class BGPControl:
             resources.passwords,
             resources.legacy,
         )
-        """What each instance is to do, by name; that of no name has faults of all."""
+        """The plan of each instance, by name; the plan without a name has the faults of advertisements."""
         self.wanted = WantedSpeakers(
             self.plans.flat_map(
                 lambda plan: () if plan.instance is None else (plan.instance,),
@@ -224,7 +224,7 @@ class BGPControl:
         jobs.one_shot("wait for the BGP definitions", self._wait_definitions)
 
     async def _wait_definitions(self) -> None:
-        """Absence means nothing while a server does not serve the kinds: a speaker loses no route then."""
+        """Until the API server serves the kinds, an absent object withdraws no route."""
         for kind in self._resources.required:
             await self._statuses.wait_for(kind.qualified, lambda status: status.synced)
         self._first.done()
@@ -267,7 +267,7 @@ class BGPControl:
 
 
 class BGPFaults:
-    """Logs each fault once, and has health show them."""
+    """Logs each fault once, and reports faults as health."""
 
     def __init__(
         self, resources: BGPResources, control: BGPControl, *, jobs: Jobs, health: Health, log: Logger
@@ -294,7 +294,7 @@ class BGPFaults:
 
 
 class BGPSessions:
-    """Logs why sessions end, and has health show those that are down for a known reason."""
+    """Logs why sessions end, and reports sessions that are down as health."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
         self._api = api
 
     async def observe(self) -> Mapping[str, BGPNodeConfigStatus]:
-        """As it was seen last."""
+        """As last watched."""
         own = self._resources.agent.node_name
         return {row.name: row.status for row in self._resources.configs.all() if row.name == own}
 
@@ -367,7 +367,7 @@ class _StatusTarget(Target[str, "BGPNodeConfigStatus", "BGPNodeConfigStatus"]):
 
 
 class BGPNodeStatus:
-    """Keeps the status of this node's CiliumBGPNodeConfig; it is removed where none is to be written."""
+    """Writes the status of this node's CiliumBGPNodeConfig, or removes it if reports are off."""
 
     def __init__(
         self,
@@ -397,7 +397,7 @@ class BGPNodeStatus:
         self.wanted: ReadTable[str, BGPNodeConfigStatus] = Derived(
             "bgp-node-status", statuses, resources.configs, control.plans, observed
         )
-        """What it should be, by the node's name."""
+        """The status to be written, by the node's name."""
         self._reconciler: Reconciler[str, BGPNodeConfigStatus] = Reconciler(
             self.wanted, _StatusTarget(resources, api), full_every=STATUS_SWEEP, rate_limit=STATUS_RATE
         )
@@ -409,7 +409,7 @@ class BGPNodeStatus:
 
 
 class BGPSpeaking:
-    """Runs speakers where BGP is on; where it is off, those of an earlier agent withdraw routes and end."""
+    """Runs speakers if BGP is on; else has those of an earlier agent withdraw routes and end."""
 
     def __init__(
         self,
@@ -446,7 +446,7 @@ class BGPSpeaking:
     async def listed_routes(
         self, instance: str, table: RouteTable, family: AfiSafi, peer: IPAddress | None = None
     ) -> list[ListedRoute]:
-        """The routes of a table; of an adj-rib those of a peer. Raises HiveError when it does not answer."""
+        """The routes of a table; of an adj-rib those of a peer. Raises HiveError without an answer."""
         if self._speakers is None:
             return []
         return await self._speakers.listed_routes(instance, table, family, peer)
@@ -458,7 +458,7 @@ def bgp_state(
     observed: Table[tuple[str, IPAddress], ObservedPeer],
     listing: BGPSpeaking,
 ) -> BGPState:
-    """All that the API and metrics show."""
+    """The tables that the API and metrics show."""
     return BGPState(resources.enabled, control.wanted, observed, listing)
 
 

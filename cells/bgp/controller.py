@@ -1,11 +1,11 @@
-"""From resources and facts of this node to what its BGP speakers are to do: a function, and nothing else.
+"""Plans the BGP instances of this node from resources and facts about it: a pure function.
 
 Source: CiliumBGPNodeConfig (made by the operator), CiliumBGPPeerConfig, CiliumBGPAdvertisement; this node,
         its pod ranges and pools; services; passwords.
-Why:    one function of all facts gives the same whatever came first. Names of policies, and what announces
-        what, are those of Cilium 1.17; where 1.17 depends on the order of events or lets one mistake stop
-        everything, later versions' way is taken: overlapping advertisements are united, and a peer or an
-        advertisement that cannot be followed is a fault of its own.
+Why:    the plan does not depend on the order of events. Policies and their names are those of Cilium 1.17.
+        Where 1.17 depends on the order of events, or one mistake stops a whole instance, the plan is that of
+        later versions: overlapping advertisements are united, and a peer or an advertisement that cannot be
+        applied is a fault of its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ REFUSED: Final = (
 )
 
 
-# Passwords: a Secret is read for its password alone, which no table shows.
+# Passwords: of a Secret only the password is kept, and no table shows it.
 
 
 class BGPPassword(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class BGPPassword(msgspec.Struct, frozen=True):
 
 
 class SecretObject(Object, frozen=True, gc=False):
-    """A Secret as it comes; it is in no table."""
+    """A Secret as the API server has it; it is in no table."""
 
     data: dict[str, str] | None = None
 
@@ -94,11 +94,11 @@ SECRETS: Final[Kind[Any]] = Kind(SecretObject, "v1", "secrets", kind="Secret").s
 """Rows are BGPPasswords."""
 
 
-# What each instance is to do.
+# Plans.
 
 
 class BGPFacts(NamedTuple):
-    """All that decides what the speakers of this node are to do, in any order."""
+    """The input of a plan; lists are in any order."""
 
     node: ClusterNode
     config: CiliumBGPNodeConfig | None = None
@@ -115,7 +115,7 @@ class BGPFacts(NamedTuple):
 
 
 class InstancePlan(msgspec.Struct, frozen=True):
-    """A row of the table ``bgp-plans``: all that one instance is to do. That of no name has faults alone."""
+    """A row of the table ``bgp-plans``: all about one instance. The row without a name has only faults."""
 
     name: str
     instance: BGPInstance | None = None
@@ -126,7 +126,7 @@ class InstancePlan(msgspec.Struct, frozen=True):
 
 
 def plans(facts: BGPFacts) -> dict[str, InstancePlan]:
-    """What each instance of this node is to do, by its name."""
+    """The plan of each instance of this node, by name."""
     refused = [
         BGPFault("", f"CiliumBGPPeeringPolicy/{one.name}", REFUSED)
         for one in sorted(facts.legacy, key=lambda each: each.name)
@@ -315,7 +315,7 @@ def _family(afi: str, safi: str) -> AfiSafi:
 
 
 def _within(value: int, least: int, most: int, what: str) -> int:
-    """Schemas have these limits, too, but not all objects come by an API server that has them."""
+    """The value, within the limits of the schema, which objects from files have not passed."""
     if not least <= value <= most:
         raise BadValueError(f"{what}={value}: expected {least} to {most}")
     return value
@@ -331,7 +331,7 @@ def _address(text: str, what: str) -> IPAddress | None:
 
 
 def _password(secret: str | None, facts: BGPFacts) -> Secret | None:
-    """None where none is asked for: a session that has to have one is never opened without it."""
+    """None if authSecretRef is not set; a session is not opened without a password that it names."""
     if not secret:
         return None
     if not (namespace := facts.secrets_namespace):

@@ -1,4 +1,4 @@
-"""What is wanted of a speaker and what gobgpd lists, as facts that compare; and the messages that make them.
+"""The wanted and the listed configuration of a gobgpd in one comparable form, and the messages to change it.
 
 Why:    a policy for each service and peer would be thousands, and gobgpd tries one after the other. What adds
         the same to routes for the same peers is one rule here, with all their prefixes in one set: a service
@@ -58,11 +58,11 @@ DIRECTIONS: Final = {
     PolicyDirection.EXPORT: api.AssignmentDirection.EXPORT,
 }
 RULE: Final = "hive-"
-"""How names of our policies begin."""
+"""Prefix of our policies' names."""
 
 
 class RuleFacts(msgspec.Struct, frozen=True):
-    """A policy of one statement: the peers, the prefixes, and what it adds to their routes."""
+    """A policy of one statement: peers, prefixes, and the attributes that it adds."""
 
     neighbors: frozenset[IPAddress] = frozenset()
     """Without zones; empty: for all."""
@@ -77,7 +77,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """By all but the prefixes, which come and go in place."""
+        """A hash of all but the prefixes, which change in place."""
         parts = (
             sorted(map(str, self.neighbors)),
             self.version,
@@ -89,17 +89,17 @@ class RuleFacts(msgspec.Struct, frozen=True):
         return RULE + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def is_for(self, peer: IPAddress) -> bool:
-        """Whether it is about routes to a peer."""
+        """Whether it matches a peer."""
         return not self.neighbors or without_zone(peer) in self.neighbors
 
     def covers(self, route: IPNetwork) -> bool:
-        """Whether it is about a route."""
+        """Whether it matches a route."""
         return not self.version or any(route in match for match in self.prefixes)
 
     def covered(
         self, routes: Set[IPNetwork], matches: Collection[PrefixMatch] | None = None
     ) -> set[IPNetwork]:
-        """Those of the routes that it is about, by all of its prefixes or by these."""
+        """The routes that it matches, by all of its prefixes or by these."""
         if not self.version:
             return set(routes)
         found: set[IPNetwork] = set()
@@ -111,7 +111,7 @@ class RuleFacts(msgspec.Struct, frozen=True):
         return found
 
     def differs(self, other: Self, routes: Set[IPNetwork]) -> set[IPNetwork]:
-        """Those of the routes that it is about and a rule of the same name is not, or the other way round."""
+        """The routes that only one of it and a rule of the same name matches."""
         found = self.covered(routes, self.prefixes ^ other.prefixes) if self.version else set()
         return {route for route in found if self.covers(route) != other.covers(route)}
 
@@ -137,7 +137,7 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """A hash of all of it."""
+        """A hash of all fields."""
         parts = msgspec.structs.replace(self, families=frozenset()), sorted(self.families)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
@@ -183,37 +183,37 @@ class PeerFacts(msgspec.Struct, frozen=True):
 
 
 class SpeakerFacts(msgspec.Struct, frozen=True):
-    """All that a speaker has, or is to have."""
+    """The configuration and the routes of a speaker."""
 
     speaker: tuple[int, str, int] | None
     """AS, router ID, and the port that it listens on; None: not started."""
     rules: Mapping[str, RuleFacts]
     assigned: Mapping[PolicyDirection, frozenset[str]]
-    """Names of the rules that routes pass."""
+    """Names of the assigned rules."""
     rejects: frozenset[PolicyDirection]
-    """Where what no rule accepts is rejected."""
+    """Directions with the default action reject."""
     paths: Mapping[IPNetwork, bool]
-    """Whether a route is as we make it."""
+    """Routes, and whether their attributes are as route() sets them."""
     peers: Mapping[IPAddress, PeerFacts]
     strange_policies: frozenset[str] = frozenset()
-    """Policies and sets that are not as we make them."""
+    """Policies and sets that rule_messages() has not made."""
     strange_sets: frozenset[tuple[api.DefinedType, str]] = frozenset()
 
 
 _NONE_ASSIGNED: Final = dict.fromkeys(PolicyDirection, frozenset[str]())
 NOTHING: Final = SpeakerFacts(None, {}, _NONE_ASSIGNED, frozenset(), {}, {})
-"""What a speaker has that is not started, or does not answer."""
+"""The facts of a speaker that is not started, or does not answer."""
 
 
 class PolicyRules(NamedTuple):
-    """The rules that a row wants, by direction and name: worked out once for each row."""
+    """The rules of a RoutePolicy by direction and name."""
 
     instance: str
     parts: tuple[tuple[PolicyDirection, str, RuleFacts], ...]
 
 
 def policy_rules(policy: RoutePolicy) -> PolicyRules:
-    """What a policy is made of."""
+    """The rules of a policy."""
     export = policy.direction is PolicyDirection.EXPORT
     rules = [rule for statement in policy.statements for rule in _rules_of(statement)]
     return PolicyRules(
@@ -223,7 +223,7 @@ def policy_rules(policy: RoutePolicy) -> PolicyRules:
 
 
 def _rules_of(statement: PolicyStatement) -> Iterable[RuleFacts]:
-    """A set of prefixes is of one version."""
+    """One rule for each IP version: a set of prefixes has one."""
     rule = RuleFacts(
         neighbors=frozenset(statement.neighbors),
         local_routes=statement.local_routes,
@@ -245,7 +245,7 @@ def wanted_facts(
     paths: Iterable[AnnouncedPath],
     only: IPAddress | None = None,
 ) -> SpeakerFacts:
-    """What the rows of an instance want; of the policies those for a peer, where it is the ``only`` one."""
+    """The facts of an instance's rows; with ``only``, policies for this peer."""
     grouped: dict[str, list[RuleFacts]] = {}
     assigned: dict[PolicyDirection, set[str]] = {direction: set() for direction in PolicyDirection}
     for policy in policies:
@@ -273,7 +273,7 @@ def wanted_facts(
 
 
 async def listed_facts(gobgp: Gobgp) -> SpeakerFacts:
-    """What a speaker has. Raises GobgpError."""
+    """The facts of a running speaker. Raises GobgpError."""
     speaker = await gobgp.speaker()
     if speaker is None:
         return NOTHING
@@ -351,7 +351,7 @@ def prefix_set(name: str, prefixes: Iterable[PrefixMatch]) -> api.DefinedSet:
 RETIRE: Final = "retire"
 """The name of the policy by which routes are withdrawn from some peers."""
 MARK: Final = 0xFFFFFFFF
-"""The community of such routes, which no peer gets to see."""
+"""The community that marks such routes; it is not sent to peers."""
 
 
 def retiring(

@@ -40,21 +40,21 @@ FIRST_HOLD: Final = timedelta(minutes=1)
 FIRST_OWN_HOLD: Final = timedelta(seconds=5)
 """How long a peer is held down after its first crash: of a gobgpd with other peers, and of its own."""
 LONGEST_HOLD: Final = timedelta(minutes=30)
-"""How long at most: each time twice as long."""
+"""The longest hold; each one is twice as long as the one before."""
 FORGET: Final = timedelta(hours=2)
-"""Without a crash for so long, none counts."""
+"""Crashes count anew after so long without one."""
 _EVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-# What each gobgpd is to have.
+# The configuration of each gobgpd.
 
 
 class WantedSpeaker(msgspec.Struct, frozen=True):
-    """All that one gobgpd is to have."""
+    """The configuration of one gobgpd."""
 
     name: SpeakerName
     instance: BGPInstance
-    """Not listening in that of one peer: the port is taken by the one of the instance."""
+    """A gobgpd of one peer does not listen: that of the instance has the port."""
     facts: SpeakerFacts
     peers: Mapping[IPAddress, BGPPeer]
 
@@ -67,7 +67,7 @@ def wanted_speakers(
     held: Iterable[HeldPeer] = (),
     isolated: Iterable[IsolatedPeer] = (),
 ) -> Mapping[SpeakerName, WantedSpeaker]:
-    """The rows of each gobgpd together, without peers that are held down."""
+    """The configuration of each gobgpd, without peers that are held down."""
     without = {row.key for row in held}
     alone = {row.key: row.configuration for row in isolated}
     of_peers: dict[SpeakerName, dict[IPAddress, BGPPeer]] = {}
@@ -102,7 +102,7 @@ def configuration_of(peer: BGPPeer) -> str:
     return msgspec.structs.replace(PeerFacts.of_row(peer), password="").digest
 
 
-# Which peer it was.
+# Which peer has crashed gobgpd.
 
 
 class Suspects:
@@ -121,7 +121,7 @@ class Suspects:
         self._last = _EVER
 
     def crashed(self, crash: Crash, peers: Collection[IPAddress]) -> list[HeldPeer]:
-        """Those to hold down from now on. Of one peer none: it costs no other."""
+        """The peers to hold down from now on; none if the crash has ended no other peer's session."""
         if crash.at - self._last > FORGET:
             self._crashes.clear()
             self._cleared.clear()
@@ -164,7 +164,7 @@ class _PeerRecord(msgspec.Struct):
 
 
 class _IsolationRecord(msgspec.Struct):
-    """What the next agent has to know."""
+    """The file by which the next agent knows them."""
 
     seen: dict[str, datetime] = {}
     """By instance: its latest crash after which peers were isolated, as Crash.after."""
@@ -188,7 +188,7 @@ class Isolation:
         self._load()
 
     def crashed(self, name: SpeakerName, crash: Crash) -> None:
-        """A gobgpd has crashed, while this agent ran or before; one that was taken in before is left out."""
+        """Isolate or hold down peers after a crash; one that was handled before is ignored."""
         if name.peer:
             row = self.isolated.get((name.instance, ip_address(name.peer)))
             if row is not None and crash.after > (row.counted or _EVER):

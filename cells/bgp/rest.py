@@ -1,4 +1,4 @@
-"""BGP as it is shown: by the REST API, metrics, and the status of this node's CiliumBGPNodeConfig.
+"""BGP in the REST API, metrics, and the status of this node's CiliumBGPNodeConfig.
 
 Source: Cilium 1.17, api/v1/openapi.yaml (/bgp), pkg/bgpv1/api, pkg/bgpv1/metrics.
 Why:    sessions and routes are the speaker's, what they shall be is the controller's. Policies are
@@ -58,7 +58,7 @@ LISTED: Final = frozenset({AfiSafi("ipv4", "unicast"), AfiSafi("ipv6", "unicast"
 
 
 class BGPState(msgspec.Struct, frozen=True):
-    """All that there is to show."""
+    """The tables and routes to show."""
 
     enabled: bool
     """Whether BGP is on."""
@@ -69,11 +69,11 @@ class BGPState(msgspec.Struct, frozen=True):
 
 
 class BGPQueryError(Exception):
-    """What is asked for is not there, in Cilium's words."""
+    """Raised for a query that names an unknown router, peer or family; the text is Cilium's."""
 
 
 class RouteQuery(msgspec.Struct, frozen=True):
-    """Which routes are asked for."""
+    """The parameters of GET /bgp/routes."""
 
     table: RouteTable
     afi: str
@@ -134,7 +134,7 @@ class BGPOperations:
             return answer(500, f"failed to get {what}: {error}")
 
     def _instances(self, router: int | None) -> list[BGPInstance]:
-        """Those of a router, or all; none is found where there are none at all. Raises BGPQueryError."""
+        """The instances with an ASN, or all; none if there are none. Raises BGPQueryError."""
         instances = sorted(self._state.wanted.instances.all(), key=lambda one: (one.local_asn, one.name))
         if router is None or not instances:
             return instances
@@ -334,7 +334,7 @@ def bgp_part(operations: BGPOperations) -> Member[ApiPart]:
 def node_status(
     config: CiliumBGPNodeConfig, plans: Iterable[InstancePlan], observed: Iterable[ObservedPeer]
 ) -> BGPNodeConfigStatus:
-    """How the instances of a node are, in the order of its resource; those that do not run are left out."""
+    """The status of the instances that run, in the order of the spec."""
     running = {plan.name: {peer.name: peer.key for peer in plan.peers} for plan in plans if plan.instance}
     sessions = {row.key: row for row in observed}
     found: list[BGPInstanceStatus] = []
@@ -373,7 +373,7 @@ def _peer_status(name: str, address: str, asn: int, session: ObservedPeer | None
     )
 
 
-# Metrics: of sessions that are wanted, whether there is a speaker or not.
+# Metrics of all configured sessions, also without a speaker.
 
 _PREFIX: Final = "cilium_bgp_control_plane"
 

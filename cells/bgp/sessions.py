@@ -1,4 +1,4 @@
-"""Sessions as gobgpd reports them: how they are by its API, why they ended and who crashes it by its log.
+"""Sessions as gobgpd reports them: their state by its API; why they ended, and its crashes, by its log.
 
 Why:    nothing but its log has the reason of an end. gobgpd 3.10 panics when a peer sends a message of a type
         that BGP does not have, which ends the sessions of all its peers, and does not name the peer.
@@ -89,7 +89,7 @@ def moment(nanoseconds: int | None) -> datetime | None:
 
 
 def held_peer(peer: BGPPeer, held: HeldPeer) -> ObservedPeer:
-    """How the session of a peer is that is held down."""
+    """The row of a peer that is held down."""
     return ObservedPeer(
         instance=peer.instance,
         address=peer.address,
@@ -155,7 +155,7 @@ class Crash(NamedTuple):
 
 
 class SpeakerLog:
-    """What one gobgpd has written, as far as it was read; it may be cut, and may not be there."""
+    """The log of one gobgpd, read step by step; it may be truncated, or missing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

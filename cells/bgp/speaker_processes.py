@@ -28,18 +28,18 @@ from lifecycle import HiveError, Logger
 __all__ = ["SpeakerError", "Speakers", "end_speakers"]
 
 BESIDE: Final = "speaker"
-"""What socket and log of a gobgpd that runs separately are named."""
+"""Name of the socket and the log of a gobgpd that runs separately."""
 LAUNCHER: Final = "launch"
 """The FIFO by which the pod of speakers is asked for a further gobgpd: ``start`` or ``end``, and a name."""
 PLACES: Final = "/usr/bin:/usr/local/bin"
 """Where images and packages of distributions put it, whatever the agent's PATH."""
 PATIENCE: Final = 10.0
-"""Seconds that one gets to answer, and to end."""
+"""Seconds that gobgpd gets to answer, and to end."""
 LEAST_PAUSE: Final = 0.005
 MOST_PAUSE: Final = 0.2
 """Seconds between two tries to connect to one that has just been started."""
 LARGEST_LOG: Final = 1 << 20
-"""Bytes after which a log begins anew: it may lie in memory, and a peer can have lines written."""
+"""Bytes after which a log is truncated: it may be on a tmpfs, and peers can cause lines."""
 
 
 MOST_OWN: Final = 8
@@ -54,7 +54,7 @@ class _Started(msgspec.Struct):
     instance: str
     pid: int
     began: str
-    """When, as the kernel has it: a number is given to other processes later."""
+    """Its start time (see _began()), as pids are reused."""
     peer: str = ""
 
     @property
@@ -64,7 +64,7 @@ class _Started(msgspec.Struct):
 
 
 class Speakers:
-    """The gobgpd of each instance of this node, and those that peers have of their own."""
+    """The gobgpd processes of this node: one for each instance, and those of isolated peers."""
 
     def __init__(self, settings: SpeakerSettings, state_dir: Path, log: Logger) -> None:
         self._external = settings.external_bgp_speaker
@@ -75,31 +75,31 @@ class Speakers:
 
     @property
     def isolated(self) -> Path:
-        """Where the peers with one of their own are written down."""
+        """The file of isolated peers."""
         return self._folder / "isolated"
 
     @property
     def most_own(self) -> int:
-        """How many peers may have one of their own; 0 where an earlier chart's speakers cannot start one."""
+        """How many peers may have one of their own; an earlier chart's speakers can start none."""
         return MOST_OWN if not self._external or self._launcher.is_fifo() else 0
 
     def socket(self, name: SpeakerName) -> Path:
-        """Where it is called."""
+        """Its gRPC socket."""
         return self._place(name, ".sock")
 
     def log(self, name: SpeakerName) -> Path:
-        """What it has written; one that runs separately need not have a log there."""
+        """Its log; one that runs separately may have none there."""
         return self._place(name, ".log")
 
     def _place(self, name: SpeakerName, suffix: str) -> Path:
-        """Names of instances are longer than those of sockets may be."""
+        """A hash: names of instances may be longer than those of sockets."""
         if self._external and not name.peer:
             return self._folder / f"{BESIDE}{suffix}"
         text = f"{name.instance}\0{name.peer}" if name.peer else name.instance
         return self._folder / (hashlib.sha256(text.encode()).hexdigest()[:12] + suffix)
 
     def running(self) -> list[SpeakerName]:
-        """Those that run: of those beside the agent the ones that it has asked for."""
+        """Those that run; of those beside the agent the ones that it has used."""
         if self._external:
             known = [(path, one) for path, one in _records(self._folder) if not one.began]
             return [one.name for path, one in known if one.peer or path.stem == BESIDE]
@@ -177,7 +177,7 @@ class Speakers:
             commands.write(f"{what} {self._place(name, '').name}\n")
 
     def cut_logs(self) -> None:
-        """Begin logs anew that have become large. Raises OSError."""
+        """Truncate large logs. Raises OSError."""
         for log in self._folder.glob("*.log"):
             if log.stat().st_size > LARGEST_LOG:
                 os.truncate(log, 0)
