@@ -66,7 +66,7 @@ REFUSED: Final = (
 )
 
 
-# Passwords: of a Secret only the password is kept, and no table shows it.
+# Passwords: only the password of a Secret is stored, and no table shows it.
 
 
 class BGPPassword(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 Pure:   times are given. Seconds since the epoch.
 Source: Cilium 1.17, the DNS cache of an endpoint, and its zombies.
 
-An address with an expired TTL becomes a *zombie*: it is kept while the endpoint has a connection to it.
+An address with an expired TTL becomes a *zombie*: it is valid while the endpoint has a connection to it.
 """
 
 from __future__ import annotations

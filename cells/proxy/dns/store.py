@@ -1,4 +1,4 @@
-"""Names and addresses that DNS has answered endpoints: kept over restarts, expired with their TTL.
+"""Names and addresses that DNS has answered endpoints: preserved over restarts, expired with their TTL.
 
 Controller: answers in; NamedAddresses, the journal and the endpoints' saved state out.
 Source:     Cilium 1.17, DNS history of endpoints, dns-garbage-collector.

@@ -113,7 +113,7 @@ class _Response(msgspec.Struct):
 
 
 class RealizedPolicies:
-    """Tells when all endpoints have their policies in maps."""
+    """Waits until all endpoints have their policies in maps."""
 
     def __init__(
         self, rules: KnownRules, endpoints: Table[int, Endpoint], policies: EndpointPolicies
@@ -149,7 +149,7 @@ class EnvoyConfiguration:
         self._dns = dns
         self._access_log = access_log
         self._previous: dict[str, dict[str, Resource]] = {"listeners": {}, "clusters": {}}
-        """Resources of an earlier agent, kept until all endpoints have their policies."""
+        """Resources of an earlier agent, preserved until all endpoints have their policies."""
         self._written: dict[Path, bytes] = {}
 
     def read_previous(self) -> None:
@@ -194,7 +194,7 @@ class EnvoyConfiguration:
                 self._written.pop(path, None)
 
     def _put(self, path: Path, kind: str, wanted: list[Resource]) -> str:
-        """Write these resources and the kept ones of an earlier agent; the version."""
+        """Write these resources and those of an earlier agent; the version."""
         content = _discovery((self._previous[kind] | {one["name"]: one for one in wanted}).values())
         self._replace(path, content)
         return str(content["version_info"])

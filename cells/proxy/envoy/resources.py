@@ -100,7 +100,7 @@ _ANSWERS: Final = {
     "int_value": EGRESS_PROXY,
     "state": "STATE_PREBIND",
 }
-"""Mark of answers to pods at egress, which tells them from packets that Envoy sends with pods' addresses."""
+"""Mark of answers to pods at egress, which differ from packets that Envoy sends with pods' addresses."""
 _TRANSLATED: Final = _ANSWERS | {"int_value": 0x0A01}
 CLUSTER: Final = "original-destination"
 TRANSLATED: Final = {"127.0.0.1": "127.0.0.2", "::1": "::2"}

@@ -98,5 +98,5 @@ async def restarts(folder: Path, record: bytes | None) -> None:
         await eventually(lambda: pid() != before)
         tasks.cancel_scope.cancel()
     await eventually(lambda: exit_code(before) is not None)
-    assert end_envoy(folder) == [f"Envoy, pid {pid()}"]
+    await eventually(lambda: end_envoy(folder) == [f"Envoy, pid {pid()}"])
     await eventually(lambda: exit_code(pid()) is not None)
