@@ -178,7 +178,8 @@ class OperatorServer:
         return Response(200, b"ok", TEXT)
 
     async def _metrics_json(self) -> Response:
-        found = [one for family in await self._metrics.families() for one in _json_rows(family)]
+        families = sorted(await self._metrics.families(), key=lambda one: one.name)
+        found = [one for family in families for one in _json_rows(family)]
         return Response(200, msgspec.json.encode(found), JSON)
 
     async def _clusters(self) -> Response:

@@ -202,5 +202,5 @@ class JobMetrics:
 
 
 def _add(totals: dict[tuple[str, str, JobKind], JobTotals], stats: JobStats) -> None:
-    what = (stats.module, re.sub(r"\d+", "N", stats.name), stats.kind)
+    what = (stats.module, re.sub(r"\d+(?![A-Za-z\d])", "N", stats.name), stats.kind)
     totals.setdefault(what, JobTotals()).add(stats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from http.client import HTTPConnection
 from pathlib import Path
@@ -57,6 +58,11 @@ async def test_both_ports_answer_with_the_recorded_status(operators: Operators, 
         metrics = await anyio.to_thread.run_sync(
             ask, address(hive, "operator-prometheus-serve-addr"), "GET", "/metrics"
         )
+        listed = await anyio.to_thread.run_sync(
+            ask, address(hive, "operator-api-serve-addr"), "GET", "/v1/metrics"
+        )
+    names = [one["name"] for one in json.loads(listed[2])]
+    assert names == sorted(names)
     exposed = set(re.findall(r"^# TYPE (\w+) (\w+)$", metrics[2], re.MULTILINE))
     recorded = {(one["name"], one["type"]) for one in FAMILIES if not one["name"].startswith(NOT_OURS)}
     assert recorded - exposed == set()
