@@ -280,15 +280,12 @@ class Allocator:
         self._started()
         if self.delegated:
             raise IpamError(NEXT_FAILED, NOT_SUPPORTED)
-        if pool and pool != self._pool and not self._several:
-            text = f'unknown IPAM pool "{pool}": this node has the pool "{self._pool}" only'
-            raise IpamError(NEXT_FAILED, text)
         if family is not None and family not in self._families:
             raise IpamError(NEXT_FAILED, f"{family.text} allocator not available")
         got: list[Allocation] = []
         try:
             for each in self._families if family is None else (family,):
-                name = pool or self._pool_for(owner, each)
+                name = (self._several and pool) or self._pool_for(owner, each)
                 got.append(self._next(name, each, owner))
         except IpamError:
             for allocation in got:
