@@ -141,7 +141,9 @@ def _packet(recording: Recording, replayed: Replayed) -> Iterator[str]:
 
 
 def goes_to_host_link(recording: Recording) -> bool:
-    """Whether it goes from the tunnel to the node's stack, by cilium_host."""
+    """Whether it goes to the node's stack by cilium_host: out of the tunnel, or to a proxy."""
+    if recording.goes_to_proxy:
+        return True
     out_of_tunnel = recording.hook == "cil_from_overlay" and not any(True for _ in destinations(recording))
     return out_of_tunnel and recording.sent_by == recording.constants["HOST_IFINDEX"]
 

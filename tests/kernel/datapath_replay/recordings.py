@@ -98,8 +98,14 @@ class Recording:
 
     @cached_property
     def mark_after(self) -> int:
-        """The mark it left with."""
-        return int((self.data["result"]["ctx"] or {"mark": "0"})["mark"], 16)
+        """The mark it left with; on its way to a proxy, by cilium_host, what is noted in its place."""
+        context = self.data["result"]["ctx"] or {"mark": "0"}
+        return int(context["cb"][0] if self.goes_to_proxy else context["mark"], 16)
+
+    @cached_property
+    def goes_to_proxy(self) -> bool:
+        """Whether it enters the stack again by cilium_host, for a proxy: nothing else of a container does."""
+        return self.hook == "to-container" and self.verdict == REDIRECT
 
     @cached_property
     def packet_after(self) -> bytes:

@@ -31,7 +31,6 @@ _SWITCHES: Final = (
     ("ENABLE_CLUSTER_AWARE_ADDRESSING", "overlapping clusters: not built"),
     ("ENABLE_HEALTH_CHECK", "probes of backends by IPIP: not built"),
 )
-_POLICY: Final = "cilium_policy_<endpoint>"
 
 _TTL_AT, _HOPS_AT, _NEXT_HEADER_AT = 22, 21, 20
 _IPV4: Final = bytes.fromhex("0800")
@@ -76,10 +75,8 @@ def _reasons(recording: Recording) -> Iterator[str]:
 
 
 def _to_proxy(recording: Recording) -> bool:
-    """Redirected to a proxy: by its mark, or into a container with a policy that names a proxy's port."""
-    if recording.verdict == OK and recording.mark_after & _MAGIC == _PROXY_MAGIC:
-        return True
-    return recording.hook == "to-container" and _has_proxy_port(recording) and not recording.drop_reasons
+    """Assigned to a proxy's socket at once, which no run of a single program can do (bpf_sk_assign)."""
+    return recording.verdict == OK and recording.mark_after & _MAGIC == _PROXY_MAGIC
 
 
 def _answers_itself(recording: Recording) -> bool:
@@ -129,7 +126,7 @@ _DIFFERENCES: Final = (
     ("DSR by Geneve: not built", _reported_by_geneve),
     ("native devices do not answer for pods: routes lead to those", _asks_a_device_for_a_pod),
     ("path MTU discovery passes policy about the pod's own flows only", _fragmentation_needed),
-    ("a packet is a proxy's only while one listens, which no run of a single program shows", _to_proxy),
+    ("a proxy gets a packet by its socket, which no run of a single program assigns", _to_proxy),
     ("a pod's answer to itself gets its addresses in one program, not in the next", _answers_itself),
     ("IPv6 fragments are tracked as IPv4's are, not refused", _fragment6),
     (
@@ -141,10 +138,6 @@ _DIFFERENCES: Final = (
 
 def _is_ipv6(recording: Recording) -> bool:
     return recording.framed[12:14] == _IPV6
-
-
-def _has_proxy_port(recording: Recording) -> bool:
-    return any(value[:2] != b"\0\0" for _, value, _ in recording.before(_POLICY))
 
 
 def _leaves_the_node(recording: Recording) -> bool:
