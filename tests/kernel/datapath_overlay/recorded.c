@@ -2,7 +2,7 @@
 #define REDIRECTED 7 /* TC_ACT_REDIRECT */
 #include "recorded.h"
 
-static __always_inline __u32 told_in_driver(void)
+static __always_inline __u32 handover_of_test(void)
 {
 	struct recorded *note = recorded();
 
@@ -10,9 +10,9 @@ static __always_inline __u32 told_in_driver(void)
 }
 
 /* A packet of BPF_PROG_TEST_RUN has nothing in front of it. */
-#define device_handed device_handed_in_front
-#include "netdev/brings.h"
-#undef device_handed
-#define device_handed(skb) told_in_driver()
+#define xdp_handover xdp_handover_in_front
+#include "netdev/tc_ingress.h"
+#undef xdp_handover
+#define xdp_handover(skb) handover_of_test()
 
 #include "datapath.c"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers ARP for addresses of services that this node announces.
+/* Answers ARP for addresses of services that this node announces (L2 announcements).
  *
- * One node does for each service, and others take over from an agent that is silent: so nothing is answered once
- * the agent has not been alive for longer than its leases last.
+ * One node does for each service. Another takes over when the agent no longer renews its lease, so nothing is answered once
+ * the agent's last sign of life is older than a lease lasts.
  */
 #pragma once
 
@@ -50,8 +50,8 @@ static __always_inline bool agent_is_alive(__u32 milliseconds)
 	return last && bpf_ktime_get_ns() - *last <= (__u64)milliseconds * 1000000;
 }
 
-/* The verdict on a packet of ARP that came by this device; what is not for us is the stack's. */
-static __always_inline int device_gets_arp(struct __sk_buff *skb, const struct device_config *device)
+/* Answer an ARP request for an announced address; the verdict. All other ARP is the stack's. */
+static __always_inline int answer_arp(struct __sk_buff *skb, const struct device_config *device)
 {
 	struct l2_responder_value *held;
 	struct l2_responder_key key = {

@@ -68,7 +68,7 @@ static __always_inline int device_in(struct __sk_buff *skb)
 		return finish(skb, &flow, verdict);
 	verdict = from_netdev(skb, &flow);
 	if (verdict == TC_ACT_OK)
-		verdict = device_gives_proxy(skb, &flow);
+		verdict = pass_to_asking_proxy(skb, &flow);
 	if (verdict == TC_ACT_OK && unlikely(host_endpoint()))
 		verdict = host_guard(skb, &flow, INGRESS);
 	return finish(skb, &flow, verdict);

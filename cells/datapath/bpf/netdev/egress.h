@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What leaves the node by a native device: pods are masqueraded, they come from the node's address (RFC 3022). What
- * answers clients outside comes from the service that they asked.
+/* Egress of a native device: packets of pods are masqueraded with the node's address (RFC 3022), replies to external clients
+ * get the address of the service, and packets that an egress gateway policy selects are sent to the gateway.
  */
 #pragma once
 
@@ -23,7 +23,7 @@ enum masquerade {
 	MASQUERADE_NODE, /* the node's own, which may have the port that a pod was given */
 };
 
-/* What pods' packets come from once they leave by the device; false if they are not masqueraded. */
+/* The masquerade address of the device; false if pods are not masqueraded there. */
 static __always_inline bool device_address(const struct device_config *device, struct address *address, __u8 family)
 {
 	if (family == FAMILY_IPV4)
@@ -39,7 +39,7 @@ static __always_inline __be32 prefix_mask(__u32 length)
 	return length >= 32 ? 0xffffffff : length ? bpf_htonl(~0U << (32 - length)) : 0;
 }
 
-/* Whether pods' addresses mean something there. */
+/* Whether the destination is in the native routing network, where pods' addresses are routed. */
 static __always_inline bool is_native(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	__u32 left = device->native6_prefix;
@@ -73,7 +73,7 @@ static __always_inline bool is_exempt(const struct device_config *device, const 
 	}
 }
 
-/* Whether the destination is another node, or known to be behind one: they know pods by their own addresses. */
+/* Whether the destination is another node, or behind one: those route pods' addresses. */
 static __always_inline bool in_cluster(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(ip, family);
@@ -106,7 +106,7 @@ static __always_inline enum masquerade masquerade_of(struct flow *flow, const st
 	return MASQUERADE_POD;
 }
 
-/* Whether a pod has been given the port under which this flow of the node's own goes. */
+/* Whether the port of this flow of the node is taken by a pod's flow that was translated to it. */
 static __always_inline bool node_collides(const struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;
@@ -146,9 +146,7 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	return refused;
 }
 
-/* `parsed`: `refused` is what reading the transport header has given. `gateway`: a policy has the packet leave by this node,
- * and from its own address.
- */
+/* `parsed`: the transport header was read, with the result `refused`. `gateway`: this node is the packet's egress gateway. */
 static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow *flow,
 					      const struct device_config *device, bool parsed, bool gateway,
 					      int refused, __u8 family)
@@ -199,16 +197,16 @@ static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow
 		if (!serves)
 			refused = parse_payload(skb, flow, true, family);
 		serves = true; /* read, by now */
-		verdict = gateway_device(skb, flow);
-		if (verdict != UNDECIDED && verdict != GATEWAY_HERE)
+		verdict = gateway_from_pod(skb, flow);
+		if (verdict != UNDECIDED && verdict != GATEWAY_LOCAL)
 			return verdict;
-		gateway = verdict == GATEWAY_HERE;
+		gateway = verdict == GATEWAY_LOCAL;
 	}
 	verdict = device_masquerades(skb, flow, device, serves, gateway, refused, family);
-	return gateway && verdict == TC_ACT_OK ? gateway_leaves(skb, flow) : verdict;
+	return gateway && verdict == TC_ACT_OK ? gateway_redirect(skb, flow) : verdict;
 }
 
-/* Whether what is to be done for the packet is done: it was translated, or is inside a tunnel. */
+/* Whether the packet needs nothing more: it was translated, or is encapsulated. */
 static __always_inline bool is_done(__u32 mark)
 {
 	return (mark & MARK_KIND) == MARK_SNAT_DONE || (mark & MARK_KIND) == MARK_OVERLAY;

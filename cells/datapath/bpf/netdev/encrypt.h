@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What leaves the node by a native device and is to be encrypted goes to WireGuard's device instead, which sends it on
- * inside datagrams of its own. Those are marked, and pass.
+/* Egress of a native device with WireGuard: packets that are to be encrypted are redirected to WireGuard's device, which sends
+ * them inside datagrams of its own. Those are marked, and pass.
  *
- * While the agent is away, and if that device is: packets that nothing can encrypt are dropped, for the map stays as it is.
+ * The map stays as it is while no agent runs: if WireGuard's device is removed meanwhile, such packets are dropped.
  */
 #pragma once
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress gateways: what pods send out of the cluster leaves by one node, and from one address, where a policy asks for it.
+/* Egress gateways: packets of selected pods leave the cluster by one node, and from one address.
  *
- * The pod's node sends it there in the tunnel, also where other pods' packets are routed. The gateway translates it, by
- * the same ports and entries as what is masqueraded, and sends the answers back in the tunnel.
+ * The pod's node sends them to the gateway in the tunnel, also with native routing. The gateway translates their source with
+ * the ports and maps of masquerading, and sends replies back in the tunnel.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ static __always_inline const struct egress_value *gateway_policy(const struct fl
 	return value && value->gateway_ip != EGRESS_EXCLUDED ? value : NULL;
 }
 
-static __always_inline bool gateway_is_here(__be32 ip)
+static __always_inline bool gateway_is_local(__be32 ip)
 {
 	const struct address gateway = { .words = { ip } };
 	const struct address_info *local = address_lookup(&gateway, FAMILY_IPV4);
@@ -45,8 +45,8 @@ static __always_inline bool gateway_is_here(__be32 ip)
 	return local && local->flags & ADDRESS_IS_HOST;
 }
 
-/* The node that what a pod of this one sends out of the cluster leaves by, GATEWAY_NOWHERE, or 0: by this node, or as without a
- * policy. Not what would forge the tunnel where it arrives.
+/* The gateway to send a local pod's packet to, or GATEWAY_NONE if its policy has none. 0: this node is the gateway, no policy
+ * selects the packet, or it would pass for one of the tunnel at the gateway.
  */
 static __always_inline __be32 gateway_node(const struct flow *flow)
 {
@@ -58,12 +58,12 @@ static __always_inline __be32 gateway_node(const struct flow *flow)
 	if (likely(!value) || unlikely(forges_tunnel(flow)))
 		return 0;
 	if (value->gateway_ip == EGRESS_NO_GATEWAY)
-		return GATEWAY_NOWHERE;
-	return gateway_is_here(value->gateway_ip) ? 0 : value->gateway_ip;
+		return GATEWAY_NONE;
+	return gateway_is_local(value->gateway_ip) ? 0 : value->gateway_ip;
 }
 
-/* The node that a pod's packet is sent to in the tunnel, for its destination or as its gateway: as tunnel_node(), or
- * GATEWAY_NOWHERE. What answers goes back by itself.
+/* The node that a pod's packet is sent to in the tunnel: that of the destination, as tunnel_node() finds it, or the gateway,
+ * as gateway_node(). Replies pass no gateway.
  */
 VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 {
@@ -77,11 +77,10 @@ VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 	return gateway_node(flow);
 }
 
-/* Whether what another node's pod has sent here may leave the cluster by this node: 0, or a drop. UNDECIDED: its policy
- * excludes the destination by now, or has no gateway. Its flow is entered here, too: that determines how long its
- * translation is needed.
+/* Whether a packet of another node's pod may leave the cluster by this node: 0, or a drop. UNDECIDED: its policy excludes the
+ * destination by now, or has no gateway. Enters the flow into conntrack, which determines how long its translation is needed.
  */
-VERIFIED_ALONE gateway_admits(struct flow *flow)
+VERIFIED_ALONE gateway_check(struct flow *flow)
 {
 	const struct egress_value *value;
 	struct ct_entry *entry;
@@ -104,7 +103,7 @@ VERIFIED_ALONE gateway_admits(struct flow *flow)
 	return refused ? DROP(INGRESS, refused) : 0;
 }
 
-/* The address that the packet leaves from. */
+/* The egress address of the packet's policy. */
 static __always_inline void gateway_source(const struct flow *flow, struct address *source)
 {
 	const struct egress_value *value = gateway_policy(flow);
@@ -112,11 +111,11 @@ static __always_inline void gateway_source(const struct flow *flow, struct addre
 	*source = (struct address){ .words = { value ? value->egress_ip : 0 } };
 }
 
-/* Send on what another node's pod has sent here to leave the cluster; the verdict, or UNDECIDED: see gateway_admits(). */
-static __always_inline int gateway_takes(struct __sk_buff *skb, struct flow *flow)
+/* Translate and send on a packet of another node's pod; the verdict, or UNDECIDED: see gateway_check(). */
+static __always_inline int gateway_from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
 	struct address source;
-	int verdict = gateway_admits(flow), refused;
+	int verdict = gateway_check(flow), refused;
 
 	if (verdict)
 		return verdict;
@@ -125,8 +124,10 @@ static __always_inline int gateway_takes(struct __sk_buff *skb, struct flow *flo
 	return refused ? DROP(EGRESS, refused) : nodeport4_send(skb, flow, 0);
 }
 
-/* What answers another node's pod, once it is addressed to that: to its node, in the tunnel. The verdict, or UNDECIDED. */
-VERIFIED_ALONE gateway_returns(struct __sk_buff *skb, struct flow *flow, __u32 now)
+/* Send a reply that is for another node's pod, and translated, to that node in the tunnel; the verdict. UNDECIDED: it is for
+ * none.
+ */
+VERIFIED_ALONE gateway_reply(struct __sk_buff *skb, struct flow *flow, __u32 now)
 {
 	const struct tunnel_config *tunnel = gateway_tunnel();
 	const struct ipcache_info *info;
@@ -146,8 +147,8 @@ VERIFIED_ALONE gateway_returns(struct __sk_buff *skb, struct flow *flow, __u32 n
 	return tunnel_send(skb, flow, tunnel, info->tunnel_endpoint, TRACE_REASON_UNKNOWN, FAMILY_IPV4);
 }
 
-/* Out by the device that routes lead to from the packet's new source; the verdict. */
-VERIFIED_ALONE gateway_leaves(struct __sk_buff *skb, const struct flow *flow)
+/* Send the translated packet by the device of the route from its egress address; the verdict. */
+VERIFIED_ALONE gateway_redirect(struct __sk_buff *skb, const struct flow *flow)
 {
 	struct bpf_fib_lookup fib;
 	struct ethernet *eth;
@@ -172,12 +173,12 @@ VERIFIED_ALONE gateway_leaves(struct __sk_buff *skb, const struct flow *flow)
 	return here ? TC_ACT_OK : fib_redirect(&fib, found, FAMILY_IPV4);
 }
 
-#define GATEWAY_HERE 0x20000 /* neither a verdict: the packet leaves by this node, from the policy's address */
+#define GATEWAY_LOCAL 0x20000 /* no verdict: this node is the gateway of the packet */
 
-/* What becomes of what a pod of this node sends by a native device: the verdict, GATEWAY_HERE, or UNDECIDED if no policy has
- * it, or it answers who has asked for the pod itself. It has come by the host's stack, so its hop is lost.
+/* The verdict on a local pod's packet that leaves the stack by a native device, GATEWAY_LOCAL, or UNDECIDED: no policy selects
+ * it, or it is a reply. The stack has counted the hop.
  */
-VERIFIED_ALONE gateway_device(struct __sk_buff *skb, struct flow *flow)
+VERIFIED_ALONE gateway_from_pod(struct __sk_buff *skb, struct flow *flow)
 {
 	const struct tunnel_config *tunnel = gateway_tunnel();
 	const struct address_info *local;
@@ -195,7 +196,7 @@ VERIFIED_ALONE gateway_device(struct __sk_buff *skb, struct flow *flow)
 	flow->source_identity = local->identity;
 	if (value->gateway_ip == EGRESS_NO_GATEWAY)
 		return DROP(EGRESS, DROP_NO_EGRESS_GATEWAY);
-	if (!gateway_is_here(value->gateway_ip))
+	if (!gateway_is_local(value->gateway_ip))
 		return tunnel_send(skb, flow, tunnel, value->gateway_ip, TRACE_REASON_UNKNOWN, FAMILY_IPV4);
-	return value->egress_ip ? GATEWAY_HERE : DROP(EGRESS, DROP_NO_EGRESS_IP);
+	return value->egress_ip ? GATEWAY_LOCAL : DROP(EGRESS, DROP_NO_EGRESS_IP);
 }

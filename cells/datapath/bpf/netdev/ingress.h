@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes to the node by a native device: clients outside find services and get to them, and answers to
- * masqueraded pods and to those clients find back. The rest is the stack's.
+/* Ingress of a native device: packets of external clients to services, replies to masqueraded pods, and replies of backends on
+ * other nodes to those clients. All else is the stack's. Compiled for XDP and for tc.
  */
 #pragma once
 
@@ -17,10 +17,10 @@
 #ifdef CONTEXT_XDP
 #include "xdp/ingress.h"
 #else
-#include "netdev/brings.h"
+#include "netdev/tc_ingress.h"
 #endif
 
-/* What is for a service, and errors on their way to a backend of one: the verdict, or UNDECIDED. */
+/* The verdict on a packet for a service, or an ICMP error for a backend of one; UNDECIDED: it is neither. */
 static __always_inline int device_serves(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					 __u32 now, __u8 family)
 {
@@ -47,8 +47,8 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 	return refused ? DROP(INGRESS, refused) : nodeport_go_on(ctx, flow, own, now, family);
 }
 
-/* Whether it is a packet of the tunnel's for this node: the kernel takes it out, and no pod was given its port. */
-static __always_inline bool brings_tunnel(const struct flow *flow)
+/* Whether the packet is the tunnel's, and for this node: the kernel decapsulates it. No pod's flow was translated to its port. */
+static __always_inline bool is_tunnel_packet(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
 
@@ -64,8 +64,8 @@ static __always_inline bool in_range(__u16 port, __u16 first, __u16 last)
 	return port >= first && port <= last;
 }
 
-/* Whether it is a datagram of another node's WireGuard: its socket gets it, and no pod was given its port towards there. */
-static __always_inline bool brings_encrypted(const struct flow *flow)
+/* Whether it is a datagram of another node's WireGuard, for the kernel's socket. No pod's flow was translated to its port. */
+static __always_inline bool is_wireguard_packet(const struct flow *flow)
 {
 	const struct encryption_config *encryption;
 	__u16 port, last;
@@ -86,7 +86,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 {
 	const struct nodeport_config *own = nodeport_facts();
 	/* Read first: what the packet is preceded by does not outlive a pull. */
-	__u32 handed = own && own->flags & NODEPORT_XDP ? device_handed(ctx) : 0;
+	__u32 handed = own && own->flags & NODEPORT_XDP ? xdp_handover(ctx) : 0;
 	__u32 now = ct_now();
 	int verdict;
 
@@ -95,22 +95,22 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 		return VERDICT_PASS;
 	/* What the program in the driver has translated may come from the node by now; it looked before. */
 	if (likely(!handed) && unlikely(is_local_source(&flow->saddr, family))) {
-		verdict = device_gets_local(ctx, flow, own, now, family);
+		verdict = check_local_source(ctx, flow, own, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
 	if (parse_payload(ctx, flow, true, family))
 		return VERDICT_PASS;
-	if (brings_tunnel(flow) || brings_encrypted(flow))
+	if (is_tunnel_packet(flow) || is_wireguard_packet(flow))
 		return VERDICT_PASS;
 	if (own) {
 		if (unlikely(handed))
-			return device_goes_on(ctx, flow, own, handed, now, family);
+			return resume_xdp(ctx, flow, own, handed, now, family);
 		verdict = device_serves(ctx, flow, own, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
-	verdict = device_delivers(ctx, flow, now, family);
+	verdict = deliver_to_pod(ctx, flow, now, family);
 	if (verdict != UNDECIDED)
 		return verdict;
 	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
@@ -119,10 +119,10 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 	if (!verdict)
 		return VERDICT_PASS;
 	if (!own)
-		return device_answers_gateway(ctx, flow, now, family);
+		return pass_gateway_reply(ctx, flow, now, family);
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
 	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);
-	return verdict == UNDECIDED ? device_done(ctx, flow, now, family) : verdict;
+	return verdict == UNDECIDED ? deliver_translated(ctx, flow, now, family) : verdict;
 }
 
 static __always_inline int from_netdev(context_t *ctx, struct flow *flow)
@@ -141,6 +141,6 @@ static __always_inline int from_netdev(context_t *ctx, struct flow *flow)
 	if (protocol == bpf_htons(ETH_P_IPV6) && !without(WITHOUT_IPV6))
 		return from_netdev_ip(ctx, flow, FAMILY_IPV6);
 	if (protocol == bpf_htons(ETH_P_ARP))
-		return device_gets_arp(ctx, device);
+		return answer_arp(ctx, device);
 	return VERDICT_PASS;
 }

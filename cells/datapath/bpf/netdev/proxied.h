@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a device brings in answer to what a proxy has sent in a pod's name: it is the proxy's.
+/* Replies by a native device to what a proxy has sent with a pod's address: they are the proxy's.
  *
- * The stack would send it on to the pod. But it drops what is to be sent on and belongs to a socket of its own, and
- * finds the socket first (early demux). So the packet is marked as one for the host itself.
+ * The stack finds the proxy's socket first (early demux), and would drop the packet, as it is to be forwarded to the pod. So
+ * the packet is marked as one for the host itself.
  */
 #pragma once
 
@@ -41,8 +41,8 @@ VERIFIED_ALONE device6_answers_proxy(struct __sk_buff *skb, struct flow *flow)
 	return flow ? device_answers_proxy(skb, flow, FAMILY_IPV6) : TC_ACT_OK;
 }
 
-/* For a packet that the stack is to have: the verdict. */
-static __always_inline int device_gives_proxy(struct __sk_buff *skb, struct flow *flow)
+/* Mark a packet that is passed to the stack if a proxy waits for it; the verdict. */
+static __always_inline int pass_to_asking_proxy(struct __sk_buff *skb, struct flow *flow)
 {
 	if (likely(!flow->for_proxies))
 		return TC_ACT_OK;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Out of the tunnel: the sending node, its identity, and the destination here.
+/* Ingress of the tunnel's device: packets of other nodes, which carry the sender's identity (VNI).
  *
- * The identity inside is believed because it is a node's word, so it has to be one: the address outside is that of
- * another node of the cluster, or the packet goes nowhere. That a datagram's source address is true is for the network
- * between the nodes to see to; a pod's own cannot have another (132), nor go to the tunnel's port (170).
+ * The identity is trusted because a node has set it: packets with an outer source address of another host are dropped. The
+ * network between the nodes has to prevent forged source addresses. Pods cannot send such packets: their source is checked
+ * (132), and so is the tunnel's port (170).
  */
 #pragma once
 
@@ -21,7 +21,7 @@
 #include "pod/deliver.h"
 #include "proxy/redirect.h"
 
-/* Whether this node has to say itself who it is: where nodes have not agreed upon numbers, all but reserved ones. */
+/* Whether the number means nothing here: nodes that allocate identities by themselves share the reserved ones alone. */
 static __always_inline bool means_nothing(__u32 identity)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
@@ -29,7 +29,7 @@ static __always_inline bool means_nothing(__u32 identity)
 	return identity >= IDENTITY_FIRST && (!tunnel || tunnel->flags & TUNNEL_OWN_IDENTITIES);
 }
 
-/* Who sent it: the other node's identity, as this node names it. */
+/* The sender's identity as this node knows it. */
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct ipcache_info *info;
@@ -37,7 +37,7 @@ static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 ide
 
 	if (unknown)
 		identity = IDENTITY_WORLD;
-	/* Of a node this one may know which, as of the API server. */
+	/* A node may have a more specific identity here, such as kube-apiserver. */
 	if (unknown || identity == IDENTITY_REMOTE_NODE) {
 		info = ipcache_lookup(&flow->saddr, family);
 		if (info && info->identity != IDENTITY_HOST && !is_world(info->identity))
@@ -63,7 +63,7 @@ static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct f
 	return bpf_redirect(node->host_ifindex, BPF_F_INGRESS);
 }
 
-/* What a backend on another node answers a client outside, who has come to this one; the verdict, or UNDECIDED. */
+/* The verdict on the reply of another node's backend to an external client of this node; UNDECIDED: it is none. */
 static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int done;
@@ -98,7 +98,7 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 		return DROP(INGRESS, DROP_UNROUTABLE);
 	local = address_lookup(&flow->daddr, family);
 	if (!local && family == FAMILY_IPV4) {
-		verdict = gateway_takes(skb, flow);
+		verdict = gateway_from_overlay(skb, flow);
 		if (verdict != UNDECIDED)
 			return verdict;
 		mark_identity(skb, flow->source_identity);
@@ -126,7 +126,7 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
-/* The identity that another node gives with a packet; or -reason to drop it. */
+/* The identity in the tunnel header, or -reason to drop the packet. */
 VERIFIED_ALONE identity_in_tunnel(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key = {};

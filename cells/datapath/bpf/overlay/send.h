@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Into the tunnel: to the node that has the pod, as who the sender is. */
+/* Sends packets in the tunnel, to the destination's node, with the sender's identity. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -61,9 +61,9 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 	return bpf_redirect(tunnel->ifindex, 0);
 }
 
-#define GATEWAY_NOWHERE 0xffffffff /* in place of a node: a policy has the packet, and no node is its gateway */
+#define GATEWAY_NONE 0xffffffff /* in place of a node: a policy selects the packet, and has no gateway */
 
-/* What a pod sends. A packet that does not fit is answered here, for the stack never sees it. */
+/* Send a pod's packet. One that exceeds the MTU is answered here, as the stack never sees it. */
 VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
 				    __u32 family)
 {
@@ -71,7 +71,7 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 
 	if (!flow || !tunnel)
 		return DROP(EGRESS, DROP_NO_CONFIG);
-	if (unlikely(node == GATEWAY_NOWHERE))
+	if (unlikely(node == GATEWAY_NONE))
 		return DROP(EGRESS, DROP_NO_EGRESS_GATEWAY);
 	if (ipsec()) {
 		int verdict = encrypt_mark(skb, flow, true, family);
@@ -84,7 +84,7 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 	return tunnel_send(skb, flow, tunnel, node, status, family);
 }
 
-/* Whether a pod forges the tunnel: its datagram would leave with the node's address (masquerading), and be believed. */
+/* Whether a pod's datagram would pass for one of the tunnel: masqueraded, it comes from a node, which others trust. */
 static __always_inline bool forges_tunnel(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
@@ -95,9 +95,7 @@ static __always_inline bool forges_tunnel(const struct flow *flow)
 	return tunnel && flow->dport == tunnel->port;
 }
 
-/* What the host sends to an address that is not here: to the node that has it, or nowhere. The stack, which has
- * brought it, would bring it again.
- */
+/* Send the host's packet for a remote address to that node, or drop it: the stack would route it here again. */
 static __always_inline int host_sends_away(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the program in the driver hands over to the tc program with a packet that it has translated, but cannot bring
- * where it goes: a word in front of the packet. The first bit is Cilium's.
+/* The word in front of a packet by which the XDP program hands it over to the tc program: it has translated the packet, and
+ * cannot send it itself. The first bit is Cilium's.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Out of the driver again: by the device that the packet came in by, or another one that has such a program. What takes
- * more than that, as asking for a neighbour or a tunnel, is left to the tc program.
+/* Sends packets from the driver, by the device that they came in by or another one with an XDP program. The tc program sends
+ * those that need the tunnel, or a neighbour that is not known yet.
  */
 #pragma once
 
@@ -36,7 +36,7 @@ static __always_inline bool device_takes(context_t *ctx, __u32 ifindex)
 	return device && device->flags & DEVICE_XDP;
 }
 
-/* The MAC that a client's packets came from, where the host does not know its neighbour (any more); 0: none. */
+/* The MAC that the client's packets came from, if the kernel has no neighbour entry for the next hop; 0: not known. */
 static __always_inline mac_t client_mac(const struct flow *flow, __u8 family)
 {
 	const struct nodeport_neighbour *known =
@@ -101,7 +101,7 @@ VERIFIED_ALONE nodeport6_send(context_t *ctx, struct flow *flow, __be32 node)
 	return flow ? nodeport_send(ctx, flow, node, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
 }
 
-/* For a backend on this node: its policy, and the way to its pod, are known behind. */
+/* For a local backend: the tc program evaluates policy and delivers. */
 static __always_inline int nodeport4_deliver(context_t *ctx, struct flow *flow, const struct address_info *local,
 					     __u32 now)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What only the tc program does with what a device brings: it delivers, and goes on where the one in the
- * driver has left off.
+/* Ingress of a native device, as far as the tc program alone does it: delivery to pods, and packets that the XDP program has
+ * translated and handed over.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "pod/neighbours.h"
 #include "xdp/handover.h"
 
-/* A packet that another node forwards with DSR to a backend here: the verdict, or UNDECIDED. */
+/* The verdict on a packet that another node has forwarded with DSR to a local backend, or UNDECIDED. */
 static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					   __u32 now, __u8 family)
 {
@@ -34,26 +34,26 @@ static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, co
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* Whether another plugin's bridge, itself a native device, brings what a pod of this node has sent: the program at the pod's
- * link has marked it, which nothing from outside is.
+/* Whether a local pod has sent it, and another plugin's bridge, which is a native device too, has passed it on: then the program
+ * at the pod's link has marked it. Nothing from outside has a mark.
  */
-static __always_inline bool pod_sent(const context_t *ctx, const struct address_info *source)
+static __always_inline bool is_from_own_pod(const context_t *ctx, const struct address_info *source)
 {
 	__u32 mark = mark_read(ctx);
 
 	return (mark & MARK_KIND) == MARK_IDENTITY && marked_identity(mark) == source->identity;
 }
 
-/* The verdict on what seems to come from this node, or UNDECIDED if it does. Only the stack hears who else claims its address
- * (RFC 4862, 5.4.4), and that on the link alone.
+/* The verdict on a packet with a source address of this node; UNDECIDED: it does come from it. Others' packets are dropped but
+ * for those by which the stack detects duplicate addresses (RFC 4862, 5.4.4).
  */
-static __always_inline int device_gets_local(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
-					     __u32 now, __u8 family)
+static __always_inline int check_local_source(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
+					      __u32 now, __u8 family)
 {
 	const struct address_info *source = address_lookup(&flow->saddr, family);
 	bool pods = source && !(source->flags & ADDRESS_IS_HOST);
 
-	if (pods && pod_sent(ctx, source))
+	if (pods && is_from_own_pod(ctx, source))
 		return UNDECIDED;
 	if (parse_payload(ctx, flow, false, family))
 		return DROP(INGRESS, DROP_INVALID_SOURCE);
@@ -65,8 +65,8 @@ static __always_inline int device_gets_local(context_t *ctx, struct flow *flow, 
 	return DROP(INGRESS, DROP_INVALID_SOURCE);
 }
 
-/* Whether it goes on with a connection from outside that a proxy has. The stack would find the proxy's socket first (early
- * demux), and drop what belongs to a socket of its own and is to be sent on to the pod.
+/* Whether a proxy has the connection, which a client outside began. The stack would find the proxy's socket first (early
+ * demux), and drop the packet, as it is to be forwarded to the pod.
  */
 static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 {
@@ -78,16 +78,16 @@ static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 	return entry && entry->proxy_redirect;
 }
 
-/* Whether a router may pass on what comes from there (RFC 4291, 2.5): only neighbours of a link know each other by such. */
+/* Whether packets from the address may be forwarded: not from link-local or unspecified ones (RFC 4291, 2.5). */
 static __always_inline bool is_routable(const struct address *source, __u8 family)
 {
 	return family == FAMILY_IPV4 || !(link_scoped(source) || address_is_zero(source));
 }
 
-/* Bring what is for a pod of this node into it, past the stack: the verdict. UNDECIDED: it is for none, or the stack's to
- * refuse. What is addressed to another machine's MAC the pod's own stack will not take.
+/* Deliver a packet to a local pod, past the stack: the verdict. UNDECIDED: it is for none, or the stack is to refuse it. The
+ * pod's own stack refuses frames for other MACs.
  */
-static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int deliver_to_pod(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	const struct address_info *local;
 
@@ -100,41 +100,41 @@ static __always_inline int device_delivers(context_t *ctx, struct flow *flow, __
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* What was for this node is translated, and may be another node's pod's now: the verdict. */
-static __always_inline int device_answers_gateway(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+/* The verdict on a translated reply: in the tunnel to another node's pod that left by this gateway, else to the stack. */
+static __always_inline int pass_gateway_reply(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	int verdict = family == FAMILY_IPV4 ? gateway_returns(ctx, flow, now) : UNDECIDED;
+	int verdict = family == FAMILY_IPV4 ? gateway_reply(ctx, flow, now) : UNDECIDED;
 
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
-/* The same, or a pod's of this one. */
-static __always_inline int device_done(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+/* The same, or into a local pod. */
+static __always_inline int deliver_translated(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
-	int verdict = family == FAMILY_IPV4 ? gateway_returns(ctx, flow, now) : UNDECIDED;
+	int verdict = family == FAMILY_IPV4 ? gateway_reply(ctx, flow, now) : UNDECIDED;
 
 	if (verdict == UNDECIDED)
-		verdict = device_delivers(ctx, flow, now, family);
+		verdict = deliver_to_pod(ctx, flow, now, family);
 
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
-/* What the program in the driver handed over with the packet, 0 if nothing. */
-static __always_inline __u32 device_handed(const struct __sk_buff *skb)
+/* The word that the XDP program handed over with the packet (HANDED_*); 0: none. */
+static __always_inline __u32 xdp_handover(const struct __sk_buff *skb)
 {
 	const __u32 *handed = packet_meta(skb);
 
 	return (void *)(handed + 1) <= packet_start(skb) ? *handed : 0;
 }
 
-/* Go on with what that has translated. */
-static __always_inline int device_goes_on(struct __sk_buff *skb, struct flow *flow,
-					  const struct nodeport_config *own, __u32 handed, __u32 now, __u8 family)
+/* Send or deliver a packet that the XDP program has translated. */
+static __always_inline int resume_xdp(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
+				      __u32 handed, __u32 now, __u8 family)
 {
 	__be32 node;
 
 	if (handed & HANDED_DONE)
-		return device_done(skb, flow, now, family);
+		return deliver_translated(skb, flow, now, family);
 	if (handed & HANDED_LOCAL) {
 		flow->node_port = !flow->related;
 		return nodeport_go_on(skb, flow, own, now, family);
