@@ -1,8 +1,8 @@
-"""Connectivity between the nodes of the cluster: this node probes all others, and answers their probes.
+"""Connectivity between nodes: this node probes all others and answers their probes.
 
 Controller: the table ``nodes`` in, a report of all nodes out; a listening port on the node's own addresses.
-Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is the api cell's.
-Why:        with enable-health-checking=false nothing of this runs: no socket is opened.
+Source:     Cilium 1.17, cilium-health. Its REST API on health.sock is in the api cell.
+Why:        with enable-health-checking=false, no socket is opened.
 
 Settings: see :class:`~cells.health.prober.NodeHealthSettings`.
 """
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: bool) -> ProbedNode:
-    """What of a node is probed: its address in each family, and those of its health endpoint."""
+    """The addresses of a node to probe: one of each family, and those of its health endpoint."""
     enabled = tuple(families)
     hosts = (node.node_ip(family) for family in enabled)
     health = (ip for family in enabled for ip in node.health if Family.of(ip) is family)
@@ -84,7 +84,7 @@ def probed_node(node: ClusterNode, families: Iterable[Family], *, endpoints: boo
 
 
 def families_of(agent: AgentConfig) -> tuple[Family, ...]:
-    """The address families in use, IPv4 first."""
+    """The enabled address families, IPv4 first."""
     found = {Family.IPV4: agent.ipv4, Family.IPV6: agent.ipv6}
     return tuple(family for family, enabled in found.items() if enabled)
 
@@ -127,7 +127,7 @@ class ClusterHealth:
 
     @cached_property
     def metrics(self) -> ConnectivityMetrics:
-        """Those of this node."""
+        """Metrics of this node's probes."""
         return ConnectivityMetrics(self.own)
 
     async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
@@ -148,7 +148,7 @@ class ClusterHealth:
 
 
 def connectivity_metrics(health: ClusterHealth) -> Member[Collector]:
-    """What the probes found, as metrics."""
+    """Results of the probes as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         return health.metrics.families()
@@ -157,15 +157,15 @@ def connectivity_metrics(health: ClusterHealth) -> Member[Collector]:
 
 
 class ProbeResponder:
-    """Answers other nodes' HTTP probes at the node's own addresses.
+    """Answers HTTP probes of other nodes at the node's own addresses.
 
-    A port that another process has is degraded, and tried again; the agent goes on.
+    If another process uses the port, health is degraded and the agent retries.
     """
 
     enabled: bool
     """Whether the nodes of the cluster probe each other."""
     failure: str
-    """Why an address is not answered; empty while all are."""
+    """Why it does not listen at an address; empty if it listens at all."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class ProbeResponder:
             jobs.observe("answer probes", own.changes, self._follow)
 
     async def _follow(self, changes: Iterable[Change[str, ClusterNode]]) -> None:
-        """Listen at the node's addresses, and nowhere else. Raises HiveError, having tried each."""
+        """Listen at exactly the node's addresses. Raises HiveError after trying each."""
         for change in changes:
             if change.row is None:
                 continue
@@ -233,7 +233,7 @@ def _listener(ip: str, port: int) -> socket.socket:
 
 
 def socket_transport() -> ProbeTransport:
-    """Probes through the kernel's sockets."""
+    """Probes over the kernel's sockets."""
     return SocketTransport()
 
 

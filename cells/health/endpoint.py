@@ -1,11 +1,11 @@
-"""This node's health endpoint: probes of it go the way of pods' packets.
+"""This node's health endpoint: probes of it take the path of pods' packets.
 
-Controller: the addresses it has (claimed before the node is published) in; a network namespace with a
-            link, an endpoint with the identity health, and a listening socket out.
+Controller: its addresses (claimed before the node is published) in; a network namespace with a link, an
+            endpoint with the identity health, and a listening socket out.
 Source:     Cilium 1.17, cilium-health/launch and the controller cilium-health-ep.
-Why:        a socket belongs to the network namespace it was opened in, in whichever process. So the namespace
-            needs no process and no name: the agent's sockets inside hold it, the agent's loop answers there,
-            and an agent that ends, however it does, leaves neither namespace nor link behind.
+Why:        a socket belongs to the network namespace in which it was opened, in any process. So the namespace
+            needs no process and no name: the agent's sockets keep it alive, the agent's loop answers there,
+            and an agent that ends in any way leaves neither namespace nor link behind.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ __all__ = ["HealthAddresses", "HealthEndpoint", "HealthNetwork"]
 CONTROLLER: Final = "cilium-health-ep"
 CONTAINER: Final = "cilium-health"
 LINK: Final = "lxc_health"
-"""The node's end of its link."""
+"""The node's end of the link."""
 PEER: Final = "cilium"
-"""The end in its namespace."""
+"""The end in the endpoint's namespace."""
 ALIAS: Final = "hive health endpoint"
 OWNER: Final = "health"
-"""Of its addresses, in IPAM."""
+"""Owner of its addresses in IPAM."""
 
 INTERVAL: Final = 60.0
-"""Seconds between two looks at it, besides those after the kernel reports a change in its namespace."""
+"""Seconds between two checks, in addition to those after the kernel reports a change in its namespace."""
 PATIENCE: Final = 180.0
-"""Seconds without an answer, after which it is made anew."""
+"""Seconds without an answer after which it is recreated."""
 REST: Final = 1.0
-"""Least seconds from one making to the next: someone may keep removing its link."""
+"""Minimum time between two creations, in seconds, as another program may keep removing its link."""
 
 _LOOPBACK: Final = 1
 _LOOPBACK_MTU: Final = 65536
@@ -77,9 +77,9 @@ _CHANGES: Final = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
 
 @after(RestoredEndpoints)
 class HealthAddresses:
-    """Claims an address of each family after the pods have theirs: the one it had before, where it is free.
+    """Claims an address of each family after the pods have theirs: the previous one if it is free.
 
-    Its hook runs before this node is published, so that other nodes never see it without.
+    Its hook runs before this node is published, so that other nodes never see it without these addresses.
     """
 
     def __init__(
@@ -111,9 +111,11 @@ class HealthAddresses:
             self._log.warning("no address for the health endpoint yet", error=error.text)
 
     def claim(self) -> tuple[IPAddress, ...]:
-        """Its addresses, IPv4 first; claimed and published now where they are not its own. Raises IpamError.
+        """Its addresses, IPv4 first; claimed and published again if they are no longer its own.
 
-        Who deletes the endpoint over the API releases them.
+        Raises IpamError.
+
+        Deleting the endpoint over the API releases them.
         """
         for family in sorted(self._ipam.families, key=lambda family: family.value):
             row = self._table.get(family)
@@ -137,7 +139,7 @@ class HealthAddresses:
 
 @after(HealthAddresses)
 def health_addresses_claimed() -> HealthAddressesClaimed:
-    """The moment from which the node can be published."""
+    """A barrier after which the node may be published."""
     return HealthAddressesClaimed()
 
 
@@ -145,10 +147,10 @@ def health_addresses_claimed() -> HealthAddressesClaimed:
 
 
 class HealthLink(Protocol):
-    """A namespace with one end of a link; the other is the node's. Methods raise OSError."""
+    """A namespace with one end of a link; the other end is the node's. Methods raise OSError."""
 
     request: EndpointRequest
-    """What its endpoint is made of."""
+    """The request that creates its endpoint."""
 
     def connect(self) -> None:
         """Bring both ends up, with the addresses and routes of a pod."""
@@ -163,24 +165,24 @@ class HealthLink(Protocol):
         ...
 
     def fault(self) -> str:
-        """What is not as connect() left it; empty while all is."""
+        """What differs from the result of connect(); empty if nothing does."""
         ...
 
     async def close(self) -> None:
-        """Let go of namespace and link; the kernel removes both."""
+        """Close the sockets; the kernel removes namespace and link."""
         ...
 
 
 class HealthNetwork(Protocol):
-    """Makes such links."""
+    """Creates such links."""
 
     async def create(self, addresses: Sequence[IPAddress], port: int) -> HealthLink:
-        """One in place of what there is, down. Raises OSError and HiveError."""
+        """Create a link that is down, replacing an existing one. Raises OSError and HiveError."""
         ...
 
 
 class _Inside(msgspec.Struct, frozen=True):
-    """What the agent has opened inside; the namespace lasts as long as one of them."""
+    """Sockets of the agent in the namespace, which exists as long as one of them."""
 
     namespace: int
     requests: int
@@ -196,7 +198,7 @@ class _Inside(msgspec.Struct, frozen=True):
 
 
 def _open_inside(families: Sequence[Family], port: int) -> _Inside:
-    """In the new namespace's thread. Raises OSError, with nothing left open."""
+    """Open the sockets, in the new namespace's thread. Raises OSError, with nothing left open."""
     with ExitStack() as undo:
         if Family.IPV6 in families:
             _enable_ipv6()
@@ -218,9 +220,9 @@ def _open_inside(families: Sequence[Family], port: int) -> _Inside:
 
 
 def _enable_ipv6() -> None:
-    """In the calling thread's namespace, of which /proc/sys/net shows the settings. Raises OSError.
+    """Enable IPv6 in the calling thread's namespace, over /proc/sys/net. Raises OSError.
 
-    A new namespace has it mostly, and a container may not write there.
+    A new namespace usually has it, and a container may not be allowed to write there.
     """
     for place in ("all", "default"):
         setting = Path("/proc/sys/net/ipv6/conf", place, "disable_ipv6")
@@ -274,7 +276,7 @@ class KernelHealthLink:
             self._servers.append(server)
 
     def watch(self, changed: Callable[[], object]) -> None:
-        """What came before does not count: it was this agent's doing."""
+        """Ignore earlier notifications, which this agent caused."""
         self._drain()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._inside.changes, self._changed, changed)
@@ -285,7 +287,7 @@ class KernelHealthLink:
         changed()
 
     def _drain(self) -> None:
-        """Forget news there is: what it is about is looked up. Lost news (ENOBUFS) counts as any."""
+        """Discard pending notifications, as the state is read afterwards. Lost ones (ENOBUFS) count, too."""
         with suppress(OSError):
             while True:
                 self._inside.changes.recv(1)
@@ -306,7 +308,10 @@ class KernelHealthLink:
         return f"its address {', '.join(missing)} is missing" if missing else ""
 
     async def close(self) -> None:
-        """Servers first: they have sockets. The kernel ends the namespace soon after the last one."""
+        """Close servers first, as they hold sockets.
+
+        The kernel removes the namespace soon after the last one.
+        """
         if self._watched:
             asyncio.get_running_loop().remove_reader(self._inside.changes)
         for server in self._servers:
@@ -376,7 +381,7 @@ class KernelHealthNetwork:
 
 
 async def answer_probe(request: Request) -> Response:
-    """200 at /hello, 404 elsewhere; both without a body."""
+    """Answer 200 at /hello, otherwise 404; both without a body."""
     return Response(200 if request.path == "/hello" else 404)
 
 
@@ -385,7 +390,7 @@ async def answer_probe(request: Request) -> Response:
 
 @after(PodsExposed)
 class HealthEndpoint:
-    """Makes the endpoint when the agent starts, and anew when it is not as it was, or does not answer."""
+    """Creates the endpoint at the start, and recreates it if it is damaged or does not answer."""
 
     def __init__(
         self,
@@ -411,11 +416,11 @@ class HealthEndpoint:
         self._link: HealthLink | None = None
         self._endpoint: Endpoint | None = None
         self._changed = False
-        """Whether the kernel has reported a change since it answered last."""
+        """Whether the kernel has reported a change since the last answer."""
         self._made = -REST
-        """When it was made last."""
+        """When it was last created."""
         self._answered = 0.0
-        """When it answered last, or was made; both of the loop's clock."""
+        """When it last answered or was created; both by the loop's clock."""
         if settings.endpoints:
             lifecycle.append(Hook("run the health endpoint", self._start, stop=self._stop))
 
@@ -423,14 +428,17 @@ class HealthEndpoint:
         self._controllers.update(CONTROLLER, self._check, Rules(interval=INTERVAL, retry_maximum=INTERVAL))
 
     async def _stop(self) -> None:
-        """End the link. What is saved of the endpoint stays, for the next agent to give it its addresses."""
+        """Remove the link.
+
+        The saved state of the endpoint remains, so that the next agent reuses its addresses.
+        """
         self._controllers.remove(CONTROLLER)
         if self._link is not None:
             link, self._link = self._link, None
             await link.close()
 
     async def _check(self) -> None:
-        """Make the endpoint unless there is one; return once it answers. Raises HiveError, OSError."""
+        """Create the endpoint if it does not exist, and wait until it answers. Raises HiveError, OSError."""
         wrong = self._fault()
         if wrong:
             await self._make(wrong)
@@ -455,7 +463,7 @@ class HealthEndpoint:
         return link.fault()
 
     async def _failure(self) -> str:
-        """Why one of its addresses does not answer; empty when each does."""
+        """Why one of its addresses does not answer; empty if all do."""
         for ip in self._addresses.claim():
             outcome = await self._transport.http(str(ip), self._port)
             if outcome.failure:
@@ -463,7 +471,7 @@ class HealthEndpoint:
         return ""
 
     async def _make(self, reason: str) -> None:
-        """Make it, in place of what there is of it. Raises HiveError, OSError, IpamError, EndpointError."""
+        """Create it, replacing what exists of it. Raises HiveError, OSError, IpamError, EndpointError."""
         if self._link is not None:
             self._log.warning("creating the health endpoint again", reason=reason)
         await anyio.sleep_until(self._made + REST)

@@ -1,6 +1,6 @@
-"""What probes found of each node of the cluster, as one report, and its metrics.
+"""Results of the probes of all nodes, as one report, and their metrics.
 
-Source: Cilium 1.17, pkg/health/server (prober and status) and pkg/health/client (what counts as reachable).
+Source: Cilium 1.17, pkg/health/server (prober and status) and pkg/health/client (reachability).
 Why:    results belong to addresses, not to nodes: an address that moves to another node keeps its result.
 """
 
@@ -19,14 +19,14 @@ STATES: Final[tuple[Reach, ...]] = ("reachable", "unreachable", "unknown")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """One probe: the time to the answer in nanoseconds, or what went wrong."""
+    """One probe: its latency in nanoseconds, or its error."""
 
     latency: int = 0
     failure: str = ""
 
 
 class ProbedPath(msgspec.Struct, frozen=True):
-    """An address and its last outcomes; None: not probed yet."""
+    """An address and the last outcomes of its probes; None: not probed yet."""
 
     ip: str
     icmp: Outcome | None = None
@@ -34,7 +34,7 @@ class ProbedPath(msgspec.Struct, frozen=True):
 
     @property
     def reach(self) -> Reach:
-        """Unreachable where a probe failed, unknown where one has no outcome."""
+        """Unreachable if a probe failed, unknown if one has no outcome."""
         outcomes = (self.icmp, self.http)
         if any(each is not None and each.failure for each in outcomes):
             return "unreachable"
@@ -48,29 +48,29 @@ class ProbedNode(msgspec.Struct, frozen=True):
     """``cluster/name``."""
     host: tuple[str, ...]
     endpoint: tuple[str, ...] = ()
-    """Of its health endpoint."""
+    """Addresses of its health endpoint."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """A node and what was found at its addresses, the primary one first."""
+    """A node with the results at its addresses, the primary one first."""
 
     name: str
     host: tuple[ProbedPath, ...]
     endpoint: tuple[ProbedPath, ...]
     since: float = 0.0
-    """When it became reachable or unreachable, in Unix seconds, to the round."""
+    """When it became reachable or unreachable, in Unix seconds, with the precision of a round."""
 
     @property
     def reachable(self) -> bool:
-        """Whether no probe failed; what is unknown counts as reachable, as in Cilium."""
+        """Whether no probe failed; unknown counts as reachable, as in Cilium."""
         return all(path.reach != "unreachable" for path in (*self.host, *self.endpoint))
 
 
 class ClusterReport(msgspec.Struct, frozen=True):
-    """All nodes, as one round found them."""
+    """The results of one round for all nodes."""
 
     started: float
-    """When the round began, in Unix seconds."""
+    """Start of the round, in Unix seconds."""
     nodes: tuple[NodeReport, ...] | None = None
     """By name; None before the end of the first round."""
 
@@ -85,7 +85,7 @@ class ProbeResults:
         self._since: dict[str, tuple[bool, float]] = {}
 
     def update(self, nodes: Iterable[ProbedNode], removed: Iterable[str] = ()) -> None:
-        """Take in nodes that are new or changed. An address that no node has any more loses its outcomes."""
+        """Add, replace and remove nodes. An address without a node loses its outcomes."""
         before = [ip for name in removed for ip in self._replace(name, None)]
         before += (ip for node in nodes for ip in self._replace(node.name, node))
         for ip in before:
@@ -94,7 +94,7 @@ class ProbeResults:
                 self._paths.pop(ip, None)
 
     def _replace(self, name: str, node: ProbedNode | None) -> tuple[str, ...]:
-        """Take in a node, or forget it; the addresses that it had."""
+        """Replace or remove a node. Returns its previous addresses."""
         before = self._nodes.pop(name, None)
         if before is not None:
             self._uses.subtract((*before.host, *before.endpoint))
@@ -106,17 +106,20 @@ class ProbeResults:
         return (*before.host, *before.endpoint) if before is not None else ()
 
     def addresses(self) -> list[str]:
-        """All that are to be probed."""
+        """All addresses to probe."""
         return list(self._uses)
 
     def record(self, ip: str, icmp: Outcome | None = None, http: Outcome | None = None) -> None:
-        """Outcomes at an address; None leaves the last one. An address of no node is ignored."""
+        """Record outcomes at an address; None keeps the previous one.
+
+        An address without a node is ignored.
+        """
         if ip in self._uses:
             last = self._paths.get(ip) or ProbedPath(ip)
             self._paths[ip] = ProbedPath(ip, icmp or last.icmp, http or last.http)
 
     def report(self, started: float) -> ClusterReport:
-        """What is known of all nodes, found by the round that began at ``started``."""
+        """The results of all nodes, from the round that began at ``started``."""
         return ClusterReport(
             started, tuple(self._of(self._nodes[name], started) for name in sorted(self._nodes))
         )
@@ -137,15 +140,15 @@ class ProbeResults:
 # Metrics, for every report that is published.
 
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds."""
+"""Upper bounds in seconds."""
 FAILED_SECONDS: Final = 10.0
-"""What the histogram counts for a probe that failed."""
+"""Latency in the histogram for a failed probe."""
 _NODE: Final = "source_cluster source_node_name target_cluster target_node_name target_node_type type"
 _KINDS: Final = ("node", "endpoint")
 
 
 class ConnectivityMetrics:
-    """Series of the last report, and latencies of all reports."""
+    """Metrics of the last report, and latencies of all reports."""
 
     def __init__(self, own: str) -> None:
         self._own = own
@@ -154,7 +157,7 @@ class ConnectivityMetrics:
         self._latencies: dict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(BUCKETS))
 
     def publish(self, report: ClusterReport) -> None:
-        """Show this report from now on."""
+        """Replace the report."""
         self._report = report
         for node in report.nodes or ():
             for kind, place, path in _paths(node):
@@ -164,7 +167,7 @@ class ConnectivityMetrics:
                         self._latencies[*self._source, kind, protocol, place].observe(seconds)
 
     def families(self) -> list[MetricFamily]:
-        """All of them; none before the first report."""
+        """The metric families; none before the first report."""
         if self._report.nodes is None:
             return []
         status: dict[tuple[str, ...], float] = {}
@@ -227,7 +230,7 @@ def _outcomes(path: ProbedPath) -> Iterator[tuple[str, Outcome | None]]:
 
 
 def _paths(node: NodeReport) -> Iterator[tuple[str, str, ProbedPath]]:
-    """Of the host and of the health endpoint: which, whether primary or secondary, and the path."""
+    """Paths to the node and its health endpoint: which of both, primary or secondary, and the path."""
     for kind, paths in zip(_KINDS, (node.host, node.endpoint), strict=True):
         for number, path in enumerate(paths):
             yield kind, "secondary" if number else "primary", path

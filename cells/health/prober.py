@@ -1,8 +1,8 @@
-"""Probes every node of the cluster and its health endpoint, by ICMP echo and by HTTP, round after round.
+"""Probes every node and its health endpoint, with ICMP echo and HTTP, in rounds.
 
 Source: Cilium 1.17, pkg/health/server/prober.go.
-Why:    one raw socket of each family serves all echo requests; with a socket for each of them, thousands of
-        nodes would take the agent's descriptors. All probes of a round are spread over its interval.
+Why:    one raw socket of each family sends all echo requests; a socket for each request would use up the
+        agent's descriptors with thousands of nodes. The probes of a round are spread over its interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lifecycle import Settings
 
 FASTEST: Final = 10.0
 SLOWER_BY: Final = 100.0
-"""Seconds between two probes of an address at the ratio 0, and how many more at the ratio 1."""
+"""Seconds between two probes of an address at ratio 0, and how many more at ratio 1."""
 
 
 class NodeHealthSettings(Settings, frozen=True):
@@ -64,15 +64,15 @@ class NodeHealthSettings(Settings, frozen=True):
 
 
 DEADLINE: Final = 10.0
-"""Seconds for each probe."""
+"""Timeout of a probe, in seconds."""
 ECHO_PAUSE: Final = 0.1
 """Seconds between two echo requests of a probe."""
 AT_ONCE: Final = 512
-"""Probes under way at most: a round that waits for more is longer than its interval."""
+"""Maximum number of parallel probes; a round that needs more takes longer than its interval."""
 TIMED_OUT: Final = "Connection timed out"
 _STATUS_LINE: Final = re.compile(r"HTTP/\d\.\d (\d{3}(?: .*)?)", re.ASCII)
 _SHOWN: Final = 80
-"""Characters of an answer that is not HTTP, in the failure."""
+"""Number of characters of an answer that is not HTTP, in the error."""
 
 _ECHO = struct.Struct("!BBHHH")
 _ICMP_FILTER: Final = 1  # linux/icmp.h
@@ -83,14 +83,14 @@ _REPLY: Final = {socket.AF_INET: 0, socket.AF_INET6: 129}
 
 
 class ProbeTransport(Protocol):
-    """How probes reach other nodes."""
+    """Sends probes to other nodes."""
 
     def open(self) -> None:
-        """Before the first probe."""
+        """Prepare for probes."""
         ...
 
     def close(self) -> None:
-        """After the last one."""
+        """Release what open() acquired."""
         ...
 
     async def icmp(self, ip: str, requests: int) -> Outcome:
@@ -103,7 +103,7 @@ class ProbeTransport(Protocol):
 
 
 class NodeProber:
-    """Probes the addresses of `results` in rounds, and publishes a report at the end of each."""
+    """Probes the addresses of `results` in rounds, and publishes a report after each."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class NodeProber:
         self._limit = anyio.Semaphore(AT_ONCE)
 
     def wake(self) -> None:
-        """There are nodes: the first round can begin."""
+        """Begin the first round, as nodes are known."""
         self._known.set()
 
     async def run(self) -> None:
@@ -162,7 +162,7 @@ class NodeProber:
 
 
 class SocketTransport:
-    """The real one: TCP connections, and a raw ICMP socket of each family."""
+    """Probes over TCP connections, and over a raw ICMP socket of each family."""
 
     def __init__(self) -> None:
         self._identifier = secrets.randbelow(1 << 16)
@@ -170,10 +170,10 @@ class SocketTransport:
         self._sockets: dict[int, socket.socket] = {}
         self._errors: dict[int, str] = {}
         self._waiting: dict[int, tuple[str, int, asyncio.Future[int]]] = {}
-        """By sequence: address, when it was sent, and the latency to come; both in nanoseconds."""
+        """By sequence number: address, time of the request, and the future latency; both in nanoseconds."""
 
     def open(self) -> None:
-        """Open the raw sockets; a family without one fails each of its probes with the reason."""
+        """Open the raw sockets; without one, each probe of its family fails with the reason."""
         loop = asyncio.get_running_loop()
         for family, protocol in (
             (socket.AF_INET, socket.IPPROTO_ICMP),
@@ -198,7 +198,7 @@ class SocketTransport:
         self._errors.clear()
 
     async def icmp(self, ip: str, requests: int) -> Outcome:
-        """The latency of the first reply to up to so many requests, 100 ms apart."""
+        """The latency of the first reply to up to this number of requests, 100 ms apart."""
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         if (unavailable := self._errors.get(family)) is not None:
             return Outcome(failure=unavailable)
@@ -220,7 +220,7 @@ class SocketTransport:
         return Outcome(failure=TIMED_OUT)
 
     def _send(self, made: socket.socket, ip: str, reply: asyncio.Future[int]) -> int:
-        """Send a request; its sequence. Raises OSError."""
+        """Send a request. Returns its sequence number; raises OSError."""
         while self._sequence in self._waiting:
             self._sequence = (self._sequence + 1) & 0xFFFF
         sequence = self._sequence
@@ -251,7 +251,7 @@ class SocketTransport:
             reply.set_result(now - sent)
 
     async def http(self, ip: str, port: int) -> Outcome:
-        """The time to the answer 200; failures in the words of Go's client."""
+        """The time until an answer 200; errors in the words of Go's client."""
         host = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         started_at = time.perf_counter_ns()
         where = f'Get "http://{host}/hello": '
@@ -269,7 +269,7 @@ class SocketTransport:
 
 
 class _GetError(Exception):
-    """Why there is no answer, in the words of Go's client."""
+    """Why there is no answer, in the words of Go's HTTP client."""
 
 
 async def _get(ip: str, port: int, host: str) -> str:
@@ -299,13 +299,13 @@ async def _get(ip: str, port: int, host: str) -> str:
 
 
 def _ends(connection: socket.socket) -> str:
-    """``10.1.0.1:40000->10.1.0.2:4240``."""
+    """Both ends of a connection: ``10.1.0.1:40000->10.1.0.2:4240``."""
     ends = (connection.getsockname(), connection.getpeername())
     return "->".join(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip, port, *_ in ends)
 
 
 def _only_replies(made: socket.socket) -> None:
-    """Filter in the kernel: only echo replies pass."""
+    """A filter that lets only echo replies pass."""
     if made.family == socket.AF_INET:
         blocked = 0xFFFFFFFF & ~(1 << _REPLY[socket.AF_INET])
         made.setsockopt(_SOL_RAW, _ICMP_FILTER, struct.pack("=I", blocked))
@@ -317,12 +317,12 @@ def _only_replies(made: socket.socket) -> None:
 
 
 def _checksum(packet: bytes) -> int:
-    """The internet checksum (RFC 1071) of an even number of bytes."""
+    """The Internet checksum (RFC 1071) of an even number of bytes."""
     total: int = sum(word for (word,) in struct.iter_unpack("!H", packet))
     total = (total >> 16) + (total & 0xFFFF)
     return ~(total + (total >> 16)) & 0xFFFF
 
 
 def _reason(error: OSError) -> str:
-    """As Go writes it: ``connection refused``."""
+    """The error in Go's words: ``connection refused``."""
     return os.strerror(error.errno or errno.EIO).lower()

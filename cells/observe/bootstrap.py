@@ -1,8 +1,8 @@
-"""Moments of the agent's start, and how long each part of it took in the words of Cilium: bootstrap scopes.
+"""Phases of the agent's start and their durations, under Cilium's names: bootstrap scopes.
 
-Source: sums up what the hive measured of every hook; one log line once probes are answered.
-Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds, and no hook needs a
-        timer of its own for it.
+Source: sums up the hive's timings of hooks; logs one line once probes are answered.
+Why:    dashboards that compare agents or upgrades use cilium_agent_bootstrap_seconds; hooks need no timers
+        of their own for it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["ApiServed", "Bootstrap", "HealthAddressesClaimed", "PodsExposed", "c
 
 
 class HealthAddressesClaimed(msgspec.Struct, frozen=True):
-    """The addresses of this node's health endpoint are known, if it has one: it is published with them."""
+    """The addresses of this node's health endpoint, if any, are claimed: the node may be published."""
 
 
 class PodsExposed(msgspec.Struct, frozen=True):
-    """Restored endpoints are in the table of all endpoints, and have their addresses."""
+    """Restored endpoints are in the table of endpoints, and have their addresses."""
 
 
 class ApiServed(msgspec.Struct, frozen=True):
@@ -45,11 +45,11 @@ class ApiServed(msgspec.Struct, frozen=True):
 #         which some run beside each other, so that all scopes together may be more than ``overall``.
 
 OVERALL: Final = "overall"
-"""From the process's start until probes are answered."""
+"""From the start of the process until probes are answered."""
 EARLY: Final = "earlyInit"
-"""Until the first hook: interpreter, imports, settings, constructors; and the claim on the node."""
+"""Until the first hook: interpreter, imports, settings, constructors; and the claim of the node."""
 OTHER: Final = "daemonInit"
-"""What has no scope of its own."""
+"""Hooks without a scope of their own."""
 
 SCOPES: Final = {
     "api": "initAPI",
@@ -69,7 +69,7 @@ SCOPES: Final = {
     "metrics": "initAPI",
     "router": "bpfBase",
 }
-"""Scope by module, or by module and hook."""
+"""Scopes by module, or by module and hook."""
 
 
 class Scopes(msgspec.Struct, frozen=True):
@@ -77,11 +77,11 @@ class Scopes(msgspec.Struct, frozen=True):
 
     succeeded: dict[str, float]
     failed: dict[str, float]
-    """What was spent on starts of hooks that came to nothing."""
+    """Seconds for failed starts of hooks."""
 
 
 def scopes_of(profile: Profile, before: float, overall: float | None = None) -> Scopes:
-    """What every scope has taken so far; ``before``: seconds until there was a hive."""
+    """The duration of every scope so far; ``before``: seconds before the creation of the hive."""
     early = before + sum(one.took for one in profile.timings if one.kind in {"construct", "invoke"})
     starts = sorted((one for one in profile.timings if one.kind == "start"), key=lambda one: one.began)
     initial = {EARLY: early} if overall is None else {OVERALL: overall, EARLY: early}
@@ -103,7 +103,7 @@ def _sums(starts: Iterable[Timing], initial: dict[str, float]) -> dict[str, floa
 
 
 def families(scopes: Scopes) -> Iterator[MetricFamily]:
-    """One histogram for each scope, with the one value there is of a start."""
+    """A histogram for each scope, with the one value of this start."""
     series: dict[tuple[str, str], Histogram] = {}
     for outcome, found in (("success", scopes.succeeded), ("fail", scopes.failed)):
         for scope, seconds in found.items():
@@ -126,12 +126,12 @@ class Bootstrap:
         self._overall: float | None = None
 
     def scopes(self) -> Scopes:
-        """Every scope so far; ``overall`` once probes are answered."""
+        """All scopes so far; ``overall`` once probes are answered."""
 
         return scopes_of(self._profile, self._before, self._overall)
 
     def complete(self) -> Scopes:
-        """Probes are answered from now on; what every scope took."""
+        """Probes are answered from now on. Returns the duration of every scope."""
         from lifecycle.process import process_age
 
         self._overall = process_age()
@@ -143,7 +143,7 @@ class Bootstrap:
 
 @after(HealthServer)
 def report_once_probed(bootstrap: Bootstrap, lifecycle: Lifecycle, log: Logger) -> None:
-    """Log the scopes in one line when the port that probes ask is served."""
+    """Log the scopes in one line when the port of the probes is served."""
 
     async def report() -> None:
         scopes = bootstrap.complete().succeeded

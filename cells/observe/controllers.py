@@ -1,7 +1,7 @@
-"""Controllers: named work that is done again and again, or until it works, by documented rules.
+"""Controllers: named work that is repeated, or retried until it succeeds, by documented rules.
 
-Controller: the rules and counters over the jobs of the hive, which do the scheduling.
-Why:        operators look for them by name in ``cilium-dbg status`` and in an endpoint's status.
+Controller: rules and counters on top of the hive's jobs, which do the scheduling.
+Why:        operators look for controllers by name in ``cilium-dbg status`` and in endpoints' statuses.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ class Rules(msgspec.Struct, frozen=True):
     """When a controller runs again; all in seconds."""
 
     interval: float = 0.0
-    """After a success; 0 waits until it is updated or triggered."""
+    """Pause after a success; 0 waits until it is updated or triggered."""
     retry_base: float = 1.0
-    """After n failures in a row it waits n times this."""
+    """After n failures in a row, the pause is n times this."""
     retry_maximum: float = 0.0
-    """The longest wait after a failure; 0 sets no bound."""
+    """The longest pause after a failure; 0 sets no bound."""
     retries: bool = True
-    """Whether failures have waits of their own; without, the interval counts after them too."""
+    """Whether failures have pauses of their own; otherwise the interval applies after them, too."""
 
     def pause(self, failures: int) -> float:
-        """The wait after so many failures in a row, 0 for a success; infinite until triggered."""
+        """The pause after this number of failures in a row, 0 for a success; infinite until triggered."""
         if failures and self.retries:
             return min(failures * self.retry_base, self.retry_maximum or math.inf)
         return self.interval or math.inf
 
 
 class ControllerState(msgspec.Struct, frozen=True):
-    """A controller as it is now; times are Unix seconds."""
+    """The present state of a controller; times are Unix seconds."""
 
     name: str
     uuid: str
     owner: str
-    """What it works for, such as ``endpoint-7``; empty for the node."""
+    """The object for which it works, such as ``endpoint-7``; empty for the node."""
     retries: bool
     retry_base: float
     """Seconds."""
     interval: float
-    """Seconds; 0 when it does not run by the clock."""
+    """Seconds; 0 if it has no interval."""
     successes: int = 0
     failures: int = 0
     failures_in_a_row: int = 0
     last_error: str = ""
-    """What it failed with the last time, empty when it did not."""
+    """Error of the last run; empty if it succeeded."""
     last_success: float | None = None
     last_failure: float | None = None
 
@@ -126,8 +126,8 @@ class _Controller:
 class Controllers:
     """The controllers of the node, by name.
 
-    One runs at once and then by its rules, never twice at a time. What fails shows as degraded health under
-    its name until it works.
+    Each runs at once and then by its rules, never twice in parallel. A failure is degraded health under its
+    name until a run succeeds.
     """
 
     def __init__(
@@ -141,14 +141,17 @@ class Controllers:
         self._known: dict[str, _Controller] = {}
         self._owned: dict[str, dict[str, _Controller]] = {}
         self.runs = {"success": Histogram(), "failure": Histogram()}
-        """Seconds that runs took, also of controllers that are no more."""
+        """Seconds that runs took, including those of removed controllers."""
         self._run = uuid4()
-        """Of this run of the agent: names its jobs' uuids."""
+        """Id of this run of the agent, from which the uuids of jobs are made."""
         self._job_statuses: dict[str, tuple[JobStats, bool, ControllerState]] = {}
-        """The hive's other jobs by name: what each status was made of, and it."""
+        """Statuses of the hive's other jobs by name, each with its inputs."""
 
     def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
-        """Run ``work`` now and then by the rules. One of that name gets both, keeping uuid and counters."""
+        """Run ``work`` now and then by the rules.
+
+        An existing controller of that name gets both, and keeps uuid and counters.
+        """
         known = self._known.get(name)
         if known is not None:
             known.work, known.rules, known.cached = work, rules, None
@@ -159,14 +162,14 @@ class Controllers:
         self._jobs.one_shot(name, partial(self._live, controller))
 
     def trigger(self, name: str) -> bool:
-        """Run it now, or once more when it is running; whether there is one of that name."""
+        """Run a controller now, or once more if it is running. Returns whether it exists."""
         known = self._known.get(name)
         if known is not None:
             known.ask()
         return known is not None
 
     def remove(self, name: str) -> bool:
-        """End it, in the middle of a run too; whether there was one of that name."""
+        """End a controller, even during a run. Returns whether it existed."""
         known = self._known.pop(name, None)
         if known is not None:
             owned = self._owned[known.owner]
@@ -177,7 +180,7 @@ class Controllers:
         return known is not None
 
     def remove_of(self, owner: str) -> None:
-        """End those of one owner."""
+        """End the controllers of one owner."""
         for known in self.of(owner):
             self.remove(known.name)
 
@@ -187,7 +190,7 @@ class Controllers:
         return tuple(owned[name].status() for name in sorted(owned)) if owned else ()
 
     def all(self) -> tuple[ControllerState, ...]:
-        """Every controller, by name; the hive's other jobs too, each under the id its health has."""
+        """All controllers by name, including the hive's other jobs, each under the id of its health."""
         found = [known.status() for known in self._known.values()]
         degraded = {each.module for each in self._tree.snapshot() if each.level == "degraded"}
         text: dict[str, tuple[JobStats, bool, ControllerState]] = {}
@@ -206,7 +209,7 @@ class Controllers:
         return tuple(found)
 
     def _job(self, name: str, job: JobStats, failing: bool) -> ControllerState:
-        """A job that goes on after a failure may never end a run again: its health shows that it is well."""
+        """A job that recovers from failures may never end a run: then its health shows that it is well."""
         return ControllerState(
             name=name,
             uuid=str(uuid5(self._run, name)),
@@ -232,7 +235,7 @@ class Controllers:
                     await wake.wait()
 
     async def _once(self, controller: _Controller) -> None:
-        """One run, counted. What it raises is what a controller is there to contain."""
+        """One counted run, with its error contained."""
         health = self._health.child(controller.name)
         began = anyio.current_time()
         try:
@@ -267,7 +270,7 @@ class Controllers:
 
 
 def families(controllers: Controllers) -> Iterator[MetricFamily]:
-    """How often controllers ran, how long that took, how many fail now."""
+    """Runs of controllers, their durations, and the number of failing ones."""
     yield counter(
         "cilium_controllers_runs_total",
         "Number of times that a controller process was run labeled by completion status",

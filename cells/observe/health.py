@@ -1,7 +1,7 @@
-"""Decides whether the agent is well: one verdict, and the port the kubelet probes.
+"""The agent's health: one verdict, and the port that the kubelet probes.
 
-Controller: reads the hive's health tree, gives the verdict that the REST API and the port share.
-Why:        the port listens only once everything serves, so that a probe before that is refused.
+Controller: the hive's health tree in; a verdict for the REST API and the port out.
+Why:        the port is opened only after everything is served, so that earlier probes are refused.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ INTERVAL: Final = 5.0
 """Seconds from the end of a run to the next one."""
 WARN: Final = 15.0
 STALE: Final = 60.0
-"""Seconds without an answer after which the part counts as stale."""
+"""Seconds without an answer after which a probe counts as stale."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Something that may stop answering, such as a file system."""
+    """A dependency that may stop answering, such as a file system."""
 
     name: str
     ask: Callable[[], Awaitable[object]]
-    """Raises what is wrong. It runs until it answers: nothing cancels it."""
+    """Raises the failure. It runs until it has an answer: nothing cancels it."""
 
 
 class Probes:
-    """Runs every probe as a controller; what is wrong is its failure, and one that hangs is stale.
+    """Runs every probe as a controller; a failure is the controller's, and a probe that hangs is stale.
 
-    Its hook waits until each has given any answer, or is stale.
+    Its hook waits until each probe has ended or is stale.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Probes:
 
     @property
     def stale(self) -> Mapping[str, float]:
-        """Since when (Unix seconds) each probe that does not answer has been asked."""
+        """Since when (Unix seconds) each probe without an answer runs."""
         return self._stale
 
     async def _first(self) -> None:
@@ -142,28 +142,28 @@ class Probes:
 
 
 def maps_probe(agent: AgentConfig) -> Member[Probe]:
-    """The directory of the maps answers, and is there."""
+    """Whether the directory of the maps exists and answers."""
     return Probe("bpf-maps", partial(_ask, _maps_there, agent.globals_dir))
 
 
 def state_probe(agent: AgentConfig) -> Member[Probe]:
-    """The state directory answers, and can be written."""
+    """Whether the state directory answers and is writable."""
     return Probe("state-directory", partial(_ask, _room_left, agent.state))
 
 
 async def _ask(question: Callable[[Path], None], path: Path) -> None:
-    """In a thread, which is left behind if it never comes back."""
+    """Run in a thread, which is left behind if it never returns."""
     await anyio.to_thread.run_sync(question, path, abandon_on_cancel=True)
 
 
 def _maps_there(directory: Path) -> None:
-    """Raise HiveError when the maps' pins are missing: a restart would begin with empty maps."""
+    """Raise HiveError if the maps' pins are missing: a restart would begin with empty maps."""
     if not directory.is_dir():
         raise HiveError(f"{directory}: the maps' pins are missing; is the bpf file system still mounted?")
 
 
 def _room_left(directory: Path) -> None:
-    """Raise HiveError when endpoints cannot be saved."""
+    """Raise HiveError if endpoints cannot be saved."""
     try:
         found = os.statvfs(directory)
     except OSError as error:
@@ -181,48 +181,48 @@ State = Literal["Ok", "Warning", "Failure", "Disabled"]
 WELL: Final[frozenset[State]] = frozenset({"Ok", "Disabled"})
 
 CNI_CONFIG_MODULE = "cni-config"
-"""Id of the module without which pods cannot be made here. Its jobs, below it, only watch."""
+"""Id of the module without which the node gets no pods. Its jobs, below it, only watch."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """Something outside the agent that makes the agent's status a failure when it fails."""
+    """A part outside of the agent; if it fails, so does the agent's status."""
 
     title: str
-    """As the status names it."""
+    """Its title in the status."""
     state: Callable[[], tuple[State, str]]
-    """How it is, and what is wrong."""
+    """Its state, and the error."""
 
 
 class AgentStatus(msgspec.Struct, frozen=True):
-    """The verdict over the agent, and what it rests on."""
+    """The verdict on the agent, with its inputs."""
 
     state: State
     message: str
-    """What is wrong, empty when nothing is."""
+    """The failure; empty if there is none."""
     modules: tuple[HealthStatus, ...]
-    """Health of every module, in the order of the tree."""
+    """Health of all modules, in the order of the tree."""
     cni_config: HealthStatus | None
     """The last report of the writer of the CNI configuration file; None without one."""
     controllers: tuple[ControllerState, ...] = ()
     """By name."""
     stale: Mapping[str, float] = msgspec.field(default_factory=dict)
-    """Probes that do not answer, and since when (Unix seconds)."""
+    """Probes without an answer, and since when (Unix seconds)."""
     outside: bool = False
-    """Whether only something outside of the agent has failed."""
+    """Whether only a part outside of the agent has failed."""
 
     @property
     def serves(self) -> bool:
-        """Whether a probe should succeed: state Ok or Disabled, or what failed no restart would mend."""
+        """Whether a probe should succeed: the state is Ok or Disabled, or a restart would not help."""
         return self.state in WELL or self.outside
 
     @property
     def degraded(self) -> tuple[HealthStatus, ...]:
-        """The modules that report trouble."""
+        """Degraded modules."""
         return tuple(module for module in self.modules if module.level == "degraded")
 
     @property
     def uncontrolled(self) -> tuple[HealthStatus, ...]:
-        """Degraded modules with trouble that no controller shows."""
+        """Degraded modules with failures that no controller shows."""
         listed = {controller.name for controller in self.controllers}
         return tuple(
             module
@@ -237,10 +237,10 @@ def agent_status(
     stale: Mapping[str, float] | None = None,
     dependencies: Iterable[Dependency] = (),
 ) -> AgentStatus:
-    """The verdict over these modules, and what the agent depends on.
+    """The verdict from these modules and the agent's dependencies.
 
-    The first reason counts, in Cilium's order: a probe that does not answer, for then nothing is sure; the
-    key-value store; a CNI configuration that cannot be written, since the node then gets no pods. Any other
+    The first reason counts, in Cilium's order: a probe without an answer, as nothing is certain then; the
+    key-value store; a CNI configuration that cannot be written, as the node then gets no pods. Any other
     degraded module is listed, but restarting the agent would not help: the state stays Ok.
     """
     listed = tuple(modules)
@@ -264,7 +264,7 @@ def agent_status(
 
 
 class StatusCollector:
-    """Gives the agent's status at any time; nothing is cached, since all of it is in memory."""
+    """Computes the agent's status on demand; nothing is cached, as all of it is in memory."""
 
     def __init__(
         self,
@@ -279,16 +279,16 @@ class StatusCollector:
         self._dependencies = dependencies
 
     def status(self) -> AgentStatus:
-        """The agent's status now."""
+        """The agent's present status."""
         stale, modules = self._probes.stale, self._health.snapshot()
         return agent_status(modules, self._controllers.all(), stale, self._dependencies)
 
 
 @cache
 def agent_version() -> str:
-    """Version of the installed agent, ``0.0.0`` when it runs from an uninstalled tree.
+    """Version of the installed agent, ``0.0.0`` if it runs from an uninstalled tree.
 
-    By the name of the package's .dist-info: importlib.metadata takes 20 ms and 2 MB to import.
+    From the name of the package's .dist-info, as importlib.metadata takes 20 ms and 2 MB to import.
     """
     for folder in sys.path:
         for found in Path(folder).glob("hive_agent-*.dist-info"):
@@ -309,20 +309,19 @@ class HealthServerSettings(Settings, frozen=True):
 
 
 class AgentReady(msgspec.Struct, frozen=True):
-    """Announces that everything a healthy agent does has started.
+    """A barrier: all parts of a healthy agent have started.
 
-    The composition provides it from the last things to start, so that a probe succeeds only after them.
+    The composition provides it from the parts that start last, so that probes succeed only after them.
     """
 
 
 @after(AgentReady)
 class HealthServer:
-    """Answers ``/healthz`` with any method: 200 when the agent serves, else 503; no body.
+    """Answers ``/healthz`` with any method: 200 if the agent serves, otherwise 503; no body.
 
-    Unlike Cilium's it goes on with 200 while only the key-value store has failed: the kubelet would kill the
-    agent for it, and a restart mends nothing. The API reports it.
-
-    Without Kubernetes the header ``require-k8s-connectivity`` changes nothing, so it is not read.
+    Unlike Cilium's, it answers 200 while only the key-value store has failed: the kubelet would kill the
+    agent, and a restart would not help. The API reports the failure. Without Kubernetes, the header
+    ``require-k8s-connectivity`` has no effect, so it is not read.
     """
 
     def __init__(
@@ -359,7 +358,7 @@ class HealthServer:
         self._log.info("serving health", addresses=", ".join(self._hosts), port=self._port)
 
     def _listen(self, host: str) -> socket.socket | None:
-        """A listener; None where the node has no such address."""
+        """A listener; None if the node has no such address."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             return socket.create_server((host, self._port), family=family)

@@ -1,9 +1,9 @@
 """The monitor socket: events of packets, requests and the agent for clients on the node.
 
-Edge: forwards events as they came to every client of ``<state-dir>/monitor1_2.sock``, which decodes them.
-      The table ``monitor-clients`` has those that are connected.
-Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets with it. Nothing is read from
-      the datapath while no client is connected.
+Edge: forwards undecoded events to every client of ``<state-dir>/monitor1_2.sock``. The table
+      ``monitor-clients`` has the connected clients.
+Why:  an unmodified ``cilium-dbg monitor`` and ``hive monitor`` watch packets over it. While no client is
+      connected, nothing is read from the datapath.
 
 Settings: enable-monitor.
 """
@@ -47,11 +47,11 @@ SAMPLE: Final = 9
 LOST: Final = 2
 _TYPE_ID: Final = 66
 _LONGEST: Final = 1 << 20
-"""Of a message; an event has less than 1 KiB."""
+"""Maximum length of a message; an event is shorter than 1 KiB."""
 
 
 class MonitorProtocolError(ValueError):
-    """What came is not what a monitor sends."""
+    """Received data is not the protocol of a monitor."""
 
 
 def _string(text: str) -> bytes:
@@ -62,9 +62,10 @@ _FIELDS: Final = (("Data", BYTES), ("CPU", INT), ("Lost", UINT), ("Type", INT))
 
 
 def _definition() -> bytes:
-    """The type definition: a wireType; its third field, a structType, names the fields and their types.
+    """The definition of a type: a wireType, of which the third field, a structType, has names and types of
+    fields.
 
-    Every number before a value is how many fields further it is; 0 ends a struct.
+    Each number before a value is the distance to the previous field's number; 0 ends a struct.
     """
     fields = b"".join(b"\1" + _string(name) + b"\1" + int_bytes(kind) + b"\0" for name, kind in _FIELDS)
     common = b"\1" + _string("Payload") + b"\1" + int_bytes(_TYPE_ID) + b"\0"
@@ -72,7 +73,7 @@ def _definition() -> bytes:
 
 
 PREFACE: Final = message(_definition())
-"""What a connection begins with."""
+"""The type definitions at the beginning of a connection."""
 
 _VALUE: Final = int_bytes(_TYPE_ID)
 _SAMPLE_END: Final = int_bytes(SAMPLE) + b"\0"
@@ -80,7 +81,7 @@ _LOST_END: Final = b"\1" + int_bytes(LOST) + b"\0"
 
 
 def encode(event: Sample | Lost) -> bytes:
-    """One event as a message; fields that are zero are left out, as gob has it."""
+    """One event as a message; fields with zero values are left out, as gob does."""
     if isinstance(event, Sample):
         cpu = b"\1" + int_bytes(event.cpu) + b"\2" if event.cpu else b"\3"
         content = _VALUE + b"\1" + uint_bytes(len(event.data)) + event.data + cpu + _SAMPLE_END
@@ -91,14 +92,14 @@ def encode(event: Sample | Lost) -> bytes:
 
 
 class Payloads:
-    """Reads what a monitor sends, in pieces of any size."""
+    """Parses data from a monitor, in pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._started = False
 
     def feed(self, data: bytes) -> Iterator[Sample | Lost]:
-        """The events that are whole by now. Raises GobError; payloads of other types are passed over."""
+        """The complete events so far. Raises GobError; payloads of other types are ignored."""
         self._rest += data
         position = 0
         while (found := _length(self._rest, position)) is not None:
@@ -119,7 +120,7 @@ class Payloads:
 
 
 def _length(data: bytes, position: int) -> tuple[int, int] | None:
-    """Where a message begins, and its length; None if that has not come yet."""
+    """Start and length of a message; None if it is incomplete."""
     try:
         size, start = _read_uint(data, position)
     except IndexError:
@@ -163,7 +164,7 @@ def _read_fields(message: bytes, position: int) -> tuple[bytes, dict[int, int]]:
 
 
 def _read_uint(data: bytes, position: int) -> tuple[int, int]:
-    """A number, and where it ends. IndexError: there is not all of it."""
+    """A number, and where it ends. IndexError if it is incomplete."""
     first = data[position]
     if first < 128:
         return first, position + 1
@@ -179,9 +180,12 @@ def _read_uint(data: bytes, position: int) -> tuple[int, int]:
 
 SOCKET: Final = "monitor1_2.sock"
 MOST_CLIENTS: Final = 64
-"""Connected at a time; one more is closed at once. Each costs a queue of events and what is being sent."""
+"""Maximum number of clients; a further one is closed at once.
+
+Each costs a queue of events and a send buffer.
+"""
 IN_FLIGHT: Final = 64 * 1024
-"""Bytes handed to a connection before it has to have taken them; the events after them wait in its queue."""
+"""Bytes that are passed to a connection until it has sent them; later events wait in its queue."""
 _QUIET: Final = 60.0  # seconds between two lines in the log about too many clients
 
 
@@ -198,7 +202,7 @@ class MonitorClient(msgspec.Struct, frozen=True):
     number: int
     """Counted from the agent's start."""
     pid: int
-    """0 where it is of a namespace that the agent does not see."""
+    """0 if the process is in a namespace that the agent does not see."""
     uid: int
 
 
@@ -221,7 +225,7 @@ class Monitor:
     ) -> None:
         self.path = path
         self.clients = clients
-        """Those that are connected."""
+        """Connected clients."""
         self._numbers = itertools.count(1)
         self._events = events
         self._log = log
@@ -235,7 +239,7 @@ class Monitor:
 
     @property
     def watchers(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._serving)
 
     async def _start(self) -> None:
@@ -309,7 +313,7 @@ async def _send(writer: asyncio.StreamWriter, subscription: Subscription) -> Non
 
 
 def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
-    """The events as messages, some IN_FLIGHT bytes at a time."""
+    """Events as messages, IN_FLIGHT bytes at a time."""
     messages: list[bytes] = []
     size = 0
     for event in batch:
@@ -323,7 +327,7 @@ def _pieces(batch: Iterable[Sample | Lost]) -> Iterator[bytes]:
 
 
 async def _until_disconnected(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
-    """Read what no client should send, to hear of its end."""
+    """Read, to notice the client's disconnect; clients send nothing."""
     while await reader.read(4096):
         pass
     scope.cancel()

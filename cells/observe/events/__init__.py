@@ -1,8 +1,8 @@
 """Events of packets, requests and the agent, as typed records: drops, traces, policy verdicts and others.
 
-Source: reads the perf event array cilium_events, passes every record to the subscribers, which decode it.
-Why:    a packet that is dropped must be explainable while it happens, and cost nothing without a reader:
-        the buffers exist only as long as there is a subscriber.
+Source: reads the perf event array cilium_events and passes every record to the subscribers, which decode it.
+Why:    a dropped packet must be explainable while it happens, and cost nothing without a reader: the buffers
+        exist only while there is a subscriber.
 
     with events.subscribe() as subscription:
         async for batch in subscription:
@@ -125,10 +125,10 @@ class EventsSettings(Settings, frozen=True):
 
 
 class Subscription:
-    """The events of one subscriber: iterate over it, from one task; each time, all that has come since.
+    """The events of one subscriber: iterate over it in one task; each step returns all events since the last.
 
-    The iteration ends when the agent stops. What does not fit into the queue is lost; a Lost stands where it
-    was, and ``lost`` counts all of them, those that the kernel lost while this was subscribed included.
+    The iteration ends when the agent stops. Events that do not fit into the queue are lost; a Lost marks the
+    place, and ``lost`` counts them all, including those that the kernel lost during the subscription.
     """
 
     def __init__(self, room: int) -> None:
@@ -155,7 +155,7 @@ class Subscription:
         return taken
 
     def publish(self, event: Sample | Lost) -> None:
-        """Queue an event, or count it."""
+        """Queue an event, or count it as lost."""
         if isinstance(event, Lost):
             self.lost += event.count
         if len(self._waiting) >= self._room:
@@ -172,7 +172,7 @@ class Subscription:
             self.lost += 1
 
     def end(self) -> None:
-        """Let the iteration end after what is queued."""
+        """End the iteration after the queued events."""
         self._over = True
         self._changed.set()
 
@@ -180,14 +180,14 @@ class Subscription:
 class Events:
     """The datapath's packet events, for any number of subscribers.
 
-    The buffers are attached with the first subscriber and go with the last: else events cost nothing here,
-    and the datapath one failing call each.
+    The buffers are attached with the first subscriber and removed with the last: without them, events cost
+    nothing here and the datapath one failing call each.
     """
 
     def __init__(self, settings: EventsSettings, maps: Maps, lifecycle: Lifecycle) -> None:
         self._settings = settings
         self.pages = settings.monitor_num_pages
-        """Of each CPU's buffer."""
+        """Pages of each CPU's buffer."""
         self._maps = maps
         self._reader: Reader | None = None
         self._subscriptions: list[Subscription] = []
@@ -196,11 +196,11 @@ class Events:
 
     @contextmanager
     def subscribe(self, room: int | None = None) -> Iterator[Subscription]:
-        """Hear of every event from now on, ``room`` of them waiting (unset: monitor-queue-size).
+        """Receive all events from now on, with a queue of ``room`` events (default: monitor-queue-size).
 
-        Synchronous, from the event loop. Raises HiveError if the kernel gives no buffers. Another reader of
-        cilium_events, such as ``bpftool map event_pipe``, and this one take the events from each other:
-        the last to attach has them.
+        Synchronous, from the event loop. Raises HiveError if the kernel provides no buffers. Another reader
+        of cilium_events, such as ``bpftool map event_pipe``, competes with this one: the last to attach
+        receives the events.
         """
         subscription = Subscription(room or self._settings.monitor_queue_size)
         if self._reader is None and not self._over:
@@ -221,7 +221,7 @@ class Events:
         return bool(self._subscriptions)
 
     def publish(self, data: bytes) -> None:
-        """An event that the agent itself has seen."""
+        """Publish an event that the agent itself has observed."""
         self._publish(Sample(0, data))
 
     def _publish(self, event: Sample | Lost) -> None:
@@ -249,14 +249,14 @@ class Events:
 
 _DIRECTIONS: Final = {METRIC_INGRESS: "INGRESS", METRIC_EGRESS: "EGRESS", METRIC_SERVICE: "SERVICE"}
 _INVALID: Final = 2
-"""The one reason below 130 for which a packet is dropped."""
+"""The only reason below 130 for which a packet is dropped."""
 _FIRST_DROP: Final = 130
 
 Counts = Iterable[tuple[MetricsKey, MetricsValue]]
 
 
 def packet_metrics(maps: Maps) -> Member[Collector]:
-    """Packets dropped and forwarded as metrics; the map is read in a thread."""
+    """Dropped and forwarded packets as metrics; a thread reads the map."""
 
     async def collect() -> Iterable[MetricFamily]:
         return list(counted(await to_thread.run_sync(_read, maps.metrics.id)))
@@ -270,7 +270,7 @@ def _read(map_id: int) -> list[tuple[MetricsKey, MetricsValue]]:
 
 
 def counted(counts: Counts) -> Iterator[MetricFamily]:
-    """Sums over the places in the datapath's source, and over all reasons to forward."""
+    """Sums over places in the datapath's source, and over all reasons to forward."""
     dropped: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     forwarded: defaultdict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0])
     for key, value in counts:

@@ -1,4 +1,4 @@
-"""Go's gob encoding of a struct with structs in it: a message for each type, then one for the value.
+"""Go's gob encoding of nested structs: a message for each type, then one for the value.
 
 Source: Go's package encoding/gob.
 """
@@ -27,15 +27,15 @@ __all__ = [
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 """gob's own types, by number."""
 OPAQUE = 6
-"""The field of a wireType for types that write themselves as bytes (encoding.BinaryMarshaler)."""
+"""The field of a wireType for types that encode themselves as bytes (encoding.BinaryMarshaler)."""
 
 
 class GobError(ValueError):
-    """What came is not gob, or of types that are not read here."""
+    """Received data is not gob, or has unsupported types."""
 
 
 class Type(msgspec.Struct, frozen=True):
-    """A type by name: a struct of ``fields``, else a slice of ``of`` or a map by text to it, else bytes."""
+    """A type by name: a struct of ``fields``, a slice of ``of``, a map from text to ``of``, or bytes."""
 
     name: str
     fields: Mapping[str, int] | None = None
@@ -74,7 +74,7 @@ _OWN: Final[dict[int, Type]] = {  # of wireType, by which definitions are read
 
 
 def encode(types: Mapping[int, Type], value: Mapping[str, Any]) -> bytes:
-    """The value, of the first of ``types`` (by their numbers, from 65 on), after the types' definitions."""
+    """Encode a value of the first of ``types`` (by number, from 65 on), after their definitions."""
     first = next(iter(types))
     definitions = (message(int_bytes(-number) + _define(number, kind)) for number, kind in types.items())
     return b"".join(definitions) + message(int_bytes(first) + _write(types, first, value))
@@ -115,7 +115,7 @@ def _write(types: Mapping[int, Type], kind: int, value: Any) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, Any]:
-    """The first value, a struct, by the names of its fields. Raises GobError."""
+    """The first value, a struct, by names of its fields. Raises GobError."""
     types = dict(_OWN)
     position = 0
     try:
@@ -181,12 +181,12 @@ def _read_struct(
 
 
 def message(content: bytes) -> bytes:
-    """After the number of its bytes."""
+    """The data after its length."""
     return uint_bytes(len(content)) + content
 
 
 def uint_bytes(value: int) -> bytes:
-    """As one byte below 128, else its bytes after the negated number of them."""
+    """One byte below 128, otherwise the negated number of bytes and the bytes."""
     if value < 128:
         return bytes((value,))
     size = (value.bit_length() + 7) // 8
@@ -194,7 +194,7 @@ def uint_bytes(value: int) -> bytes:
 
 
 def int_bytes(value: int) -> bytes:
-    """Shifted left, the sign in the lowest bit."""
+    """Shifted left, with the sign in the lowest bit."""
     return uint_bytes(~value << 1 | 1 if value < 0 else value << 1)
 
 

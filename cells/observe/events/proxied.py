@@ -1,7 +1,7 @@
-"""What proxies report: requests and lookups with their parties, as values and in Go's gob.
+"""Reports of proxies, requests and DNS lookups with their parties, as values and in Go's gob.
 
-Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog. Labels are a ``labels.LabelArray``, as 1.17 has
-        them; earlier versions had texts there.
+Source: Cilium 1.17, EndpointInfo of pkg/proxy/accesslog. Labels are a ``labels.LabelArray``, as in 1.17;
+        earlier versions had texts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPES: Final = {
     LABELS: Type("LabelArray", of=LABEL),
     LABEL: Type("Label", {"Key": STRING, "Value": STRING, "Source": STRING}),
 }
-"""Of a record's ends, by numbers that a record's own types leave free."""
+"""Types of a record's parties, by numbers that the record's own types do not use."""
 RECORD: Final = {
     "Type": STRING,
     "Timestamp": STRING,
@@ -37,23 +37,23 @@ RECORD: Final = {
     "Verdict": STRING,
     "TransportProtocol": UINT,
 }
-"""Fields of a ``LogRecord``; then comes what was asked for."""
+"""Fields of a ``LogRecord``; the fields of the protocol follow."""
 
 
 class Party(msgspec.Struct, frozen=True):
-    """Who asks, or is asked."""
+    """The client or the server."""
 
     address: str
     port: int
     identity: int
     endpoint: int = 0
-    """0 for one that is none of this node."""
+    """0 if it is not an endpoint of this node."""
     labels: tuple[str, ...] = ()
-    """Of the identity, sorted; none where they are not known."""
+    """Labels of the identity, sorted; empty if they are not known."""
 
 
 def party_value(party: Party) -> dict[str, Any]:
-    """As gob has it."""
+    """A party for gob."""
     family = "IPv6" if ":" in party.address else "IPv4"
     return {
         "ID": party.endpoint,
@@ -67,7 +67,7 @@ def party_value(party: Party) -> dict[str, Any]:
 
 
 def read_party(party: dict[str, Any]) -> Party:
-    """Of what gob has."""
+    """A party from gob."""
     address = party.get("IPv4") or party.get("IPv6", "")
     labels = (
         Label(one.get("Source", ""), one.get("Key", ""), one.get("Value", ""))
@@ -100,13 +100,13 @@ _TYPES: Final = {
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A request, or the answer to one."""
+    """A request, or its answer."""
 
     answer: bool
     time: str
     """RFC 3339, with nanoseconds."""
     ingress: bool
-    """Whether the server's policy was applied; else the client's."""
+    """Whether the server's policy was applied; otherwise the client's."""
     source: Party
     destination: Party
     verdict: str
@@ -120,7 +120,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_sample(record: RequestRecord) -> bytes:
-    """As an event."""
+    """A request as an event."""
     ends = {"SourceEndpoint": record.source, "DestinationEndpoint": record.destination}
     value: dict[str, Any] = {
         "Type": "Response" if record.answer else "Request",
@@ -142,7 +142,7 @@ def request_sample(record: RequestRecord) -> bytes:
 
 
 def read_request(record: dict[str, Any]) -> RequestRecord | None:
-    """The record of an event; None for one that is not about HTTP."""
+    """The record in an event; None if the event is not about HTTP."""
     request = record.get("HTTP")
     if request is None:
         return None
@@ -166,7 +166,7 @@ def read_request(record: dict[str, Any]) -> RequestRecord | None:
 # Source: Cilium 1.17, LogRecordDNS of pkg/proxy/accesslog; of events of type 129 like requests.
 
 PROXY: Final = "proxy"
-"""Where the packet was observed."""
+"""The observation point of the packet."""
 NAMES: Final = {
     1: "A",
     2: "NS",
@@ -180,7 +180,7 @@ NAMES: Final = {
     65: "HTTPS",
     255: "ANY",
 }
-"""Types that are asked for, by their numbers."""
+"""Query types by number."""
 _LOOKUP_NOTIFY, _LOOKUP_RECORD, _DNS, _IPS, _LOOKUP_TEXTS, _NUMBERS = range(66, 72)
 _LOOKUP_TYPES: Final = {
     _LOOKUP_NOTIFY: Type("LogRecordNotify", {"LogRecord": _LOOKUP_RECORD}),
@@ -206,7 +206,7 @@ _LOOKUP_TYPES: Final = {
 
 
 class LookupRecord(msgspec.Struct, kw_only=True):
-    """A query, or the answer to one: that comes from the server, its ``source``."""
+    """A query, or its answer, which has the server as ``source``."""
 
     answer: bool
     time: str
@@ -214,25 +214,25 @@ class LookupRecord(msgspec.Struct, kw_only=True):
     source: Party
     destination: Party
     protocol: int
-    """TCP or UDP, by its number."""
+    """TCP or UDP, by number."""
     verdict: str
     """Forwarded, Denied or Error."""
     query: str
-    """The name, ending in a dot."""
+    """The name, with a final dot."""
     type: int
-    """What is asked for, by the number of its type."""
+    """The query type, by number."""
     code: int = 0
     """RCODE."""
     addresses: tuple[str, ...] = ()
     ttl: int = 0
-    """Seconds, the least of all records."""
+    """Seconds, the minimum of all records."""
     aliases: tuple[str, ...] = ()
     answer_types: tuple[int, ...] = ()
-    """Of the answer's records."""
+    """Types of the answer's records."""
 
 
 def lookup_sample(record: LookupRecord) -> bytes:
-    """As an event."""
+    """A lookup as an event."""
     ends = {"SourceEndpoint": record.source, "DestinationEndpoint": record.destination}
     value: dict[str, Any] = {
         "Type": "Response" if record.answer else "Request",
@@ -257,12 +257,12 @@ def lookup_sample(record: LookupRecord) -> bytes:
 
 
 def _go_address(text: str) -> bytes:
-    """As net.IP: both families in 4 or 16 bytes."""
+    """An address as net.IP: 4 or 16 bytes."""
     return ip_address(text).packed
 
 
 def read_lookup(record: dict[str, Any]) -> LookupRecord | None:
-    """The record of an event; None for one that is not about DNS. Raises ValueError."""
+    """The record in an event; None if the event is not about DNS. Raises ValueError."""
     lookup = record.get("DNS")
     if lookup is None:
         return None

@@ -1,4 +1,4 @@
-"""Reads all CPUs' buffers of a perf event array, on the event loop."""
+"""Reads all CPUs' buffers of a perf event array on the event loop."""
 
 import asyncio
 import ctypes
@@ -47,7 +47,7 @@ _syscall.restype = ctypes.c_long
 
 
 class RingError(HiveError):
-    """The kernel gave no buffer for a CPU; ``errno`` has the reason."""
+    """The kernel provides no buffer for a CPU; ``errno`` has the reason."""
 
     def __init__(self, code: int, cpu: int) -> None:
         super().__init__(f"cannot read the datapath's events of CPU {cpu}: {os.strerror(code)}")
@@ -55,7 +55,7 @@ class RingError(HiveError):
 
 
 def online_cpus() -> list[int]:
-    """Numbers of the CPUs that run now."""
+    """Numbers of the online CPUs."""
     cpus: list[int] = []
     for part in Path("/sys/devices/system/cpu/online").read_text(encoding="ascii").strip().split(","):
         first, _, last = part.partition("-")
@@ -64,7 +64,7 @@ def online_cpus() -> list[int]:
 
 
 class Ring:
-    """A buffer of ``pages`` pages (a power of two) for what eBPF programs output on one CPU."""
+    """A buffer of ``pages`` pages (a power of two) for the output of eBPF programs on one CPU."""
 
     def __init__(self, cpu: int, pages: int) -> None:
         self.cpu = cpu
@@ -81,16 +81,16 @@ class Ring:
         whole.release()
 
     def close(self) -> None:
-        """Give the buffer back to the kernel."""
+        """Release the buffer."""
         self._ends.release()
         self._data.release()
         self._memory.close()
         os.close(self.fd)
 
     def read(self, most: int) -> list[bytes | int]:
-        """Take out at most ``most`` records, oldest first: a sample's bytes, or how many samples were lost.
+        """Read at most ``most`` records, oldest first: the bytes of a sample, or the number of lost samples.
 
-        Fewer than ``most`` means that nothing more was there; the descriptor turns readable when there is.
+        Fewer than ``most`` means that the buffer was empty; the descriptor becomes readable when it is not.
         """
         head, tail = self._ends
         taken: list[bytes | int] = []
@@ -107,7 +107,7 @@ class Ring:
         return taken
 
     def _at(self, position: int, length: int) -> bytes:
-        """Bytes from a position that counts from the first ever written; the end goes on at the start."""
+        """Bytes at a position, counted from the first byte ever written; the buffer wraps around."""
         start = position % self._size
         first = bytes(self._data[start : start + length])
         return first if len(first) == length else first + bytes(self._data[: length - len(first)])
@@ -125,11 +125,11 @@ def _open(cpu: int) -> int:
 
 
 AT_ONCE: Final = 256
-"""Records taken from one buffer before other work gets its turn: some two milliseconds."""
+"""Maximum number of records that are read from one buffer before other work: some two milliseconds."""
 
 
 class Reader:
-    """Attached to the map from its making until it is closed. Belongs to the running event loop."""
+    """Attached to the map from its creation until it is closed. Belongs to the running event loop."""
 
     def __init__(self, table: Map, pages: int, publish: Callable[[Sample | Lost], None]) -> None:
         self._publish = publish
@@ -166,7 +166,7 @@ class Reader:
             self._loop.call_soon(self._drain, ring)
 
     def close(self) -> None:
-        """Leave the map as if we had not been there."""
+        """Detach from the map."""
         self._table.close()
         for ring in self._rings:
             self._loop.remove_reader(ring.fd)

@@ -1,4 +1,4 @@
-"""What the datapath, the proxies and the agent report, as typed records made from the bytes of an event.
+"""Events of the datapath, the proxies and the agent as typed records, decoded from bytes.
 
 Source: Cilium 1.16/1.17, bpf/lib/{drop,trace,trace_sock,policy_log,common}.h: version 1, little endian;
         pkg/monitor/api of the agent's notifications.
@@ -33,34 +33,34 @@ _OUTGOING: Final = 2  # of the two direction bits of a verdict, where 1 is in
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True):
-    """A packet was dropped. ``packet`` holds its first bytes, from the Ethernet header on."""
+    """A packet was dropped. ``packet`` contains its first bytes, from the Ethernet header on."""
 
     source: int
-    """The endpoint of the program that reports; 0 if none was known."""
+    """The endpoint of the reporting program; 0 if unknown."""
     hash: int
     """The kernel's flow hash, 0 if it has none."""
     reason: int
     """See reason_name()."""
     length: int
-    """Bytes the packet has, of which only the first may be in ``packet``."""
+    """Length of the packet, of which only the first bytes may be in ``packet``."""
     source_identity: int
     destination_identity: int
     destination: int
-    """The endpoint it was for; 0 if it was for none, or that was not known yet."""
+    """The destination endpoint; 0 if there is none or it was not known yet."""
     line: int
-    """Where in the datapath's source; 0 if it does not say."""
+    """Line in the datapath's source; 0 if it is not reported."""
     file: int
     ext_error: int
-    """What the kernel answered, for reasons that come from it."""
+    """Error of the kernel, for reasons with one."""
     ifindex: int
     packet: bytes
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """A packet passed a point of the datapath. ``packet`` holds its first bytes."""
+    """A packet passed an observation point of the datapath. ``packet`` contains its first bytes."""
 
     source: int
-    """The endpoint of the program that reports; 0 if none."""
+    """The endpoint of the reporting program; 0 if none."""
     hash: int
     point: int
     """See OBSERVATION_POINTS."""
@@ -68,20 +68,20 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     source_identity: int
     destination_identity: int
     destination: int
-    """The endpoint it goes to; 0 if none."""
+    """The destination endpoint; 0 if none."""
     reason: int
-    """What conntrack took it for: see TRACE_REASONS."""
+    """The state in conntrack: see TRACE_REASONS."""
     encrypted: bool
     ipv6: bool
     ifindex: int
-    """The device it goes to; 0 if that is for the stack to say."""
+    """The output device; 0 if the stack will choose it."""
     original_ip: IPv4Address | IPv6Address
-    """The source before it was translated; unspecified if it was not."""
+    """The source address before translation; unspecified if it was not translated."""
     packet: bytes
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint's policy decided about a packet."""
+    """The verdict of an endpoint's policy on a packet."""
 
     source: int
     """The endpoint."""
@@ -91,47 +91,47 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     verdict: int
     """0 allow; above, the proxy's port; below, minus the drop reason."""
     port: int
-    """The destination port, or ICMP type, the policy was asked about."""
+    """The destination port, or ICMP type, in the policy lookup."""
     protocol: int
     egress: bool
     ipv6: bool
     match: int
-    """Which kind of entry decided: see MATCH_TYPES."""
+    """The kind of the matching entry: see MATCH_TYPES."""
     audited: bool
-    """It was let through against the verdict, because the endpoint is only audited."""
+    """Whether the packet was forwarded against the verdict, as the endpoint is in audit mode."""
     auth: int
     packet: bytes
 
 
 class TraceSock(msgspec.Struct, frozen=True, kw_only=True):
-    """A socket meant a service, and was sent to a backend; or heard from it."""
+    """A socket's call to a service was translated to a backend, or the reverse."""
 
     point: int
     """See SOCKET_POINTS."""
     address: IPv4Address | IPv6Address
-    """Of the service or the backend, as it was at that point."""
+    """Address of the service or the backend at that point."""
     port: int
     cookie: int
-    """Of the socket."""
+    """Cookie of the socket."""
     cgroup: int
-    """Of the process: the number of its control group."""
+    """Id of the process's control group."""
     protocol: int
     """See SOCKET_PROTOCOLS."""
 
 
 class Raw(msgspec.Struct, frozen=True):
-    """An event of a type or version not known here, as it came; up to 7 bytes of padding may follow it."""
+    """An undecoded event of an unknown type or version; up to 7 bytes of padding may follow it."""
 
     data: bytes
 
 
 class AgentNotification(msgspec.Struct, frozen=True):
-    """Something has changed in the agent."""
+    """A change in the agent."""
 
     kind: int
     """See NOTIFICATIONS."""
     text: str
-    """What, in JSON."""
+    """The change, in JSON."""
 
     @property
     def data(self) -> bytes:
@@ -143,7 +143,7 @@ _NOTIFICATION: Final = {65: gob.Type("AgentNotify", {"Type": gob.UINT, "Text": g
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """An event as it came; decode() reads ``data``."""
+    """An undecoded event; decode() reads ``data``."""
 
     cpu: int
     data: bytes
@@ -154,7 +154,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     count: int
     cpu: int | None = None
-    """The CPU with the full buffer; None: the subscriber's own queue was."""
+    """The CPU with the full buffer; None if the subscriber's own queue was full."""
 
 
 Record = Drop | Trace | Verdict | TraceSock | RequestRecord | LookupRecord | AgentNotification | Raw
@@ -162,9 +162,9 @@ Event = Record | Lost
 
 
 def decode(data: bytes) -> Record:
-    """The record in one sample. Never fails: what cannot be read is Raw.
+    """The record in a sample. Never fails: what cannot be decoded becomes Raw.
 
-    A drop of version 0, of before Cilium 1.16, has the layout of version 1.
+    A drop of version 0, before Cilium 1.16, has the layout of version 1.
     """
     if data and (of_agent := _IN_GOB.get(data[0])) is not None:
         return of_agent(data)
@@ -275,4 +275,4 @@ _SIZES: Final = {
     VERDICT: _head.size + _verdict.size,
 }
 _IN_GOB: Final = {REQUEST: _read_request, NOTIFICATION: _read_notification}
-"""Events of the agent and its proxies."""
+"""Types of events of the agent and its proxies."""

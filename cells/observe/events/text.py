@@ -1,4 +1,4 @@
-"""An event as a line of text: what happened and why, source and destination."""
+"""Events as lines of text: what happened and why, with source and destination."""
 
 import struct
 from ipaddress import IPv4Address, IPv6Address
@@ -27,7 +27,7 @@ _FLAGS: Final = ("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR")  # RFC 
 
 
 class Packet(msgspec.Struct, frozen=True):
-    """What could be read of a packet, which may be cut off anywhere."""
+    """The readable part of a packet, which may be truncated anywhere."""
 
     source_mac: str
     destination_mac: str
@@ -37,13 +37,13 @@ class Packet(msgspec.Struct, frozen=True):
     protocol: str = ""
     """``tcp``, ``udp``, ``icmp``, ``icmpv6``, ``sctp``, ``protocol 47``; ``arp``; ``ethertype 0x88cc``."""
     ports: tuple[int, int] | None = None
-    """Source and destination; None where there are none, as in a later fragment."""
+    """Source and destination; None if there are none, as in a later fragment."""
     detail: str = ""
-    """Flags of TCP, type and code of ICMP."""
+    """TCP flags, or ICMP type and code."""
 
 
 def dissect(packet: bytes) -> Packet | None:
-    """The packet from its Ethernet header on; None where even that is not whole."""
+    """Parse a packet from its Ethernet header on; None if that is incomplete."""
     if len(packet) < 14:
         return None
     source_mac, destination_mac = packet[6:12].hex(":"), packet[:6].hex(":")
@@ -77,7 +77,7 @@ def _transport(protocol: int, body: bytes) -> tuple[tuple[int, int] | None, str]
 
 
 def protocol_text(packet: bytes) -> str:
-    """Like ``tcp SYN, ACK``. Of a cut-off packet, as much as is there."""
+    """Like ``tcp SYN, ACK``. For a truncated packet, as much as is present."""
     found = dissect(packet)
     if found is None:
         return "no packet" if not packet else f"[{packet.hex()}]"
@@ -100,7 +100,7 @@ FORWARD_REASONS: Final = {
     10: "Fragmented packet entry update failed",
     11: "Missed tail call to custom program",
 }
-"""Reasons below 128, that packets are counted under without being dropped."""
+"""Reasons below 128, under which packets are counted without being dropped."""
 
 DROP_REASONS: Final = {
     130: "Invalid source mac",
@@ -179,7 +179,7 @@ DROP_REASONS: Final = {
     203: "Endpoint policy program not available",
     204: "No Egress IP configured",
 }
-"""Reasons from 128 on, that packets are dropped for."""
+"""Reasons from 128 on, for which packets are dropped."""
 
 OBSERVATION_POINTS: Final = {
     0: "to-endpoint",
@@ -195,10 +195,10 @@ OBSERVATION_POINTS: Final = {
     10: "from-network",
     11: "to-network",
 }
-"""Where the datapath saw a packet: the subtype of a trace event."""
+"""Where the datapath observed a packet: the subtype of a trace event."""
 
 TRACE_REASONS: Final = {0: "new", 1: "established", 2: "reply", 3: "related", 5: "unknown"}
-"""What conntrack took the packet of a trace event for."""
+"""The conntrack state in a trace event."""
 
 MATCH_TYPES: Final = {
     0: "none",
@@ -209,7 +209,7 @@ MATCH_TYPES: Final = {
     5: "L3-Proto",
     6: "Proto-Only",
 }
-"""Which kind of policy entry decided a policy verdict."""
+"""The kind of policy entry in a policy verdict."""
 
 
 def reason_name(reason: int) -> str:
@@ -218,7 +218,7 @@ def reason_name(reason: int) -> str:
 
 
 SOCKET_POINTS: Final = {1: "pre-xlate-fwd", 2: "post-xlate-fwd", 3: "pre-xlate-rev", 4: "post-xlate-rev"}
-"""Where an event of a socket is from."""
+"""Where a socket event comes from."""
 
 SOCKET_PROTOCOLS: Final = {1: "tcp", 2: "udp"}
 
@@ -236,11 +236,11 @@ NOTIFICATIONS: Final = {
     11: "Service upserted",
     12: "Service deleted",
 }
-"""What notifications of the agent are about, in the words of Cilium's monitor."""
+"""Kinds of the agent's notifications, in the words of Cilium's monitor."""
 
 
 class EventNames(Protocol):
-    """Names for what events have as numbers; empty texts for what has none."""
+    """Names for the numbers in events; empty texts for unknown ones."""
 
     def endpoint(self, number: int, /) -> str:
         """``namespace/name`` of an endpoint's pod."""
@@ -267,11 +267,11 @@ class _Numbers:
 
 
 NUMBERS: EventNames = _Numbers()
-"""Names of nothing."""
+"""EventNames without any name."""
 
 
 def event_text(event: Event, names: EventNames = NUMBERS) -> str:
-    """One line, without its end."""
+    """One line, without a line end."""
     match event:
         case Drop():
             return _drop_text(event, names)
@@ -288,7 +288,7 @@ def event_text(event: Event, names: EventNames = NUMBERS) -> str:
 
 
 def notification_name(notification: AgentNotification) -> str:
-    """What it is about; its number where that is not known."""
+    """The kind of a notification; its number if it is unknown."""
     return NOTIFICATIONS.get(notification.kind, str(notification.kind))
 
 
@@ -366,7 +366,7 @@ def _between(event: Drop | Trace, names: EventNames) -> str:
 
 
 def _flow(packet: bytes, source: tuple[int, int], destination: tuple[int, int], names: EventNames) -> str:
-    """Both ends, of which endpoint and identity are given, 0 if not known, and what the packet is."""
+    """Both ends, with endpoints and identities (0 if unknown), and the packet's protocol."""
     found = dissect(packet)
     ips = ("", "") if found is None else (found.source, found.destination)
     ports = (found and found.ports) or (None, None)
@@ -383,7 +383,7 @@ def _party(party: Party, names: EventNames) -> str:
 
 
 def _end(ip: str, port: int | None, endpoint: int, identity: int, names: EventNames, labels: str = "") -> str:
-    """Its name, address and identity, as far as they are known."""
+    """Name, address and identity, if known."""
     name = (names.address(ip) if ip else "") or (_endpoint(endpoint, names) if endpoint else "")
     address = ip if port is None or not ip else f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
     known = names.identity(identity) or labels

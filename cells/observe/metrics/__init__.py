@@ -1,9 +1,9 @@
-"""What the agent counts and measures, in Prometheus's text form at ``prometheus-serve-addr``.
+"""The agent's metrics, in Prometheus's text form at ``prometheus-serve-addr``.
 
-Edge: calls every cell's Collector for each scrape; off unless an address is set.
-Why:  names, labels and defaults are Cilium's, so that its dashboards and alerts go on working.
+Edge: calls every cell's Collector at each scrape; disabled unless an address is set.
+Why:  names, labels and defaults are Cilium's, so that its dashboards and alerts continue to work.
 
-A cell contributes a Collector, which imports what makes the families only when it is asked:
+A cell contributes a Collector, which imports the code for its families only when it is called:
 
     def ipam_metrics(ipam: Ipam) -> Member[Collector]:
         async def collect() -> Iterable[Family]:
@@ -71,14 +71,14 @@ __all__ = [
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen; without a host at every address of the node."""
+    """The listening address; without a host, all addresses of the node."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> ListenAddress:
-        """``host:port``, ``:port`` or ``[v6]:port``, as Go writes it. Raises ValueError("expected ...")."""
+        """Parse ``host:port``, ``:port`` or ``[v6]:port``, as Go does. Raises ValueError("expected ...")."""
         host, colon, port = text.rpartition(":")
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
@@ -102,7 +102,7 @@ class MetricsSettings(Settings, frozen=True):
     """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
 
     def validate(self) -> None:
-        """Refuse what is not an address; raises ValueError with one line."""
+        """Refuse an invalid address. Raises ValueError with one line."""
         if self.prometheus_serve_addr:
             try:
                 ListenAddress.parse(self.prometheus_serve_addr)
@@ -111,7 +111,7 @@ class MetricsSettings(Settings, frozen=True):
 
     @property
     def address(self) -> ListenAddress | None:
-        """Where to serve; None when metrics are not served."""
+        """The address to serve at; None if metrics are not served."""
         return ListenAddress.parse(self.prometheus_serve_addr) if self.prometheus_serve_addr else None
 
 
@@ -119,16 +119,16 @@ class MetricsSettings(Settings, frozen=True):
 
 
 class MetricsProgram(msgspec.Struct, frozen=True):
-    """The process's name in metrics; the agent's by default."""
+    """The process's name in metrics; by default the agent's."""
 
     prefix: str = "cilium"
-    """What the names of the process's own metrics begin with."""
+    """Prefix of the process's own metrics."""
 
 
 class Metrics:
-    """All families that the settings let through. Reading them is all that metrics cost.
+    """All families that the settings allow. Reading them is the only cost of metrics.
 
-    Families of the process and the hive are there from the beginning, those of cells once they have started.
+    Families of the process and the hive exist from the beginning, those of cells after their start.
     """
 
     def __init__(
@@ -164,23 +164,23 @@ class Metrics:
         return Choice(self._words)
 
     def warn_of_settings(self) -> None:
-        """Log the parts of the setting ``metrics`` that have no effect."""
+        """Log the parts of the setting ``metrics`` without effect."""
         for word in self._choice.unsigned:
             self._log.warning(
                 f"--metrics flag contains value which does not start with + or -, '{word}', ignoring"
             )
 
     def add(self, collectors: Iterable[Collector]) -> None:
-        """From now on these are asked too."""
+        """Collect from these, too."""
         self._collectors.extend(collectors)
 
     def remove(self, collectors: Iterable[Collector]) -> None:
-        """From now on these are not asked any more."""
+        """Stop collecting from these."""
         for collector in collectors:
             self._collectors.remove(collector)
 
     def report(self, lifecycle: Lifecycle, collector: Collector) -> None:
-        """Ask this too while the hive of the lifecycle runs: one inside another ends before it."""
+        """Collect from this while the hive of the lifecycle runs: an inner hive may end before."""
 
         async def start() -> None:
             self.add([collector])
@@ -191,11 +191,14 @@ class Metrics:
         lifecycle.append(Hook("report metrics", start, stop))
 
     async def families(self) -> list[MetricFamily]:
-        """The current values of every family that is served."""
+        """The present values of all served families."""
         return [family for family in await self.every() if self._choice.serves(family)]
 
     async def every(self) -> list[MetricFamily]:
-        """Every family there is, served or not. Of a collector that fails none; the log has the error."""
+        """All families, served or not.
+
+        If a collector fails, its error is logged and its families are missing.
+        """
         found: list[MetricFamily] = []
         for collector in list(self._collectors):
             try:
@@ -212,22 +215,21 @@ class Metrics:
 T = TypeVar("T")
 
 SHARE = 0.1
-"""Of the time that may go by in the work, when it is asked for without end."""
+"""Maximum share of time for the work if it is requested continuously."""
 
 
 class Paced(Generic[T]):
-    """Does the work once for all callers before it began; a caller that comes later waits for the next
-    run."""
+    """Runs the work once for all callers before its begin; later callers wait for the next run."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self._work = work
         self._next: asyncio.Task[T] | None = None
-        """The next run, not started yet; None if no one has asked for it."""
+        """The next run, which has not started; None if there is no request."""
         self._latest: asyncio.Task[T] | None = None
         self._not_before = 0.0
 
     async def get(self) -> T:
-        """What the work gives when it is started after this; raises what it raises."""
+        """The result of a run that starts after this call; raises its error."""
         if self._next is None:
             self._next = self._latest = asyncio.get_running_loop().create_task(self._do(self._latest))
         return await asyncio.shield(self._next)
@@ -252,9 +254,9 @@ class Paced(Generic[T]):
 
 @after(AgentConfig)
 class MetricsServer:
-    """Answers ``/metrics`` where an address is set. The start fails when it cannot listen there.
+    """Answers ``/metrics`` if an address is set. The start fails if it cannot listen there.
 
-    It serves as soon as the node is claimed, so that a start that hangs can be looked at.
+    It serves as soon as the agent has claimed the node, so that a start that hangs can be examined.
     """
 
     def __init__(
@@ -292,7 +294,7 @@ class MetricsServer:
 
 
 class Exposition:
-    """Answers ``/metrics`` in Prometheus's text form, and 404 to everything else, as Go's HTTP server."""
+    """Answers ``/metrics`` in Prometheus's text form, all other paths with 404, as Go's server does."""
 
     def __init__(self, metrics: Metrics, log: Logger) -> None:
         self._metrics = metrics
@@ -300,7 +302,7 @@ class Exposition:
         self._text = Paced(self._collect)
 
     async def answer(self, request: Request) -> Response:
-        """A request's answer."""
+        """The answer to a request."""
         from lifecycle.http import Response
 
         if request.path != "/metrics":
@@ -320,7 +322,8 @@ class Exposition:
 
 
 def listen(setting: str, address: ListenAddress) -> socket.socket:
-    """A listening socket; without a host, and at ``[::]`` as in Go, of both families that the kernel has.
+    """A listening socket; without a host, and at ``[::]`` as in Go, for both families that the kernel
+    supports.
 
     Raises HiveError, one line that names the setting.
     """
@@ -339,7 +342,7 @@ def listen(setting: str, address: ListenAddress) -> socket.socket:
 
 @after(MetricsServer)
 def collect_from_cells(metrics: Metrics, collectors: list[Member[Collector]], lifecycle: Lifecycle) -> None:
-    """Collect from the cells once they have started, and no more before they stop."""
+    """Collect from the cells after their start and until they stop."""
 
     async def start() -> None:
         metrics.add(collectors)

@@ -1,4 +1,4 @@
-"""The hive's own metrics and its process's: health, hooks, jobs, reconcilers, tables, event loop, memory."""
+"""Metrics of the hive and its process: health, hooks, jobs, reconcilers, tables, event loop, memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lifecycle import HealthTree, JobMetrics, Profile, ReadTable, Reconciler, Ta
 from lifecycle.process import BOUNDS, LoopLag, trouble_logged
 
 COARSE = 4
-"""So many classes of stretches of the loop make one bucket: each is twice as long as the one before."""
+"""Number of the loop's histogram buckets in one bucket of the metric: each is twice the one before."""
 
 
 def hive_families(
     health: HealthTree, jobs: JobMetrics, profile: Profile, tables: Tables
 ) -> Iterator[MetricFamily]:
-    """Everything the framework knows."""
+    """All metrics of the framework."""
     yield from _health(health)
     yield from _hooks(profile)
     yield from _jobs(jobs)
@@ -167,7 +167,7 @@ _USER, _SYSTEM, _STARTED, _VIRTUAL, _RESIDENT = 11, 12, 19, 20, 21
 
 
 def process_families(prefix: str) -> Iterator[MetricFamily]:
-    """Time, memory, descriptors; and what was logged as warning or error. `prefix` begins every name."""
+    """Time, memory, descriptors; log lines at level warning and above. `prefix` begins every name."""
     fields = _stat()
     cpu = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
     facts = {
@@ -216,7 +216,7 @@ def _stat() -> list[str]:
 
 
 def _boot_time() -> int:
-    """In Unix seconds, as the kernel has it: by two clocks it would be another one at each scrape."""
+    """In Unix seconds, as the kernel reports it: computed from two clocks, it would vary between scrapes."""
     with Path("/proc/stat").open(encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("btime "))
 
@@ -235,10 +235,10 @@ _ALSO_CALLED: Final = {
     "ciliumcidrgroups_referenced": "cilium_cidrgroups_referenced",
     "-cilium_bpf_map_pressure": "cilium_bpf_map_pressure",  # after its sign: two of them, as upstream wants
 }
-"""Names under which Cilium's option knows a metric, beside its own."""
+"""Additional names under which Cilium's option knows a metric."""
 
 _CAN_BE_LEFT_OUT: Final = {"cilium_bpf_map_pressure"}
-"""Fixed ones that can be taken out after all."""
+"""Fixed families that can be disabled nevertheless."""
 
 
 class Choice:
@@ -247,7 +247,7 @@ class Choice:
     def __init__(self, words: Iterable[str]) -> None:
         self._chosen: dict[str, bool] = {}
         self.unsigned: list[str] = []
-        """Words that say neither + nor -, and so nothing."""
+        """Words without + or -, which have no effect."""
         for word in words:
             sign, name = word[:1], word[1:]
             if sign not in {"+", "-"}:

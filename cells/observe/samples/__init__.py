@@ -1,6 +1,6 @@
-"""Two hours of every metric, for the shell: ``metrics``, ``metrics/plot``, ``metrics/html``.
+"""Two hours of history of all metrics, for the shell: ``metrics``, ``metrics/plot``, ``metrics/html``.
 
-Source: asks all metrics every five minutes, served to Prometheus or not, and stores 24 samples of each.
+Source: reads all metrics every five minutes, whether or not they are served, and stores 24 samples of each.
 Why:    to find out what an agent has been doing even if it was never scraped. Source of names and layouts:
         Cilium 1.17, pkg/metrics; ``cilium-dbg metrics list`` of 1.18 is one of them.
 """
@@ -34,10 +34,9 @@ _SMALL_UNITS: Final = ((1e-9, "p", 1e12), (1e-6, "n", 1e9), (1e-3, "µ", 1e6), (
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
-    """The value below which `share` of the values lie; 0 without values.
+    """The value that a `share` of the values does not exceed; 0 without values.
 
-    `counts` are of each bucket alone; the last is the one above all bounds, for which its lower bound is
-    reported.
+    `counts` are of single buckets; the last one is above all bounds, and its lower bound is returned.
     """
     total = sum(counts)
     if total == 0 or not bounds:
@@ -57,7 +56,7 @@ def quantiles(bounds: Sequence[float], counts: Sequence[int]) -> tuple[float, fl
 
 
 def unit_of(value: float) -> tuple[str, float]:
-    """The prefix of a unit that keeps `value` short, and what to multiply by for it."""
+    """The unit prefix that keeps `value` short, and the factor for it."""
     size = abs(value)
     if size == 0.0:
         return "", 1.0
@@ -71,7 +70,7 @@ def unit_of(value: float) -> tuple[str, float]:
 
 
 def pretty(value: float, suffix: str = "") -> str:
-    """Four significant digits, with the prefix of a unit: 1.5m, 23.4k."""
+    """Four significant digits with a unit prefix: 1.5m, 23.4k."""
     unit, factor = unit_of(value)
     return f"{value * factor:.4g}{unit}{suffix}"
 
@@ -82,32 +81,32 @@ RETAINED: Final = 24
 INTERVAL: Final = 300.0
 """Seconds from one sample to the next: two hours in all."""
 MOST: Final = 2000
-"""Series with a history; more would cost more memory than they are worth."""
+"""Maximum number of series with a history, to bound memory."""
 LEFT_OUT: Final = ("cilium_event_ts", "cilium_feature_")
-"""Beginnings of the names of metrics that say nothing by their course, as Cilium has it."""
+"""Prefixes of names of metrics without a useful history, as in Cilium."""
 
 NOTHING: Final = math.nan
 
 
 class Series:
-    """One series: of a counter or gauge its values, of a histogram the percentiles of each interval."""
+    """One series: values of a counter or gauge, or percentiles of each interval of a histogram."""
 
     def __init__(self, name: str, labels: str, lines: int) -> None:
         self.name = name
         self.labels = labels
         self.rings = [array("f", [NOTHING] * RETAINED) for _ in range(lines)]
-        """One ring of values; of a histogram three: 50th, 90th, 99th percentile. Not a number: not there."""
+        """One ring of values; for a histogram three: 50th, 90th, 99th percentile. NaN: missing."""
         self.age = 0
-        """How many samples ago it occurred last."""
+        """How many samples ago it last occurred."""
         self._counts: list[int] = []
 
     @property
     def is_histogram(self) -> bool:
-        """Whether the history is of percentiles."""
+        """Whether the history has percentiles."""
         return len(self.rings) > 1
 
     def put(self, slot: int, value: float | Histogram) -> None:
-        """The sample of this moment. A histogram that has seen nothing since the last one has none."""
+        """Add the present sample. A histogram without new values has none."""
         self.age = 0
         if not isinstance(value, Histogram):
             self.rings[0][slot] = value
@@ -121,32 +120,32 @@ class Series:
             ring[slot] = sample
 
     def forget(self, slot: int) -> None:
-        """What was two hours ago is over."""
+        """Drop the sample of two hours ago."""
         self.age += 1
         for ring in self.rings:
             ring[slot] = NOTHING
 
     def shown(self, samples: Iterable[float]) -> str:
-        """Values of one moment, in a cell of a table; 0 for what is not there."""
+        """Values of one moment for a cell of a table; 0 if missing."""
         suffix = "s" if self.is_histogram and "seconds" in self.name else ""
         return " / ".join(pretty(0.0 if math.isnan(one) else one, suffix) for one in samples)
 
 
 class Samples:
-    """All series, and where in their rings the latest sample is."""
+    """All series, and the position of the latest sample in their rings."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str], Series] = {}
         self._latest = -1
         self.full = False
-        """Whether there are series without a history, for there are too many."""
+        """Whether there are too many series, so that some have no history."""
 
     def __iter__(self) -> Iterator[Series]:
         """By name and labels."""
         return iter(sorted(self._series.values(), key=lambda one: (one.name, one.labels)))
 
     def take(self, families: Iterable[MetricFamily]) -> None:
-        """A sample of each series, of now."""
+        """Take a sample of each series."""
         self._latest = (self._latest + 1) % RETAINED
         for series in self._series.values():
             series.forget(self._latest)
@@ -166,12 +165,12 @@ class Samples:
             series.put(self._latest, value)
 
     def newest_first(self, ring: Sequence[float]) -> list[float]:
-        """The samples of a ring, from now to two hours ago."""
+        """The samples of a ring, the newest first."""
         return [ring[(self._latest - back) % RETAINED] for back in range(RETAINED)]
 
 
 def labels_text(family: MetricFamily, values: Sequence[str]) -> str:
-    """The labels of a series as the shell shows them, and as patterns match them, sorted by name."""
+    """The labels of a series as the shell shows them and patterns match them, sorted by name."""
     return " ".join(f"{name}={value}" for name, value in labels_of(family, values).items())
 
 
@@ -359,7 +358,7 @@ def _document(value: object, form: str) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int | None) -> str:
-    """Rows as lines of this width, if there is one: labels, and long values, then stand below the name."""
+    """Rows as lines of this width, if given: labels and long values are then below the name."""
     lines = _aligned(rows)
     if width is None or max(map(len, lines)) <= width:
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Samples as graphs: as one page for a browser, and in text."""
+"""Graphs of samples: as a page for a browser, and as text."""
 
 import math
 import textwrap
@@ -29,7 +29,7 @@ the last one.</p>
 
 
 def page(samples: Samples) -> str:
-    """It needs no network."""
+    """A page without requests to the network."""
     rows = []
     for series in samples:
         rings = [samples.newest_first(ring) for ring in series.rings]
@@ -69,11 +69,11 @@ ACROSS, UPWARDS = PLOT_WIDTH * 2, PLOT_HEIGHT * 4
 """A character has two dots across and four upwards."""
 _BLANK: Final = 0x2800
 _DOTS: Final = ((0x1, 0x2, 0x4, 0x40), (0x8, 0x10, 0x20, 0x80))
-"""By column, the dots from the top down. Source: Unicode, block Braille Patterns."""
+"""Dots by column, from the top down. Source: Unicode, block Braille Patterns."""
 
 
 def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suffix: str = "") -> list[str]:
-    """The samples, oldest first, over so many minutes; not a number is a gap."""
+    """The samples, oldest first, over a number of minutes; NaN is a gap."""
     there = [one for one in samples if not math.isnan(one)]
     low, high = min(there, default=0.0), max(there, default=0.0)
     canvas = _frame(low, high, minutes, suffix)
@@ -91,12 +91,12 @@ def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suff
 
 
 def per_second(samples: Sequence[float], interval: float) -> list[float]:
-    """How fast a counter grew from each sample to the next, oldest first; nothing for the first."""
+    """The rate of a counter between samples, oldest first; nothing for the first one."""
     return [math.nan, *((now - before) / interval for before, now in pairwise(samples))]
 
 
 def _at(samples: Sequence[float], x: int) -> float:
-    """The value at a column of dots, between the samples around it."""
+    """The value at a column of dots, interpolated between the samples around it."""
     where = x / (ACROSS - 1) * (len(samples) - 1)
     index = int(where)
     before = samples[index]
@@ -111,7 +111,7 @@ def _dot(canvas: list[list[str]], x: int, y: int) -> None:
 
 
 def _frame(low: float, high: float, minutes: float, suffix: str) -> list[list[str]]:
-    """The box, with what the axes say."""
+    """The frame with labels of the axes."""
     unit, factor = unit_of(high)
     canvas = [[" "] * WIDTH for _ in range(HEIGHT)]
 
