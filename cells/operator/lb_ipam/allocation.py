@@ -5,7 +5,6 @@ Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -325,29 +324,28 @@ class _Holders:
 
 
 class _SharedAddresses:
-    """The addresses of a range that services with one sharing key have."""
+    """The addresses of a range that services with one sharing key have, as they were given."""
 
     def __init__(self) -> None:
-        self.addresses: list[Address] = []
-        """The lowest first."""
+        self._addresses: list[tuple[int, Address]] = []
+        """With how many other addresses were held before."""
         self._rejected: dict[Hashable, int] = {}
         """Kind of request -> how many of the first addresses it cannot have: none comes free in a plan."""
 
-    def add(self, address: Address) -> None:
-        at = bisect_left(self.addresses, int(address), key=int)
-        self.addresses.insert(at, address)
-        if at + 1 < len(self.addresses):
-            self._rejected = {kind: min(at, count) for kind, count in self._rejected.items()}
+    def add(self, order: int, address: Address) -> None:
+        self._addresses.append((order, address))
 
-    def lowest(self, request: AllocationRequest, holders: Mapping[Address, _Holders]) -> Address | None:
-        """The lowest address that a service may share."""
+    def first(
+        self, request: AllocationRequest, holders: Mapping[Address, _Holders]
+    ) -> tuple[int, Address] | None:
+        """The first address that a service may share."""
         kind = (request.ports, request.policy, request.selector, request.key[0], request.across)
         start = self._rejected.get(kind, 0)
-        for at in range(start, len(self.addresses)):
-            if holders[self.addresses[at]].admit(request):
+        for at in range(start, len(self._addresses)):
+            if holders[self._addresses[at][1]].admit(request):
                 self._rejected[kind] = at
-                return self.addresses[at]
-        self._rejected[kind] = len(self.addresses)
+                return self._addresses[at]
+        self._rejected[kind] = len(self._addresses)
         return None
 
 
@@ -367,7 +365,9 @@ class _Allocation:
         if address not in self.holders:
             self.holders[address] = _Holders()
             if request.sharing and (within := self._range(address)) is not None:
-                self._shared.setdefault((request.sharing, within), _SharedAddresses()).add(address)
+                self._shared.setdefault((request.sharing, within), _SharedAddresses()).add(
+                    len(self.holders), address
+                )
         self.holders[address].add(request)
         self.held.setdefault(request.key, []).append(address)
 
@@ -426,7 +426,7 @@ class _Allocation:
         return "no_pool", f"No pool exists with a CIDR containing '{address}'"
 
     def any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
-        """Give an address of a family: one that it may share, else the lowest that is free; else why not."""
+        """Give an address of a family: the first that it may share, else the lowest free; else why not."""
         ranges = [
             one
             for pool in self.pools
@@ -438,9 +438,9 @@ class _Allocation:
             return "no_pool", NO_POOL
         if request.sharing:
             shared = [found for one in ranges if (found := self._shared.get((request.sharing, one)))]
-            known = [found.lowest(request, self.holders) for found in shared]
+            known = [found.first(request, self.holders) for found in shared]
             if addresses := [one for one in known if one is not None]:
-                self.give(request, min(addresses, key=int))
+                self.give(request, min(addresses, key=lambda one: one[0])[1])
                 return None
         for one in ranges:
             if (free := self.free(one)) is not None:
