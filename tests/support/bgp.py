@@ -124,8 +124,9 @@ class Routers:
     def stop(self) -> None:
         """End both."""
         for process in self._processes.values():
-            process.kill()
-            process.wait()
+            process.terminate()  # killed, FRR leaves a directory in /var/tmp/frr
+        for process in self._processes.values():
+            process.wait(timeout=20)
         shutil.rmtree(self._frr)
 
     def _begin(self, command: Sequence[str | Path], folder: Path) -> None:
