@@ -154,10 +154,15 @@ class ManifestPods:
                 self._refused[key] = str(error)
         claims = known.claims if known is not None else ()
         left = {one.prefix for one in before.claims} - {one.prefix for one in claims} if before else set()
-        if left:
-            self._ipcache.withdraw(_pod_resource(key), left)
-        if known is not None and (before is None or before.claims != known.claims):
-            self._ipcache.upsert(*known.claims)
+        try:
+            if left:
+                self._ipcache.withdraw(_pod_resource(key), left)
+            if known is not None and (before is None or before.claims != known.claims):
+                self._ipcache.upsert(*known.claims)
+        except OSError:
+            if known is not None:
+                self._identities.release(known.identity)
+            raise
         if before is not None:
             self._identities.release(before.identity)
         if known is not None:

@@ -320,6 +320,24 @@ async def test_pods_of_other_nodes_are_known_by_their_manifests(tmp_path: Path) 
         await eventually(lambda: one.row("10.0.2.7/32") is None)
 
 
+async def test_an_identity_goes_with_its_pod_though_the_kernel_refused_the_address_before(
+    tmp_path: Path,
+) -> None:
+    kernel = FakeIpcacheMap()
+    async with room(tmp_path, kernel) as one:
+        await one.table.wait_initialized()
+        kernel.broken = True
+        tried = len(kernel.writes)
+        one.write(pod("web", "10.0.2.7"))
+        await eventually(lambda: len(kernel.writes) > tried + 1, within=30)
+        kernel.broken = False
+        await eventually(lambda: one.row("10.0.2.7/32") is not None, within=30)
+        number = (one.row("10.0.2.7/32") or (0, ""))[0]
+        one.write(namespace())
+        await eventually(lambda: one.row("10.0.2.7/32") is None)
+        assert one.identities.get(number) is None
+
+
 async def test_health_names_remote_pods_that_are_not_known(tmp_path: Path) -> None:
     async with room(tmp_path) as one:
         one.write(pod("web", "10.0.2.7"), pod("late"))
