@@ -24,6 +24,7 @@ from cells.kvstore.model import (
     KeyValue,
     LeaseLostError,
     StoreError,
+    StoreUnavailableError,
     absent,
     get,
     put,
@@ -243,8 +244,11 @@ class KVStore:
         self._log = log
         self._error = "not connected yet"
         """Why it is not reached; empty while it is."""
+        self._no_quorum = ""
+        """Why its members do not agree, or take no writes, though it is reached; empty while they do."""
         self._described = ""
         self._errors = 0
+        """Looks in a row that found either."""
         self._takes_writes = False
         """Whether it is known to, since it was last away."""
         self._heartbeat = Heartbeat()
@@ -263,12 +267,13 @@ class KVStore:
         """How it is, as ``cilium-dbg status`` shows it."""
         if not self.enabled:
             return StoreState("Disabled")
+        error = self._error or self._no_quorum
         if self._errors > self.settings.kvstore_max_consecutive_quorum_errors:
-            return StoreState("Failure", f"quorum check failed {self._errors} times in a row: {self._error}")
+            return StoreState("Failure", f"quorum check failed {self._errors} times in a row: {error}")
         if not self._described:
             return StoreState("Failure", f"not able to connect to any etcd endpoints: {self._error}")
         count = len(self.client.endpoints)
-        quorum = f"{self._error}, consecutive-errors={self._errors}" if self._error else "true"
+        quorum = f"{error}, consecutive-errors={self._errors}" if error else "true"
         return StoreState(
             "Ok",
             f"etcd: {int(not self._error)}/{count} connected, leases={len(self.leases)}, lock"
@@ -339,22 +344,38 @@ class KVStore:
 
     async def _look(self) -> None:
         """See whether it answers and agrees. A user that reaches it earlier triggers the next look."""
+        no_quorum = ""
         try:
             described = await self.client.describe()
             beat = await self.client.lookup(HEARTBEAT)  # takes a quorum
+            self._described = described
+            self.reached()
             if beat is not None:
                 self._heartbeat.seen(beat.mod_revision)
-            self._described = described
             if not self._takes_writes:
                 await self._lock_once()
-        except StoreError as error:
+        except StoreUnavailableError as error:
             self._takes_writes = False
             self._errors += 1
-            self.metrics.no_quorum("timeout" if "exceeded" in str(error).lower() else "request")
+            self.metrics.no_quorum("timeout")
             self.failed(error)
             return
-        self._errors = 0
-        self.reached()
+        except StoreError as error:
+            self._takes_writes = False
+            self.metrics.no_quorum("request")
+            no_quorum = str(error)
+        self._note_quorum(no_quorum)
+
+    def _note_quorum(self, problem: str) -> None:
+        """It is reached, and has this problem; empty for none."""
+        self._errors = self._errors + 1 if problem else 0
+        if problem:
+            if not self._no_quorum:
+                self._log.warning("etcd is reached, and has no quorum", error=problem)
+            self._health.degraded(f"etcd is reached, and has no quorum: {problem}")
+        elif self._no_quorum:
+            self._health.ok(f"connected to {self.client.endpoint}")
+        self._no_quorum = problem
 
     async def _lock_once(self) -> None:
         """Take the lock of who connects: a store without room still answers questions. Raises StoreError."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 from cells import kvstore
@@ -331,6 +332,36 @@ async def test_a_client_that_waits_long_for_a_lock_stays_in_its_place(
         etcd.delete(earlier)
         await until(lambda: set(etcd.all("cilium/.initlock/")) == {"cilium/.initlock/2"})
         await until(lambda: found.store.state().state == "Ok")
+
+
+async def test_a_heartbeat_that_stops_is_a_failure_and_no_reason_to_write_keys_again(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kvstore.store.INTERVAL", 0.1)
+    monkeypatch.setattr("cells.kvstore.store.HEARTBEAT_INTERVAL", 0.2)
+    returns = 0
+
+    async def count() -> None:
+        nonlocal returns
+        async for _ in found.store.returns():
+            returns += 1
+
+    etcd.put("cilium/.heartbeat", "now")
+    async with following(etcd) as found, anyio.create_task_group() as tasks:
+        tasks.start_soon(count)
+        await until(lambda: found.store.state().state == "Ok")
+        number = 0
+        with anyio.fail_after(15):
+            while found.store.state().state != "Failure":  # events show that it is reached
+                etcd.put(f"their/{number}", "1")
+                await until(lambda: f"{number}" in found.by_key())  # noqa: B023
+                number += 1
+        assert "since last heartbeat update has been received" in found.store.state().message
+        assert returns == 1
+        monkeypatch.setattr("cells.kvstore.store.HEARTBEAT_INTERVAL", 60)
+        etcd.put("cilium/.heartbeat", "later")
+        await until(lambda: found.store.state().state == "Ok")
+        tasks.cancel_scope.cancel()
 
 
 async def test_an_etcd_without_space_is_degraded_and_still_read(etcd: Etcd) -> None:
