@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 import msgspec
@@ -37,7 +37,7 @@ from lifecycle import (
     seconds,
 )
 
-__all__ = ["ConntrackGC", "ConntrackMap", "Passes", "Walk", "cell"]
+__all__ = ["ConntrackGC", "ConntrackMap", "Passes", "cell"]
 
 
 # How often ended connections are removed.
@@ -118,14 +118,6 @@ class ConntrackMap(msgspec.Struct, frozen=True):
     """Until the next one."""
 
 
-class Walk(Protocol):
-    """The conntrack maps in the kernel, as far as this cell touches them."""
-
-    async def collect(self) -> tuple[Collected, ...]:
-        """Remove expired connections; raises OSError or HiveError."""
-        ...
-
-
 def conntrack_table() -> Table[str, ConntrackMap]:
     """The ``conntrack`` table, by map."""
     return Table("conntrack", key=lambda row: row.map)
@@ -150,7 +142,7 @@ class ConntrackGC:
     def __init__(
         self,
         settings: ConntrackSettings,
-        walk: Walk,
+        collector: ConntrackCollector,
         table: Table[str, ConntrackMap],
         passes: Passes,
         jobs: Jobs,
@@ -158,7 +150,7 @@ class ConntrackGC:
     ) -> None:
         self._fixed = float(settings.conntrack_gc_interval)
         self._most = float(settings.conntrack_gc_max_interval)
-        self._walk = walk
+        self._collector = collector
         self._table = table
         self._passes = passes
         self._health = health.child("passes")
@@ -174,7 +166,7 @@ class ConntrackGC:
     async def _pass(self, _: None) -> None:
         began = anyio.current_time()
         try:
-            found = await self._walk.collect()
+            found = await self._collector.collect()
         except Exception:
             self._passes.failed += 1
             raise
@@ -268,11 +260,6 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFam
     )
 
 
-def walk(collector: ConntrackCollector) -> Walk:
-    """The node's conntrack maps."""
-    return collector
-
-
 def conntrack_metrics(table: Table[str, ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
     """The passes as metrics."""
 
@@ -288,6 +275,6 @@ cell = module(
     "Removal of ended connections",
     config(ConntrackSettings),
     provide(conntrack_table, conntrack_metrics),
-    provide_private(walk, ConntrackGC, Passes),
+    provide_private(ConntrackGC, Passes),
     invoke(ConntrackGC),
 )

@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec import structs
 
 from cells.cluster.encryption import WIREGUARD_LINKS
+from cells.datapath.datapath import Datapath
 from cells.maps.map import Map
 from cells.maps.records.flows import (
     DEVICE_IP_MASQ,
@@ -190,34 +190,6 @@ def native_networks(
 _INDEX = struct.Struct("<I")
 
 
-class DevicePrograms(Protocol):
-    """The node's programs; cells.datapath.Datapath. Methods raise NetlinkError."""
-
-    async def prepare_l3(self) -> None:
-        """Load the programs of devices without Ethernet headers. Raises HiveError if that cannot be."""
-        ...
-
-    def attach_device(self, ifindex: int, *, l3: bool) -> None:
-        """Attach to a native device, ``l3``: one without Ethernet headers."""
-        ...
-
-    def accelerate_device(self, ifindex: int) -> bool:
-        """Attach to its driver, too; False if that cannot be, and need not."""
-        ...
-
-    def slow_device(self, ifindex: int) -> None:
-        """Take off what is attached to its driver."""
-        ...
-
-    def detach_device(self, ifindex: int) -> None:
-        """Take off all that is attached."""
-        ...
-
-    def serves_device(self, ifindex: int, *, l3: bool, accelerated: bool) -> bool:
-        """Whether it is there, and in the driver or not."""
-        ...
-
-
 class DeviceTarget:
     """Rows first, then programs: a program without its row lets everything pass.
 
@@ -227,7 +199,7 @@ class DeviceTarget:
     def __init__(
         self,
         rows: Callable[[], Map],
-        programs: DevicePrograms,
+        programs: Datapath,
         log: Logger,
     ) -> None:
         self._rows = rows

@@ -11,28 +11,13 @@ Why:        the network between nodes need not know pods' addresses: pods' packe
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
-from cells.tunnel.kernel import TunnelKernel, TunnelLinks, TunnelMaps, TunnelNetwork, TunnelRoutes
-from cells.tunnel.remote import KernelTunnelMaps, RemoteNetworks, TunnelEndpoints
+from cells.tunnel.kernel import TunnelKernel, TunnelMaps, TunnelNetwork
+from cells.tunnel.remote import RemoteNetworks, TunnelEndpoints
 from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel, tunnel_metrics
 from cells.tunnel.tunnel import Tunnel, TunnelRequirements, WantedTunnel
 from lifecycle import after, config, invoke, module, provide, provide_private
 
 __all__ = ["cell"]
-
-
-def tunnel_links() -> TunnelLinks:
-    """This node's."""
-    return TunnelNetwork()
-
-
-def tunnel_routes() -> TunnelRoutes:
-    """This node's."""
-    return TunnelNetwork()
-
-
-def tunnel_maps(maps: Maps) -> TunnelMaps:
-    """This node's."""
-    return KernelTunnelMaps(maps)
 
 
 def tunnel_endpoints(maps: Maps, settings: TunnelSettings) -> TunnelEndpoints:
@@ -58,9 +43,8 @@ cell = module(
         Tunnel,
         RouteMtu,
         RemoteNetworks,
-        tunnel_links,
-        tunnel_routes,
-        tunnel_maps,
+        TunnelNetwork,
+        TunnelMaps,
         tunnel_endpoints,
     ),
     provide_private(TunnelKernel, TunnelRequirements, WantedTunnel),

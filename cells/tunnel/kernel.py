@@ -9,13 +9,14 @@ import errno
 import socket
 from collections.abc import Collection, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address
-from typing import Final, Protocol
+from typing import Final
 
 import anyio.to_thread
 import msgspec
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.datapath.datapath import TUNNEL_LINKS, Datapath
+from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import (
     TUNNEL_GATEWAYS,
     TUNNEL_NOT_FOR_PODS,
@@ -32,7 +33,7 @@ from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, HiveError, Logger, Target
 from lifecycle.tables import BatchFailures
 
-__all__ = ["TunnelLinks", "TunnelMaps", "TunnelRoute", "TunnelRoutes"]
+__all__ = ["TunnelMaps", "TunnelNetwork", "TunnelRoute"]
 
 
 # What the tunnel is in the kernel, as rows of the table ``tunnel``.
@@ -204,59 +205,19 @@ def _index(name: str) -> int:
         raise NetlinkError(errno.ENODEV, f"find {name}") from error
 
 
-# What the tunnel touches of the kernel, in the words of this cell.
-
-
-class TunnelLinks(Protocol):
-    """The node's links; TunnelNetwork. Methods raise NetlinkError."""
-
-    async def find(self, name: str) -> FoundOverlay | None:
-        """The link of that name."""
-        ...
-
-    async def create(self, device: TunnelDevice) -> None:
-        """Make the device, down."""
-        ...
-
-    async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
-        """The MTU, and up."""
-        ...
-
-    async def delete(self, ifindex: int) -> None:
-        """Remove a link."""
-        ...
-
-
-class TunnelRoutes(Protocol):
-    """The node's routes; TunnelNetwork. Methods raise NetlinkError."""
-
-    async def routes(self, name: str) -> list[TunnelRoute]:
-        """Those of ours over the link of that name."""
-        ...
-
-    async def set_route(self, name: str, route: TunnelRoute) -> None:
-        """In place of another one of ours to there."""
-        ...
-
-    async def foreign(self) -> Mapping[IPNetwork, str]:
-        """Destinations of routes that are not ours, and how each goes on."""
-        ...
-
-    async def remove_route(self, name: str, destination: IPNetwork) -> None:
-        """Remove; a missing one is ignored."""
-        ...
-
-
-class TunnelMaps(Protocol):
+class TunnelMaps:
     """hive_tunnel. Methods raise OSError."""
+
+    def __init__(self, maps: Maps) -> None:
+        self._maps = maps
 
     def facts(self) -> TunnelConfig:
         """What the programs know of the tunnel."""
-        ...
+        return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
 
     def set_facts(self, facts: TunnelConfig) -> None:
         """Configure the programs, from the next packet on."""
-        ...
+        self._maps.tunnel.update(bytes(4), facts.pack())
 
 
 def sysctls(name: str) -> dict[str, str]:
@@ -270,7 +231,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
     def __init__(
         self,
         settings: TunnelSettings,
-        links: TunnelLinks,
+        links: TunnelNetwork,
         programs: Datapath,
         maps: TunnelMaps,
         sysctls: Sysctls,

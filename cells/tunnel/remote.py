@@ -11,13 +11,12 @@ import msgspec
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.maps.node_maps import Maps
-from cells.maps.records.cluster import TunnelConfig, TunnelKey, TunnelValue
+from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget
 from cells.netlink import news
 from cells.netlink.connection import ForeignRouteError
 from cells.node.router import Router
-from cells.tunnel.kernel import TunnelRoute, TunnelRoutes
+from cells.tunnel.kernel import TunnelNetwork, TunnelRoute
 from cells.tunnel.settings import RouteMtu, TunnelSettings
 from cells.tunnel.tunnel import Tunnel
 from lifecycle import Derived, Health, HiveError, Jobs, ReadTable, Reconciler, Tables, Target, after, seconds
@@ -85,22 +84,6 @@ def troubles(nodes: Iterable[ClusterNode], name: str, underlay: Family = Family.
 
 HOST_LINK: Final = "cilium_host"
 
-
-class KernelTunnelMaps:
-    """The real :class:`~cells.tunnel.kernel.TunnelMaps`."""
-
-    def __init__(self, maps: Maps) -> None:
-        self._maps = maps
-
-    def facts(self) -> TunnelConfig:
-        """What the programs know."""
-        return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
-
-    def set_facts(self, facts: TunnelConfig) -> None:
-        """Write the facts that the programs read."""
-        self._maps.tunnel.update(bytes(4), facts.pack())
-
-
 TunnelEndpoints = MapTarget[TunnelKey, TunnelValue, TunnelValue]
 """cilium_tunnel_map, by network address."""
 
@@ -108,7 +91,7 @@ TunnelEndpoints = MapTarget[TunnelKey, TunnelValue, TunnelValue]
 class NetworkRoutes(Target[IPNetwork, TunnelRoute, TunnelRoute]):
     """The node's own way to pods of other nodes, and what it forwards there: over cilium_host."""
 
-    def __init__(self, kernel: TunnelRoutes) -> None:
+    def __init__(self, kernel: TunnelNetwork) -> None:
         self._kernel = kernel
 
     async def observe(self) -> Mapping[IPNetwork, TunnelRoute]:
@@ -165,7 +148,7 @@ class RemoteNetworks:
         router: Router,
         nodes: ReadTable[str, ClusterNode],
         endpoints: TunnelEndpoints,
-        routes: TunnelRoutes,
+        routes: TunnelNetwork,
         *,
         route_mtu: RouteMtu,
         jobs: Jobs,

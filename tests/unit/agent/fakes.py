@@ -38,7 +38,7 @@ from cells.node.router import Router
 from cells.policy.maps import PolicyMapPool
 from cells.proxy.dns.port import ProxyPort, ProxyRoutes
 from cells.services.sockets import SocketHooks
-from cells.tunnel.kernel import TunnelLinks, TunnelMaps, TunnelRoute, TunnelRoutes
+from cells.tunnel.kernel import TunnelMaps, TunnelNetwork, TunnelRoute
 from lifecycle import Cell, replace
 from lifecycle.testing import fake
 from tests.support.fake_map import SPECS, FakeMap
@@ -148,8 +148,7 @@ def fakes(directory: Path, kernel: FakeKernel, links: HostLinks) -> list[Cell]:
         replace(PreviousAgent, FakeLeft(kernel)),
         replace(IpcacheTarget, kernel.prefixes.target),
         replace(LxcTarget, FakeLxcMap().target),
-        replace(TunnelLinks, fake(TunnelLinks, find=no_link)),
-        replace(TunnelRoutes, fake(TunnelRoutes, routes=no_routes)),
+        replace(TunnelNetwork, fake(TunnelNetwork, find=no_link, routes=no_routes)),
         replace(TunnelMaps, fake(TunnelMaps, facts=TunnelConfig)),
         replace(
             XfrmEdge, fake(XfrmEdge, states=none_listed, policies=none_listed, remove_routes=none_removed)

@@ -13,7 +13,7 @@ from cells.maps.records.cluster import TunnelConfig
 from cells.netlink.connection import NetlinkError
 from cells.netlink.overlay import FoundOverlay
 from cells.node.sysctl import Sysctls
-from cells.tunnel.kernel import TunnelDevice, TunnelFacts, TunnelKernel, TunnelLinks, TunnelMaps, wanted
+from cells.tunnel.kernel import TunnelDevice, TunnelFacts, TunnelKernel, TunnelMaps, TunnelNetwork, wanted
 from cells.tunnel.settings import TunnelSettings
 from lifecycle import BatchError, Logger
 from lifecycle.testing import fake
@@ -63,7 +63,9 @@ class Node:
         self.facts = facts
 
     def kernel(self, settings: TunnelSettings) -> TunnelKernel:
-        links = fake(TunnelLinks, find=self.find, create=self.create, set_up=self.set_up, delete=self.delete)
+        links = fake(
+            TunnelNetwork, find=self.find, create=self.create, set_up=self.set_up, delete=self.delete
+        )
         programs = fake(Datapath, attach_tunnel=self.attached.add, serves_tunnel=self.attached.__contains__)
         maps = fake(TunnelMaps, facts=lambda: self.facts, set_facts=self.set_facts)
         sysctls = fake(Sysctls, keep=self.sysctls.update, read=self.sysctls.get)
