@@ -57,7 +57,17 @@ static __always_inline __u32 lb_affine(const struct lb_service *service, const s
 	return lb_still_affine(service, known, now);
 }
 
-/* The client has come again. */
+/* Note in the entry that the client has come again; false if it has none, or another backend. */
+static __always_inline bool lb_affinity_refresh(struct lb_affinity *known, __u32 backend, __u64 now)
+{
+	if (!known || known->backend != backend)
+		return false;
+	if (known->last_used != now) /* once a second at most, as conntrack's: ct_refresh() */
+		known->last_used = now;
+	return true;
+}
+
+/* The client has come again. Most packets find their entry: to update it would take its bucket's lock. */
 static __always_inline void lb_affinity_note(const struct lb_service *service, const struct flow *flow,
 					     __u32 backend, __u32 now, __u8 family)
 {
@@ -69,11 +79,13 @@ static __always_inline void lb_affinity_note(const struct lb_service *service, c
 		struct lb4_affinity_key key;
 
 		lb4_affinity_key(&key, flow, service->rev_nat_index);
-		bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
+		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
+			bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
 	} else {
 		struct lb6_affinity_key key;
 
 		lb6_affinity_key(&key, flow, service->rev_nat_index);
-		bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
+		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
+			bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
 	}
 }

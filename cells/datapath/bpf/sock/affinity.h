@@ -41,11 +41,13 @@ static __always_inline void sock_affinity_note(const struct lb_service *service,
 			.netns_cookie = 1,
 		};
 
-		bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
+		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
+			bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
 	} else {
 		struct lb6_affinity_key key = { .rev_nat_index = service->rev_nat_index, .netns_cookie = 1 };
 
 		__builtin_memcpy(&key.client, &peer->netns_cookie, sizeof(peer->netns_cookie));
-		bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
+		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
+			bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
 	}
 }
