@@ -14,7 +14,14 @@ from typing import Final, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from cells.kvstore.model import CompactedError, KeyEvent, KeyValue, StoreError, StoreUnavailableError
+from cells.kvstore.model import (
+    CompactedError,
+    KeyEvent,
+    KeyValue,
+    StoreError,
+    StoreUnavailableError,
+    raw_key,
+)
 from cells.kvstore.store import KVStore
 from lifecycle import Backoff, Health, Table
 
@@ -122,9 +129,8 @@ class PrefixWatch(Generic[Row]):
         keys = f"{len(self._table)} keys"
         if not self._unreadable:
             return keys
-        return (
-            f"{keys}; {len(self._unreadable)} cannot be read, such as {self._prefix}{min(self._unreadable)}"
-        )
+        one = raw_key(min(self._unreadable)).decode(errors="replace")
+        return f"{keys}; {len(self._unreadable)} cannot be read, such as {self._prefix}{one}"
 
     async def _all(self) -> None:
         generation = self._store.generation

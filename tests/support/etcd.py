@@ -109,9 +109,10 @@ class Etcd:
         return int(answer.kvs[0].lease)
 
     def put(self, key: str, value: str) -> None:
-        """Write a key."""
+        """Write a key; surrogates are bytes that are no UTF-8."""
+        raw = key.encode(errors="surrogateescape")
         with self._channel() as channel:
-            rpc.KVStub(channel).Put(rpc.PutRequest(key=key.encode(), value=value.encode()), timeout=30)
+            rpc.KVStub(channel).Put(rpc.PutRequest(key=raw, value=value.encode()), timeout=30)
 
     def delete(self, key: str) -> None:
         """Delete a key."""

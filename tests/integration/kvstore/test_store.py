@@ -95,6 +95,14 @@ async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force(etcd: Et
         await until(lambda: found.by_key() == {"b": "2"})
 
 
+async def test_an_unreadable_key_that_is_no_utf_8_is_reported_as_text(etcd: Etcd) -> None:
+    etcd.put("their/\udcff", "unreadable")
+    async with following(etcd) as found:
+        await found.theirs.wait_initialized()
+        wanted = "0 keys; 1 cannot be read, such as their/\ufffd"
+        await until(lambda: found.health.snapshot("test.follow")[0].message == wanted)
+
+
 async def test_changes_during_an_etcd_outage_are_read_after_it(etcd: Etcd) -> None:
     etcd.put("their/a", "1")
     async with following(etcd) as found:
