@@ -50,6 +50,8 @@ PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
 INITIAL_END: Final = "k8s.io/initial-events-end"
 REFUSALS: Final = 3
 """Failures in a row after which a watch that is answered 500 is thought to be refused for its version."""
+LONGEST_RETRY: Final = 60.0
+"""Seconds that a server may have a kind wait before it is asked for again (Retry-After)."""
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two checks for a kind that is not served."""
 
@@ -186,7 +188,8 @@ class Reflector(Generic[T]):
         pause = min(self._longest_pause, self._first_pause * 2 ** min(in_a_row - 1, 16))
         pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
         if isinstance(error, ApiError) and error.retry_after is not None:
-            pause = max(pause if self._failures > 1 else 0.0, error.retry_after * (1 + random.random() / 4))  # noqa: S311
+            after = min(error.retry_after, LONGEST_RETRY) * (1 + random.random() / 4)  # noqa: S311
+            pause = max(pause if self._failures > 1 else 0.0, after)
         await self._client.reach.pause(pause)
 
     # ---- lists

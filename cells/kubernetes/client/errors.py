@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -136,8 +137,9 @@ def status_error(status: ServerStatus, retry_after: float | None = None) -> ApiE
 
 
 def seconds(text: Any) -> float | None:
-    """Of a Retry-After header; dates are not understood, none is None."""
+    """Of a Retry-After header; None without one, and for dates, which are not understood."""
     try:
-        return max(0.0, float(text))
+        found = float(text)
     except (TypeError, ValueError):
         return None
+    return max(0.0, found) if math.isfinite(found) else None

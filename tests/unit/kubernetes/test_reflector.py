@@ -279,6 +279,23 @@ async def test_watches_that_fail_at_once_are_repeated_with_growing_pauses(
         await reach(lambda: world.names() == {"a", "b"})
 
 
+async def test_a_server_that_wants_to_be_left_alone_for_a_day_is_asked_again_before(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cells.kubernetes.reflector.LONGEST_RETRY", 0.1)
+    server.faults.add(
+        Fault(
+            lambda one: {"watch", "resourceVersion"} <= one.query.keys(),
+            status=429,
+            headers={"Retry-After": "86400"},
+        )
+    )
+    async with server.serving() as url, following(server, url) as world:
+        await reach(lambda: world.status.state == "failing")
+        server.add(pod("a"))
+        await reach(lambda: world.names() == {"a"})
+
+
 async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap(server: ApiServer) -> None:
     server.add(pod("a"))
     server.add(pod("b"))
