@@ -95,7 +95,7 @@ async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force(etcd: Et
         await until(lambda: found.by_key() == {"b": "2"})
 
 
-async def test_an_unreadable_key_that_is_no_utf_8_is_reported_as_text(etcd: Etcd) -> None:
+async def test_an_unreadable_key_of_invalid_utf_8_is_reported_as_text(etcd: Etcd) -> None:
     etcd.put("their/\udcff", "unreadable")
     async with following(etcd) as found:
         await found.theirs.wait_initialized()
