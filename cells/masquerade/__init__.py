@@ -1,4 +1,4 @@
-"""Pods reach the world behind the node's address: programs on native devices translate their source.
+"""Masquerading: programs on native devices give pods' packets to networks outside the node's address.
 
 Reconciler: the table ``native-devices`` follows the node's devices; programs are attached to each, and
             ``hive_devices`` names devices where packets arrive. The table ``ip-masq-networks`` follows the
@@ -108,7 +108,7 @@ class MasqueradedPods:
 
 
 class ProgramUses:
-    """What devices need programs for besides."""
+    """Features besides masquerading that need programs on devices."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ProgramUses:
 
 
 class ProxySenders:
-    """The proxies that send in pods' names."""
+    """Whether proxies send packets with pods' addresses."""
 
     def __init__(
         self,
@@ -148,16 +148,16 @@ class ProxySenders:
     ) -> None:
         self._maps = maps
         self.tables = [table for table in (redirects, proxies) if table is not None]
-        """What there is of each."""
+        """Of the proxies that do."""
         self._seen = False
 
     def restore(self) -> None:
-        """Devices of an earlier agent that know of any still do."""
+        """Find in the devices' rows whether one did while an earlier agent ran."""
         rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
         self._seen |= any(row.flags & DEVICE_PROXIES for row in rows)
 
     def seen(self) -> bool:
-        """Whether one sends. Once one did, until the node ends: a restart forgets none."""
+        """Whether one does, or has since the node booted: its connections may go on."""
         self._seen |= any(map(len, self.tables))
         return self._seen
 
@@ -168,7 +168,7 @@ def device_target(maps: Maps, datapath: Datapath, log: Logger) -> DeviceTarget:
 
 
 class Masquerade:
-    """Devices are served once the hook ran; then they are followed, and what is taken off comes back."""
+    """Attaches programs to native devices in its hook; follows the devices, and restores what is detached."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class Masquerade:
         addresses: list[NodeAddress],
         *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
-        del addresses, senders  # they wake us; what they mean comes from who keeps them
+        del addresses, senders  # read from their tables; a call means that they changed
         proxied = self._senders.seen()
         if not self._ready:
             return {}

@@ -1,4 +1,4 @@
-"""Which devices packets leave the node through, and what pods' packets come from there."""
+"""Native devices with programs, and the masquerade address of each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ IPNetwork = IPv4Network | IPv6Network
 
 
 class NativeDevice(msgspec.Struct, frozen=True):
-    """A device with programs: what they know of it."""
+    """A device with programs, and its row in hive_devices."""
 
     ifindex: int
     name: str
@@ -175,7 +175,7 @@ def _answerable(address: IPAddress | None) -> IPAddress | None:
 def native_networks(
     settings: MasqueradeSettings, ranges: Iterable[IPNetwork]
 ) -> tuple[IPv4Network | None, IPv6Network | None]:
-    """Where nothing is masqueraded to, of each family: what the settings say, else the pods' range."""
+    """The native routing network of each family: as set, else the pods' range."""
     own = list(ranges)
     native4 = settings.ipv4_native_routing_cidr
     native6 = settings.ipv6_native_routing_cidr
@@ -185,7 +185,7 @@ def native_networks(
     )
 
 
-# Native devices in the kernel: programs, and what they know. The target of a reconciler.
+# Native devices in the kernel: their programs and rows. The target of a reconciler.
 
 _INDEX = struct.Struct("<I")
 

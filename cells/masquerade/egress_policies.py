@@ -30,7 +30,7 @@ NAMESPACE_LABEL: Final = "io.cilium.k8s.namespace.labels."
 _KUBERNETES: Final = "k8s:"
 
 
-# What policies say.
+# Policies.
 
 
 class EgressPolicy(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ def _of_namespace(selector: LabelSelector) -> LabelSelector:
     return LabelSelector(labels or None, expressions or None)
 
 
-# What they are followed with.
+# Pods, nodes and devices, and the entries that follow.
 
 
 class GatewayPod(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class GatewayPod(msgspec.Struct, frozen=True):
 
 
 class GatewayLinks(msgspec.Struct, frozen=True):
-    """What a gateway sends by."""
+    """The devices of this node, which may be a gateway."""
 
     devices: Sequence[Device]
     default: int
@@ -200,7 +200,7 @@ def gateways(
 
 
 def gateway_address(node: ClusterNode) -> IPv4Address | None:
-    """What other nodes send to it by: its first InternalIP of IPv4, else its first ExternalIP."""
+    """The address that other nodes reach it by: its first IPv4 InternalIP, else its first ExternalIP."""
     for kind in (INTERNAL_IP, EXTERNAL_IP):
         for each in node.addresses:
             if each.type == kind and isinstance(each.ip, IPv4Address):

@@ -36,7 +36,7 @@ from lifecycle.tables import BatchFailures
 __all__ = ["TunnelMaps", "TunnelNetwork", "TunnelRoute"]
 
 
-# What the tunnel is in the kernel, as rows of the table ``tunnel``.
+# The tunnel in the kernel, as rows of the table ``tunnel``.
 
 NO_SOURCE: Final[dict[Family, IPAddress]] = {Family.IPV4: IPv4Address(0), Family.IPV6: IPv6Address(0)}
 """In place of an address that packets are sent from: routing chooses."""

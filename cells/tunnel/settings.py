@@ -126,7 +126,7 @@ class TunnelSettings(Settings, frozen=True):
             )
 
 
-# What others follow of them.
+# Facts for other cells.
 
 
 class EgressGatewayUse(msgspec.Struct, frozen=True):

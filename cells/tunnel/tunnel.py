@@ -1,4 +1,4 @@
-"""The tunnel of this node: its device, the programs on it, and what those of pods know of it."""
+"""The tunnel of this node: its device, the programs on it, and its row in hive_tunnel."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _refuse_in_tunnel(ipam: PodAddressing) -> None:
 
 
 class TunnelRequirements:
-    """What the tunnel asks of other settings, and of the node's addresses."""
+    """Other settings and addresses of the node that the tunnel needs."""
 
     def __init__(
         self,
