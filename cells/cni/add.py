@@ -59,6 +59,8 @@ class AddRequest(msgspec.Struct, eq=False):
     attachment: PendingEndpoint | None = None
     """What waits for an identity before it can be completed."""
     answered: bool = False
+    abandoned: bool = False
+    """Whether the runtime has asked for the pod's deletion meanwhile."""
     waiting: anyio.CancelScope | None = None
     """Of finish()."""
 
@@ -89,12 +91,15 @@ class AddRequest(msgspec.Struct, eq=False):
 
     def abandon(self) -> None:
         """Wait no longer: finish() rolls back and raises, unless it is through."""
+        self.abandoned = True
         if self.waiting is not None:
             self.waiting.cancel()
 
     async def finish(self) -> None:
         """Complete what waits for its identity; else roll back, wait, try again; or raise why not."""
         with anyio.CancelScope() as self.waiting:
+            if self.abandoned:
+                self.waiting.cancel()
             await self._finish()
         if self.waiting.cancelled_caught:
             raise CniError(DELETED)

@@ -209,9 +209,14 @@ class CniServer:
         if lane is None:
             self._begin(connection, call)
         else:
-            if call.command == "DEL" and (addition := self._waiting.get(call.container_id)) is not None:
-                addition.abandon()  # the runtime has given it up
             lane.append((connection, call))
+            self._abandon(call.container_id, lane)
+
+    def _abandon(self, container_id: str, lane: deque[tuple[PluginConnection, PluginCall]]) -> None:
+        """End what an ADD waits for, if a DEL of the container waits behind it."""
+        addition = self._waiting.get(container_id)
+        if addition is not None and any(call.command == "DEL" for _, call in lane):
+            addition.abandon()
 
     def _begin(self, connection: PluginConnection, call: PluginCall) -> None:
         """Serve a call as far as it goes at once; the rest, if any, is a task in the container's lane."""
@@ -260,6 +265,7 @@ class CniServer:
         while waiting:
             if (lane := self._lanes.get(container_id)) is not None:
                 lane.extend(waiting)
+                self._abandon(container_id, lane)
                 return
             self._begin(*waiting.popleft())
 
@@ -347,6 +353,7 @@ class CniServer:
         self._run(addition.connection, addition.call, finish)
         if waiting and (lane := self._lanes.get(container_id)) is not None:
             lane.extend(waiting)
+            self._abandon(container_id, lane)
         elif waiting and self._tasks is not None:  # another ADD is half started: they come after that
             self._lanes[container_id] = waiting
             self._tasks.start_soon(self._drain, container_id)

@@ -206,15 +206,23 @@ async def test_without_a_prepared_policy_map_the_add_waits_for_one(served: Harne
 
 async def test_calls_for_one_container_take_turns(served: Harness) -> None:
     served.node.policy_maps, served.node.may_refill = 0, anyio.Event()
-    first, second, delete = [await served.begin(c) for c in ("ADD", "ADD", "DEL")]
+    first, second = [await served.begin("ADD") for _ in range(2)]
     other = await served.begin("ADD", "cid2", pod="pod2")
     await eventually(lambda: served.node.steps.count("wait for a policy map") == 2)
     served.node.may_refill.set()
     assert (await first.reply()).code == 0
     assert "already exists" in (await second.reply()).message
-    assert (await delete.reply()).code == 0
     assert (await other.reply()).code == 0
+    assert (await served.call("DEL")).code == 0
     assert [e.container_id for e in served.node.all()] == ["cid2"]
+
+
+async def test_a_delete_ends_every_add_of_the_container_before_it(served: Harness) -> None:
+    served.node.policy_maps, served.node.may_refill = 0, anyio.Event()  # never set
+    adds = [await served.begin("ADD") for _ in range(2)]
+    assert (await served.call("DEL")).code == 0
+    assert [(await add.reply()).message for add in adds] == [DELETED, DELETED]
+    assert served.node.clean()
 
 
 async def test_a_request_of_a_disconnected_plugin_is_skipped(served: Harness) -> None:
@@ -413,6 +421,20 @@ async def test_a_delete_ends_an_add_that_waits_for_an_address(served: Harness) -
     assert (await served.call("DEL")).code == 0
     assert (await added.reply()).message == DELETED
     assert node.clean()
+
+
+async def test_a_delete_that_comes_with_the_add_ends_it_too(served: Harness) -> None:
+    served.node.may_identify = anyio.Event()  # never set
+    codes: dict[str, int] = {}
+
+    async def call(command: str) -> None:
+        codes[command] = (await served.call(command)).code
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call, "ADD")
+        tasks.start_soon(call, "DEL")
+    assert codes == {"ADD": 1, "DEL": 0}
+    await eventually(served.node.clean)
 
 
 async def test_a_delete_of_another_container_leaves_a_waiting_add_alone(served: Harness) -> None:
