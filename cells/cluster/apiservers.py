@@ -1,4 +1,4 @@
-"""Which addresses are an API server's: ``toEntities: [kube-apiserver]`` selects them, nodes or not.
+"""Labels the addresses of API servers, which ``toEntities: [kube-apiserver]`` selects, nodes or not.
 
 Source: the EndpointSlices of the Service default/kubernetes in; labels of their addresses out.
 """
@@ -30,7 +30,7 @@ LABEL: Final = "reserved:kube-apiserver"
 
 
 def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
-    """The addresses of API servers that answer, those included that are shutting down and still serve."""
+    """The addresses of API servers that answer, including those that are shutting down and still serve."""
     for one in slices:
         for endpoint in one.endpoints or ():
             if endpoint.conditions.ready is not False or endpoint.conditions.serving:
@@ -42,12 +42,12 @@ def addresses_of(slices: Iterable[EndpointSlice]) -> Iterator[Prefix]:
 
 
 def _is_of_servers(_: object, *rows: EndpointSlice | None) -> bool:
-    """Whether a slice is, or was, one of the API servers."""
+    """Whether a slice is or was one of the API servers."""
     return any(row is not None and (row.namespace, row.service) == SERVICE for row in rows)
 
 
 class ApiServerLabels:
-    """Publishes which addresses these are."""
+    """Publishes the labels of these addresses."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ApiServerLabels:
         jobs.observe("API servers", self._rounds, self._follow)
 
     async def _rounds(self) -> AsyncIterator[None]:
-        """Once at the beginning, then after every change of their slices."""
+        """Iterate once at the beginning, then after every change of their slices."""
         await self._slices.wait_initialized()
         changes = self._slices.changes(self._slices.revision, only=_is_of_servers)
         yield

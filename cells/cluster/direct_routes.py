@@ -1,8 +1,8 @@
-"""Routes to the pods of other nodes over a network they share (auto-direct-node-routes).
+"""Routes to the pods of other nodes in the same network (auto-direct-node-routes).
 
-Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` shows which are wanted,
-            ``direct-routes-status`` which are there.
-Why:        without a tunnel, only routes say which node has a pod.
+Reconciler: the table ``nodes`` in, routes of the main table out; ``direct-routes`` has the desired routes,
+            ``direct-routes-status`` their states.
+Why:        without a tunnel, routes lead packets to the nodes of pods.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class DirectRouteSettings(Settings, frozen=True):
 
 
 class DirectRouting(msgspec.Struct, frozen=True):
-    """Whether this node routes to other nodes' pods over a network that they share."""
+    """Whether this node has routes to other nodes' pods in the same network."""
 
     used: bool
 
 
 def direct_routing(settings: DirectRouteSettings) -> DirectRouting:
-    """Return what auto-direct-node-routes asks for."""
+    """The setting auto-direct-node-routes."""
     return DirectRouting(settings.auto_direct_node_routes)
 
 
@@ -106,39 +106,42 @@ REMOVED: Final = news.passing(
 
 
 class DirectRoute(msgspec.Struct, frozen=True):
-    """A range of another node's pods, and the way there."""
+    """A range of another node's pods, and its gateway."""
 
     destination: IPNetwork
     gateway: IPAddress | None
-    """The node's own address; None when it has none of the family."""
+    """The node's own address; None if it has none of the family."""
     node: str
     """``cluster/name``."""
 
 
 class DirectRouteKernel(Protocol):
-    """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
+    """Our routes in the node's main routing table. Methods raise OSError."""
 
     async def routes(self) -> Mapping[IPNetwork, IPAddress]:
-        """Our routes: gateway by destination."""
+        """Our routes: gateways by destination."""
         ...
 
     async def put(self, routes: Mapping[IPNetwork, IPAddress]) -> Mapping[IPNetwork, Exception]:
-        """Set routes over gateways on a link of the node; those that failed: Unreachable, OSError."""
+        """Add or replace routes over gateways on a link of the node.
+
+        Returns failed ones: Unreachable, OSError.
+        """
         ...
 
     async def drop(self, destinations: Collection[IPNetwork]) -> None:
-        """Remove our routes; a missing one is fine."""
+        """Remove our routes; missing ones are ignored."""
         ...
 
 
 class BehindRouterError(HiveError):
-    """Raised for a node that is behind a router: it would have to know of our pods."""
+    """A node behind a router, which would need a route to our pods."""
 
 
 def wanted(nodes: Iterable[ClusterNode], families: Collection[Family]) -> dict[IPNetwork, DirectRoute]:
     """A route for each range of these families of each other node.
 
-    The table ``nodes`` gives no two nodes the same range.
+    The table ``nodes`` never has the same range for two nodes.
     """
     return {
         cidr: DirectRoute(cidr, node.node_ip(family), node.full_name)
@@ -152,14 +155,14 @@ def wanted(nodes: Iterable[ClusterNode], families: Collection[Family]) -> dict[I
 def direct_routes(
     nodes: ReadTable[str, ClusterNode], agent: AgentConfig
 ) -> ReadTable[IPNetwork, DirectRoute]:
-    """The table ``direct-routes``: of the families that are on."""
+    """The table ``direct-routes``, of the enabled families."""
     on = {Family.IPV4: agent.ipv4, Family.IPV6: agent.ipv6}
     families = [family for family in Family if on[family]]
     return nodes.derive(lambda rows: wanted(rows, families), name="direct-routes")
 
 
 class DirectRouteTarget:
-    """The kernel as a reconciler's target; only routes of ours are seen."""
+    """The kernel as a reconciler's target; it sees only our routes."""
 
     def __init__(self, kernel: DirectRouteKernel, log: Logger, *, skip_unreachable: bool) -> None:
         self._kernel = kernel
@@ -168,15 +171,15 @@ class DirectRouteTarget:
         self._reported: set[str] = set()
 
     async def observe(self) -> Mapping[IPNetwork, IPAddress]:
-        """The gateways of the routes there are."""
+        """The gateways of the present routes."""
         return await self._kernel.routes()
 
     def matches(self, row: DirectRoute, observed: IPAddress) -> bool:
-        """Whether the route leads there."""
+        """Whether the route has this gateway."""
         return row.gateway == observed
 
     async def put(self, batch: Mapping[IPNetwork, DirectRoute]) -> None:
-        """Set them. Where the gateway cannot be used, a route over an earlier one is removed.
+        """Add or replace routes. If a gateway is unusable, a route over an earlier one is removed.
 
         Raises BatchError.
         """
@@ -209,16 +212,16 @@ class DirectRouteTarget:
         self._reported.clear()
 
     def _report(self, text: str, *, wrong: bool = False) -> None:
-        """Once: it is tried again and again."""
+        """Log once, as the reconciler retries."""
         if text not in self._reported:
             self._reported.add(text)
             (self._log.error if wrong else self._log.warning)(text)
 
 
 class DirectRoutes:
-    """Maintains the routes if the setting asks for them. Removed ones are restored at once.
+    """Maintains the routes if the setting is on, and restores removed ones at once.
 
-    If it does not, those of an earlier agent to the nodes that there are are removed.
+    Otherwise, it removes routes of an earlier agent to present nodes.
     """
 
     def __init__(
@@ -277,11 +280,11 @@ class KernelDirectRoutes:
         return await to_thread.run_sync(_routes)
 
     async def put(self, routes: Mapping[IPNetwork, IPAddress]) -> Mapping[IPNetwork, Exception]:
-        """Set each in place of another one to there; what failed."""
+        """Replace the routes to these destinations. Returns failed ones."""
         return await to_thread.run_sync(_put, routes) if routes else {}
 
     async def drop(self, destinations: Collection[IPNetwork]) -> None:
-        """Remove those with a gateway and our protocol. Raises NetlinkError."""
+        """Remove routes with a gateway and our protocol. Raises NetlinkError."""
         await to_thread.run_sync(_drop, destinations)
 
 
@@ -327,7 +330,7 @@ def _put(routes: Mapping[IPNetwork, IPAddress]) -> dict[IPNetwork, Exception]:
 
 
 def _link(ip: IPRoute, gateway: IPAddress) -> int | Exception:
-    """The link on which the address is; why there is none."""
+    """The link in the network of the address, or why there is none."""
     from pyroute2 import NetlinkError as Refused
 
     try:

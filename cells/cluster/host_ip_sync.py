@@ -1,8 +1,7 @@
-"""The node claims its own addresses, for the datapath to know them; and the world, in the ipcache.
+"""Claims the node's own addresses, for the datapath to identify them, and the world, in the ipcache.
 
-Reconciler: reads Table[int, Device] and the router's address, and claims them by LocalAddresses and Ipcache.
-Why:        the datapath takes an address for the node's, and its traffic for the host's, only by these
-            entries.
+Reconciler: Table[int, Device] and the router's address in, claims by LocalAddresses and Ipcache out.
+Why:        only by these entries does the datapath identify addresses of the node, and traffic of the host.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -48,11 +47,11 @@ class HostIPSettings(Settings, frozen=True):
     """Networks of addresses that do not count as the host's on this node."""
 
     def validate(self) -> None:
-        """Refuse what is not a network; raises ValueError."""
+        """Refuse an invalid network. Raises ValueError."""
         self.excluded()
 
     def excluded(self) -> list[IPv4Network | IPv6Network]:
-        """The networks; raises ValueError that names the setting."""
+        """The networks. Raises ValueError with the name of the setting."""
         found = []
         for text in self.exclude_local_address:
             try:
@@ -71,7 +70,7 @@ class HostIPSettings(Settings, frozen=True):
 RESOURCE: Final = "daemon//reserved"
 """The resource of the claims in the ipcache."""
 WORLDS: Final = {Family.IPV6: WORLD_IPV6, Family.IPV4: WORLD_IPV4}
-"""Identities of everything outside where both families are on; with one of them it is WORLD."""
+"""Identities of the world if both families are enabled; with one of them it is WORLD."""
 EVERYWHERE: Final[Mapping[Family, IPNetwork]] = {
     Family.IPV6: IPv6Network("::/0"),
     Family.IPV4: IPv4Network("0.0.0.0/0"),
@@ -80,7 +79,7 @@ INTERVAL: Final = minutes(1)
 
 
 def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
-    """The identity of everything outside, for each family of which the router has an address."""
+    """The identity of the world, for each family in which the router has an address."""
     on = {Family.of(ip) for ip in routers}
     return {
         prefix: WORLDS[family] if len(on) > 1 else WORLD
@@ -92,10 +91,10 @@ def worlds(routers: Iterable[IPAddress]) -> dict[IPNetwork, int]:
 def wanted(
     devices: Iterable[Device], routers: Collection[IPAddress], excluded: Collection[IPNetwork] = ()
 ) -> dict[IPNetwork, int]:
-    """The identity of each prefix this node answers for: the world, and its own addresses.
+    """The identity of each prefix that this node claims: the world, and its own addresses.
 
-    These are the router's, one of each family that is on, and of these families those of every device but
-    loopback and link-local IPv6 ones, and what is excluded.
+    These are the router's addresses of enabled families and, in these families, the addresses of all devices,
+    except those of loopback, link-local IPv6 ones, and excluded ones.
     """
     world = worlds(routers)
     found = {address.ip for device in devices for address in device.addresses} | set(routers)
@@ -111,26 +110,26 @@ def _counts(ip: IPAddress, world: Collection[IPNetwork], excluded: Collection[IP
 
 
 class HostEntries(Target[IPNetwork, int, int]):
-    """One reconciler's target: the node's claims in the ipcache, and of addresses."""
+    """The reconciler's target: the node's claims in the ipcache and in LocalAddresses."""
 
     def __init__(self, local: LocalAddresses, ipcache: Ipcache, log: Logger) -> None:
         self._local = local
         self._ipcache = ipcache
         self._log = log
         self._claimed: dict[IPNetwork, int] = {}
-        """What this cell claims, and as which identity."""
+        """This cell's claims, with identities."""
 
     async def observe(self) -> Mapping[IPNetwork, int]:
-        """What the ipcache has of this cell."""
+        """This cell's claims in the ipcache."""
         found = {prefix: self._ipcache.claim_of(str(prefix), RESOURCE) for prefix in self._claimed}
         return {prefix: claim.identity for prefix, claim in found.items() if claim is not None}
 
     async def put(self, batch: Mapping[IPNetwork, int]) -> None:
-        """Claim. Raises BatchError."""
+        """Claim prefixes. Raises BatchError."""
         self._each(batch, lambda prefix: self._put(prefix, batch[prefix]))
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
-        """Withdraw what is the node's no more. Raises BatchError."""
+        """Withdraw prefixes. Raises BatchError."""
         self._each(batch, self._drop)
 
     def _put(self, prefix: IPNetwork, identity: int) -> None:
@@ -158,9 +157,11 @@ class HostEntries(Target[IPNetwork, int, int]):
 
 
 class HostIPSync:
-    """Makes the maps hold :func:`wanted`. The first run is part of the start: if it fails, so does the start.
+    """Makes the maps equal to :func:`wanted`.
 
-    Nothing is written before the devices are known: an address that is missing then means nothing.
+    The first run is part of the start: if it fails, the start fails.
+
+    Nothing is written before the devices are known: until then, an absent address means nothing.
     """
 
     def __init__(

@@ -26,19 +26,19 @@ from lifecycle import Change, Jobs, Logger, Member, ReadTable, invoke, module, p
 
 CONTROLLER: Final = "cilium.io/agent"
 REPORTERS: Final = 3
-"""Agents that report what all of them find."""
+"""Number of nodes that report what all nodes find."""
 PAUSE: Final = 60.0
-"""Seconds between two events about one object for one reason."""
+"""Minimum time between two events about one object for one reason, in seconds."""
 REPEAT: Final = 3600.0
-"""Seconds until it is reported again while it is so: a server forgets events after an hour."""
+"""Seconds until an event is repeated while its reason lasts: a server deletes events after an hour."""
 RATE, BURST = 1.0, 20
 """Events a second, and at once."""
 SHOWN: Final = 5
-"""Notes of one object in an event."""
+"""Maximum number of notes of one object in an event."""
 
 
 class _Topic(NamedTuple):
-    """What one event is about: an object and a reason."""
+    """The subject of an event: an object and a reason."""
 
     kind: str
     namespace: str
@@ -47,7 +47,7 @@ class _Topic(NamedTuple):
 
 
 class EventReports:
-    """Reports the drafts of all sources. What cannot be written is left out, and in the log."""
+    """Reports the drafts of all sources. Drafts that cannot be written are logged and dropped."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class EventReports:
         self._log = log
         self._rows: dict[tuple[str, Hashable], list[EventDraft]] = {}
         self._topics: dict[_Topic, dict[EventDraft, int]] = {}
-        """What is so now, and how many rows have it."""
+        """Present topics, with the number of their rows."""
         self._due: list[tuple[float, _Topic]] = []
         self._queued: dict[_Topic, float] = {}
         self._written: dict[_Topic, float] = {}
@@ -138,7 +138,7 @@ class EventReports:
                 )
 
     async def _next(self) -> _Topic:
-        """The first topic that is due, once it is."""
+        """Wait for the first topic that is due."""
         while True:
             self._wake = anyio.Event()
             now = time.monotonic()
@@ -152,7 +152,7 @@ class EventReports:
                 await self._wake.wait()
 
     def _reports(self, topic: _Topic) -> bool:
-        """Whether this node is one of those that report it: by a number of each node's name and the topic."""
+        """Whether this node is one of those that report a topic: from a hash of node name and topic."""
 
         def number(name: str) -> bytes:
             return hashlib.sha256("\0".join((name, *topic)).encode()).digest()
@@ -168,7 +168,7 @@ def _topic(draft: EventDraft) -> _Topic:
 
 
 def note_of(drafts: Iterable[EventDraft]) -> str:
-    """All notes as one, the first few of many."""
+    """All notes as one text, the first few if there are many."""
     notes = sorted({one.note for one in drafts})
     more = f"; and {len(notes) - SHOWN} more" if len(notes) > SHOWN else ""
     return "; ".join(notes[:SHOWN]) + more

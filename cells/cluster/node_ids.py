@@ -1,9 +1,9 @@
-"""Numbers, addresses and published keys of the other nodes, as the datapath and its tools know them.
+"""Ids, addresses and published keys of other nodes, for the datapath and its tools.
 
 Controller: the table ``nodes`` in, the table ``node-ids`` out.
 Reconciler: ``node-ids`` in, the map cilium_node_map_v2 out; its only writer.
-Why:        the tunnel believes what comes from these addresses, and from no others. Numbers outlive the
-            agent: they are read back from the pinned map.
+Why:        the tunnel accepts packets from these addresses only. Ids outlive the agent: they are read back
+            from the pinned map.
 """
 
 from __future__ import annotations
@@ -42,56 +42,56 @@ __all__ = ["NodeAddressID", "NodeIDTarget", "NodeIDs", "cell", "node_map"]
 # Source: Cilium 1.17, the node IDs of its Linux node handler.
 
 LAST: Final = 0xFFFF
-"""Numbers are 1 to this; 0 is the node itself, or unknown."""
+"""Ids are 1 to this; 0 is the node itself, or unknown."""
 
 
 class NodeAddressID(msgspec.Struct, frozen=True):
-    """An address of another node, and the number of the node, which all its addresses share."""
+    """An address of another node, and the id of the node, which all its addresses share."""
 
     ip: IPAddress
     id: int
     node: str
     """``cluster/name``."""
     spi: int = 0
-    """The key that the node publishes: of IPsec, 255 for WireGuard; 0: none. Tools show it."""
+    """The node's published key: IPsec's SPI, 255 for WireGuard; 0: none. Tools show it."""
 
 
 class NodeIDs:
-    """Gives each node the number that one of its addresses had before, else the lowest that is free."""
+    """Gives each node the previous id of one of its addresses, otherwise the lowest free one."""
 
     def __init__(self, own: Callable[[], str]) -> None:
         """``own``: ``cluster/name`` of this node, which objects may name before its agent does."""
         self._own = own
         self._ready = False
         self._numbered = False
-        """Whether all nodes have been looked at once."""
+        """Whether all nodes have been processed once."""
         self._of: dict[str, int] = {}
         self._taken: set[int] = set()
-        """The numbers that nodes have."""
+        """Ids by node."""
         self._free_from = 1
-        """No lower number is free."""
+        """All lower ids are in use."""
         self._rows: dict[str, tuple[IPAddress, ...]] = {}
-        """By node the addresses that it has rows for."""
+        """Addresses with rows, by node."""
         self._known: dict[IPAddress, int] = {}
         self._reserved: frozenset[int] = frozenset()
-        """The numbers of _known."""
+        """The ids in _known."""
         self._without: set[str] = set()
-        """Nodes that have no number, for there is none left."""
+        """Nodes without an id, as all are in use."""
 
     def restored(self, rows: Mapping[IPAddress, int]) -> None:
-        """Restore the numbers that an earlier agent gave. Until then none is allocated."""
+        """Restore the ids of an earlier agent. Until then, none is allocated."""
         self._known.update(rows)
         self._reserved = frozenset(self._known.values())
         self._ready = True
 
     def forget_restored(self) -> None:
-        """All nodes are known: numbers that none of them has are free again."""
+        """All nodes are known: free the ids that none of them has."""
         self._known.clear()
         self._reserved = frozenset()
         self._free_from = 1
 
     def table(self, nodes: ReadTable[str, ClusterNode]) -> Incremental[IPAddress, NodeAddressID]:
-        """The addresses of all nodes but this one; the table of nodes gives no two of them the same."""
+        """The addresses of all other nodes; the table of nodes has no address twice."""
         return Incremental("node-ids", self._plan, nodes)
 
     def _plan(self, _: str, nodes: Input[str, ClusterNode]) -> Plan[IPAddress, NodeAddressID]:
@@ -134,7 +134,7 @@ class NodeIDs:
             self._free_from = min(self._free_from, number)
 
     def _take(self, node: ClusterNode) -> int:
-        """The node's number from now on; 0 where none is left."""
+        """The id of a node from now on; 0 if all are in use."""
         before = (self._known.get(each.ip, 0) for each in node.addresses)
         number = next((one for one in before if one and one not in self._taken), 0)
         if not number:
@@ -168,7 +168,7 @@ def node_ids(
     jobs: Jobs,
     tables: Tables,
 ) -> ReadTable[IPAddress, NodeAddressID]:
-    """The ``node-ids`` table, by address: in the map as soon as a node is known, out of it once all are."""
+    """The ``node-ids`` table, by address: added at once, deleted only when all nodes are known."""
     ids = NodeIDs(lambda: f"{agent.cluster_name}/{agent.node_name}")
     table = ids.table(nodes)
     reconciler = Reconciler(table, target, full_every=INTERVAL, put_early=True)
@@ -191,7 +191,7 @@ def node_ids(
 
 @after(ReadTable[IPAddress, NodeAddressID])
 def keep() -> None:
-    """The map is maintained with or without users of this object."""
+    """Maintain the map even if no other cell depends on it."""
 
 
 cell = module("node-ids", "Node IDs of the other nodes", provide(node_ids, node_map), invoke(keep))

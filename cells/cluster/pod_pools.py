@@ -1,6 +1,6 @@
-"""Which pool a pod's addresses come from: what the annotations of its object and its namespace say.
+"""The pool of a pod's addresses, from annotations of the pod and its namespace.
 
-Source: Pods and Namespaces in, a pool out; asked in IPAM mode multi-pool alone.
+Source: Pods and Namespaces in, a pool out; used in IPAM mode multi-pool only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIX: Final = "ipam.cilium.io/"
 BOTH: Final = PREFIX + "ip-pool"
 OF: Final = {Family.IPV4: PREFIX + "ipv4-pool", Family.IPV6: PREFIX + "ipv6-pool"}
 REQUIRED: Final = PREFIX + "require-pool-match"
-""""true": the pod gets no address of the default pool; on the pod, else on its namespace."""
+""""true": the pod gets no address of the default pool; on the pod, otherwise on its namespace."""
 
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 REFUSED: Final = 502
@@ -46,10 +46,10 @@ class AnnotatedPools:
         self._namespaces = namespaces
 
     def pool_of(self, owner: str, family: Family) -> str:
-        """The pool of ``namespace/pod``; empty for the default one, and of what is not a pod.
+        """The pool of ``namespace/pod``; empty for the default one, and for owners that are not pods.
 
-        Raises IpamLaterError while the pod or its namespace is not known, IpamError where it must have a pool
-        and has none.
+        Raises IpamLaterError while the pod or its namespace is not known, IpamError if it requires a pool and
+        has none.
         """
         namespace, slash, name = owner.partition("/")
         if not (slash and _NAME.fullmatch(namespace) and _NAME.fullmatch(name)):

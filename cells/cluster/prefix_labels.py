@@ -46,29 +46,29 @@ class PrefixLabels(msgspec.Struct, frozen=True, kw_only=True):
 
     prefix: Prefix
     resource: str
-    """``<kind>/<namespace>/<name>``. It has one word on a prefix."""
+    """``<kind>/<namespace>/<name>``. It has one row for a prefix."""
     source: Source
     labels: tuple[str, ...]
     """``source:key[=value]``."""
     override: bool = False
-    """Whether these are all the labels there are, whatever others say of the prefix."""
+    """Whether these replace the labels of all other resources."""
 
 
 class PrefixMetadata:
-    """Where sources put what they know.
+    """Receives labels of prefixes from sources.
 
-    A source that has something to say from the start announces itself by ``table.initializer()`` in its
-    constructor. Until all of them are done no leftover of the ipcache goes for want of a claim.
+    A source with initial labels registers with ``table.initializer()`` in its constructor. Until all of them
+    are done, no entry of the ipcache is deleted for lack of a claim.
     """
 
     def __init__(self, table: Table[tuple[str, str], PrefixLabels]) -> None:
         self.table = table
 
     def upsert(self, *rows: PrefixLabels) -> None:
-        """Set these labels, each instead of what its resource had for the prefix before.
+        """Set labels of prefixes, replacing those of the same resource.
 
-        Raises ValueError for labels that make an identity of the cluster's, as a pod's do: prefixes have ones
-        of this node's own, which are there without waiting.
+        Raises ValueError for labels of a cluster identity, such as a pod's: prefixes have local identities,
+        which are available without waiting.
         """
         for row in rows:
             if scope_for(row.labels) is Scope.CLUSTER:
@@ -81,7 +81,7 @@ class PrefixMetadata:
                 txn.put(row)
 
     def remove(self, resource: str, prefixes: Iterable[Prefix]) -> None:
-        """Remove the resource's labels of these prefixes; some may have none."""
+        """Remove the resource's labels of these prefixes, if any."""
         with self.table.txn() as txn:
             for prefix in prefixes:
                 if self.table.get((prefix, resource)) is not None:
@@ -95,27 +95,28 @@ class PrefixMetadata:
 _WORLD: Final = frozenset({"reserved:world", "reserved:world-ipv4", "reserved:world-ipv6"})
 _IN_CLUSTER: Final = frozenset({"reserved:remote-node", "reserved:health", "reserved:ingress"})
 _OUTSIDE: Final = ("cidr:", "fqdn:", "cidrgroup:")
-"""Sources of labels that only prefixes outside have, or a node with the identity ``remote-node``."""
+"""Sources of labels that only prefixes outside the cluster have, or nodes with the identity ``remote-node``.
+"""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What else is known of a prefix."""
+    """Other facts about a prefix."""
 
     identity: int = 0
-    """By the strongest claim of the ipcache that is not made of labels; 0 without one."""
+    """That of the effective claim in the ipcache that does not come from labels; 0 without one."""
     labels: tuple[str, ...] = ()
-    """Those of that identity."""
+    """Labels of that identity."""
     around: tuple[str, ...] = ()
-    """Of the nearest prefix around it, or itself, that rules name; without those of the world."""
+    """Labels of the nearest prefix in rules that contains it, without those of the world."""
     world: tuple[str, ...] = ("reserved:world",)
-    """Of what is outside, in the prefix's family."""
+    """Labels of the world in the prefix's family."""
 
 
 def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
-    """The sorted labels of the prefix's identity; None where it has the one of its claims.
+    """The sorted labels of the prefix's identity; None if it keeps the identity of its claims.
 
-    That is so without labels, for a pod, which keeps its own, and for this node, which has an identity
-    gets the labels: see labels_of().
+    It keeps that without labels, for a pod, and for this node, whose identity gets the labels: see
+    labels_of().
     """
     overriding = sorted(row.resource for row in rows if row.override)
     if overriding:  # several contradict each other: the first by name
@@ -134,7 +135,7 @@ def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | 
 
 
 def labels_of(rows: Iterable[PrefixLabels]) -> set[str]:
-    """What all of them say together."""
+    """The merged labels of all resources."""
     return {label for row in rows for label in row.labels}
 
 
@@ -148,12 +149,12 @@ _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 
 def contains(outer: IPNetwork, inner: IPNetwork) -> bool:
-    """Whether every address of ``inner`` lies in ``outer``."""
+    """Whether ``outer`` contains every address of ``inner``."""
     return outer.version == inner.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
 
 
 class PrefixClaims:
-    """Keeps the claims. Until all sources of labels are known no leftover of the map goes for want of one."""
+    """Maintains the claims. Until all sources of labels are known, leftovers of the map stay."""
 
     def __init__(
         self,
@@ -170,9 +171,9 @@ class PrefixClaims:
         self._dual_stack = agent.ipv4 and agent.ipv6
         self._claimed: dict[Prefix, IpcacheEntry] = {}
         self._generated: dict[Prefix, IPNetwork] = {}
-        """Prefixes that rules name."""
+        """Prefixes in rules."""
         self._of_host: dict[Prefix, frozenset[str]] = {}
-        """The labels of this node's own addresses."""
+        """Labels of this node's own addresses."""
         self._first = ipcache.table.initializer(RESOURCE)
         jobs.observe("labels", self._rows.changes, self._follow_labels)
         jobs.one_shot("first", self._complete)
@@ -188,7 +189,7 @@ class PrefixClaims:
         self._settle(list(dict.fromkeys(change.key[0] for change in changes)))
 
     def _matters(self, key: Hashable, old: IpcacheEntry | None, row: IpcacheEntry | None) -> bool:
-        """Whether rules name the prefix, or did, or a source has labels for it."""
+        """Whether rules contain or contained the prefix, or a source has labels for it."""
         of_rules = any(one is not None and one.is_of(Source.GENERATED) for one in (old, row))
         return of_rules or bool(self._rows.by("prefix").get(str(key)))
 
@@ -212,7 +213,7 @@ class PrefixClaims:
         return {row.prefix for row in self._rows.all()}
 
     def _settle(self, prefixes: Iterable[Prefix]) -> None:
-        """Claim what these should have now. Raises OSError where the kernel refuses: it is tried again."""
+        """Update the claims of these prefixes. Raises OSError if the kernel refuses; the job repeats it."""
         for prefix in prefixes:
             rows = list(self._rows.by("prefix").get(prefix))
             base = self._others(prefix)
@@ -248,7 +249,7 @@ class PrefixClaims:
         rows: list[PrefixLabels],
         base: IpcacheEntry | None,
     ) -> None:
-        """Claim the prefix, as a source that is as strong as the strongest that has a say in it."""
+        """Claim the prefix, with the highest precedence among its sources."""
         sources = [row.source for row in rows] + ([base.source] if base is not None else [])
         claimed = self._claimed.get(prefix)
         identity = self._identities.acquire_now(labels)
@@ -278,12 +279,12 @@ class PrefixClaims:
                 self._identities.release(stale.identity)
 
     def _others(self, prefix: Prefix) -> IpcacheEntry | None:
-        """The strongest claim that is not ours."""
+        """The effective claim of other resources."""
         row = self._ipcache.table.get(prefix)
         return next((one for one in row.claims if one.resource != RESOURCE), None) if row else None
 
     def _around(self, network: IPNetwork) -> Iterator[str]:
-        """The labels of the nearest prefix around it that rules name, without those of the world."""
+        """The labels of the nearest prefix in rules that contains it, without those of the world."""
         found = [one for one in self._generated.values() if contains(one, network)]
         for nearest in sorted(found, key=lambda one: -one.prefixlen):
             row = self._ipcache.table.get(str(nearest))

@@ -1,6 +1,6 @@
-"""How nodes learn of each other's pods.
+"""Pods of other nodes, from CiliumEndpoints or CiliumEndpointSlices.
 
-Source: Cilium 1.17: disable-endpoint-crd counts with a kvstore only, and is put back to false without one.
+Source: Cilium 1.17: disable-endpoint-crd requires a kvstore, and is reset to false without one.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class ClusterEndpointSettings(Settings, frozen=True):
 
 
 class EndpointObjects(msgspec.Struct, frozen=True):
-    """Which objects nodes learn of each other's pods by."""
+    """The objects from which nodes read each other's pods."""
 
     served: bool = True
-    """Whether CiliumEndpoints are written and used."""
+    """Whether CiliumEndpoints are written and read."""
     slices: bool = False
     """Whether those of other nodes are read from CiliumEndpointSlices."""
 
@@ -86,7 +86,7 @@ class EndpointObjects(msgspec.Struct, frozen=True):
 def endpoint_objects(
     settings: ClusterEndpointSettings, store: KVStore | None, log: Logger
 ) -> EndpointObjects:
-    """What the settings say."""
+    """The objects that the settings select."""
     served = not settings.disable_endpoint_crd
     if not served and (store is None or not store.enabled):
         log.warning("disable-endpoint-crd needs a kvstore: using false instead")
@@ -104,9 +104,9 @@ def endpoint_objects(
 
 Item = TypeVar("Item")
 STRETCH: Final = 50
-"""Endpoints taken in before others get their turn on the event loop: a few milliseconds."""
+"""Number of endpoints that are processed before a yield to the event loop: a few milliseconds."""
 GLANCES: Final = 1000
-"""Objects of which it is seen, in the same time, that nothing changes for them."""
+"""Number of objects that are compared in the same time, if nothing changes for them."""
 
 
 RemoteEndpoint = KnownEndpoint
@@ -124,7 +124,7 @@ def resource_of(endpoint: RemoteEndpoint) -> str:
 
 
 def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
-    """Each of its addresses, by way of its node."""
+    """A claim for each address of an endpoint, with its node as tunnel endpoint."""
     resource = resource_of(endpoint)
     for prefix in endpoint.prefixes:
         yield IpcacheEntry(
@@ -138,7 +138,7 @@ def claims_of(endpoint: RemoteEndpoint) -> Iterator[IpcacheEntry]:
 
 
 class RemoteEndpoints:
-    """Follows objects once all of them, and this node, are known; no leftover of the map goes before."""
+    """Follows objects once all of them, and this node, are known; until then, leftovers of the map stay."""
 
     def __init__(
         self,
@@ -160,24 +160,24 @@ class RemoteEndpoints:
         self._nodes = nodes
         self._holders = AddressHolders(nodes)
         self._own_addresses = all(mode.own_links for mode in modes)
-        """Whether pods' addresses are of their nodes' ranges: another plugin gives others."""
+        """Whether pods' addresses are in ranges of their nodes; not if another plugin assigns them."""
         self._refused: dict[object, dict[Key, str]] = {}
-        """By object: its endpoints that are refused, and why."""
+        """By object: refused endpoints, with reasons."""
         self._identities = identities
         self._ipcache = ipcache
         self._claimed = ipcache.table.initializer("cluster-endpoints")
         self._first = table.initializer("cluster-endpoints")
         self._slices = objects.slices
         self._names: dict[object, tuple[tuple[str, str], ...]] = {}
-        """By slice: the endpoints in it."""
-        self._tellers: Counter[tuple[str, str]] = Counter()
-        """By endpoint: how many slices contain it; two while it moves from one to another."""
+        """By slice: its endpoints."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """Number of slices that contain an endpoint: two while it moves from one to another."""
         self._here: dict[str, bool] = {}
-        """Whether an address is one of this node's, as of a revision of the table of nodes."""
+        """Whether an address is this node's, at a revision of the table of nodes."""
         self._here_at = -1
         self._places = EndpointPlaces()
         self._unchecked: list[Change[str, ClusterNode]] = []
-        """Changes of nodes after which not all endpoints that they concern have been checked."""
+        """Changes of nodes for which not all endpoints have been checked."""
         if not objects.served:
             self._claimed.done()
             self._first.done()
@@ -189,9 +189,9 @@ class RemoteEndpoints:
         jobs.observe("places of endpoints", self._moves, self._check_again)
 
     async def _rounds(self) -> AsyncIterator[Sequence[Change[Any, Any]] | None]:
-        """None at the beginning: everything is to be looked at.
+        """Iterate over batches of changes; None at the beginning, for everything.
 
-        Identities come first: no rule would deny by a number without known labels.
+        Identities come first: no rule denies a number without known labels.
         """
         await self._identities.table.wait_initialized()
         await self._objects.wait_initialized()
@@ -233,7 +233,7 @@ class RemoteEndpoints:
         self._report()
 
     async def _moves(self) -> AsyncIterator[Sequence[Change[str, ClusterNode]]]:
-        """Nodes with changed addresses or ranges, once all objects have been looked at."""
+        """Nodes with changed addresses or ranges, after all objects have been processed."""
         await self.table.wait_initialized()
         changed = self._nodes.changes(self._nodes.revision)
         if self._unchecked:  # an earlier check failed
@@ -243,7 +243,7 @@ class RemoteEndpoints:
                 yield changes
 
     async def _check_again(self, changes: Sequence[Change[str, ClusterNode]]) -> None:
-        """What was refused for its node may be right now, and the other way round."""
+        """Check endpoints of changed nodes again: refused ones may be valid now, and the reverse."""
         self._unchecked += changes
         moved = [each for each in self._unchecked if place_of(each.old) != place_of(each.row)]
         nodes = [node for each in moved for node in (each.old, each.row) if node is not None]
@@ -269,7 +269,7 @@ class RemoteEndpoints:
     def _stretches(
         self, items: Iterable[Item], key_of: Callable[[Item], Any] = lambda item: item, most: int = STRETCH
     ) -> Iterator[list[Item]]:
-        """Objects, with so many endpoints at a time as may be taken in at once; one slice may have more."""
+        """Objects in batches of endpoints that may be processed at once; one slice may have more."""
         if not self._slices:
             yield from stretches(items, most)
             return
@@ -286,12 +286,12 @@ class RemoteEndpoints:
             yield stretch
 
     def _held(self, key: Any) -> set[Key]:
-        """The endpoints of an object that are believed."""
+        """The valid endpoints of an object."""
         names = self._names.get(key, ()) if self._slices else (key,)
         return {name for name in names if name in self.table}
 
     def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
-        """The endpoints of an object that are believed; what is refused is reported when it is new."""
+        """The valid endpoints of an object; newly refused ones are reported."""
         row: KnownEndpoint | KnownEndpointSlice | None = self._objects.get(key)
         found = () if row is None else row.endpoints
         reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
@@ -306,10 +306,10 @@ class RemoteEndpoints:
         return tuple(one for one in reached if not reasons[one.key])
 
     def _wrong_place(self, endpoint: RemoteEndpoint) -> str:
-        """Why its addresses cannot be those of a pod on its node; empty where they can.
+        """Why its addresses cannot be those of a pod on its node; empty if they can.
 
-        The node must be known by the address that the object uses, by that name if the object names it
-        (NODE_NAME; objects of Cilium, and slices, name none), and have the addresses in its ranges, if it
+        The node must be known by the address in the object, by the name in the object if there is one
+        (NODE_NAME; Cilium's objects and slices have none), and must have the addresses in its ranges, if it
         has ranges of that family.
         """
         at = _number_of_node(endpoint.node)
@@ -345,7 +345,7 @@ class RemoteEndpoints:
         self._health.degraded(f"refused CiliumEndpoints: {'/'.join(name)}: {reason}{more}")
 
     def _take(self, reported: dict[Any, tuple[RemoteEndpoint, ...]]) -> None:
-        """Set the endpoints that these objects contain. Raises OSError if the ipcache cannot be updated."""
+        """Set the endpoints of these objects. Raises OSError if the ipcache cannot be updated."""
         now = {one.key: one for found in reported.values() for one in found}
         names = (
             {name for key in reported for name in self._names.get(key, ())}
@@ -367,10 +367,10 @@ class RemoteEndpoints:
             self._note(reported)
 
     def _last(self, name: Any, reported: Mapping[Any, object]) -> RemoteEndpoint | None:
-        """The row of an endpoint that these objects no longer contain, unless others do."""
+        """The row of an endpoint that these objects no longer contain, unless other objects do."""
         if self._slices:
             before = sum(name in self._names.get(key, ()) for key in reported)
-            if self._tellers[name] > before:
+            if self._counts[name] > before:
                 return None
         return self.table.get(name)
 
@@ -378,10 +378,10 @@ class RemoteEndpoints:
         for key, found in reported.items():
             names = tuple(one.key for one in found)
             for name in self._names.pop(key, ()):
-                self._tellers[name] -= 1
-                if not self._tellers[name]:
-                    del self._tellers[name]
-            self._tellers.update(names)
+                self._counts[name] -= 1
+                if not self._counts[name]:
+                    del self._counts[name]
+            self._counts.update(names)
             if names:
                 self._names[key] = names
 
@@ -405,14 +405,16 @@ class RemoteEndpoints:
 
 
 def stretches(items: Iterable[Item], most: int = STRETCH) -> Iterator[list[Item]]:
-    """The items, so many at a time as may be taken in at once."""
+    """The items in batches that may be processed at once."""
     rest = iter(items)
     while stretch := list(islice(rest, most)):
         yield stretch
 
 
 def _wrong_identity(endpoint: RemoteEndpoint) -> str:
-    """Who writes a CiliumEndpoint must not make an address the host's, the API server's or a node's."""
+    """Why an endpoint cannot have its identity: its writer must not claim the host's, the API server's or a
+    node's.
+    """
     number = endpoint.identity
     if number == INIT or scope_of(number) in (Scope.CLUSTER, Scope.WELL_KNOWN):
         return ""
@@ -425,7 +427,7 @@ def _has_range(node: ClusterNode, version: int) -> bool:
 
 @lru_cache(maxsize=8192)
 def _number_of_node(address: str) -> tuple[int, int] | None:
-    """Many pods have one node."""
+    """The number of a node's address, cached, as many pods have one node."""
     return number_of(address)
 
 

@@ -1,8 +1,8 @@
-"""Addresses and ranges of other nodes, claimed in the ipcache.
+"""Claims addresses and ranges of other nodes in the ipcache.
 
-Reconciler: the table ``nodes`` in, claims in the ipcache out; ``remote-node-prefixes`` shows which.
-Why:        what comes from another node's own address is that node's, not the world's; and a packet to a pod
-            that is not known yet can be reached on its node.
+Reconciler: the table ``nodes`` in, claims in the ipcache out, shown in ``remote-node-prefixes``.
+Why:        packets from another node's own address carry that node's identity, not the world's; and packets
+            to a pod that is not known yet are sent to its node.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ NODE: Final = "node"
 SWEEP: Final = minutes(5)
 
 Key = tuple[Prefix, str]
-"""A prefix, and the node that has it: two nodes may say they have one."""
+"""A prefix and a node that claims it: two nodes may claim one."""
 
 
 class NodeClaim(msgspec.Struct, frozen=True):
@@ -70,24 +70,24 @@ class NodeClaim(msgspec.Struct, frozen=True):
     identity: int
     source: Source
     tunnel_endpoint: IPv4Address = NOWHERE
-    """The node's own address, where what is sent there goes through the tunnel if there is one."""
+    """The node's own address, if packets to the prefix pass the tunnel."""
     encrypt_key: int = 0
     labels: tuple[str, ...] = ()
-    """With labels of nodes: the labels of the identity to use instead of ``identity``."""
+    """With labels of nodes: the labels of the identity that replaces ``identity``."""
 
     @property
     def key(self) -> Key:
-        """Of its row."""
+        """The key of its row."""
         return self.prefix, self.node
 
     @property
     def resource(self) -> str:
-        """The owner of a claim in the ipcache."""
+        """The owner of its claim in the ipcache."""
         return f"node//{self.node}"
 
     @property
     def entry(self) -> IpcacheEntry:
-        """As the ipcache takes it."""
+        """The claim for the ipcache."""
         return IpcacheEntry(
             prefix=self.prefix,
             identity=self.identity,
@@ -99,7 +99,7 @@ class NodeClaim(msgspec.Struct, frozen=True):
 
 
 def node_labels(node: ClusterNode, ip: IPAddress, *, labelled: bool, by_cidr: bool) -> tuple[str, ...]:
-    """The labels of another node's identity at this address; nothing where it is that of all nodes."""
+    """The labels of another node's identity at this address; empty for that of all nodes."""
     own = [Label(NODE, key, value) for key, value in node.labels.items()] if labelled else []
     if by_cidr:
         own.append(Label(CIDR, cidr_label(ip_network(ip))))
@@ -114,12 +114,11 @@ def claims_of(
     by_cidr: bool = False,
     encrypted: bool = False,
 ) -> Iterator[NodeClaim]:
-    """What another node has: its addresses, and ranges of pods as the weakest of all claims.
+    """The claims of another node: its addresses, and its pods' ranges with the lowest precedence.
 
-    ``worlds`` is the identity of addresses outside, by enabled family. A pod that is not known yet
-    counts as outside; what is sent to it finds its node. ``labelled``: its labels make its identity;
-    ``by_cidr``: its address does, for networks of policies to select it. What is sent to its pods is
-    encrypted if it publishes a key; ``encrypted``: so is what is sent to its own addresses.
+    ``worlds`` is the identity of the world, by enabled family. An unknown pod has it, too, but its packets
+    are sent to its node. ``labelled``: the node's labels make its identity; ``by_cidr``: its address does, so
+    that networks in policies select it. Packets to its pods are encrypted if it publishes a key.
     """
     if node.local:
         return
@@ -151,31 +150,31 @@ def claims_of(
 
 
 def worlds_of(agent: AgentConfig) -> dict[Family, int]:
-    """The identity of everything outside, by family: WORLD where one family is on."""
+    """The identity of the world by family: WORLD if one family is enabled."""
     if agent.ipv4 and agent.ipv6:
         return {Family.IPV4: WORLD_IPV4, Family.IPV6: WORLD_IPV6}
     return {Family.IPV4 if agent.ipv4 else Family.IPV6: WORLD}
 
 
 class Contested(msgspec.Struct, frozen=True):
-    """A claim, and this node."""
+    """A claim, with facts of this node."""
 
     claim: NodeClaim
     own: tuple[IPNetwork, ...]
-    """Its ranges."""
+    """This node's ranges."""
     encrypts: bool
-    """Whether it has not opted out of encrypting what is sent to nodes."""
+    """Whether it has not opted out of encryption to nodes."""
 
     @property
     def granted(self) -> NodeClaim:
-        """As the ipcache has it: without a key where this node has none for nodes."""
+        """As entry(), without a key if this node does not encrypt to nodes."""
         if self.encrypts or not self.claim.encrypt_key:
             return self.claim
         return msgspec.structs.replace(self.claim, encrypt_key=0)
 
     @property
     def stands(self) -> bool:
-        """Whether the prefix lies outside of our ranges: our pods stay ours whatever others say."""
+        """Whether the prefix is outside of this node's ranges, as its pods cannot be claimed by others."""
         inner = ip_network(self.claim.prefix)
         return self.claim.source is not Source.UNSPEC or not any(
             inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]  # of one version
@@ -216,22 +215,22 @@ def node_claims(
 
 
 class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
-    """The ipcache as a reconciler's target: what this cell has claimed of it."""
+    """The ipcache as a reconciler's target, for claims of this cell."""
 
     def __init__(self, ipcache: Ipcache, identities: Identities) -> None:
         self._ipcache = ipcache
         self._identities = identities
         self._claimed: dict[Key, NodeClaim] = {}
         self._numbers: dict[Key, int] = {}
-        """The identities of nodes by their labels, which are held."""
+        """Acquired identities of nodes by labels."""
 
     async def observe(self) -> Mapping[Key, NodeClaim]:
-        """What the ipcache has of this cell."""
+        """This cell's claims in the ipcache."""
         claim_of = self._ipcache.claim_of
         return {key: one for key, one in self._claimed.items() if claim_of(one.prefix, one.resource)}
 
     async def put(self, batch: Mapping[Key, NodeClaim]) -> None:
-        """Claim them all. Raises OSError when the kernel refuses one: then none is claimed."""
+        """Make the claims. Raises OSError if the kernel refuses one: then none is made."""
         entries: list[IpcacheEntry] = []
         numbers: dict[Key, int] = {}
         for key, claim in batch.items():
@@ -252,7 +251,10 @@ class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
         self._numbers |= numbers
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Take claims back. Raises OSError: they are removed, the rows follow with the ipcache's sweep."""
+        """Withdraw the claims.
+
+        Raises OSError: the claims are removed, the entries follow with the next comparison.
+        """
         removed = [claim for key in batch if (claim := self._claimed.pop(key, None)) is not None]
         numbers = {key: self._numbers.pop(key) for key in batch if key in self._numbers}
         try:
@@ -267,7 +269,10 @@ class ClaimTarget(Target[Key, NodeClaim, NodeClaim]):
 
 
 class RemoteNodes:
-    """Keeps the claims. Until all nodes are known nothing of the ipcache goes for want of one."""
+    """Maintains the claims.
+
+    Until all nodes are known, no entry of the ipcache is deleted for lack of a claim.
+    """
 
     def __init__(
         self,
@@ -296,7 +301,7 @@ class RemoteNodes:
 
 @after(RemoteNodes)
 def keep() -> None:
-    """They are claimed whether or not anybody asks."""
+    """Maintain the claims even if no other cell depends on them."""
 
 
 cell = module(

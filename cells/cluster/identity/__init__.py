@@ -1,9 +1,9 @@
-"""Security identities: a number for each set of labels, by which the datapath knows who sends a packet.
+"""Security identities: a number for each set of labels, by which the datapath identifies senders of packets.
 
-Controller: label sets in, the table ``identities`` out. This node's own are saved in
-            local_allocator_state.json. Numbers that maps in the kernel have are given to no other labels.
-Why:        a number may have to be agreed upon with other nodes, so asking for one may wait:
-            ClusterAllocator. Without one this node gives the numbers.
+Controller: label sets in, the table ``identities`` out. Numbers that this node allocates are saved in
+            local_allocator_state.json. Numbers in the kernel's maps are not allocated to other labels.
+Why:        numbers may have to be agreed with other nodes, so allocation may wait for the ClusterAllocator.
+            Without one, this node allocates them.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ DEBOUNCE: Final = 1.0
 
 
 OF_THIS_NODE: Final = {Scope.LOCAL, Scope.REMOTE_NODE}
-"""Scopes of numbers that no other node has to know."""
+"""Scopes of numbers that only this node allocates."""
 _NUMBER: Final = struct.Struct("<I")
-"""What values of the ipcache and of networks of policies begin with."""
+"""The numeric identity at the beginning of values of the ipcache and of policies' networks."""
 
 
 class _Label(msgspec.Struct):
@@ -85,7 +85,7 @@ _DECODER: Final = msgspec.json.Decoder(list[_Identity])
 
 
 def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
-    """The numbers of labels that an agent wrote; what cannot be read is logged, and left out."""
+    """Read saved numbers by labels; invalid entries are logged and ignored."""
     try:
         found = _DECODER.decode(read_regular(path))
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def read_checkpoint(path: Path, log: Logger) -> dict[Labels, int]:
 
 
 def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
-    """Write them, whole or not at all. Raises OSError."""
+    """Write numbers by labels atomically. Raises OSError."""
     rows = [
         _Identity(
             one.id,
@@ -117,11 +117,11 @@ def write_checkpoint(path: Path, identities: Iterable[Identity]) -> None:
 
 
 class KernelNumbers:
-    """The numbers that maps of the kernel have: what an earlier agent wrote, and may not have saved.
+    """Numbers in maps of the kernel that an earlier agent wrote and may not have saved.
 
-    Why: an agent that is killed within a second of a new number leaves it in the maps alone, and a pod that
-         goes while no agent runs leaves its own. Given to other labels, such a number would give packets of
-         the old ones the rights of the new, or the reverse.
+    Why: an agent that is killed within a second of allocating a number leaves it in the maps alone, and so
+         does a pod that is deleted while no agent runs. If such a number was allocated to other labels,
+         packets of the old labels would have the rights of the new ones, or the reverse.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class KernelNumbers:
         self._policy_maps = policy_maps
 
     def read(self) -> Collection[int]:
-        """Numbers that this node gives, in ipcache, networks of policies and policy maps; raises OSError."""
+        """This node's numbers in the ipcache, policies' networks and policy maps. Raises OSError."""
         found: set[int] = set()
         if self._maps is not None:
             of_networks = [self._maps.ipcache]
@@ -145,7 +145,7 @@ class KernelNumbers:
 
 
 class Checkpoint:
-    """Restores numbers when its hook runs, and writes them whenever they change."""
+    """Restores numbers in its hook, and saves them after every change."""
 
     def __init__(
         self,
@@ -179,7 +179,10 @@ class Checkpoint:
             self._soon()
 
     async def _write(self) -> None:
-        """Write those in use, and those that may yet be asked for. Raises OSError: it is tried again."""
+        """Write numbers in use, and restored ones that may still be requested.
+
+        Raises OSError; the job repeats it.
+        """
         wanted = {one.id: one for one in self._identities.local()}
         if wanted != self._written:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +196,7 @@ class Checkpoint:
 
 
 def families(identities: Identities) -> Iterator[MetricFamily]:
-    """How many there are, and where their labels come from."""
+    """Number of identities by type, and sources of their labels."""
     known = identities.all()
     counted = Counter(scope_of(identity.id).value for identity in known)
     yield gauge(
@@ -229,7 +232,7 @@ def known_identities(
     jobs: Jobs,
     log: Logger,
 ) -> Identities:
-    """The identities of this node; its own have their earlier numbers."""
+    """The identities of this node; those that it allocates have their previous numbers."""
     found = Identities(table, cluster, keep)
     Checkpoint(found, agent.state, kernel, lifecycle=lifecycle, jobs=jobs, log=log)
     return found
@@ -241,7 +244,7 @@ def cluster_numbers(agent: AgentConfig) -> ClusterNumbers:
 
 
 def allocator(cluster: ClusterAllocator | None, numbers: ClusterNumbers) -> IdentityAllocator:
-    """Pods' identities: the cluster's, or by the count of this node."""
+    """Allocates pods' identities: the cluster's allocator, or this node's."""
     return cluster or NodeAllocator(numbers.given)
 
 

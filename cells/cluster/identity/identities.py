@@ -1,4 +1,4 @@
-"""The identities that this node uses: one number for each set of labels, counted by reference.
+"""The identities that this node uses: one number for each set of labels, with reference counts.
 
 Source: Cilium 1.17, the cache of security identities.
 """
@@ -45,54 +45,54 @@ Labels = tuple[str, ...]
 
 
 class NoIdentityError(Exception):
-    """Raised when labels get no number: all are in use, or the allocator failed."""
+    """Labels get no number: all are in use, or the allocator failed."""
 
 
 class IdentityAllocator(Protocol):
-    """Gives numbers to label sets. The same labels have the same number until it is released."""
+    """Allocates numbers to label sets. The same labels have the same number until it is released."""
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int | None:
-        """The number of these labels, when that takes no waiting; None: await allocate().
+        """The number of these labels if it is available without waiting; None: await allocate().
 
-        ``previous`` is the number they had before a restart; they keep it, if it is free. Raises
+        ``previous`` is the number before a restart, which is allocated again if it is free. Raises
         NoIdentityError.
         """
         ...
 
     async def allocate(self, labels: Labels, previous: int = 0) -> int:
-        """The number of these labels, however long it takes; may be cancelled. Raises NoIdentityError."""
+        """The number of these labels; may take any time and be cancelled. Raises NoIdentityError."""
         ...
 
     def release(self, number: int) -> None:
-        """No user is left for the number on this node; other nodes may learn that later."""
+        """Release a number that this node no longer uses; other nodes may learn this later."""
         ...
 
     def grace(self, number: int) -> float:
-        """Seconds until every node can be taken to know what the number stands for."""
+        """Seconds after which every node knows the labels of a new number."""
         ...
 
     def hold(self, number: int) -> None:
-        """Do not give the number to anyone: something on this node may still mean what it stood for."""
+        """Do not allocate the number: something on this node may still refer to its old labels."""
         ...
 
     def unhold(self, number: int) -> None:
-        """Take hold() back."""
+        """Undo hold()."""
         ...
 
 
 ClusterAllocator = Annotated[IdentityAllocator, Named("cluster")]
-"""Gives numbers that all nodes agree upon, if a cell provides one; else this node gives them."""
+"""Allocates numbers that all nodes agree on, if a cell provides one; otherwise this node allocates."""
 
 
 class NodeAllocator:
-    """Numbers that mean something on this node only; never waits.
+    """Allocates numbers that are valid on this node only; never waits.
 
-    They are given in a circle, so a freed one is not used again at once: conntrack entries and events may
-    still carry it.
+    It allocates round-robin, so that a released number is not reused at once: conntrack entries and events
+    may still contain it.
     """
 
     def __init__(self, numbers: range, first: int | None = None) -> None:
-        """``first``: the number to begin at, instead of the least."""
+        """``first``: the first number to allocate, instead of the lowest."""
         self._numbers = numbers
         self._taken: set[int] = set()
         self._held: set[int] = set()
@@ -100,10 +100,10 @@ class NodeAllocator:
         self._restored: dict[Labels, int] = {}
         """Restored numbers that are not in use yet: only their labels get them."""
         self._reserved: set[int] = set()
-        """These numbers."""
+        """The numbers in _restored."""
 
     def allocate_now(self, labels: Labels, previous: int = 0) -> int:
-        """The earlier number if it is one of ours and free, else the next that is."""
+        """The previous number if it is in range and free, otherwise the next free one."""
         restored = self._restored.pop(labels, 0)
         self._reserved.discard(restored)
         number = restored or previous
@@ -116,35 +116,35 @@ class NodeAllocator:
         return number
 
     def restore(self, numbers: Mapping[Labels, int]) -> None:
-        """Reserve these numbers for these labels, which had them before."""
+        """Reserve numbers for the labels that had them before the restart."""
         self._restored = {labels: number for labels, number in numbers.items() if number in self._numbers}
         self._reserved = set(self._restored.values())
         self._next = max(self._next, max(self._reserved, default=0) + 1)
 
     def restored(self) -> Mapping[Labels, int]:
-        """Those without a user yet."""
+        """Restored numbers without a user."""
         return self._restored
 
     async def allocate(self, labels: Labels, previous: int = 0) -> int:
-        """The same."""
+        """As allocate_now()."""
         return self.allocate_now(labels, previous)
 
     def release(self, number: int) -> None:
-        """The number is free again."""
+        """Free the number."""
         self._taken.discard(number)
 
     def grace(self, number: int) -> float:
-        """Only this node needs to know."""
+        """0: only this node uses the number."""
         del number
         return 0.0
 
     def hold(self, number: int) -> None:
-        """Only who had it before may have it."""
+        """Allocate the number only to its previous labels."""
         if number not in self._taken:
             self._held.add(number)
 
     def unhold(self, number: int) -> None:
-        """It is free again."""
+        """Free the number."""
         self._held.discard(number)
 
     def _free_number(self) -> int:
@@ -162,13 +162,13 @@ BY_LABELS: Final = "labels"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A row of the ``identities`` table: a number and the sorted labels it stands for."""
+    """A row of the ``identities`` table: a number and its sorted labels."""
 
     id: int
     labels: tuple[str, ...]
     superseded: bool = False
-    """Whether the cluster has another number for these labels, so that no endpoint may start with this
-    one."""
+    """Whether the cluster has another number for these labels, so that no endpoint may start with this one.
+    """
 
     @property
     def labels_sha256(self) -> str:
@@ -177,7 +177,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[int, Identity]:
-    """The ``identities`` table, by number; reserved and well-known ones are always there."""
+    """The ``identities`` table, by number; it always contains reserved and well-known identities."""
     table = Table[int, Identity](
         "identities",
         key=lambda identity: identity.id,
@@ -190,10 +190,10 @@ def identity_table(well_known: Iterable[tuple[int, Labels]] = ()) -> Table[int, 
 
 
 class Identities:
-    """Gives label sets their numbers.
+    """Allocates and counts identities of label sets.
 
-    Each user of one holds a reference, and gives it back with release(); with the last one the identity goes.
-    Labels that several ask for at once are asked for once.
+    Each user of an identity holds a reference until release(); the last one frees the identity. Parallel
+    requests for the same labels are allocated once.
     """
 
     def __init__(
@@ -201,20 +201,20 @@ class Identities:
     ) -> None:
         self.table = table
         self.filter = keep or DEFAULT_FILTER
-        """Which labels make identities."""
+        """Which labels are relevant for identities."""
         self._own = {Scope.LOCAL: NodeAllocator(LOCAL), Scope.REMOTE_NODE: NodeAllocator(REMOTE_NODES)}
         self._allocators: Mapping[Scope, IdentityAllocator] = {Scope.CLUSTER: cluster, **self._own}
         self.used: Table[int, Identity] = Table("identities-in-use", key=lambda identity: identity.id)
-        """Those of pods on this node."""
+        """Identities of pods on this node."""
         self._references: Counter[int] = Counter()
         self._cluster: set[int] = set()
-        """Those that the cluster knows: they are listed whether or not anybody here has them."""
+        """Identities of the cluster, whether or not this node uses them."""
         self._asked: dict[Labels, anyio.Event] = {}
         self._of_host: dict[str, frozenset[str]] = {}
-        """The host's labels, by their source."""
+        """The host's labels, by source."""
 
     def acquire_now(self, labels: Labels, previous: int = 0) -> Identity | None:
-        """One more reference to the identity of ``labels``, if that takes no waiting; else None.
+        """Add a reference to the identity of ``labels`` if that is possible without waiting; otherwise None.
 
         Raises NoIdentityError.
         """
@@ -229,10 +229,10 @@ class Identities:
         return found
 
     async def acquire(self, labels: Labels, previous: int = 0) -> Identity:
-        """One more reference to the identity of ``labels``; raises NoIdentityError.
+        """Add a reference to the identity of ``labels``. Raises NoIdentityError.
 
-        ``previous`` is the number the labels had before a restart. They keep it, unless they have another one
-        already, or the number stands for other labels, or is none that pods may have.
+        ``previous`` is the number before a restart. The labels keep it, unless they have another one already,
+        the number has other labels, or it is out of the range for pods.
         """
         while (found := self.acquire_now(labels, previous)) is None:
             if (others := self._asked.get(labels)) is not None:
@@ -247,7 +247,7 @@ class Identities:
         return found
 
     def release(self, number: int) -> None:
-        """Give one reference back; with the last one the number is free. Unknown numbers are ignored."""
+        """Drop a reference; the last one frees the number. Unknown numbers are ignored."""
         if not self._references[number]:
             del self._references[number]
             return
@@ -264,7 +264,7 @@ class Identities:
                     self._drop(number)
 
     def label_host(self, of: str, labels: Iterable[str]) -> None:
-        """Add labels to the host: those of its node, or of an API server."""
+        """Add labels of the node or of an API server to the host identity."""
         self._of_host[of] = frozenset(labels)
         known = Identity(HOST, texts(map(parse, {*RESERVED_IDENTITIES[HOST]}.union(*self._of_host.values()))))
         if self.table.get(HOST) != known:
@@ -273,16 +273,18 @@ class Identities:
     # This node's own, over a restart
 
     def restore_local(self, numbers: Mapping[Labels, int]) -> None:
-        """These labels had these numbers of this node's own: they keep them; no others get them."""
+        """Reserve numbers that this node allocated for their labels."""
         for allocator in self._own.values():
             allocator.restore(numbers)
 
     def forget_restored(self) -> None:
-        """All users from before the restart have asked by now: the rest of restore_local()'s are free."""
+        """Free the remaining numbers of restore_local(): all users from before the restart have requested
+        theirs.
+        """
         self.restore_local({})
 
     def local(self) -> list[Identity]:
-        """This node's own identities, and restored ones not in use yet, by number."""
+        """This node's own identities, and restored ones without users, by number."""
         restored = chain.from_iterable(each.restored().items() for each in self._own.values())
         found = {number: Identity(number, labels) for labels, number in restored}
         found |= {one.id: one for one in self.table.all() if scope_of(one.id) in self._own}
@@ -291,9 +293,9 @@ class Identities:
     # What the cluster knows
 
     def learn(self, number: int, labels: Labels) -> None:
-        """The cluster has these labels for a number. Users of it with other labels are to ask for another.
+        """Set the labels of a number of the cluster. Users of it with other labels must allocate again.
 
-        Numbers that no cluster gives are ignored.
+        Numbers outside of cluster ranges are ignored.
         """
         if number not in EVERY_CLUSTER:
             return
@@ -303,7 +305,7 @@ class Identities:
             self._put(known)
 
     def unlearn(self, number: int) -> None:
-        """The cluster does not know the number any more; who has it here keeps it."""
+        """Remove a number of the cluster; users on this node keep it."""
         if number in self._cluster:
             self._cluster.discard(number)
             self._allocators[Scope.CLUSTER].unhold(number)
@@ -312,49 +314,49 @@ class Identities:
                 self._drop(number)
 
     def supersede(self, number: int) -> None:
-        """The cluster has another number for its labels: users of this one must allocate again."""
+        """The cluster has another number for the labels: users of this one must allocate again."""
         if (known := self.table.get(number)) is not None and not known.superseded:
             self._put(msgspec.structs.replace(known, superseded=True))
 
     def stands_for(self, number: int, labels: Labels) -> bool:
-        """Whether the number is still that of these labels."""
+        """Whether the number still has these labels."""
         known = self.table.get(number)
         return known is not None and known.labels == labels and not known.superseded
 
     def in_use(self) -> dict[int, Labels]:
-        """The identities of pods on this node, by number."""
+        """Identities of pods on this node, by number."""
         return {row.id: row.labels for row in self.used.all()}
 
     def grace(self, number: int) -> float:
-        """Seconds until every node can be taken to know what the number stands for."""
+        """Seconds after which every node knows the labels of a new number."""
         found = self._allocators.get(scope_of(number))
         return 0.0 if found is None else found.grace(number)
 
     def hold(self, number: int) -> None:
-        """Never give ``number`` to new labels: something unknown on the node may still mean it."""
+        """Never allocate ``number`` to other labels: something on the node may still refer to it."""
         if (allocator := self._allocators.get(scope_of(number))) is not None:
             allocator.hold(number)
 
     def unhold(self, number: int) -> None:
-        """Take :meth:`hold` back: nothing means the number any more."""
+        """Undo :meth:`hold`."""
         if (allocator := self._allocators.get(scope_of(number))) is not None:
             allocator.unhold(number)
 
     def references(self, number: int) -> int:
-        """How many hold the identity."""
+        """Number of references to the identity."""
         return self._references[number]
 
     def get(self, number: int) -> Identity | None:
-        """The identity of that number, None when nothing has it."""
+        """The identity with this number; None if there is none."""
         return self.table.get(number)
 
     def by_labels(self, labels: Labels) -> Identity | None:
-        """The identity of exactly these sorted labels, None when there is none; of several the lowest."""
+        """The identity with exactly these sorted labels; None if there is none; the lowest of several."""
         found = [known for known in self.table.by(BY_LABELS).get(labels) if not known.superseded]
         return min(found, key=lambda known: known.id, default=None)
 
     def all(self) -> list[Identity]:
-        """Every identity, reserved ones too, by number."""
+        """All identities, including reserved ones, by number."""
         return sorted(self.table.all(), key=lambda identity: identity.id)
 
     def _add(self, number: int, labels: Labels) -> Identity:
@@ -368,7 +370,7 @@ class Identities:
         self._note_use(row.id)
 
     def _note_use(self, number: int) -> None:
-        """Who has it on this node, and for what labels, may have changed."""
+        """Update the use of a number on this node, and its labels."""
         if number in EVERY_CLUSTER:
             known = self.table.get(number) if self._references[number] else None
             if self.used.get(number) is known:

@@ -1,4 +1,4 @@
-"""Numeric identities: which are fixed, and which ranges the others are from.
+"""Numeric identities: fixed ones, and the ranges of allocated ones.
 
 Source: Cilium 1.17, numeric identities and their scopes.
 """
@@ -69,9 +69,9 @@ CLUSTER: Final = range(256, 65536)
 EVERY_CLUSTER: Final = range(CLUSTER.start, 1 << 24)
 """Identities of pods of any cluster."""
 LOCAL: Final = range((1 << 24) + 1, 2 << 24)
-"""Identities of this node alone: prefixes and names outside of the cluster."""
+"""Identities that this node allocates: prefixes and DNS names outside the cluster."""
 REMOTE_NODES: Final = range((2 << 24) + 1, 3 << 24)
-"""Identities of this node alone: other nodes, where their labels count."""
+"""Identities that this node allocates for other nodes, if their labels count."""
 
 
 class ClusterNumbers(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ class ClusterNumbers(msgspec.Struct, frozen=True):
 
 
 class Scope(StrEnum):
-    """Where a number means the same; the value is the ``type`` of Cilium's metric ``cilium_identity``."""
+    """Where a number is valid; the value is the ``type`` of Cilium's metric ``cilium_identity``."""
 
     RESERVED = "reserved"
     WELL_KNOWN = "well_known"
@@ -132,15 +132,16 @@ def scope_of(number: int) -> Scope:
 
 
 def is_endpoint(number: int) -> bool:
-    """Whether it is of endpoints, here or elsewhere: of no node, and not of what is outside the cluster."""
+    """Whether it is an identity of endpoints, not of nodes or peers outside the cluster."""
     elsewhere = {UNKNOWN, HOST, REMOTE_NODE, KUBE_APISERVER, WORLD, WORLD_IPV4, WORLD_IPV6}
     return number not in elsewhere and scope_of(number) not in {Scope.LOCAL, Scope.REMOTE_NODE}
 
 
 def scope_for(labels: Iterable[str]) -> Scope:
-    """The scope that an identity of these labels is allocated in.
+    """The scope for an identity with these labels.
 
-    Labels of prefixes, names and the world are this node's own; with any other label it is the cluster's.
+    Labels of prefixes, DNS names and the world are local to this node; any other label makes the scope the
+    cluster.
     """
     parsed = [parse(text) for text in labels]
     if any(label.source == RESERVED and label.key == "remote-node" for label in parsed):
@@ -178,11 +179,11 @@ _PODS: Final = (
         ),
     ),
 )
-"""Namespace (empty: Cilium's), service account and labels, by number."""
+"""Namespace (empty: that of Cilium), service account and labels, by number."""
 
 
 def well_known_identities(cluster: str, namespace: str) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Numbers and sorted labels; ``namespace`` is that of Cilium's pods, without it theirs are left out."""
+    """Numbers and sorted labels; ``namespace`` is that of Cilium's pods, which are left out without it."""
     for number, (where, account, own) in enumerate(_PODS, FIRST):
         if not (found := where or namespace):
             continue

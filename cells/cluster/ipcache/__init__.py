@@ -1,11 +1,11 @@
-"""The ipcache: the owner of every prefix, and how to get there.
+"""The ipcache: identity and tunnel endpoint of every prefix.
 
-Controller and reconciler: other cells claim prefixes, each under the name of its resource and as a source of
-known strength. The claim that counts is the prefix's row in the table ``ipcache``, and in the map
-cilium_ipcache, and is its only writer.
+Controller and reconciler: other cells claim prefixes, each with the name of a resource and a source of known
+precedence. The claim with the highest precedence is the prefix's row in the table ``ipcache`` and its entry
+in the map cilium_ipcache, which only this cell writes.
 
-Why: an address may be the node's and a pod's, or be known from several places. These need not know of each
-     other: where the stronger claim goes, the other one counts again.
+Why: an address may be the node's and a pod's, or be known from several sources. These need not know each
+     other: when a claim is withdrawn, the next one takes effect.
 """
 
 from collections import Counter
@@ -40,28 +40,27 @@ __all__ = ["IdentityFollower", "Ipcache", "cell"]
 # sweep is for what others changed, what the kernel refused, and what an earlier agent left.
 
 SEEN: Final = 4096
-"""Addresses with remembered identities."""
+"""Maximum number of addresses with cached identities."""
 WEAKER_CLAIM: Final = "upsert", "cannot_overwrite_by_source"
 WEAKER_WITHDRAWN: Final = "delete", "cannot_overwrite_by_source"
 NEVER_CLAIMED: Final = "delete", "no_such_prefix"
 
 
 class IdentityFollower(Protocol):
-    """What has to know an identity before a packet carries it."""
+    """Must have an identity before packets carry it, for example policy maps."""
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
-        """Know this identity from now on. Every claim calls this, so it is cheap for known ones."""
+        """Add an identity if it is new. Every claim calls this, so it is cheap for known ones."""
         ...
 
 
 class Ipcache:
-    """The owner of every prefix.
+    """The claims of all prefixes.
 
-    An identity is made known to all followers before a prefix gets it, no matter which caller claims it: by a
-    number that policy maps do not know, no rule would deny.
-
-    A source that has claims from the start announces itself by ``table.initializer()`` in its constructor.
-    Until all of them are done, no row of the map goes for want of a claim.
+    Before a prefix gets an identity, all followers get it, whichever caller claims it: with a number that
+    policy maps do not have, no rule would deny. A source with initial claims registers with
+    ``table.initializer()`` in its constructor. Until all of them are done, no entry of the map is deleted for
+    lack of a claim.
     """
 
     def __init__(
@@ -73,31 +72,30 @@ class Ipcache:
         followers: Sequence[IdentityFollower] = (),
         pods_key: int = 0,
     ) -> None:
-        """``refused`` is called when the kernel refused a row: a sweep is due.
+        """``refused`` is called when the kernel refuses an entry: a comparison is due.
 
-        ``pods_key``: the number of the key by which what is sent to pods is encrypted; 0: each claim has its
-        own.
+        ``pods_key``: the key number for packets to pods; 0: each claim has its own.
         """
         self._identities = identities
         self._followers = followers
         self._pods_key = pods_key
         self.table = table
-        """The claims that count, by prefix."""
+        """The effective claims, by prefix."""
         self.errors = Counter(dict.fromkeys((WEAKER_CLAIM, WEAKER_WITHDRAWN, NEVER_CLAIMED), 0))
-        """What changed nothing of a row, by operation and reason, in Cilium's words."""
+        """Failed changes by operation and reason, in Cilium's words."""
         self._rows = rows
         self._refused = refused
         self._seen: dict[IPAddress, int] = {}
-        """What addresses were asked for since the table last changed."""
+        """Identities by address, cached until the table changes."""
         self._seen_at = -1
 
     @property
     def leftovers(self) -> Mapping[Prefix, IpcacheValue]:
-        """Rows of the map that are not claimed yet; raises NotStartedError before the map was read."""
+        """Entries of the map without a claim. Raises NotStartedError before the map was read."""
         return self._rows.leftovers
 
     def identity_at(self, address: IPAddress) -> int:
-        """The identity that packets to or from an address are evaluated by; 0 if no prefix has it.
+        """The identity of packets to or from an address; 0 if no prefix contains it.
 
         Raises OSError, NotStartedError.
         """
@@ -111,10 +109,10 @@ class Ipcache:
         return found
 
     def upsert(self, *claims: IpcacheEntry) -> None:
-        """Make these claims, each instead of what its resource claimed of the prefix before.
+        """Make these claims, replacing those of the same resource and prefix.
 
-        Raises OSError when the kernel refuses a row: then none is claimed, and rows written until then go
-        with the next sweep.
+        Raises OSError if the kernel refuses an entry: then none is claimed, and entries written until then
+        are deleted by the next comparison.
         """
         self._ensure_identities({claim.identity for claim in claims})
         rows: dict[Prefix, IpcacheEntry] = {}
@@ -127,9 +125,12 @@ class Ipcache:
         self._write(rows, undo=True)
 
     def withdraw(self, resource: str, prefixes: Iterable[Prefix]) -> None:
-        """Take back what the resource claimed of these prefixes. Where another claim is left, it counts now.
+        """Withdraw the resource's claims of these prefixes.
 
-        Raises OSError when the kernel refuses: the claims are removed, the rows follow with the next sweep.
+        If other claims exist, the next one takes effect.
+
+        Raises OSError if the kernel refuses: the claims are removed, the entries follow with the next
+        comparison.
         """
         before: dict[Prefix, IpcacheEntry] = {}
         for prefix in prefixes:
@@ -143,15 +144,15 @@ class Ipcache:
         self._write({prefix: withdrawn(row, resource) for prefix, row in before.items()})
 
     def discard(self, prefixes: Collection[Prefix]) -> None:
-        """Remove leftovers before all sources are known: these mean nothing any more. Raises OSError.
+        """Delete leftovers before all sources are known, as they are obsolete. Raises OSError.
 
-        What is claimed stays.
+        Claimed prefixes stay.
         """
         left = [prefix for prefix in prefixes if prefix in self.leftovers and prefix not in self.table]
         self._write(dict.fromkeys(left))
 
     def claim_of(self, prefix: Prefix, resource: str) -> IpcacheEntry | None:
-        """What the resource claims of the prefix."""
+        """The resource's claim of the prefix."""
         row = self.table.get(prefix)
         return next((each for each in row.claims if each.resource == resource), None) if row else None
 
@@ -199,9 +200,9 @@ def ipcache(
     tables: Tables,
     log: Logger,
 ) -> Ipcache:
-    """The owner of every prefix, once its hook has read what an earlier agent left.
+    """The claims of all prefixes, after its hook has read the entries of an earlier agent.
 
-    The map is swept when all sources are known, every minute, and when the kernel refused a row.
+    The map is compared when all sources are known, every minute, and after the kernel refused an entry.
     """
     rows = MapTable(table, kernel, log, every=SWEEP)
     tables.add(rows.reconciler.statuses)
@@ -213,7 +214,7 @@ def ipcache(
 
 
 def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
-    """Claims that were refused, as Cilium's metric."""
+    """Refused claims, as Cilium's metric."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Number of errors interacting with the IP to Identity cache"
@@ -223,7 +224,7 @@ def ipcache_metrics(ipcache: Ipcache) -> Member[Collector]:
 
 
 def release_restored(table: Table[str, IpcacheEntry], identities: Identities | None, *, jobs: Jobs) -> None:
-    """Once all claims are known, numbers of this node's own that are not in use are free."""
+    """When all claims are known, free unused numbers that this node allocated."""
     if identities is None:
         return
     known = identities

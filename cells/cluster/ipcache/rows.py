@@ -1,4 +1,4 @@
-"""The rows of cilium_ipcache: claims of prefixes, and which of several counts."""
+"""The rows of cilium_ipcache: claims of prefixes and their precedence."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -35,7 +35,7 @@ __all__ = ["IpcacheEntry", "IpcacheTarget", "Prefix", "Source", "ipcache_target"
 
 
 class Source(StrEnum):
-    """Where a claim comes from, the strongest first."""
+    """The source of a claim, in order of precedence."""
 
     KUBE_APISERVER = "kube-apiserver"
     LOCAL = "local"
@@ -47,18 +47,18 @@ class Source(StrEnum):
     DIRECTORY = "directory"
     API = "api"
     GENERATED = "generated"
-    """Made for policies that name prefixes."""
+    """Created for policies that select prefixes."""
     RESTORED = "restored"
-    """What an earlier agent left, of an endpoint that is not back yet."""
+    """Left by an earlier agent, for an endpoint that is not restored yet."""
     UNSPEC = "unspec"
 
     def beats(self, other: "Source") -> bool:
-        """Whether a claim of this source counts beside one of the other, whichever came first."""
+        """Whether a claim of this source has precedence over one of the other, in any order of arrival."""
         return _STRENGTH[self] < _STRENGTH[other]
 
 
 Prefix = str
-"""A network as ``str()`` writes one: ``10.0.1.7/32``, ``fd00::/64``."""
+"""A network in the form of ``str()``: ``10.0.1.7/32``, ``fd00::/64``."""
 
 _PODS: Final = {"cep", "pod"}
 """Kinds of resources that are pods: CiliumEndpoints, and Pods of manifests."""
@@ -69,23 +69,26 @@ _STRENGTH: Final = {source: strength for strength, source in enumerate(Source)}
 
 
 class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A claim; and a row of the table: the claim that counts, with the others in ``shadowed``."""
+    """A claim; and a row of the table: the effective claim, with the other claims in ``shadowed``."""
 
     prefix: Prefix
     identity: int
     source: Source
     resource: str
-    """A claim's owner: ``<kind>/<namespace>/<name>``, ``ep//12`` for one. It has one claim of a prefix."""
+    """The owner of a claim: ``<kind>/<namespace>/<name>``, for example ``ep//12``.
+
+    It has one claim of a prefix.
+    """
     tunnel_endpoint: IPv4Address = IPv4Address(0)
-    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    """The node to which packets are tunnelled; 0.0.0.0: local, or no tunnel."""
     encrypt_key: int = 0
     skip_tunnel: bool = False
     shadowed: "tuple[IpcacheEntry, ...]" = ()
-    """Other claims of the prefix, the strongest first."""
+    """Other claims of the prefix, in order of precedence."""
 
     @property
     def pod(self) -> tuple[str, str] | None:
-        """Namespace and name of the pod of another node that has the prefix, where its object is known."""
+        """Namespace and name of the pod of another node with the prefix, if its object is known."""
         kind, _, name = self.resource.partition("/")
         namespace, _, name = name.partition("/")
         return (namespace, name) if kind in _PODS else None
@@ -97,18 +100,18 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def value(self) -> IpcacheValue:
-        """What the prefix has in cilium_ipcache."""
+        """The value for cilium_ipcache."""
         return IpcacheValue(self.identity, self.tunnel_endpoint, self.encrypt_key, int(self.skip_tunnel))
 
     @property
     def claims(self) -> "list[IpcacheEntry]":
-        """All claims of the prefix, the strongest first."""
+        """All claims of the prefix, in order of precedence."""
         if not self.shadowed:
             return [self]
         return [msgspec.structs.replace(self, shadowed=()), *self.shadowed]
 
     def is_of(self, source: Source) -> bool:
-        """Whether any claim of the prefix is of this source."""
+        """Whether any claim of the prefix has this source."""
         return self.source is source or any(one.source is source for one in self.shadowed)
 
 
@@ -116,15 +119,15 @@ IpcacheTarget = MapTarget[Prefix, IpcacheEntry, IpcacheValue]
 
 
 def prefix_of(address: IPAddress) -> Prefix:
-    """The prefix that is this address alone."""
+    """The prefix of a single address."""
     return f"{address}/{address.max_prefixlen}"
 
 
 def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
-    """The prefix's row once ``claim`` is made, instead of what its resource claimed before.
+    """The prefix's row after ``claim``, which replaces an earlier claim of its resource.
 
-    The strongest source counts; of claims of one source that of reserved:host, else the latest. Of several
-    nodes that say they have a range the first by name counts, as for routes.
+    The source with the highest precedence wins; among claims of one source that of reserved:host, otherwise
+    the latest. If several nodes claim a range, the first by name wins, as for routes.
     """
     if row is None or (not row.shadowed and row.resource == claim.resource):
         return claim
@@ -132,10 +135,10 @@ def claimed(row: IpcacheEntry | None, claim: IpcacheEntry) -> IpcacheEntry:
 
 
 def keyed(claim: IpcacheEntry, key: int) -> IpcacheEntry:
-    """The claim with the number of the key by which what is sent to pods is encrypted, unless it has one.
+    """The claim with the key number for packets to pods, unless it has one.
 
-    It gets none for nodes and what is outside. Pods are also those of which no more is known than the range
-    of their node.
+    Claims of nodes and of prefixes outside the cluster get none. Pods are also those of which only the node's
+    range is known.
     """
     identity = claim.identity
     if claim.encrypt_key or identity in _NODES or identity in REMOTE_NODES:
@@ -146,7 +149,7 @@ def keyed(claim: IpcacheEntry, key: int) -> IpcacheEntry:
 
 
 def withdrawn(row: IpcacheEntry, resource: str) -> IpcacheEntry | None:
-    """The prefix's row without the claim of ``resource``; None when no other is left."""
+    """The prefix's row without the claim of ``resource``; None if no other is left."""
     others = [each for each in row.claims if each.resource != resource]
     return _row(others) if others else None
 

@@ -1,9 +1,9 @@
-"""The nodes of the cluster: this one and all others, from their objects.
+"""The nodes of the cluster, from their objects and other sources.
 
-Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``nodes`` out. What the
-        kvstore has ranks before a CiliumNode, and that before a Node; the Node confirms what a CiliumNode
-        claims, and both what the kvstore claims. This node's row is what its agent
-        has found and chosen, and what it writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
+Source and controller: rows of Node, CiliumNode and SharedNodes in, the table ``nodes`` out. The kvstore has
+        precedence over a CiliumNode, and that over a Node; the Node confirms claims of a CiliumNode, and both
+        confirm claims in the kvstore. This node's row has what its agent has found and chosen, which it
+        writes to its CiliumNode (and, with annotate-k8s-node, to its Node).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ __all__ = ["MeshNodes", "SharedNodes", "cell"]
 
 
 class NodeCounts:
-    """Counts nodes that came, changed or left, by the source."""
+    """Counts added, changed and removed nodes, by source."""
 
     def __init__(self, nodes: ReadTable[str, ClusterNode], *, jobs: Jobs) -> None:
         self._nodes = nodes
         self.events: Counter[tuple[str, str]] = Counter()
-        """(event, source) -> how many."""
+        """(event, source) -> number."""
         jobs.observe("events", nodes.changes, self._follow)
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class NodeCounts:
 
 
 def node_metrics(counts: NodeCounts) -> Member[Collector]:
-    """How many there are, and how many events."""
+    """Number of nodes and of events."""
 
     async def collect() -> Iterable[MetricFamily]:
         return [
@@ -113,7 +113,7 @@ OtherNodes = Annotated[ReadTable[str, ClusterNode], Named("other")]
 
 
 def other_nodes(shared: SharedNodes | None, mesh: MeshNodes | None, agent: AgentConfig) -> OtherNodes:
-    """Nodes that are known from no objects of the own API server."""
+    """Nodes that are not objects of the own API server."""
     if mesh is None or not agent.cluster_id:
         return shared if shared is not None else Table("other-nodes", key=lambda node: node.full_name)
     if shared is None:
@@ -122,7 +122,7 @@ def other_nodes(shared: SharedNodes | None, mesh: MeshNodes | None, agent: Agent
 
 
 def reader(agent: AgentConfig, ipam: PodAddressing, settings: NodeSettings) -> NodeReader:
-    """How objects of nodes are read."""
+    """The parser of node objects."""
     return NodeReader(agent.cluster_name, ipam.mode, settings)
 
 
@@ -136,7 +136,7 @@ def node_table(
     agent: AgentConfig,
     tables: Tables,
 ) -> ReadTable[str, ClusterNode]:
-    """The table ``nodes``, by ``cluster/name``: what objects say, without what nodes may not claim."""
+    """The table ``nodes``, by ``cluster/name``: nodes of all sources, without claims that are refused."""
     parsed = nodes.outer_join(cilium_nodes, read.read).flat_map(
         lambda node: (node,), key=lambda node: node.full_name, name="nodes-of-objects"
     )
@@ -179,7 +179,7 @@ def _internal(parsed: ParsedNode) -> list[InternalIP]:
 
 @after(LocalNode, ReadTable[str, ClusterNode], NodeAnnotations, CiliumNodePublisher)
 def keep() -> None:
-    """The nodes are known whether or not anybody asks."""
+    """Follow the nodes even if no other cell depends on them."""
 
 
 cell = group(

@@ -1,7 +1,7 @@
-"""Which addresses and ranges nodes may have: none that is this node's, another one's, or reserved.
+"""Which addresses and ranges nodes may have: none of this node, of other nodes, or reserved ones.
 
-Why:    routes, the tunnel and the ipcache follow what CiliumNodes say. A mistaken or hostile one would take
-        over this node's default route, its own network, or other nodes' pods. All of them pass here.
+Why:    routes, the tunnel and the ipcache follow CiliumNodes. A wrong or hostile one could take over this
+        node's default route, its own network, or other nodes' pods. All claims of nodes pass this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OURS: Final = "cilium_"
 _LOOPBACK: Final = "lo"
 _SHOWN: Final = 3
 _MOST_RANGES: Final = 65_536
-"""Ranges that are remembered: those of removed nodes are forgotten at some time, too."""
+"""Maximum number of cached ranges, as those of removed nodes are not evicted."""
 _SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
     map(ip_network, ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::1/128", "fe80::/10", "ff00::/8"))
 )
@@ -33,19 +33,19 @@ _SPECIAL: Final[tuple[IPNetwork, ...]] = tuple(
 
 
 class OwnNetworks(msgspec.Struct, frozen=True):
-    """What is this node's."""
+    """Addresses and networks of this node."""
 
     addresses: frozenset[IPAddress] = frozenset()
     connected: tuple[IPNetwork, ...] = ()
     """Networks of its devices."""
     ranges: tuple[IPNetwork, ...] = ()
-    """Those of its pods."""
+    """Ranges of its pods."""
     routers_elsewhere: frozenset[Family] = frozenset(Family)
     """Families in which its router has no address, or one outside of these ranges."""
 
 
 def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNetworks:
-    """This node's addresses and networks; ranges of pods are those it hands out."""
+    """This node's addresses and networks; ranges of pods are those from which it allocates."""
     found = [
         address
         for device in devices
@@ -63,16 +63,16 @@ def own_networks(devices: Iterable[Device], local: ClusterNode | None) -> OwnNet
 
 
 def _routed_from_range(node: ClusterNode, family: Family) -> bool:
-    """Whether the router's address is one of the pods' ranges."""
+    """Whether the router's address is in a range of the pods."""
     ip = node.router_ip(family)
     return ip is not None and any(ip in cidr for cidr in node.alloc_cidrs(family))
 
 
 def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) -> dict[str, ClusterNode]:
-    """The rows by ``cluster/name``, without what is refused; ``refused`` has what that is, and why.
+    """The rows by ``cluster/name``, without refused claims; ``refused`` has those with reasons.
 
-    ``name`` is that of this node, which loses nothing: its ``unannounced`` has ranges that routers must not
-    send here. Of others that claim the same, or ranges that overlap, the one with the oldest object has it.
+    ``name`` is this node, which loses nothing: its ``unannounced`` has ranges that routers must not send
+    here. If other nodes claim the same address or overlapping ranges, the one with the oldest object gets it.
     """
     rows = sorted(nodes, key=lambda node: (node.full_name != name, node.created or "~", node.full_name))
     own = own_networks(devices, next((node for node in rows if node.full_name == name), None))
@@ -102,12 +102,12 @@ def guarded(nodes: Iterable[ClusterNode], devices: Iterable[Device], name: str) 
 
 
 def _age(node: ClusterNode) -> tuple[str, str]:
-    """By which the oldest of several comes first."""
+    """A sort key for nodes, oldest first."""
     return node.created or "~", node.full_name
 
 
 def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[ClusterNode]) -> ClusterNode:
-    """This node, with the ranges that it does not announce: what is not pods' alone, or another node's."""
+    """This node, with the ranges that it must not announce: those that overlap other networks."""
     addresses = frozenset(each.ip for each in local.addresses if each.type != CILIUM_INTERNAL_IP)
     connected = own_networks(devices, None).connected
     own = OwnNetworks(addresses, tuple(one for one in connected if any(ip in one for ip in addresses)))
@@ -129,7 +129,7 @@ def _announced(local: ClusterNode, devices: Iterable[Device], elder: Iterable[Cl
 def _checked(
     node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], reasons: Mapping[IPNetwork, str]
 ) -> ClusterNode:
-    """Without what no other node may have. ``owner`` gets its addresses."""
+    """A node without claims that no other node may have. ``owner`` receives its addresses."""
     refused: list[str] = []
     addresses: list[NodeIP] = []
     for each in node.addresses:
@@ -177,7 +177,7 @@ def _taken(ip: IPAddress, node: ClusterNode, owner: Mapping[IPAddress, str]) -> 
 
 
 def impossible_range(cidr: IPNetwork) -> str:
-    """Why no node's pods can have a range; empty if they can."""
+    """Why a range cannot be one of pods; empty if it can."""
     if not cidr.prefixlen:
         return "is every address"
     if any(_overlap(cidr, each) for each in _SPECIAL):
@@ -186,9 +186,9 @@ def impossible_range(cidr: IPNetwork) -> str:
 
 
 class _RangeReasons(dict[IPNetwork, str]):
-    """Why no other node's pods can have a range, empty if they can: by range.
+    """Why a range cannot be one of another node's pods, by range; empty if it can.
 
-    Each change of a node asks for those of all nodes.
+    Each change of a node looks up the ranges of all nodes.
     """
 
     def __init__(self, own: OwnNetworks) -> None:
@@ -203,7 +203,7 @@ class _RangeReasons(dict[IPNetwork, str]):
 
 
 range_reasons = lru_cache(maxsize=4)(_RangeReasons)
-"""Those for what is this node's."""
+"""Why ranges overlap networks of this node."""
 
 
 def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
@@ -218,11 +218,11 @@ def _wrong_range(cidr: IPNetwork, own: OwnNetworks) -> str:
 
 
 class _Ranges:
-    """Which node's pods an address belongs to; ranges of nodes do not overlap."""
+    """The node of an address of a pod; ranges of nodes do not overlap."""
 
     def __init__(self, nodes: Iterable[ClusterNode]) -> None:
         self._by_length: dict[tuple[int, int], dict[int, str]] = {}
-        """(family, bits that are shifted out) -> network -> node."""
+        """(family, shifted out bits) -> network -> node."""
         for node in nodes:
             for cidr in node.all_cidrs():
                 shift = cidr.max_prefixlen - cidr.prefixlen
@@ -244,10 +244,9 @@ class _Ranges:
 def _without_strays(
     node: ClusterNode, own: OwnNetworks, owner: dict[IPAddress, str], ranges: _Ranges
 ) -> ClusterNode:
-    """Without addresses of router, health and ingress that it cannot have: agents take all of these from
-    the ranges of their node.
+    """A node without impossible addresses of router, health and ingress, which are in their node's ranges.
 
-    Where this node's own router is not in its ranges (local-router-ipv4), others' may be anywhere else, too.
+    If this node's own router is outside of its ranges (local-router-ipv4), routers of others may be, too.
     """
     refused: list[str] = []
 
@@ -288,7 +287,7 @@ def _overlap(one: IPNetwork, other: IPNetwork) -> bool:
 
 
 def _overlapping(nodes: Iterable[ClusterNode]) -> Iterator[str]:
-    """Nodes with a range that overlaps one of another node; sorted, only neighbours can overlap first."""
+    """Nodes with ranges that overlap another node's; among sorted ranges, neighbours overlap first."""
     rows = sorted(
         (cidr.version, int(cidr.network_address), cidr.prefixlen, int(cidr.broadcast_address), node.full_name)
         for node in nodes
@@ -305,7 +304,7 @@ def _overlapping(nodes: Iterable[ClusterNode]) -> Iterator[str]:
 
 
 def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> ClusterNode:
-    """Without ranges that overlap those ``taken`` by nodes before it; those it has are added."""
+    """A node without ranges that overlap ``taken`` ranges of earlier nodes; adds its ranges to them."""
     refused: list[str] = []
     ranges: dict[int, list[IPNetwork]] = {4: [], 6: []}
     for cidr in node.all_cidrs():
@@ -319,11 +318,11 @@ def _first_come(node: ClusterNode, taken: list[tuple[IPNetwork, str]]) -> Cluste
 
 
 CLAIMS: Final = "claims"
-"""The index of the table of claims that grants need."""
+"""The index of the table of claims for NodeGrants."""
 
 
 def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
-    """Addresses and ranges that a node claims, but for those that are every address, which no node gets."""
+    """Addresses and ranges that a node claims, except 0.0.0.0/0 and ::/0, which are never granted."""
     yield from (each.ip for each in node.addresses)
     yield from node.health
     yield from node.ingress
@@ -331,21 +330,21 @@ def claims_of(node: ClusterNode) -> Iterator[IPAddress | IPNetwork]:
 
 
 class NodeGrants:
-    """Gives what :func:`guarded` gives for all nodes, worked out again only where claims have changed.
+    """Computes what :func:`guarded` returns for all nodes, but only for nodes with changed claims.
 
-    What a node gets depends on this node, and on nodes with claims that meet its own: an address that both
-    have, or that is in a range of the other, or ranges that overlap; on nodes with claims that meet theirs,
-    and so on. It depends on no others: in a healthy cluster, claims of no two nodes meet.
+    The grants of a node depend on this node; on nodes with claims that conflict with its own (the same
+    address, an address in a range, overlapping ranges); on nodes with claims that conflict with theirs, and
+    so on. In a healthy cluster, no claims conflict.
     """
 
     def __init__(self, claimed: ReadTable[str, ClusterNode], name: Callable[[], str]) -> None:
-        """``claimed`` has an index CLAIMS; ``name`` gives that of this node."""
+        """``claimed`` has an index CLAIMS; ``name`` returns that of this node."""
         self._claimed = claimed
         self._name = name
         self._rows: dict[str, ClusterNode] = {}
-        """The claims that were last worked through."""
+        """The claims of the last computation."""
         self._this: tuple[ClusterNode | None, OwnNetworks, OwnNetworks] | None = None
-        """This node and its networks, as of then."""
+        """This node and its networks at that time."""
 
     def table(self, devices: ReadTable[int, Device] | None) -> ReadTable[str, ClusterNode]:
         """The table ``nodes``."""
@@ -375,7 +374,7 @@ class NodeGrants:
         return {one: granted.get(one) for one in names}, remember
 
     def _concerned(self, changed: Iterable[str], own: OwnNetworks, name: str) -> set[str]:
-        """Nodes that have changed, and those with claims that meet their present or previous ones."""
+        """Changed nodes, and nodes with claims that conflict with their present or previous ones."""
         index, reasons = self._claimed.lpm(CLAIMS), range_reasons(own)
         found = set(changed)
         rest = [self._rows[key] for key in found if key in self._rows] + self._present(found)
@@ -402,7 +401,7 @@ def _addresses(node: ClusterNode) -> tuple[object, ...]:
 def claim_events(
     nodes: ReadTable[str, ClusterNode], objects: Table[tuple[str, str], CiliumNode]
 ) -> Member[EventSource]:
-    """What a CiliumNode claims and does not get; each node finds what is its own."""
+    """Events about claims of a CiliumNode that are refused; each node reports conflicts with itself."""
 
     def drafts(row: ClusterNode) -> Iterator[EventDraft]:
         for text in row.refused:
@@ -414,7 +413,7 @@ def claim_events(
 
 
 class RefusedClaims:
-    """Reports what is refused: in the log when it changes, and as health for as long as it is so."""
+    """Reports refused claims: in the log when they change, and as health while they last."""
 
     def __init__(
         self, nodes: ReadTable[str, ClusterNode], *, jobs: Jobs, health: Health, log: Logger

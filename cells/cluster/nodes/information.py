@@ -1,6 +1,6 @@
-"""The wait for what Kubernetes has decided about this node: the ranges of its pods.
+"""Waits until Kubernetes has assigned this node its pod ranges.
 
-Source: Table[tuple[str, str], Node], or Table[tuple[str, str], CiliumNode] where the operator decides.
+Source: Table[tuple[str, str], Node], or Table[tuple[str, str], CiliumNode] if the operator assigns them.
 Source of the rules: Cilium 1.17, WaitForNodeInformation.
 """
 
@@ -34,14 +34,14 @@ from cells.node.ipam.settings import PodAddressing, saved_ranges
 from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, ReadTable, UsageError
 
 PATIENCE: Final = 10.0
-"""Seconds to wait for an object that nothing depends on, where a server lets one wait."""
+"""Seconds to wait for an object that nothing depends on, if a server is slow."""
 
 
 class NodeInformation:
-    """The facts that the sources have of this node. Users start once these are known, or need not be.
+    """This node's facts from its sources. Users start once these are known, or not required.
 
-    The wait has no end where a range is required: no range that is made up here may go to pods then. A
-    restarted agent continues with the range it was assigned before, and follows later changes.
+    The wait is unlimited if a range is required: pods must not get addresses of a made-up range. A restarted
+    agent continues with its previous range, and follows later changes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NodeInformation:
         lifecycle.append(Hook("wait for node information", self._wait, start_timeout=math.inf))
 
     def current(self) -> Mapping[Family, tuple[IPNetwork, ...]]:
-        """The ranges this node has been given, of families that are on; the primary one first."""
+        """The assigned ranges of enabled families; the primary one first."""
         parsed = self._parse(self._table.get(self._own))
         return {family: tuple(parsed.cidrs[family]) for family in self._enabled if parsed.cidrs[family]}
 
@@ -102,7 +102,7 @@ class NodeInformation:
         )
 
     async def changes(self) -> AsyncIterator[object]:
-        """Comes back whenever this node's object has changed."""
+        """Iterate over changes of this node's object."""
         seen = self._table.get(self._own)
         while True:
             seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
@@ -118,10 +118,11 @@ class NodeInformation:
         return [family for family, enabled in on.items() if enabled]
 
     def required(self) -> list[Family]:
-        """The families that need an assigned range; a range that is set counts as assigned. Pools are Ipam's
-        to wait for.
+        """The families that need an assigned range; a configured range counts as assigned.
 
-        Raises UsageError where no source could have it.
+        Ipam waits for pools.
+
+        Raises UsageError if no source could assign one.
         """
         asked = {
             Family.IPV4: self._settings.k8s_require_ipv4_pod_cidr,
@@ -147,7 +148,7 @@ class NodeInformation:
         return found
 
     def _decided_elsewhere(self) -> bool:
-        """Whether this node's range is assigned: by Kubernetes, or by the operator through an API server."""
+        """Whether this node's range is assigned by Kubernetes, or by the operator through an API server."""
         return self._ipam.mode == "kubernetes" or (self._by_cilium and self._api.enabled)
 
     @property
@@ -176,7 +177,7 @@ class NodeInformation:
         self._health.ok("received")
 
     async def _until_heard(self) -> None:
-        """Wait until the source has listed everything, or does not answer, or the time is up."""
+        """Wait until the source has listed everything, does not answer, or the timeout."""
         with anyio.move_on_after(PATIENCE):
             async with anyio.create_task_group() as either:
 
@@ -197,7 +198,7 @@ class NodeInformation:
             seen = await self._table.wait_changed(self._own, seen)  # type: ignore[arg-type]  # of its own rows
 
     def _missing(self, seen: Node | CiliumNode | None, required: list[Family]) -> str:
-        """What keeps the agent waiting; empty when nothing does."""
+        """What the agent waits for; empty if nothing."""
         if seen is None:
             return f"there is no {self._kind} object of this name"
         parsed = self._parse(seen)
@@ -227,7 +228,7 @@ class NodeInformation:
         return parsed
 
     def _check(self) -> None:
-        """Raise HiveError where pods are to get IPv6 and the node's object shows a node without it."""
+        """Raise HiveError if pods must get IPv6 and the node's object has no IPv6."""
         parsed = self._parse(self._table.get(self._own))
         shown = {Family.of(each.ip) for each in parsed.addresses}
         if self._agent.ipv6 and shown and Family.IPV6 not in shown:

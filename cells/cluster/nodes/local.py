@@ -1,6 +1,6 @@
-"""This node, as it is published to others.
+"""This node, as published to others.
 
-Controller: the node's addresses, its router, its own Node object in; its row of the table ``nodes`` out.
+Controller: addresses, router and Node object of this node in; its row of the table ``nodes`` out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from lifecycle import Backoff, Hook, Jobs, Lifecycle, Logger, Table, Tables, aft
 __all__ = ["HealthAddress", "LocalNode", "LocalNodeStore", "NodeAnnotations", "read_boot_id"]
 
 PREFIX = "network.cilium.io/"
-"""Of annotations."""
+"""Prefix of annotations."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""A new one with every start of the kernel (random(4))."""
+"""Changes with every boot of the kernel (random(4))."""
 
 
 class HealthAddress(msgspec.Struct, frozen=True):
@@ -46,22 +46,22 @@ class HealthAddress(msgspec.Struct, frozen=True):
 
 
 class LocalNodeStore:
-    """The table ``local-node``: one row, once it is complete; and what others contribute to it."""
+    """The table ``local-node``: one row, once it is complete; and the contributions of other cells."""
 
     def __init__(self, tables: Tables, keys: Table[str, EncryptionKey] | None = None) -> None:
         self.health: Table[Family, HealthAddress] = Table(
             "health-addresses", key=lambda row: Family.of(row.ip)
         )
-        """Those of the health endpoint, by family, from who runs it."""
+        """Addresses of the health endpoint by family, from its cell."""
         tables.add(self.health)
         self.table: Table[str, ClusterNode] = Table("local-node", key=lambda node: node.full_name)
         self.keys = keys
-        """The key that the node publishes, where it encrypts: one row."""
+        """The node's published key, if it encrypts: one row."""
         self.first = self.table.initializer("local node")
         tables.add(self.table)
 
     def key(self) -> EncryptionKey:
-        """What the node publishes of its encryption."""
+        """The node's published key."""
         return next(iter(self.keys.all()), EncryptionKey()) if self.keys is not None else EncryptionKey()
 
 
@@ -78,7 +78,7 @@ def local_node(
     boot_id: str = "",
     key: EncryptionKey = EncryptionKey(),  # noqa: B008  # immutable
 ) -> ClusterNode:
-    """The row: addresses of its Node object, or its own; router, ranges and health as they are in use."""
+    """The row: addresses of its Node object or its own; router, ranges and health as in use."""
     parsed = reader.parse(node) if node is not None else ParsedNode()
     addresses = [each for each in parsed.addresses if each.type != CILIUM_INTERNAL_IP]
     shown = {Family.of(each.ip) for each in addresses}
@@ -104,7 +104,7 @@ def local_node(
 
 
 def read_boot_id() -> str:
-    """Of the running kernel; empty where it has none."""
+    """The boot id of the running kernel; empty if it has none."""
     try:
         return BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -113,7 +113,7 @@ def read_boot_id() -> str:
 
 @after(HealthAddressesClaimed | None)
 class LocalNode:
-    """Keeps the row of this node; it is complete once the hook has run."""
+    """Maintains the row of this node; it is complete once the hook has run."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class LocalNode:
         self._refresh()
 
     def _cidrs(self) -> dict[Family, tuple[IPNetwork, ...]]:
-        """The ranges that addresses are handed out from, the primary one of each family first."""
+        """The ranges from which addresses are allocated, the primary one of each family first."""
         rows = [row for row in self._ranges.all() if row.state != "retired"]
         rows.sort(key=lambda row: row.state)
         return {family: tuple(row.network for row in rows if row.family is family) for family in Family}
@@ -204,7 +204,7 @@ class Annotation(msgspec.Struct, frozen=True):
 
 
 def node_annotations(node: ClusterNode) -> Iterator[Annotation]:
-    """Those of a node; what it has not has none."""
+    """The annotations of a node; fields without a value have none."""
     for family, (cidr, health, ingress, router) in _NAMES.items():
         values: dict[str, object] = {
             cidr: next(iter(node.alloc_cidrs(family)), None),
@@ -224,7 +224,7 @@ def _of(family: Family, addresses: tuple[IPAddress, ...]) -> IPAddress | None:
 
 
 class NodeAnnotations:
-    """Writes them whenever they change."""
+    """Writes the annotations when they change."""
 
     def __init__(
         self,
@@ -245,12 +245,12 @@ class NodeAnnotations:
         self.table = store.table.flat_map(
             node_annotations, key=lambda one: one.key, name="k8s-node-annotations"
         )
-        """What is to be written."""
+        """The desired annotations."""
         tables.add(self.table)
         jobs.one_shot("update-k8s-node-annotations", self._write, backoff=Backoff(first=1.0))
 
     async def _write(self) -> None:
-        """Write all now, and again after every change. Raises KubernetesError: it is tried again then."""
+        """Write all annotations, now and after every change. Raises KubernetesError; the job repeats it."""
         if not self._api.enabled:
             return
         async for _ in self.table.changes():

@@ -1,4 +1,4 @@
-"""A node of the cluster, as every agent knows it.
+"""A node of the cluster, in a form common to all sources.
 
 Source: Cilium 1.17, pkg/node/types.Node.
 """
@@ -41,13 +41,13 @@ __all__ = [
 INTERNAL_IP: Final = "InternalIP"
 EXTERNAL_IP: Final = "ExternalIP"
 CILIUM_INTERNAL_IP: Final = "CiliumInternalIP"
-"""The router's address, cilium_host."""
+"""The router's address, of cilium_host."""
 WIREGUARD_ROTATION: Final = "network.cilium.io/hive-wg-rotation"
-"""The annotation with what a node announces of rotations of its key; Cilium knows no such thing."""
+"""The annotation with a node's announcement of a key rotation; Cilium does not know it."""
 
 
 class NodeIP(msgspec.Struct, frozen=True):
-    """One address of a node, and what it is: InternalIP, ExternalIP, CiliumInternalIP."""
+    """An address of a node with its type: InternalIP, ExternalIP, CiliumInternalIP."""
 
     type: str
     ip: IPAddress
@@ -62,27 +62,28 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """Its source: ``local``, ``custom-resource`` (its CiliumNode), ``k8s`` (its Node), ``kvstore``."""
     addresses: tuple[NodeIP, ...] = ()
     ipv4_alloc_cidrs: tuple[IPNetwork, ...] = ()
-    """Ranges of its pods; the first is the primary one, the others are secondary."""
+    """Ranges of its pods; the first is the primary one."""
     ipv6_alloc_cidrs: tuple[IPNetwork, ...] = ()
     health: tuple[IPAddress, ...] = ()
     """Addresses of its health endpoint, at most one of a family."""
     ingress: tuple[IPAddress, ...] = ()
     """Addresses of its ingress listener, at most one of a family."""
     encryption_key: int = 0
-    """0: nothing to its own addresses is encrypted; 255: by WireGuard; else a key of IPsec's."""
+    """0: packets to its own addresses are not encrypted; 255: by WireGuard; otherwise by this key of IPsec.
+    """
     wireguard_key: str = ""
-    """The public key of its WireGuard, in base64; empty if it has none."""
+    """Its public WireGuard key in base64; empty if it has none."""
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     provider_id: str = ""
     boot_id: str = ""
     node_identity: int = 0
     created: str = ""
-    """When its object was made, in RFC 3339; empty where unknown."""
+    """Creation time of its object in RFC 3339; empty if unknown."""
     refused: tuple[str, ...] = ()
-    """What it claims and does not get, and why."""
+    """Refused claims, with reasons."""
     unannounced: tuple[IPNetwork, ...] = ()
-    """Of this node: ranges that routers must not send here."""
+    """For this node: ranges that routers must not send here."""
 
     @property
     def full_name(self) -> str:
@@ -91,12 +92,12 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def endpoint_key(self) -> int:
-        """What is sent to its pods is encrypted with: a node may keep its own addresses out of WireGuard."""
+        """The key for packets to its pods: a node may exclude its own addresses from WireGuard."""
         return WIREGUARD_KEY if self.wireguard_key else self.encryption_key
 
     @property
     def wireguard_rotation(self) -> str:
-        """ROTATION_READY, or the next public key of its WireGuard; empty: it knows no rotations."""
+        """ROTATION_READY, or the next public WireGuard key; empty: it does not take part in rotations."""
         return self.annotations.get(WIREGUARD_ROTATION, "") if self.wireguard_key else ""
 
     @property
@@ -105,8 +106,9 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
         return self.source is Source.LOCAL
 
     def node_ip(self, family: Family) -> IPAddress | None:
-        """The address others reach it by: the first InternalIP, else the last ExternalIP, else the first of
-        another type; never the router's."""
+        """The address for other nodes: the first InternalIP, otherwise the last ExternalIP, otherwise the
+        first of another type; never the router's.
+        """
         others: list[IPAddress] = []
         external: IPAddress | None = None
         for each in self.addresses:
@@ -142,7 +144,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
-    """Wait until this node's row is there, or all nodes are known: those of remote clusters may be late."""
+    """Wait until this node's row exists or all nodes are known, as those of remote clusters may be late."""
     async with anyio.create_task_group() as either:
 
         async def all_known() -> None:
@@ -160,9 +162,9 @@ async def wait_own(nodes: ReadTable[str, ClusterNode]) -> None:
 
 
 class AddressHolders:
-    """Which node has an address, or the range that an address is in, by the table of nodes.
+    """The node with an address, or with a range that contains it, from the table of nodes.
 
-    Addresses are asked for by their numbers, see number_of(): most of many thousands are of pods.
+    Addresses are passed as numbers, see number_of(): most of many thousands are of pods.
     """
 
     def __init__(self, nodes: ReadTable[str, ClusterNode]) -> None:
@@ -170,18 +172,18 @@ class AddressHolders:
         self._changes: Changes[str, ClusterNode] | None = None
         self._revision = -1
         self._at: dict[tuple[int, int], list[ClusterNode]] = {}
-        """Address -> nodes: two may claim it."""
+        """Nodes by address: two may claim it."""
         self._ranges: dict[tuple[int, int], dict[int, ClusterNode]] = {}
-        """(family, bits that are shifted out) -> network -> node."""
+        """(family, shifted out bits) -> network -> node."""
 
     def at(self, number: tuple[int, int]) -> ClusterNode | None:
-        """The node that has the address itself."""
+        """The node with the address itself."""
         self._follow()
         found = self._at.get(number)
         return found[0] if found else None
 
     def of_range(self, number: tuple[int, int]) -> ClusterNode | None:
-        """The node of the pods of this prefix; ranges of nodes do not overlap."""
+        """The node of the pods in this prefix; ranges of nodes do not overlap."""
         self._follow()
         family, bits = number
         for (version, shift), networks in self._ranges.items():
@@ -220,12 +222,12 @@ def _numbers(node: ClusterNode | None) -> set[tuple[int, int]]:
 
 
 class ChangedPlaces:
-    """Addresses and ranges of nodes that have changed, as they are now and were before."""
+    """Addresses and ranges of changed nodes, before and after the change."""
 
     def __init__(self, nodes: Iterable[ClusterNode]) -> None:
         self._addresses: set[tuple[int, int]] = set()
         self._ranges: dict[tuple[int, int], set[int]] = {}
-        """(IP version, bits that are shifted out) -> networks."""
+        """(IP version, shifted out bits) -> networks."""
         for node in nodes:
             self._addresses |= _numbers(node)
             for cidr in node.all_cidrs():
@@ -238,7 +240,7 @@ class ChangedPlaces:
         return number_of(address) in self._addresses
 
     def hold(self, address: str) -> bool:
-        """Whether one of the nodes has this address, or a range that it is in."""
+        """Whether one of the nodes has this address or a range that contains it."""
         if (found := number_of(address)) is None:
             return False  # only addresses are in ranges
         version, number = found
@@ -248,7 +250,10 @@ class ChangedPlaces:
 
 
 def number_of(address: str) -> tuple[int, int] | None:
-    """IP version and number of an address; None for other text. It takes a tenth of ip_address()."""
+    """IP version and number of an address; None for other texts.
+
+    It takes a tenth of the time of ip_address().
+    """
     version, family = (6, AF_INET6) if ":" in address else (4, AF_INET)
     try:
         return version, int.from_bytes(inet_pton(family, address))
@@ -257,7 +262,7 @@ def number_of(address: str) -> tuple[int, int] | None:
 
 
 def place_of(node: ClusterNode | None) -> tuple[object, ...]:
-    """What decides whether endpoints are of a node."""
+    """The fields that determine whether endpoints are on a node."""
     if node is None:
         return ()
     return node.addresses, node.ipv4_alloc_cidrs, node.ipv6_alloc_cidrs
@@ -267,28 +272,27 @@ def place_of(node: ClusterNode | None) -> tuple[object, ...]:
 
 Place = TypeVar("Place", bound=Hashable)
 NEAR: Final = {4: 8, 6: 16}
-"""By IP version the bits by which addresses near each other may differ: fewer than ranges of nodes have."""
+"""By IP version, the low bits in which neighbouring addresses may differ: fewer than those of nodes' ranges.
+"""
 
 
 class EndpointPlaces:
-    """Which objects have endpoints on a node, or with an address near one.
+    """Objects with endpoints on a node, or with an address near one.
 
-    What an object no longer has may be among it for a while; all that it has is.
-
-    Keys are in sorted lists: a cluster has each of its pods here twice, and in a set it takes five times the
-    memory.
+    It may return objects that no longer match, but never misses one. Keys are in sorted lists: a cluster has
+    each of its pods here twice, and sets take five times the memory.
     """
 
     def __init__(self) -> None:
         self._on: dict[tuple[int, int], list[Key]] = {}
         """By the number of a node's address, see number_of()."""
         self._near: dict[tuple[int, int], list[Key]] = {}
-        """By the IP version, and the bits of an address before its last ones (NEAR)."""
+        """By IP version and the high bits of an address (without NEAR)."""
         self._order: list[tuple[int, int]] = []
-        """What _near has, sorted."""
+        """The keys of _near, sorted."""
 
     def add(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
-        """An object as it is now."""
+        """Add an object."""
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
                 _insert(self._on, at, row.key)
@@ -301,7 +305,7 @@ class EndpointPlaces:
         old: KnownEndpoint | KnownEndpointSlice | None,
         row: KnownEndpoint | KnownEndpointSlice | None,
     ) -> None:
-        """An object as it was before and is now: what most changes change, its identity, costs nothing."""
+        """Replace an object by its new version; most changes, of its identity, cost nothing."""
         if old is not None and row is not None and _located(old) == _located(row):
             return
         if old is not None:
@@ -310,7 +314,7 @@ class EndpointPlaces:
             self.add(row)
 
     def remove(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
-        """An object as it was before."""
+        """Remove an object, in its last version."""
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
                 _remove(self._on, at, row.key)
@@ -319,7 +323,7 @@ class EndpointPlaces:
                     del self._order[bisect_left(self._order, near)]
 
     def around(self, node: ClusterNode) -> Iterator[Key]:
-        """Objects with an endpoint that this node may concern; some come more than once."""
+        """Objects with an endpoint that this node may concern; some may be repeated."""
         for each in node.addresses:
             yield from self._on.get((each.ip.version, int(each.ip)), ())
             yield from self._near.get((each.ip.version, int(each.ip) >> NEAR[each.ip.version]), ())
@@ -333,25 +337,25 @@ class EndpointPlaces:
 
 
 def is_at(places: ChangedPlaces, endpoint: KnownEndpoint) -> bool:
-    """Whether its node, or an address of it, is among them."""
+    """Whether a node, or an address of it, is among them."""
     addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
     return places.have_node(endpoint.node) or any(map(places.hold, addresses))
 
 
 def _surroundings(endpoint: KnownEndpoint) -> Iterator[tuple[int, int]]:
-    """For EndpointPlaces."""
+    """Keys of an address for EndpointPlaces."""
     for prefix in endpoint.prefixes:
         if (found := number_of(prefix.partition("/")[0])) is not None:
             yield found[0], found[1] >> NEAR[found[0]]
 
 
 def _located(row: KnownEndpoint | KnownEndpointSlice) -> list[tuple[str, str]]:
-    """All that EndpointPlaces reads of an object."""
+    """The fields of an object that EndpointPlaces reads."""
     return [(one.node, one.addresses) for one in row.endpoints]
 
 
 def _insert(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
-    """Put a key into an index; whether it is the first at its place."""
+    """Insert a key into an index. Returns whether it is the first at its place."""
     keys = index.get(place)
     if keys is None:
         index[place] = [key]
@@ -363,7 +367,7 @@ def _insert(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
 
 
 def _remove(index: dict[Place, list[Key]], place: Place, key: Key) -> bool:
-    """Take a key out of an index; whether it was the last at its place."""
+    """Remove a key from an index. Returns whether it was the last at its place."""
     keys = index.get(place)
     at = bisect_left(keys, key) if keys else 0
     if not keys or at == len(keys) or keys[at] != key:

@@ -1,4 +1,4 @@
-"""A node as its Node and CiliumNode objects describe it.
+"""Parses Node and CiliumNode objects.
 
 Source: Cilium 1.17, ParseNode and ParseCiliumNode; texts of faults are Cilium's.
 """
@@ -97,7 +97,7 @@ class RulePeerSettings(Settings, frozen=True):
 
 
 class RulePeers(msgspec.Struct, frozen=True):
-    """What rules of policies select besides pods by their labels."""
+    """What policies may select in addition to pods by labels."""
 
     nodes_by_labels: bool
     nodes_by_cidr: bool
@@ -111,7 +111,7 @@ def rule_peers(settings: RulePeerSettings) -> RulePeers:
 
 
 CILIUM_ANNOTATION: Final = re.compile(r"^([A-Za-z0-9]+\.)*cilium.io/")
-"""Annotations of a Node that count (the dot of ``cilium.io`` is any character, as in Cilium)."""
+"""Annotations of a Node that count (the dot of ``cilium.io`` matches any character, as in Cilium)."""
 
 _KEY: Final = re.compile(r"[0-9]+")
 _CIDR: Final = re.compile(r"[0-9A-Fa-f:.]+/[0-9]{1,3}")
@@ -125,7 +125,7 @@ WIREGUARD_KEY: Final = "wg-pub-key"
 
 
 class NodeFault(msgspec.Struct, frozen=True):
-    """What is wrong with an object, as it is logged; the rest of the object counts."""
+    """A fault of an object, as logged; the rest of the object counts."""
 
     level: Literal["warning", "error"]
     text: str
@@ -133,7 +133,7 @@ class NodeFault(msgspec.Struct, frozen=True):
 
 
 class ParsedNode(msgspec.Struct, kw_only=True):
-    """The node in an object; empty where there is none."""
+    """The node in an object; empty fields where the object has none."""
 
     addresses: list[NodeIP] = msgspec.field(default_factory=list)
     cidrs: dict[Family, list[IPNetwork]] = msgspec.field(
@@ -147,9 +147,9 @@ class ParsedNode(msgspec.Struct, kw_only=True):
 
 
 def annotation(annotations: Mapping[str, str], name: str) -> str:
-    """The value under the key of today, else under the old one; empty when neither is there.
+    """The value of the current key, otherwise of the old one; empty if neither exists.
 
-    The first key that is present wins, even when its value is empty.
+    The first key that exists has precedence, even with an empty value.
     """
     for prefix in ("network.cilium.io/", "io.cilium.network."):
         if (value := annotations.get(prefix + name)) is not None:
@@ -158,10 +158,10 @@ def annotation(annotations: Mapping[str, str], name: str) -> str:
 
 
 def parse_node(node: Node, *, annotations: bool = False) -> ParsedNode:
-    """A Node: its addresses, and the ranges in its spec.
+    """Parse a Node: its addresses, and the ranges in its spec.
 
-    ``annotations`` (the option annotate-k8s-node): a range that is missing in the spec is taken from the
-    annotations, and so are the addresses of health, ingress and router and the encryption key.
+    ``annotations`` (the option annotate-k8s-node): a range that is missing in the spec is read from the
+    annotations, as are the encryption key and the addresses of health, ingress and router.
     """
     found = ParsedNode()
     for address in node.status.addresses or ():
@@ -190,7 +190,7 @@ def _spec_cidrs(node: Node, faults: list[NodeFault]) -> Iterable[str]:
 
 
 def _annotated(given: Mapping[str, str], found: ParsedNode) -> None:
-    """Fill in from annotations what is missing in the spec."""
+    """Add fields from annotations that are missing in the spec."""
     for family, name in ((Family.IPV4, IPV4_CIDR), (Family.IPV6, IPV6_CIDR)):
         text = annotation(given, name)
         if found.cidrs[family] or not text:
@@ -227,9 +227,9 @@ def _of(family: Family, text: str, faults: list[NodeFault]) -> list[IPAddress]:
 
 
 def parse_cilium_node(node: CiliumNode) -> ParsedNode:
-    """A CiliumNode: addresses, ranges (those of podCIDRs, then those of pools), health, ingress.
+    """Parse a CiliumNode: addresses, ranges (podCIDRs, then pools), health, ingress.
 
-    Invalid addresses and ranges are skipped without a line, as in Cilium: agents and the operator write it.
+    Invalid addresses and ranges are skipped silently, as in Cilium: agents and the operator write the object.
     """
     found = ParsedNode(encryption_key=node.spec.encryption.key & 0xFF)
     for address in node.spec.addresses or ():
@@ -247,7 +247,7 @@ def parse_cilium_node(node: CiliumNode) -> ParsedNode:
 
 
 def parse_cidr(text: str) -> IPNetwork | None:
-    """``address/bits``, without the bits of hosts; None for what is none (Go's net.ParseCIDR)."""
+    """``address/bits`` without host bits; None if it is invalid (Go's net.ParseCIDR)."""
     if not _CIDR.fullmatch(text):
         return None
     try:
@@ -257,7 +257,7 @@ def parse_cidr(text: str) -> IPNetwork | None:
 
 
 def parse_ip(text: str) -> IPAddress | None:
-    """An address without a zone; None for what is none (Go's net.ParseIP)."""
+    """An address without a zone; None if it is invalid (Go's net.ParseIP)."""
     try:
         return None if "%" in text else ip_address(text)
     except ValueError:
@@ -269,33 +269,34 @@ def parse_ip(text: str) -> IPAddress | None:
 # Controller: Nodes and CiliumNodes in, rows of the table ``nodes`` out.
 
 DECIDED_IN_CILIUM_NODES: Final = frozenset({"cluster-pool", "multi-pool"})
-"""IPAM modes in which a range counts as a node's by its CiliumNode alone: Kubernetes may have given the node
-another one, which the operator gives to others."""
+"""IPAM modes in which a node's ranges are those of its CiliumNode: Kubernetes may have assigned the node
+another one, which the operator assigns to others.
+"""
 
 
 class NodeReader:
-    """Reads objects as the settings say."""
+    """Parses objects as the settings require."""
 
     def __init__(self, cluster: str, ipam_mode: str, settings: NodeSettings) -> None:
         self._cluster = cluster
         self._cidrs_of_nodes = ipam_mode not in DECIDED_IN_CILIUM_NODES
         self._settings = settings
         self.annotates = settings.annotate_k8s_node
-        """Whether annotations of Node objects count, and this node has some."""
+        """Whether annotations of Node objects count, and this node writes some."""
 
     def parse(self, node: Node) -> ParsedNode:
-        """The node in a Node, with what is wrong in it."""
+        """The node in a Node, with its faults."""
         parsed = parse_node(node, annotations=self.annotates)
         if not self._cidrs_of_nodes:
             parsed.cidrs = {Family.IPV4: [], Family.IPV6: []}
         return parsed
 
     def labels(self, node: Node) -> dict[str, str]:
-        """Those of its labels that count."""
+        """Its labels that count."""
         return self._settings.chosen_labels(node.labels)
 
     def read(self, node: Node | None, cilium: CiliumNode | None) -> ClusterNode:
-        """The row of a node that has one of the two objects, or both."""
+        """The row of a node from either or both of its objects."""
         parsed = parse_cilium_node(cilium) if cilium is not None else ParsedNode()
         refused: tuple[str, ...] = ()
         if node is not None:
@@ -332,10 +333,10 @@ class NodeReader:
 
 
 def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
-    """A node as a store has it, without addresses and ranges that its objects have not.
+    """A node of the kvstore, without addresses and ranges that its objects do not confirm.
 
-    Every agent may write every key of the store; CiliumNodes and Nodes are their own agent's, the
-    operator's and the kubelet's.
+    Every agent may write every key of the store; CiliumNodes and Nodes are written by their own agent, the
+    operator and the kubelet.
     """
     if known is None:
         return shared
@@ -358,9 +359,9 @@ def shared_node(shared: ClusterNode, known: ClusterNode | None) -> ClusterNode:
 def _confirmed_ranges(
     claimed: Mapping[Family, Iterable[IPNetwork]], known: Mapping[Family, Sequence[IPNetwork]], where: str
 ) -> tuple[dict[Family, list[IPNetwork]], tuple[str, ...]]:
-    """The ranges that lie in known ones of their family, if there are any; and what is refused.
+    """The ranges inside ``known`` ones of their family, if there are any, and the refused ones.
 
-    Where none is left, the known ones count.
+    If none remains, the known ones count.
     """
     confirmed: dict[Family, list[IPNetwork]] = {}
     refused: list[IPNetwork] = []
@@ -373,7 +374,7 @@ def _confirmed_ranges(
 
 
 def _contains(outer: IPNetwork, inner: IPNetwork) -> bool:
-    """Whether a network lies in another one."""
+    """Whether a network contains another one."""
     if isinstance(outer, IPv4Network) and isinstance(inner, IPv4Network):
         return inner.subnet_of(outer)
     return isinstance(outer, IPv6Network) and isinstance(inner, IPv6Network) and inner.subnet_of(outer)
@@ -382,10 +383,10 @@ def _contains(outer: IPNetwork, inner: IPNetwork) -> bool:
 def _confirmed(
     claimed: Iterable[NodeIP], known: Iterable[NodeIP], where: str
 ) -> tuple[list[NodeIP], tuple[str, ...]]:
-    """The addresses that the source of ``known`` has, too, and what is refused.
+    """The addresses that the source of ``known`` also has, and the refused ones.
 
-    A node's agent writes its CiliumNode, the kubelet its Node, which states all addresses of a family, or
-    none: then the agent's count. Where none of a family is left, those of ``known`` count.
+    A node's agent writes its CiliumNode, the kubelet its Node, which has all addresses of a family or none:
+    then the agent's count. If none of a family remains, those of ``known`` count.
     """
     own = [each for each in known if each.type != CILIUM_INTERNAL_IP]
     families = {each.ip.version for each in own}
@@ -404,14 +405,14 @@ def _confirmed(
 
 
 def annotations_of(found: Node | CiliumNode | None) -> dict[str, str]:
-    """The annotations that are Cilium's."""
+    """Cilium's annotations."""
     if found is None:
         return {}
     return {key: value for key, value in found.annotations.items() if CILIUM_ANNOTATION.match(key)}
 
 
 def filled(first: ParsedNode, second: ParsedNode) -> ParsedNode:
-    """The fields of the first one, and those of the second one where they are empty."""
+    """The fields of the first node; empty ones from the second."""
     return ParsedNode(
         addresses=first.addresses or second.addresses,
         cidrs={family: first.cidrs[family] or second.cidrs[family] for family in Family},

@@ -1,9 +1,9 @@
-"""This node's CiliumNode: what other agents and the operator know of it.
+"""This node's CiliumNode, which other agents and the operator read.
 
-Reconciler: this node's row and its Node object in, the CiliumNode out: made, corrected, made anew.
-        The table ``ciliumnode`` is what it should say, also where there is no API server.
-        In IPAM mode multi-pool it asks for addresses of pools and gives ranges back, as in Ipam's table.
-Source: Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResource.
+Reconciler: this node's row and its Node object in, the CiliumNode out: created, updated, recreated. The table
+            ``ciliumnode`` has its desired contents, even without an API server. In IPAM mode multi-pool, it
+            requests addresses of pools and releases ranges, as Ipam's table requires.
+Source:     Cilium 1.17, NodeDiscovery.UpdateCiliumNodeResource and mutateNodeResource.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from lifecycle import Jobs, Logger, Table, Tables, minutes
 
 Body = dict[str, Any]
 PATIENCE: Final = 10.0
-"""Seconds to wait for the Node objects before the CiliumNode is made without an owner, who is added later."""
+"""Seconds to wait for Node objects before the CiliumNode is created without its owner, which is added later.
+"""
 AGAIN: Final = minutes(10)
-"""How often it is looked at, besides every change."""
+"""Interval of comparisons, in addition to those at changes."""
 
 
 def wanted(local: ClusterNode, node: Node | None, mode: str) -> Body:
-    """The contents of this node's CiliumNode, as far as its agent decides them.
+    """The fields of this node's CiliumNode that its agent owns.
 
-    Ranges are the agent's to write in mode kubernetes alone: in cluster-pool they are the operator's.
+    The agent writes ranges in mode kubernetes only: in cluster-pool the operator does.
     """
     spec: Body = {
         "addresses": [{"type": each.type, "ip": str(each.ip)} for each in local.addresses],
@@ -78,11 +79,11 @@ def _pair(addresses: tuple[IPAddress, ...]) -> Body:
 def merged(
     live: Body, want: Body, families: set[Family], requests: Collection[PoolRequest] | None = None
 ) -> Body | None:
-    """The object with what the agent decides put in; None when it has that already.
+    """The object with the agent's fields; None if it has them already.
 
-    What others write stays: the operator's ranges and pools, annotations that are not Cilium's. The router's
-    address stays, too, while this agent has not found its own. Owner, labels and annotations of Cilium are
-    the Node's alone, once that is known: selectors of nodes go by them.
+    Fields of others are kept: the operator's ranges and pools, annotations that are not Cilium's; also the
+    router's address while this agent has no router yet. Owner, labels and annotations of Cilium are copied
+    from the Node once it is known, as node selectors use them.
     """
     found = deepcopy(live)
     metadata, spec = found.setdefault("metadata", {}), found.setdefault("spec", {})
@@ -136,7 +137,7 @@ def asked(requests: Iterable[PoolRequest]) -> list[Body]:
 
 
 def with_pools(body: Body, requests: Collection[PoolRequest]) -> Body:
-    """A CiliumNode that asks for these addresses, without the ranges that are given back."""
+    """A CiliumNode that requests these addresses, without the ranges that are released."""
     found = deepcopy(body)
     ipam = found["spec"]["ipam"] = dict(found["spec"].get("ipam") or {})
     pools = ipam["pools"] = dict(ipam.get("pools") or {})
@@ -159,7 +160,7 @@ def with_pools(body: Body, requests: Collection[PoolRequest]) -> Body:
 
 
 def with_ranges(body: Body, ranges: Iterable[PodRange], requests: Collection[PoolRequest]) -> Body:
-    """A CiliumNode that is made: it holds the ranges of the addresses that this node's pods have."""
+    """A new CiliumNode with the ranges of the addresses of this node's pods."""
     released = {(one.pool, network) for one in requests for network in one.released}
     by_pool: dict[str, list[str]] = {}
     for row in sorted(ranges, key=lambda row: (row.pool, row.network.version, str(row.network))):
@@ -180,7 +181,7 @@ def _counts(requested: Iterable[Body]) -> dict[str, tuple[int, int]]:
 
 
 class OwnCiliumNode:
-    """What this node's CiliumNode should say, but for its pools."""
+    """The desired contents of this node's CiliumNode, without its pools."""
 
     def __init__(
         self,
@@ -202,17 +203,17 @@ class OwnCiliumNode:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Of this node's objects."""
+        """The key of this node's objects."""
         return ("", self._agent.node_name)
 
     @property
     def families(self) -> set[Family]:
-        """Those that are on."""
+        """The enabled address families."""
         on = {Family.IPV4: self._agent.ipv4, Family.IPV6: self._agent.ipv6}
         return {family for family, enabled in on.items() if enabled}
 
     def follow(self, jobs: Jobs, look: Callable[[object], Awaitable[None]]) -> None:
-        """Call ``look`` whenever it may have changed."""
+        """Call ``look`` whenever the contents may have changed."""
         own_node = self._nodes.filter(lambda row: row.key == self.key, name="own-node-watched")
         jobs.observe("publish this node", self._store.table.changes, look)
         jobs.observe("publish addresses", self._addresses.table.changes, look)
@@ -234,7 +235,7 @@ class OwnCiliumNode:
         return msgspec.convert(wanted(local, None, self._mode), CiliumNode)
 
     def _local(self) -> ClusterNode:
-        """This node's row; before its router is there, what is known of it."""
+        """This node's row; before the router exists, the part that is known."""
         row = self._store.table.get(f"{self._agent.cluster_name}/{self._agent.node_name}")
         return row or local_node(
             self._agent.node_name,
@@ -250,7 +251,7 @@ class OwnCiliumNode:
 
 
 class RequestedPools(msgspec.Struct, frozen=True):
-    """What this node asks of pools, and has of them; empty in other IPAM modes than multi-pool."""
+    """Requested and assigned pools of this node; empty unless the IPAM mode is multi-pool."""
 
     requests: Table[str, PoolRequest] | None
     ranges: Table[IPNetwork, PodRange]
@@ -259,12 +260,12 @@ class RequestedPools(msgspec.Struct, frozen=True):
 def requested_pools(
     ipam: PodAddressing, requests: Table[str, PoolRequest] | None, ranges: Table[IPNetwork, PodRange]
 ) -> RequestedPools:
-    """As Ipam has them."""
+    """The requests of Ipam."""
     return RequestedPools(requests if ipam.pooled else None, ranges)
 
 
 class CiliumNodePublisher:
-    """Keeps the object as it should be, for ever."""
+    """Keeps the CiliumNode equal to its desired contents."""
 
     def __init__(
         self,
@@ -298,12 +299,15 @@ class CiliumNodePublisher:
         self._timer.trigger()
 
     async def _ask(self, _: object) -> None:
-        """Write what is asked of pools, and look again after a while: requests come with every few pods."""
+        """Write requests for pools, and compare again after a pause, as every few pods change them."""
         self._timer.trigger()
         await anyio.sleep(self._rate)
 
     async def _write(self) -> None:
-        """Update the object if it differs from what is wanted. Raises KubernetesError: it is tried again."""
+        """Update the object if it differs from the desired contents.
+
+        Raises KubernetesError; the job repeats it.
+        """
         if not self._api.enabled:
             return
         await self._api.reachable()
