@@ -115,7 +115,7 @@ class Known(msgspec.Struct, frozen=True):
 def resolved(rows: Collection[PrefixLabels], known: Known) -> tuple[str, ...] | None:
     """The sorted labels of the prefix's identity; None if it keeps the identity of its claims.
 
-    It keeps that without labels, for a pod, and for this node, whose identity gets the labels: see
+    It keeps that without labels, for a pod, and for this node, as its identity gets the labels: see
     labels_of().
     """
     overriding = sorted(row.resource for row in rows if row.override)
