@@ -81,7 +81,7 @@ def merged(
 ) -> Body | None:
     """The object with the agent's fields; None if it has them already.
 
-    Fields of others are kept: the operator's ranges and pools, annotations that are not Cilium's; also the
+    Fields of others stay: the operator's ranges and pools, annotations that are not Cilium's; also the
     router's address while this agent has no router yet. Owner, labels and annotations of Cilium are copied
     from the Node once it is known, as node selectors use them.
     """
