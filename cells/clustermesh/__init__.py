@@ -222,7 +222,6 @@ class ClusterMesh:
         agent: AgentConfig,
         mesh: MeshTables,
         claims: RemoteClaims,
-        numbers: ClusterNumbers,
         store: KVStore,
         resources: Resources,
         modes: list[Member[ChainingMode]],
@@ -238,7 +237,7 @@ class ClusterMesh:
 
         self._mesh = mesh
         self._own = agent.cluster_name
-        self._numbers = numbers
+        self._numbers = ClusterNumbers.of_agent(agent)
         self._store = store
         self._claims = claims
         self._gates = mesh.gates

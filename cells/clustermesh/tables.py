@@ -353,7 +353,7 @@ def mesh_services(mesh: MeshTables, tables: Tables) -> MeshServices:
 
 
 cell = module(
-    "clustermesh-tables",
+    "mesh-tables",
     "What is known of remote clusters",
     config(MeshSettings),
     provide(MeshTables, mesh_nodes, mesh_services, known_clusters),

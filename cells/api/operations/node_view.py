@@ -253,7 +253,7 @@ class StatusView:
             version=version,
             revision=revision,
             cluster_name=self._config.cluster_name,
-            identities=ClusterNumbers(self._config.cluster_id, self._config.max_connected_clusters).own,
+            identities=ClusterNumbers.of_agent(self._config).own,
             node_name=self._config.node_name,
             node=self._summary.node(),
             node_ips=self._addresses.all(),

@@ -16,6 +16,7 @@ from cells.cluster.allocation.keys import KVStoreAllocator, KVStoreIdentityWatch
 from cells.cluster.allocation.objects import CiliumIdentityAllocator, CiliumIdentityWatch
 from cells.cluster.identity.identities import ClusterAllocator, Identities, NodeAllocator
 from cells.cluster.identity.numbers import CLUSTER, ClusterNumbers
+from cells.config import AgentConfig
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.kubernetes.settings import ObjectSource
@@ -115,13 +116,18 @@ def identity_objects(
     settings: AllocationSettings,
     api: KubernetesAPI,
     table: Table[tuple[str, str], CiliumIdentity],
-    numbers: ClusterNumbers,
+    agent: AgentConfig,
     health: Health,
     log: Logger,
 ) -> CiliumIdentityAllocator:
     """Numbers by objects; used where there is an API server."""
     return CiliumIdentityAllocator(
-        api, table, numbers, settings.identity_change_grace_period, health=health.child("allocate"), log=log
+        api,
+        table,
+        ClusterNumbers.of_agent(agent),
+        settings.identity_change_grace_period,
+        health=health.child("allocate"),
+        log=log,
     )
 
 
@@ -130,7 +136,7 @@ def identity_keys(
     store: KVStore,
     shared: SharedIdentities,
     addresses: Table[Family, NodeAddress],
-    numbers: ClusterNumbers,
+    agent: AgentConfig,
     health: Health,
     log: Logger,
 ) -> KVStoreAllocator:
@@ -141,7 +147,9 @@ def identity_keys(
         return str(own[0]) if own else ""
 
     grace = settings.identity_change_grace_period
-    return KVStoreAllocator(store, shared, node, numbers, grace, health=health.child("allocate"), log=log)
+    return KVStoreAllocator(
+        store, shared, node, ClusterNumbers.of_agent(agent), grace, health=health.child("allocate"), log=log
+    )
 
 
 def mode(settings: AllocationSettings, store: KVStore, lifecycle: Lifecycle, log: Logger) -> AllocationMode:
@@ -163,7 +171,7 @@ def cluster_allocator(
     objects: CiliumIdentityAllocator,
     keys: KVStoreAllocator,
     store: KVStore,
-    numbers: ClusterNumbers,
+    agent: AgentConfig,
     lifecycle: Lifecycle,
 ) -> ClusterAllocator:
     """The allocator that agrees with the other nodes; this node alone with neither kvstore nor API server."""
@@ -182,7 +190,7 @@ def cluster_allocator(
         return keys
     if served:
         return objects
-    given = numbers.given
+    given = ClusterNumbers.of_agent(agent).given
     return NodeAllocator(given, given.start - CLUSTER.start + allocation.first_identity)
 
 

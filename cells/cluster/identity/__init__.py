@@ -47,7 +47,7 @@ from cells.cluster.identity.numbers import (
 from cells.config import AgentConfig
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
-from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, group, module, provide
+from lifecycle import Change, Hook, Jobs, Lifecycle, Logger, Member, Table, config, module, provide
 from lifecycle.settings import read_regular
 
 __all__ = ["KernelNumbers", "cell"]
@@ -238,14 +238,9 @@ def known_identities(
     return found
 
 
-def cluster_numbers(agent: AgentConfig) -> ClusterNumbers:
-    """Which numbers this cluster's identities have."""
-    return ClusterNumbers(agent.cluster_id, agent.max_connected_clusters)
-
-
-def allocator(cluster: ClusterAllocator | None, numbers: ClusterNumbers) -> IdentityAllocator:
+def allocator(cluster: ClusterAllocator | None, agent: AgentConfig) -> IdentityAllocator:
     """Allocates pods' identities: the cluster's allocator, or this node's."""
-    return cluster or NodeAllocator(numbers.given)
+    return cluster or NodeAllocator(ClusterNumbers.of_agent(agent).given)
 
 
 def identity_metrics(identities: Identities) -> Member[Collector]:
@@ -258,13 +253,10 @@ def identity_metrics(identities: Identities) -> Member[Collector]:
     return Collector("identity", collect)
 
 
-cell = group(
-    module("identity-numbers", "Which numbers this cluster's identities have", provide(cluster_numbers)),
-    module(
-        "identity",
-        "Security identities of sets of labels",
-        config(IdentitySettings),
-        provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
-        provide(identity_metrics, agent_namespace),
-    ),
+cell = module(
+    "identity",
+    "Security identities of sets of labels",
+    config(IdentitySettings),
+    provide(identities, allocator, configured_filter, KernelNumbers, known_identities),
+    provide(identity_metrics, agent_namespace),
 )

@@ -3,6 +3,8 @@
 Source: Cilium 1.17, numeric identities and their scopes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final
@@ -10,6 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.base.labels import RESERVED, parse
+from cells.config import AgentConfig
 
 __all__ = [
     "CLUSTER",
@@ -84,6 +87,11 @@ class ClusterNumbers(msgspec.Struct, frozen=True):
     """0: in no mesh."""
     most_clusters: int = 255
     """255, or 511: then an id has one bit more, and the number within the cluster one bit less."""
+
+    @classmethod
+    def of_agent(cls, agent: AgentConfig) -> ClusterNumbers:
+        """Those of the cluster that the agent is in."""
+        return cls(agent.cluster_id, agent.max_connected_clusters)
 
     def of(self, cluster_id: int) -> range:
         """All numbers that may be of that cluster's pods."""

@@ -15,7 +15,7 @@ import structlog
 from cells import clustermesh, kubernetes, kvstore
 from cells.cluster import ipcache
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
-from cells.cluster.identity.numbers import CLUSTER, ClusterNumbers
+from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
 from cells.cluster.nodes import MeshNodes
 from cells.cluster.nodes.node import ClusterNode
@@ -222,7 +222,6 @@ async def mesh(
         clustermesh.cell,
         supply(known),
         supply(nodes, type=ReadTable[str, ClusterNode]),
-        supply(ClusterNumbers(1, most)),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
         replace(IpcacheTarget, (kernel or FakeIpcacheMap()).target),
         invoke(needed),
