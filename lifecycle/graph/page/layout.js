@@ -1,7 +1,7 @@
 // A layered drawing: rows from what needs nothing to what needs most, few crossings, straight long arrows.
 // After Sugiyama: rows of bounded length, barycentres against crossings, least squares for the places.
 
-const CELL = { width: 300, gap: 12 };
+const CELL = { width: 300, gap: 8 };
 const BEND = { width: 4, gap: 4 }; // the room a passing arrow takes in a row
 const ROW = { near: 26, far: 80 }; // between rows; more where many arrows pass
 const MANY = 200; // cells that no window shows with legible names
