@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 import anyio
@@ -223,18 +224,19 @@ class KVStoreAllocator(AgreedNumbers):
         self._written[key] = str(number)
 
     def _free(self, labels: Labels, previous: int) -> Iterator[int]:
-        """Numbers to try: the previous one, then some at random, that other nodes may not try as well."""
+        """Numbers to try: the previous one, then some from a random one on, so that nodes try others."""
         there = self._shared.table
         for number in self._preferred(labels, previous):
             if number in self._span.own and str(number) not in there and self._may_take(labels, number):
                 yield number
-        tried = 0
-        while tried < ATTEMPTS:
-            number = random.choice(self._span.given)  # noqa: S311  # spreads nodes over the numbers
-            if str(number) in there or number in self._held or not self._may_take(labels, number):
-                continue
-            tried += 1
-            yield number
+        given = self._span.given
+        first = random.randrange(len(given))  # noqa: S311  # guards no secret
+        free = (
+            number
+            for number in chain(given[first:], given[:first])
+            if str(number) not in there and number not in self._held and self._may_take(labels, number)
+        )
+        yield from islice(free, ATTEMPTS)
 
 
 # Identities of the kvstore to rows of the table ``identities``; and what is in use here keeps its keys.

@@ -7,7 +7,7 @@ import pytest
 
 from cells.cluster.allocation.keys import encode
 from cells.cluster.identity.identities import Identities
-from cells.cluster.identity.numbers import CLUSTER
+from cells.cluster.identity.numbers import CLUSTER, ClusterNumbers
 from lifecycle import StartError
 from tests.integration.kvstore.agreeing import STATE, agent, keys, until
 from tests.support.etcd import Etcd
@@ -54,6 +54,29 @@ async def test_a_node_knows_what_the_others_numbers_stand_for(etcd: Etcd) -> Non
         await until(lambda: other.get(4711))
         etcd.delete(f"{STATE}id/4711")
         await until(lambda: other.get(4711) is None)
+
+
+async def test_labels_wait_while_every_free_number_is_in_the_kernels_maps(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("given", "own"):
+        monkeypatch.setattr(ClusterNumbers, name, range(256, 259))
+    etcd.put(f"{STATE}id/256", "k8s:app=other;")
+    async with agent(etcd) as identities, anyio.create_task_group() as tasks:
+        await until(lambda: identities.get(256))
+        for number in (257, 258):
+            identities.hold(number)
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.append((await identities.acquire(WEB)).id)
+
+        tasks.start_soon(ask)
+        await until(lambda: keys(etcd, "locks"))
+        await until(lambda: not keys(etcd, "locks"))
+        assert not found
+        identities.unhold(258)
+        await until(lambda: found == [258])
 
 
 async def test_the_key_of_a_node_is_deleted_with_the_last_use_and_the_identity_stays(etcd: Etcd) -> None:
