@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from cells.services import MAGLEV_SIZES, Backend, BackendState, Seed
+from cells.services.model.backends import addresses_of
 
 __all__ = ["MaglevBackend", "MaglevTables", "fill"]
 
@@ -78,8 +79,18 @@ class MaglevTables:
     def __init__(self, size: int, seed: Seed) -> None:
         self._size = size
         self._seed = seed
+        self._last: tuple[Sequence[Backend], Sequence[int], bytes] = ((), (), b"")
 
     def __call__(self, backends: Sequence[Backend], ids: Mapping[bytes, int]) -> bytes:
-        """The table over some backends, by their numbers."""
-        candidates = [MaglevBackend(name_of(one), ids[one.address], one.weight) for one in backends]
-        return fill(candidates, self._size, self._seed.names)
+        """The table over some backends, by their numbers: the last one, where those are the same."""
+        last, their_numbers, table = self._last
+        numbers = [ids[one] for one in addresses_of(backends)]
+        if table and numbers == their_numbers and backends == last:
+            return table
+        candidates = [
+            MaglevBackend(name_of(one), number, one.weight)
+            for one, number in zip(backends, numbers, strict=True)
+        ]
+        table = fill(candidates, self._size, self._seed.names)
+        self._last = (backends, numbers, table)
+        return table

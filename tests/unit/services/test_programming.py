@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
@@ -189,6 +190,20 @@ async def test_a_backend_that_was_removed_with_an_error_is_written_again_once_it
     assert {key: set(addresses) for key, addresses in (await node.leads_to()).items()} == {
         both.key: {each.address for each in both.backends}
     }
+
+
+async def test_a_look_up_table_names_the_numbers_that_backends_have_now() -> None:
+    node = Node(bpf_lb_algorithm="maglev", bpf_lb_external_clusterip=True)
+    one = frontend(1, [backend(1), backend(2)])
+    await node.started([one])
+    for _ in range(2):  # a backend that comes back has another number
+        restored = read(await node.maps.dump(), (4, 6))
+        (table,) = (value for where, value in node.maps.entries.items() if where.map in LOOK_UP_TABLES)
+        assert {number for (number,) in struct.iter_unpack("<I", table)} == set(restored.backends)
+        numbers = set(restored.backends)
+        await node.target.drop([one.key])
+        await node.target.put({one.key: one})
+        assert numbers.isdisjoint(read(await node.maps.dump(), (4, 6)).backends)
 
 
 async def test_look_up_tables_that_others_delete_come_back_in_the_time_that_they_took_at_first() -> None:
