@@ -7,6 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+DIFFERENT_KEYS: Final = {
+    "prometheus-serve-addr": "metrics of agents are served by default",
+    "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
+    "set-cilium-is-up-condition": "false is said, since left out it would mean true",
+    "remove-cilium-node-taints": "false is said, since left out it would mean true",
+}
+"""Keys of the ConfigMap, and why their texts differ."""
 KINDS: Final = (
     *("DaemonSet", "Deployment", "ServiceAccount"),
     *("ServiceMonitor", "PodDisruptionBudget", "ResourceQuota"),
@@ -118,3 +125,24 @@ def compared(objects: Mapping[str, Any]) -> set[str]:
 def why(key: str, place: str) -> str | None:
     """Why a place may differ."""
     return next((reason for pattern, reason in DIFFERENT if re.search(pattern, f"{key}:{place}")), None)
+
+
+def recorded_places(of: list[str] | str) -> set[str]:
+    """The places where Cilium's changes, written as ours."""
+    if isinstance(of, str):
+        return {""}
+    found = set()
+    for one in of:
+        named = re.sub(r"\[(?:name|mountPath)=([^\]]*)\]", lambda at: f"[{at[1].replace('/', '~1')}]", one)
+        within = "/spec/template/" if named.startswith("pod:") else "/spec/template/spec/"
+        found.add(named if named.startswith("/") else within + named.removeprefix("pod:"))
+    return found
+
+
+def within(place: str, others: set[str]) -> bool:
+    """Whether one is about the same place, a part of it, or the whole that it is a part of."""
+    plain = place.replace("~1", "/")
+    return any(
+        plain.startswith(other) or other.startswith(plain)
+        for other in (one.replace("~1", "/") for one in others)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.support.recordings import recordings
 
 DATA = recordings("helm")
 NAMES = sorted(path.stem for path in DATA.glob("*.json") if path.stem not in {"default", "effects"})
+EFFECTS: dict[str, Any] = json.loads((DATA / "effects.json").read_text())
+"""What each value of Cilium's chart changes alone."""
 CONFIG = "ConfigMap/cilium-config"
 OF_INIT = {"clean-cilium-state", "clean-cilium-bpf-state", "cni-uninstall"}
 """Keys that containers read which come before the agent, or go after it."""
@@ -37,12 +40,42 @@ def asked(name: str) -> dict[str, Any]:
 
 
 @cache
+def served(name: str) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+    """What our chart makes of the values of a set that it takes, and the paths of the others, without which.
+
+    Nothing, where it takes none of them.
+    """
+    given, left = asked(name), set[str]()
+    while True:
+        found = _rendered(name, given)
+        if not isinstance(found, str):
+            return found, frozenset(left)
+        refused = re.search(r"\): ([\w.]+)[:=]", found)
+        if refused is None or not _removed(given, refused[1]):
+            return {}, frozenset(left)
+        left.add(refused[1])
+
+
+def _removed(given: dict[str, Any], path: str) -> bool:
+    """Whether a value was there, and is removed."""
+    *above, last = path.split(".")
+    at: Any = given
+    for step in above:
+        at = at.get(step) if isinstance(at, dict) else None
+    return isinstance(at, dict) and at.pop(last, ...) is not ...
+
+
+@cache
 def rendered(name: str) -> dict[str, dict[str, Any]] | str:
     """What our chart makes of the set, or why it refuses."""
+    return _rendered(name, asked(name))
+
+
+def _rendered(name: str, given: dict[str, Any]) -> dict[str, dict[str, Any]] | str:
     how = load(name).get("rendered_with") or {}
     try:
         return chart.objects(
-            asked(name),
+            given,
             namespace=how.get("namespace", "kube-system"),
             release=how.get("release", "cilium"),
             kubernetes=how.get("kubernetes_version", ""),
@@ -99,6 +132,21 @@ def _at(among: list[Any], step: str) -> int | None:
 def comparable() -> list[str]:
     """The sets that Cilium's chart renders."""
     return [one for one in NAMES if "diff" in load(one)]
+
+
+def recorded_keys(name: str) -> dict[str, str] | None:
+    """The ConfigMap that Cilium's chart renders, None for none."""
+    default = load("default")["rendered"][CONFIG]["data"]
+    found = dict(default)
+    for pointer, (_, new) in load(name)["diff"].get(CONFIG, {}).items():
+        if not pointer:
+            return None if new == "<absent>" else default if new == "<as in default>" else new["data"]
+        key = pointer.removeprefix("/data/")
+        if new == "<absent>":
+            found.pop(key, None)
+        elif key != pointer:
+            found[key] = new
+    return found
 
 
 @cache

@@ -17,18 +17,21 @@ from cells.operator import LEADER, operator
 from lifecycle import Settings, Sources
 from lifecycle.graph import sections
 from lifecycle.settings.sources import load as load_settings
-from tests.integration.deploy.rendered import CONFIG, NAMES, OF_INIT, known_keys, load, rendered
+from tests.integration.deploy.differences import DIFFERENT_KEYS
+from tests.integration.deploy.rendered import (
+    CONFIG,
+    NAMES,
+    OF_INIT,
+    known_keys,
+    load,
+    recorded_keys,
+    rendered,
+)
 from tests.support import chart
 from tests.support.counts import Count
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
 
-DIFFERENT_KEYS = {
-    "prometheus-serve-addr": "metrics of agents are served by default",
-    "cluster-pool-ipv4-cidr": "an empty list is left out: the operator says that it needs one",
-    "set-cilium-is-up-condition": "false is said, since left out it would mean true",
-    "remove-cilium-node-taints": "false is said, since left out it would mean true",
-}
 RENDERED_HERE = {
     "bad-hubble-own-certs-missing": "certificates of Secrets are taken when they are there",
 }
@@ -38,21 +41,6 @@ RENDERED_HERE = {
 def structs() -> list[type[Settings]]:
     """The settings of agent and operator."""
     return [section.struct for section in sections(agent, operator, *LEADER)]
-
-
-def recorded_keys(name: str) -> dict[str, str] | None:
-    """The ConfigMap that Cilium's chart renders, None for none."""
-    default = load("default")["rendered"][CONFIG]["data"]
-    found = dict(default)
-    for pointer, (_, new) in load(name)["diff"].get(CONFIG, {}).items():
-        if not pointer:
-            return None if new == "<absent>" else default if new == "<as in default>" else new["data"]
-        key = pointer.removeprefix("/data/")
-        if new == "<absent>":
-            found.pop(key, None)
-        elif key != pointer:
-            found[key] = new
-    return found
 
 
 @pytest.mark.parametrize("name", NAMES)

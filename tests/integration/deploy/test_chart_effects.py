@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from tests.integration.deploy.differences import compared, places, why
-from tests.integration.deploy.rendered import CONFIG, DATA, known_keys
+from tests.integration.deploy.differences import compared, places, recorded_places, why, within
+from tests.integration.deploy.rendered import CONFIG, EFFECTS, known_keys
 from tests.support import chart
 from tests.support.counts import Count
 
@@ -59,8 +58,6 @@ DEFAULTS: Final = (
     (r"^hubble\.metrics\.dynamic\.config\.content$", "Cilium's names a metric that there is not"),
 )
 
-RECORDED: Final[dict[str, Any]] = json.loads((DATA / "effects.json").read_text())
-
 
 def nested(path: str, value: Any) -> dict[str, Any]:
     """Values that say this one thing."""
@@ -83,7 +80,7 @@ def merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any]
 @cache
 def context(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What is served of the values that others are tried with, and what is rendered of it."""
-    given: dict[str, Any] = {} if name == "defaults" else copy.deepcopy(RECORDED["contexts"][name])
+    given: dict[str, Any] = {} if name == "defaults" else copy.deepcopy(EFFECTS["contexts"][name])
     hubble = {
         "enabled": True,
         "tls": {"auto": {"enabled": False}},
@@ -117,27 +114,6 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> se
     return {place for place in mine.keys() | other.keys() if mine.get(place) != other.get(place)}
 
 
-def recorded(of: list[str] | str) -> set[str]:
-    """The places where Cilium's changes, written as ours."""
-    if isinstance(of, str):
-        return {""}
-    found = set()
-    for one in of:
-        named = re.sub(r"\[(?:name|mountPath)=([^\]]*)\]", lambda at: f"[{at[1].replace('/', '~1')}]", one)
-        within = "/spec/template/" if named.startswith("pod:") else "/spec/template/spec/"
-        found.add(named if named.startswith("/") else within + named.removeprefix("pod:"))
-    return found
-
-
-def within(place: str, others: set[str]) -> bool:
-    """Whether one is about the same place, a part of it, or the whole that it is a part of."""
-    plain = place.replace("~1", "/")
-    return any(
-        plain.startswith(other) or other.startswith(plain)
-        for other in (one.replace("~1", "/") for one in others)
-    )
-
-
 def reason(key: str, place: str) -> str | None:
     """Why only one of both changes there."""
     explanation = why(key, place) or why(key, f"{place}/")
@@ -148,7 +124,7 @@ def reason(key: str, place: str) -> str | None:
 
 def effects(section: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The values of a section, and what is recorded of each."""
-    for path, effect in RECORDED["values"].items():
+    for path, effect in EFFECTS["values"].items():
         if path.partition(".")[0] == section:
             yield path, effect
 
@@ -163,7 +139,7 @@ WITHOUT_EFFECT: Final = set((chart.CHART / "files" / "without-effect.txt").read_
 SECTIONS: Final = {one.rpartition(".")[0] for one in SERVED}
 
 
-@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in RECORDED["values"]}))
+@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in EFFECTS["values"]}))
 def test_a_value_alone_changes_what_it_changes_in_cilium_s_chart(section: str, count: Count) -> None:
     outcomes: Counter[str] = Counter()
     differences: Counter[str] = Counter()
@@ -223,7 +199,7 @@ def objects(
     """Compare where the other objects change."""
     found: Counter[str] = Counter()
     for key in sorted(compared(before) | compared(after) | compared(effect["other"])):
-        ours, theirs = changed(before, after, key), recorded(effect["other"].get(key, []))
+        ours, theirs = changed(before, after, key), recorded_places(effect["other"].get(key, []))
         for place in ours:
             if within(place, theirs):
                 found["places: equal"] += 1
@@ -242,7 +218,7 @@ def objects(
 def test_defaults_are_those_of_cilium_s_chart_or_differ_for_a_reason(count: Count) -> None:
     outcomes: Counter[str] = Counter()
     own = chart.values()
-    for path, effect in RECORDED["values"].items():
+    for path, effect in EFFECTS["values"].items():
         ours: Any = own
         for step in path.split("."):
             ours = ours.get(step, ...) if isinstance(ours, dict) else ...
@@ -276,7 +252,7 @@ OTHERS: Final[dict[type, Any]] = {
 """Type of a default -> a value of another type."""
 
 
-@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in RECORDED["values"]}))
+@pytest.mark.parametrize("section", sorted({path.partition(".")[0] for path in EFFECTS["values"]}))
 def test_a_value_of_another_type_than_its_default_is_refused(section: str, count: Count) -> None:
     for path, effect in effects(section):
         default = effect["default"]
