@@ -72,7 +72,7 @@ __all__ = [
 
 
 class InvalidFieldMask(ValueError):  # noqa: N818 - the text clients see
-    """A path names no field of the message."""
+    """A path does not name a field of the message."""
 
 
 class WireMessage(msgspec.Struct, kw_only=True, gc=False):
@@ -83,7 +83,7 @@ class WireMessage(msgspec.Struct, kw_only=True, gc=False):
 
 
 class SharedMessage(WireMessage, dict=True, gc=True):
-    """Base of messages that many others hold: `share` has one encoded once."""
+    """Base of messages that many others contain: `share` has one encoded once."""
 
 
 M = TypeVar("M", bound=WireMessage)
@@ -91,7 +91,7 @@ S = TypeVar("S", bound=SharedMessage)
 
 
 def share(message: S) -> S:
-    """Encode the message now, for all messages that will hold it; it must not be changed any more."""
+    """Encode the message now, for all messages that will contain it; it must not be changed any more."""
     data = encode(message)
     message.__dict__["packed"] = varint(len(data)) + data
     return message
@@ -125,7 +125,7 @@ class MessageType(FieldType):
         return from_json(self._cls, value)
 
     def select(self, value: WireMessage | None, mask: MaskTree) -> WireMessage:
-        """A message with the masked fields; there even where `value` is None."""
+        """A message with the selected fields; also if `value` is None."""
         values: dict[str, Any] = {}
         for name, (member, below) in mask.items():
             current = None if value is None else getattr(value, name)
@@ -213,12 +213,12 @@ def _layout(cls: type[WireMessage]) -> _Layout:
 
 
 def members_of(cls: type[WireMessage]) -> tuple[Member, ...]:
-    """The fields of a message in the order of their declaration."""
+    """The fields of a message in order of declaration."""
     return _layout(cls).members
 
 
 def field_packer(cls: type[WireMessage], name: str) -> Callable[[Any], bytes]:
-    """What encodes one field of a message, with its tag: for messages put together from parts."""
+    """The encoder of one field of a message, with its tag: for messages that are assembled from parts."""
     layout = _layout(cls)
     return layout.packers[layout.members.index(layout.by_name[name])]
 
@@ -236,7 +236,7 @@ def encode(message: WireMessage) -> bytes:
 
 
 def _unpacked(member: Member, wire: int, raw: Any) -> list[Any]:
-    """Values of one occurrence of a repeated field, packed or not; none for a foreign wire type."""
+    """Values of one occurrence of a repeated field, packed or not; none for an unexpected wire type."""
     kind = member.type
     if wire == kind.wire:
         return [kind.unpack(raw)]
@@ -250,7 +250,7 @@ def _unpacked(member: Member, wire: int, raw: Any) -> list[Any]:
 
 
 def decode(cls: type[M], data: bytes) -> M:
-    """The message of these bytes; DecodeError when they are malformed."""
+    """Decode a message. Raises DecodeError if the bytes are malformed."""
     layout = _layout(cls)
     values: dict[str, Any] = {}
     for number, wire, raw in read_fields(data):
@@ -268,7 +268,7 @@ def decode(cls: type[M], data: bytes) -> M:
 
 
 def to_json(message: WireMessage) -> dict[str, Any]:
-    """The message as protojson with proto names, for a JSON encoder; defaults are omitted."""
+    """The message as protojson with proto names, for a JSON encoder; without defaults."""
     tree: dict[str, Any] = {}
     for member, value in zip(_layout(type(message)).members, astuple(message), strict=True):
         if not value and (value is None or member.repeated or not member.type.presence):
@@ -279,7 +279,7 @@ def to_json(message: WireMessage) -> dict[str, Any]:
 
 
 def from_json(cls: type[M], tree: object) -> M:
-    """The message of a protojson tree; DecodeError names what it does not know."""
+    """The message of a protojson tree. Raises DecodeError with what it does not know."""
     if not isinstance(tree, dict):
         raise DecodeError(f"invalid {cls.protobuf}: expected an object, got {tree!r}")
     layout = _layout(cls)
@@ -304,7 +304,7 @@ def from_json(cls: type[M], tree: object) -> M:
 
 
 class FieldMask:
-    """Fields of a message that a client asks for; an empty mask is false and keeps all."""
+    """The fields of a message that a client requests; an empty mask is false and selects all."""
 
     def __init__(self, whole: MessageType, tree: MaskTree) -> None:
         self._whole = whole
@@ -312,7 +312,9 @@ class FieldMask:
 
     @classmethod
     def parse(cls, paths: Iterable[str], of: type[WireMessage]) -> Self:
-        """Raise InvalidFieldMask for a path that names no field, or goes into a repeated one or a scalar."""
+        """Raise InvalidFieldMask for a path that does not name a field or enters a repeated field or a
+        scalar.
+        """
         whole, tree = MessageType(of), MaskTree()
         for path in sorted(paths):
             _add_path(tree, whole, path.split("."))
@@ -322,7 +324,7 @@ class FieldMask:
         return bool(self._tree)
 
     def apply(self, message: M) -> M:
-        """A message with the masked fields, and the messages on the way to them even where it lacks them."""
+        """A message with the selected fields, and the messages on their paths even if it lacks them."""
         return self._whole.select(message, self._tree) if self._tree else message  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""Keeps this node's events while the agent runs, if enable-hubble is true.
+"""Stores this node's events while the agent runs, if enable-hubble is true.
 
 Source: Cilium 1.17, options ``enable-hubble`` and ``hubble-*``.
 """
@@ -48,11 +48,11 @@ MONITOR_EVENTS: Final = {
     "l7": 129,
     "agent": 130,
 }
-"""Numbers of kinds of events, by the names that ``hubble-monitor-events`` has for them."""
+"""Numbers of kinds of events, by their names in ``hubble-monitor-events``."""
 
 
 def check_capacity(capacity: int) -> None:
-    """Raise ValueError for a number of events that a ring cannot have: 2^n - 1, n from 1 to 16."""
+    """Raise ValueError for an invalid capacity of a ring: valid are 2^n - 1, n from 1 to 16."""
     if capacity > 0xFFFF:
         raise ValueError(f"invalid capacity: too large: {capacity}")
     if capacity < 1 or capacity & (capacity + 1):
@@ -111,7 +111,7 @@ class HubbleSettings(Settings, frozen=True):
 
 
 class KnownNames(msgspec.Struct, frozen=True):
-    """The agent's tables that flows get their names from."""
+    """The agent's tables with names for flows."""
 
     endpoints: Table[int, Endpoint]
     identities: Table[int, Identity]
@@ -122,7 +122,7 @@ class KnownNames(msgspec.Struct, frozen=True):
 
 
 class FollowedTables(msgspec.Struct, frozen=True):
-    """The agent's tables; their changes become agent events."""
+    """The agent's tables with changes that become agent events."""
 
     endpoints: Table[int, Endpoint]
     realized: Table[int, RealizedPolicy]
@@ -140,7 +140,7 @@ def known_names(
     names: NameStore,
     policies: PolicyView | None,
 ) -> KnownNames:
-    """This agent's."""
+    """This agent's tables with names."""
     return KnownNames(endpoints, identities, ipcache, pods, names, policies)
 
 
@@ -152,12 +152,12 @@ def followed_tables(
     policies: Table[tuple[str, str, str], PolicyObject] | None,
     nodes: Table[tuple[str, str], Node],
 ) -> FollowedTables:
-    """This agent's."""
+    """This agent's tables with changes."""
     return FollowedTables(endpoints, realized, ipcache, services, policies, nodes)
 
 
 class Hubble:
-    """Keeps this node's events while the agent runs, if enable-hubble is true."""
+    """Stores this node's events while the agent runs, if enable-hubble is true."""
 
     def __init__(
         self,
@@ -192,16 +192,16 @@ class Hubble:
         return self._sources.observer if self._sources is not None else None
 
     async def _take(self) -> None:
-        """Take in events until the agent stops. Raises HiveError if the kernel gives no buffers."""
+        """Process events until the agent stops. Raises HiveError if the kernel provides no buffers."""
         if self._sources is not None:
             await self._sources.run(self._events, self._queue_size)
 
 
 @after(AgentReady)
 class AgentNotifications:
-    """Publishes what changes in the agent for the monitor's clients; follows no table while there are none.
+    """Publishes changes in the agent for the monitor's clients; follows tables only while there are clients.
 
-    Hubble makes its own of the same tables, from the start on.
+    Hubble makes its own notifications of the same tables, from the start on.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class AgentNotifications:
                     following = None
 
     async def _follow(self, scope: anyio.CancelScope) -> None:
-        """Publish what changes from now on, until the scope is cancelled."""
+        """Publish changes from now on, until the scope is cancelled."""
         from cells.hubble import notifications as n
 
         of, policies = self._followed, self._policies
@@ -268,5 +268,5 @@ class AgentNotifications:
 
 
 def _later(table: ReadTable[Any, Any]) -> AsyncIterable[list[Change[Any, Any]]]:
-    """What changes from now on."""
+    """Changes from now on."""
     return table.changes(since=table.revision)

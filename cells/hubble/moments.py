@@ -1,10 +1,10 @@
-"""What the agent knows, as the resolver of flows; and what it knew when an event came.
+"""The resolver of flows from the agent's tables, with the names at the time of an event.
 
-A flow may be read long after its event. So the answers that it needs are asked for when the first event of
-its two addresses comes, and are shared by all that follow until one of the agent's tables changes.
+A flow may be read long after its event. So the names are looked up when the first event of its two addresses
+arrives, and shared by all later ones until one of the agent's tables changes.
 
-Socket traces name the process's control group by its number alone, which leads to its pod by
-open_by_handle_at(2), which encodes a group as that number (FILEID_KERNFS), and by kubelet's names of them:
+Socket traces contain only the id of the process's control group. It leads to the pod through
+open_by_handle_at(2), which encodes a group as that id (FILEID_KERNFS), and through kubelet's names of groups:
 ``kubepods/burstable/pod<uid>``, or ``kubepods-burstable-pod<uid>.slice`` with underscores in the UID.
 """
 
@@ -41,14 +41,14 @@ _UID = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-
 
 
 class FrontendIndex:
-    """Services by the addresses of their frontends: followed, for a table has no index of addresses alone."""
+    """Services by addresses of their frontends, as the table has no index of addresses alone."""
 
     def __init__(self) -> None:
         self.revision = 0
         self._services: dict[str, dict[Hashable, tuple[int, FlowService]]] = {}
 
     def follow(self, changes: Sequence[Change[FrontendKey, ServedFrontend]]) -> None:
-        """Take in changes of the table ``services``."""
+        """Process changes of the table ``services``."""
         self.revision += 1
         for change in changes:
             row = change.row or change.old
@@ -71,7 +71,7 @@ class FrontendIndex:
 
 
 class AgentResolver(Resolver):
-    """Answers from the agent's tables as they are."""
+    """Resolves names from the agent's present tables."""
 
     def __init__(self, tables: KnownNames, frontends: FrontendIndex) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class AgentResolver(Resolver):
 
 
 class Moment(Resolver):
-    """The answers that the events of two addresses need, as they were when the first of these came."""
+    """The names for events of two addresses, as they were when the first of these events arrived."""
 
     def __init__(self, resolver: AgentResolver) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Moment(Resolver):
 
 
 def _keys(header: int, fixed: slice) -> Callable[[bytes], bytes]:
-    """The key of the parties of an event: part of the record's header, the packet's addresses."""
+    """The key of the parties of an event: parts of the record's header, and the packet's addresses."""
 
     def key(data: bytes) -> bytes:
         if data[header + 12 : header + 14] == b"\x08\x00":
@@ -274,7 +274,7 @@ _KEYS: Final[dict[int, Callable[[bytes], bytes]]] = {
 
 
 class Moments:
-    """Gives each event the moment of its parties; a new one once a table has changed."""
+    """Returns for each event the moment of its parties; a new one after a table has changed."""
 
     def __init__(self, tables: KnownNames, frontends: FrontendIndex, parser: Parser) -> None:
         self._tables = tables
@@ -283,10 +283,10 @@ class Moments:
         self._revisions: tuple[int, ...] = ()
         self._moments: dict[tuple[int, bytes], Moment] = {}
         self.now = AgentResolver(tables, frontends)
-        """Answers as they are now."""
+        """Names from the present tables."""
 
     def refresh(self) -> None:
-        """Look whether a table has changed; call it before the events that came together."""
+        """Check whether a table has changed; call it before each batch of events."""
         tables = self._tables
         revisions = (
             tables.endpoints.revision,
@@ -319,7 +319,7 @@ class Moments:
         return moment
 
     def _ask(self, sample: Sample, moment: Moment) -> None:
-        """Record what the event's flow needs of the moment."""
+        """Look up what the event's flow needs of the moment."""
         try:
             self._parser.read(sample.data, sample.cpu, _NO_STAMP, moment)
         except EventError:
@@ -327,7 +327,7 @@ class Moments:
 
 
 def cgroup2_mount(mounts: str) -> str:
-    """Where cgroup v2 is mounted, by the text of a mountinfo; empty where it is not."""
+    """The mount point of cgroup v2, from the text of a mountinfo; empty if it is not mounted."""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
@@ -336,7 +336,7 @@ def cgroup2_mount(mounts: str) -> str:
 
 
 def pod_uid(path: str) -> str:
-    """The UID of the pod that a control group's path is of; empty for another group."""
+    """The UID of the pod of a control group's path; empty for other groups."""
     for part in path.split("/"):
         if part.startswith(("pod", "kubepods")) and (match := _UID.search(part)):
             return match[1].replace("_", "-")
@@ -345,13 +345,13 @@ def pod_uid(path: str) -> str:
 
 @lru_cache(maxsize=4096)
 def pod_of_cgroup(number: int) -> str:
-    """The UID of the pod with this control group; empty without such a group, or if it has no pod."""
+    """The UID of the pod with this control group; empty if there is no such group or it has no pod."""
     root = cgroup2_mount(MOUNTS.read_text())
     return pod_uid(cgroup_path(root, number)) if root else ""
 
 
 def cgroup_path(root: str, number: int) -> str:
-    """The path of the control group with this number below cgroup v2's mount; empty where there is none."""
+    """The path of the control group with this id below cgroup v2's mount; empty if there is none."""
     handle = ctypes.create_string_buffer(struct.pack("=IiQ", 8, _FILEID_KERNFS, number))
     try:
         mount = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

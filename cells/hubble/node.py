@@ -1,8 +1,8 @@
-"""Hubble: what the datapath, the proxies and the agent report, as flows with names.
+"""Hubble: reports of the datapath, the proxies and the agent as flows with names.
 
-Source: the datapath's events and access logs (Events), and the agent's tables; a ring keeps the last ones.
-Why:    an event has numbers; people ask for pods, services and the policy that decided. Nothing of this is
-        imported, and no event read, unless enable-hubble is true.
+Source: the datapath's events and access logs (Events), and the agent's tables; a ring stores the last ones.
+Why:    an event has numbers; operators ask for pods, services and the policy of a verdict. Unless
+        enable-hubble is true, none of this is imported and no event is read.
 
 Settings: enable-hubble, hubble-event-buffer-capacity, hubble-event-queue-size, hubble-monitor-events,
 hubble-skip-unknown-cgroup-ids, hubble-redact-*; hubble-socket-path, hubble-listen-address, hubble-tls-*,

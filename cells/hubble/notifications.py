@@ -1,7 +1,7 @@
-"""What changes in the agent, as Cilium's notifications: for monitors on the socket, and for Hubble.
+"""Changes in the agent as Cilium's notifications, for monitors on the socket and for Hubble.
 
 Controller: tables of endpoints, policies, prefixes and services in; events for the monitor's clients out.
-Why:        who watches packets sees beside them what the agent did: a policy, an endpoint, an address.
+Why:        watchers of packets also see what the agent did: a policy, an endpoint, an address.
 Source:     Cilium 1.17, pkg/monitor/api (AgentNotifyMessage and its notifications).
 """
 
@@ -29,11 +29,13 @@ SERVICE_UPSERTED, SERVICE_DELETED = 11, 12
 
 
 class _Notification(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """Base of the notifications, as monitors print them in JSON: without defaults, except what has none."""
+    """Base of the notifications, in the JSON that monitors print: without defaults, except fields that have
+    none.
+    """
 
 
 class AgentStarted(_Notification, frozen=True, kw_only=True):
-    """The agent runs."""
+    """The agent has started."""
 
     time: str
     """RFC 3339."""
@@ -48,7 +50,7 @@ class PolicyChanged(_Notification, frozen=True, kw_only=True, rename=None):
 
 
 class EndpointRegenerated(_Notification, frozen=True, kw_only=True):
-    """An endpoint has its policy and programs anew, or does not."""
+    """The regeneration of an endpoint succeeded or failed."""
 
     id: int = 0
     labels: Sequence[str] | None = None
@@ -66,7 +68,7 @@ class EndpointChanged(_Notification, frozen=True, kw_only=True):
 
 
 class PrefixChanged(_Notification, frozen=True, kw_only=True):
-    """A prefix has another identity, or none."""
+    """The identity of a prefix changed or was removed."""
 
     cidr: str
     id: int
@@ -119,7 +121,7 @@ Notified = tuple[int, Notification]
 
 
 def started() -> Notified:
-    """The agent runs from now on."""
+    """The notification of the agent's start."""
     return START, AgentStarted(time=datetime.now(UTC).isoformat())
 
 
@@ -127,7 +129,7 @@ def started() -> Notified:
 
 
 def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iterator[Notified]:
-    """Frontends that are in the maps came, changed or went."""
+    """Notifications about changed frontends."""
     for change in changes:
         row = change.row
         if row is None:
@@ -153,7 +155,7 @@ def of_frontends(changes: Iterable[Change[FrontendKey, ServedFrontend]]) -> Iter
 
 
 def of_endpoints(changes: Iterable[Change[int, Endpoint]]) -> Iterator[Notified]:
-    """Endpoints were created or deleted."""
+    """Notifications about created and deleted endpoints."""
     for change in changes:
         row = change.row or change.old
         if row is None or (change.old is not None and change.row is not None):
@@ -167,7 +169,7 @@ def of_endpoints(changes: Iterable[Change[int, Endpoint]]) -> Iterator[Notified]
 def of_realized(
     changes: Iterable[Change[int, RealizedPolicy]], endpoints: Table[int, Endpoint]
 ) -> Iterator[Notified]:
-    """Policy maps of endpoints follow their rules, or do not."""
+    """Notifications about changed realized policies."""
     for change in changes:
         row, old = change.row, change.old
         if row is None or (old is not None and (row.revision, row.error) == (old.revision, old.error)):
@@ -182,7 +184,7 @@ def of_realized(
 
 
 def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notified]:
-    """Prefixes have another identity, or none."""
+    """Notifications about changed identities of prefixes."""
     for change in changes:
         row, old = change.row or change.old, None if change.deleted else change.old
         if row is None:
@@ -204,7 +206,7 @@ def of_prefixes(changes: Iterable[Change[str, IpcacheEntry]]) -> Iterator[Notifi
 
 
 class PolicyNotifications:
-    """Policy objects are in force, or were deleted: then with the labels that their rules had."""
+    """Notifications about policy objects; deletions have the labels of the deleted rules."""
 
     def __init__(self, view: PolicyView, known: Iterable[PolicyObject] = ()) -> None:
         self._view = view
@@ -213,7 +215,7 @@ class PolicyNotifications:
         }
 
     def of(self, changes: Iterable[Change[tuple[str, str, str], PolicyObject]]) -> Iterator[Notified]:
-        """Of changes that come after what is known."""
+        """Notifications about changes after the known state."""
         for change in changes:
             rules: Sequence[Sequence[str]] | None = None
             if change.row is None:
@@ -239,5 +241,5 @@ def _key(row: PolicyObject) -> tuple[str, str, str]:
 
 
 def _host(row: IpcacheEntry) -> str:
-    """The node to tunnel to; empty where there is none."""
+    """The tunnel endpoint; empty if there is none."""
     return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""

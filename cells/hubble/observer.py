@@ -1,4 +1,4 @@
-"""Queries of clients over the ring of this node's events, and what comes into it.
+"""The ring of this node's events: fills it, and answers queries of clients.
 
 Source: Cilium 1.17, pkg/hubble/observer.
 """
@@ -35,13 +35,13 @@ from cells.observe.events import Lost, Sample
 SECOND: Final = 1_000_000_000
 RATE_WINDOW: Final = 60 * SECOND
 _SLICE: Final = 32
-"""Events that one reader builds before other work gets its turn: about a millisecond."""
+"""Events that one reader builds before other work: about a millisecond."""
 _BATCH_BYTES: Final = 64 * 1024
 _BATCH_EVENTS: Final = 100
 _QUIET: Final = 30.0
-"""Seconds after which a follower of records hears that there are none."""
+"""Seconds after which a follower of records gets an empty batch."""
 _SHARED: Final = 64
-"""Responses that clients with the same filters share."""
+"""Maximum number of responses that clients with the same filters share."""
 
 
 class InvalidRequest(ValueError):  # noqa: N818 - clients see its text
@@ -59,22 +59,22 @@ class SeenEvent(msgspec.Struct, frozen=True):
 
 
 class SeenRecord(msgspec.Struct, frozen=True):
-    """A record of the datapath or a proxy as it came, or a loss."""
+    """An undecoded record of the datapath or a proxy, or a loss."""
 
     record: Sample | Lost
     time: int
     """Nanoseconds since 1970."""
     flow: Flow | None = None
-    """With the names of its moment; None for one that became none, or that came after who reads."""
+    """With the names of its moment; None if it does not become a flow, or the reader is live."""
 
 
 class FlowObserver:
-    """Takes this node's events in and answers the queries of clients."""
+    """Receives this node's events and answers the queries of clients."""
 
     def __init__(self, capacity: int, origin: FlowOrigin, parser: Parser, version: str) -> None:
         self.origin = origin
         self.lost: dict[str, int] = {}
-        """Events lost, by the name of the queue that was full."""
+        """Lost events, by name of the full queue."""
         self.ring = FlowRing(capacity, parser)
         self._version = version
         self._started = time.monotonic_ns()
@@ -82,14 +82,14 @@ class FlowObserver:
         self._resolver: Resolver | None = None
         self._turns = ReaderTurns(yielding=True)
         self._own_turns = ReaderTurns()
-        """Of the agent's own readers, which count and write to files."""
+        """Turns of the agent's own readers, which count events and write files."""
         self._flow_answers: WeakValueDictionary[bytes, _FlowAnswers] = WeakValueDictionary()
-        """Those that clients read now, by filters and fields."""
+        """Shared responses in use, by filters and fields."""
 
     # Events in
 
     def add(self, records: Iterable[tuple[Sample, Resolver]], now: int) -> None:
-        """Take in records of the datapath that came together, each with what its flow gets names from."""
+        """Add a batch of datapath records, each with the resolver for its flow."""
         ring, parties, resolver = self.ring, self._parties, self._resolver
         for sample, resolver in records:
             ring.add(now, sample, resolver)
@@ -98,7 +98,7 @@ class FlowObserver:
         self.wake()
 
     def add_event(self, event: HubbleEvent, now: int, record: Sample | None = None) -> None:
-        """Take in an event that is built, perhaps of a record."""
+        """Add an event that is built already, perhaps from a record."""
         self.ring.add(now, event, record=record)
         if isinstance(event, Flow):
             self._parties.flow(event, now)
@@ -111,14 +111,14 @@ class FlowObserver:
         self.lost[name] = self.lost.get(name, 0) + count
 
     def wake(self) -> None:
-        """Let followers look: there is more, or who serves them stops."""
+        """Wake followers: there are new events, or the server stops."""
         self._own_turns.wake()
         self._turns.wake()
 
     # Queries
 
     async def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes], None]:
-        """Encoded responses of GetFlows, as they come.
+        """Encoded responses of GetFlows, as they are produced.
 
         Raises InvalidRequest, InvalidFilter and InvalidFieldMask, with the first batch.
         """
@@ -148,7 +148,7 @@ class FlowObserver:
             yield batch
 
     async def get_agent_events(self, request: GetAgentEventsRequest) -> AsyncGenerator[list[bytes], None]:
-        """Encoded responses of GetAgentEvents, as they come. Raises InvalidRequest."""
+        """Encoded responses of GetAgentEvents, as they are produced. Raises InvalidRequest."""
 
         def response(event: AgentEvent, time: int, node_name: str) -> WireMessage:
             return GetAgentEventsResponse(agent_event=event, node_name=node_name, time=time)
@@ -157,7 +157,7 @@ class FlowObserver:
             yield batch
 
     async def get_debug_events(self, request: GetDebugEventsRequest) -> AsyncGenerator[list[bytes], None]:
-        """Encoded responses of GetDebugEvents, as they come. Raises InvalidRequest."""
+        """Encoded responses of GetDebugEvents, as they are produced. Raises InvalidRequest."""
 
         def response(event: DebugEvent, time: int, node_name: str) -> WireMessage:
             return GetDebugEventsResponse(debug_event=event, node_name=node_name, time=time)
@@ -166,9 +166,9 @@ class FlowObserver:
             yield batch
 
     async def follow(self, records: Container[bytes] | None = None) -> AsyncGenerator[list[SeenEvent], None]:
-        """All events from now on; a LostEvent stands for those that a slow reader missed.
+        """All events from now on; a LostEvent replaces those that a slow reader missed.
 
-        ``records``: first bytes of the datapath's records that are of interest; no flows are built of others.
+        ``records``: first bytes of relevant datapath records; no flows are built from others.
         """
         ring, position, node_name = self.ring, self.ring.end, self.origin.node_name
 
@@ -190,10 +190,10 @@ class FlowObserver:
             yield await self._own_turns.read(read, lambda: position == ring.end)
 
     async def records(self, since: int, *, named: bool) -> AsyncGenerator[list[SeenRecord], None]:
-        """Records since a time that are there, ``named`` with their flows, then those that come.
+        """Present records since a time, ``named`` with their flows, then new ones.
 
-        An empty batch stands between the two, and later for a while without any. A Lost stands for those that
-        a slow reader missed.
+        An empty batch separates the two, and follows after a pause without new ones. A Lost replaces those
+        that a slow reader missed.
         """
         ring = self.ring
         position, there = ring.begin, ring.end
@@ -228,7 +228,7 @@ class FlowObserver:
             yield found
 
     def server_status(self) -> ServerStatusResponse:
-        """How full the ring is, and how many flows came."""
+        """Counts and capacity of the ring."""
         ring = self.ring
         return ServerStatusResponse(
             num_flows=ring.end - ring.begin,
@@ -240,7 +240,7 @@ class FlowObserver:
         )
 
     def namespaces(self) -> GetNamespacesResponse:
-        """Namespaces that flows of the last hour were from or to."""
+        """Namespaces in flows of the last hour."""
         cluster = self.origin.node_name.rpartition("/")[0]
         names = self._parties.namespaces(self._resolver, time.time_ns())
         return GetNamespacesResponse(
@@ -251,7 +251,7 @@ class FlowObserver:
         )
 
     def _rate(self, now: int) -> float:
-        """Flows a second, of the last minute or since the oldest event."""
+        """Flows a second, in the last minute or since the oldest event."""
         ring, flows, oldest = self.ring, 0, now
         for number in range(ring.end - 1, ring.begin - 1, -1):
             came = ring.time_of(number)
@@ -311,7 +311,10 @@ class FlowObserver:
                 yield batch
 
     def _slice(self, query: _Query, position: int, batch: list[bytes], left: int) -> tuple[int, bool]:
-        """Answer some events from `position` on; the next position, and whether the query has ended."""
+        """Answer some events from `position` on.
+
+        Returns the next position, and whether the query has ended.
+        """
         ring, size, sent = self.ring, 0, 0
         if position < ring.begin:
             lost_events, position = self._overtaken(position), ring.begin
@@ -338,7 +341,7 @@ class FlowObserver:
         return position, False
 
     def _start(self, query: _Query) -> Callable[[], int | None]:
-        """What looks for the number of the first event to look at."""
+        """A search for the number of the first event to answer."""
         ring = self.ring
         counted, number = 0, ring.end
 
@@ -371,7 +374,7 @@ class FlowObserver:
 
 
 class _Query(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client asks for, of events of any kind."""
+    """The query of a client, for events of any kind."""
 
     number: int
     first: bool
@@ -379,11 +382,11 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
     since: int | None
     until: int | None
     passes: Predicate | None = None
-    """None: everything passes."""
+    """None: all events pass."""
     answer: Callable[[int], bytes]
-    """The response with the event of a number; empty where it is not the client's."""
+    """The response with the event of a number; empty if the event does not match."""
     lost: bool = False
-    """Whether losses are reported, whatever the filters and times."""
+    """Whether losses are reported, regardless of filters and times."""
 
     def counts(self, ring: FlowRing, number: int) -> bool:
         """Whether an event counts while the start of the answer is looked for."""
@@ -394,7 +397,7 @@ class _Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _FlowAnswers:
-    """Responses of GetFlows with the same filters and fields, worked out once for all clients."""
+    """Responses of GetFlows with the same filters and fields, built once for all clients."""
 
     def __init__(self, ring: FlowRing, node_name: str, passes: Predicate | None, mask: FieldMask) -> None:
         self._ring = ring
@@ -404,7 +407,7 @@ class _FlowAnswers:
         self._recent: list[tuple[int, bytes]] = [(-1, b"")] * _SHARED
 
     def of(self, number: int) -> bytes:
-        """The response with the event of this number; empty where it is not for these clients."""
+        """The response with the event of this number; empty if it does not match."""
         place = number % _SHARED
         known, response = self._recent[place]
         if known != number:
@@ -429,5 +432,5 @@ def _check(first: bool, follow: bool) -> None:
 
 
 def _is_loss(response: bytes) -> bool:
-    """Whether an encoded response of GetFlows holds lost events: its field 3 comes first."""
+    """Whether an encoded response of GetFlows contains lost events: its field 3 comes first."""
     return response[0] == 3 << 3 | 2

@@ -1,13 +1,13 @@
 """The ring of this node's last events.
 
-It holds datapath records as they came, with the resolver of their moment: a flow is built when a client
-reads it. So an event costs little while there is no reader, and one that is read later has the names it had
-then. Its readers take turns: one has its turn when those that waited longer have had theirs.
+It stores undecoded datapath records with the resolver of their moment: a client that reads builds the flow.
+So events are cheap without readers, and a flow that is read later has the names of its time. Readers take
+turns, in the order in which they wait.
 
-Why:    a hundred readers cost what else the loop has to do, a pod's ADD above all, a wait for few of them.
-        While pods are added, clients get a part of the processor's time: an ADD is a millisecond of several
-        processes' work, which readers that follow or ask without a pause would slow down between its steps.
-        A reader's task is woken when there is something for its client, not for each event.
+Why:    a hundred readers delay the other work of the event loop, above all the ADD of a pod, no longer than
+        a few of them. While pods are added, clients get a part of the processor's time: an ADD is a
+        millisecond of work of several processes, which readers that follow continuously would delay between
+        its steps. A reader's task is woken when it has a result, not for each event.
 Source: Cilium 1.17, pkg/hubble/container.
 """
 
@@ -34,19 +34,19 @@ from cells.observe.events import Lost, Sample
 from lifecycle.http import turns_of
 
 FLOW_RECORDS: Final = frozenset((b"\1", b"\3", b"\4", b"\5", b"\7"))
-"""First bytes of the records that become flows."""
+"""First bytes of records that become flows."""
 _RECENT: Final = 1024
-"""Built events that readers at the same place share."""
+"""Built events that readers at the same position share."""
 _ROUND: Final = 0.0002
-"""Seconds of reading, about, in one round of the event loop."""
+"""Approximate time for reading in one turn of the event loop, in seconds."""
 _SERVED: Final = 4
-"""Clients for which something is found, and then written to their sockets, in one round: 0.1 ms of work."""
+"""Maximum number of clients that are answered in one turn: 0.1 ms of work."""
 _ADDING: Final = 0.1
 """Seconds since the last call of the CNI plugin for which pods count as being added."""
 _WORK: Final = 0.001
-"""Seconds of turns, about, after which clients pause while pods are added."""
+"""Approximate time of turns after which clients pause while pods are added, in seconds."""
 _PAUSE: Final = 0.009
-"""Seconds of such a pause: clients get a tenth of a processor."""
+"""Length of this pause in seconds: clients get a tenth of a processor."""
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class _Built(msgspec.Struct):
 
 
 class FlowRing:
-    """The last events, numbered from 0 in the order they came."""
+    """The last events, numbered from 0 in order of arrival."""
 
     def __init__(self, capacity: int, parser: Parser) -> None:
         check_capacity(capacity)
@@ -84,7 +84,7 @@ class FlowRing:
 
     @property
     def begin(self) -> int:
-        """The number of the oldest event that is still there."""
+        """The number of the oldest event in the ring."""
         return max(0, self.end - self.capacity)
 
     def add(
@@ -94,7 +94,7 @@ class FlowRing:
         resolver: Resolver | None = None,
         record: Sample | None = None,
     ) -> None:
-        """Put an event in, in the place of the oldest."""
+        """Add an event, replacing the oldest."""
         number = self.end
         self._slots[number % self.capacity] = _Slot(time, event, resolver, record)
         self.end = number + 1
@@ -104,37 +104,37 @@ class FlowRing:
             self.seen_flows += 1
 
     def next_uuid(self) -> str:
-        """The UUID of the next event to be put in."""
+        """The UUID of the next event."""
         return self._uuid(self.end)
 
     def time_of(self, number: int) -> int:
-        """When an event that is still there came."""
+        """When an event in the ring arrived."""
         return self.slot(number).time
 
     def is_lost(self, number: int) -> bool:
-        """Whether an event that is still there reports a loss."""
+        """Whether an event in the ring reports a loss."""
         return type(self.slot(number).event) is LostEvent
 
     def is_flow(self, number: int) -> bool:
-        """Whether an event that is still there is a flow, or a record that should become one."""
+        """Whether an event in the ring is a flow, or a record that should become one."""
         event = self.slot(number).event
         return event.data[:1] in FLOW_RECORDS if type(event) is Sample else type(event) is Flow
 
     def holds(self, number: int) -> bool:
-        """Whether an event that is still there is not known to be a record that becomes none."""
+        """Whether an event in the ring may be valid: not yet known to be a record without an event."""
         return self.slot(number).event is not None
 
     def may_be(self, number: int, records: Container[bytes]) -> bool:
-        """Whether an event that is still there is one of these records, or no record of the datapath."""
+        """Whether an event in the ring is one of these records, or not a record of the datapath."""
         event = self.slot(number).event
         return type(event) is not Sample or event.data[:1] in records
 
     def event(self, number: int) -> HubbleEvent | None:
-        """An event that is still there; None for a record that becomes none."""
+        """An event in the ring; None for a record without an event."""
         return self._built(number).event
 
     def record(self, number: int) -> Sample | Lost | None:
-        """What came, of an event that is still there; None for one that the agent made."""
+        """The undecoded record of an event in the ring; None if the agent created it."""
         slot = self.slot(number)
         if type(slot.event) is LostEvent:
             of_cpu = slot.event.source == LostEventSource.PERF_EVENT_RING_BUFFER
@@ -153,7 +153,7 @@ class FlowRing:
         return built.response
 
     def slot(self, number: int) -> _Slot:
-        """The place of an event that is still there."""
+        """The slot of an event in the ring."""
         slot = self._slots[number % self.capacity]
         end = self.end
         if slot is None or not end - self.capacity <= number < end:
@@ -181,7 +181,7 @@ class FlowRing:
             return None
 
     def _uuid(self, number: int) -> str:
-        """A random UUID for each number: the same one whenever it is asked for."""
+        """A random UUID for each number, always the same one."""
         text = f"{(number + 1) * self._uuid_step & (1 << 122) - 1:032x}"[-31:]
         return (
             f"{text[:8]}-{text[8:12]}-4{text[12:15]}-{'89ab'[int(text[15], 16) & 3]}{text[16:19]}-{text[19:]}"
@@ -193,7 +193,7 @@ _pack_time = field_packer(GetFlowsResponse, "time")
 
 
 def encode_flow_response(flow: Flow) -> bytes:
-    """As encode() writes a GetFlowsResponse with the flow, its node and its time, but faster."""
+    """As encode() of a GetFlowsResponse with the flow, its node and its time, but faster."""
     data = encode(flow)
     node_name = _pack_node_name(flow.node_name) if flow.node_name else b""
     time = _pack_time(flow.time) if flow.time is not None else b""
@@ -212,7 +212,7 @@ class _Waiting(msgspec.Struct, eq=False):
 
 
 class ReaderTurns:
-    """Hands out the turns. With ``yielding``, readers pause while pods are added."""
+    """Assigns turns to readers. With ``yielding``, readers pause while pods are added."""
 
     def __init__(self, *, yielding: bool = False) -> None:
         self._yielding = yielding
@@ -221,14 +221,14 @@ class ReaderTurns:
         """Readers that have read everything, in the order of their last turns."""
         self._running = False
         self._began: float | None = None
-        """When the last turn began; None while there is none."""
+        """When the present turn began; None if there is none."""
         self._worked = 0.0
         """Seconds of turns since the last pause."""
 
     async def read(self, read: Callable[[], T | None], at_end: Callable[[], bool]) -> T:
-        """Call a function in the reader's turns until it returns something, and return that.
+        """Call a function in the reader's turns until it returns a result. Returns the result.
 
-        Where there is nothing more to read, the next turn is after wake(). Raises what the function raises.
+        If there is nothing to read, the next turn follows wake(). Raises the error of the function.
         """
         reader = _Waiting(read, at_end, asyncio.get_running_loop().create_future())
         if at_end():
@@ -243,7 +243,7 @@ class ReaderTurns:
         return result
 
     def wake(self) -> None:
-        """There is more to read."""
+        """Wake idle readers, as there are new events."""
         if self._idle:
             self._waiting.extend(self._idle)
             self._idle.clear()
@@ -255,7 +255,7 @@ class ReaderTurns:
             asyncio.get_running_loop().call_soon(self._next)
 
     def _next(self) -> None:
-        """Give the turns of this round of the loop."""
+        """Assign the turns of this turn of the event loop."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         if self._began is not None:
@@ -276,7 +276,7 @@ class ReaderTurns:
         loop.call_soon(self._next)
 
     def _give(self, reader: _Waiting) -> bool:
-        """Give a reader its turn; whether it found something."""
+        """Let a reader read. Returns whether it had a result."""
         if reader.found.done():  # its task was cancelled
             return False
         try:

@@ -1,4 +1,4 @@
-"""Types of the fields of protobuf messages: each as bytes, as JSON and under a field mask.
+"""Types of protobuf fields: their encoding as bytes and JSON, and field masks.
 
 Source: protobuf.dev, "Encoding" and "ProtoJSON Format".
 """
@@ -17,11 +17,11 @@ import msgspec
 
 
 class DecodeError(ValueError):
-    """The bytes or the JSON are no such message."""
+    """The bytes or the JSON are not a valid message."""
 
 
 class Wire(msgspec.Struct, frozen=True):
-    """How a field is written on the wire, from its annotation."""
+    """The encoding of a field, from its annotation."""
 
     number: int
     type: str | type[IntEnum] = ""
@@ -35,7 +35,7 @@ ONE_BYTE = [bytes((value,)) for value in range(0x80)]
 
 
 def varint(value: int) -> bytes:
-    """A whole number in base 128, lowest group first; a negative one as its 64-bit two's complement."""
+    """An integer in base 128, lowest group first; a negative one as 64-bit two's complement."""
     if 0 <= value < 0x80:
         return ONE_BYTE[value]
     if 0 <= value < 0x4000:
@@ -146,18 +146,18 @@ MaskTree = dict[str, "tuple[Member, MaskTree | None]"]
 
 
 class FieldType:
-    """How values of one protobuf type are written: `pack` gives everything after the tag."""
+    """The encoding of one protobuf type: `pack` returns everything after the tag."""
 
     wire = DELIMITED
     name = ""
-    """Of a scalar type in a .proto."""
+    """The name of a scalar type in a .proto."""
     message_name = ""
     """The full name of a message type."""
     presence = False
     """Whether a set zero differs from an absent value."""
     zero: object = None
     members: Mapping[str, Member] = {}
-    """Fields that a mask's path may go into."""
+    """Fields that a path of a mask may enter."""
 
     def pack(self, value: Any) -> bytes:
         raise NotImplementedError
@@ -204,7 +204,7 @@ class IntegerType(FieldType):
 
 
 class OptionalInteger(IntegerType):
-    """An integer that is written when it is zero, but not when it is None."""
+    """An integer that is encoded even if it is zero, but not if it is None."""
 
     presence = True
 
@@ -304,7 +304,7 @@ class BytesType(FieldType):
 
 @functools.lru_cache(maxsize=256)
 def _packed_time(nanoseconds: int) -> bytes:
-    """Cached: events that came together have one time."""
+    """Cached, as events of one batch share a time."""
     seconds, nanos = divmod(nanoseconds, NANOSECONDS)
     data = (b"\x08" + varint(seconds) if seconds else b"") + (b"\x10" + varint(nanos) if nanos else b"")
     return ONE_BYTE[len(data)] + data
@@ -346,7 +346,7 @@ class TimestampType(FieldType):
 
 
 class WrapperType(FieldType):
-    """BoolValue and its kin: a message around one scalar."""
+    """BoolValue and similar types: a message around one scalar."""
 
     presence = True
 

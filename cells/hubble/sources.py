@@ -1,4 +1,4 @@
-"""Where events come from: the datapath and the proxies by way of Events, and the agent's tables.
+"""Sources of Hubble's events: Events for the datapath and the proxies, and the agent's tables.
 
 Source: Cilium 1.17, pkg/hubble/monitor and pkg/monitor/agent.
 """
@@ -39,7 +39,7 @@ from cells.services.control import ServedFrontend
 from lifecycle import Change
 
 VERSION: Final = "cilium v1.17.0"
-"""Of Hubble's interfaces, in the words of Cilium's servers."""
+"""Version of Hubble's interfaces, as Cilium's servers report it."""
 DEFAULT_CLUSTER: Final = "default"
 AGENT: Final = MONITOR_EVENTS["agent"]
 _QUEUE_FOR_CPU: Final = 1024
@@ -47,18 +47,18 @@ _LONGEST_QUEUE: Final = 16384
 
 
 def queue_size(settings: HubbleSettings) -> int:
-    """How many events wait to be taken in."""
+    """Maximum number of events that wait for processing."""
     return settings.hubble_event_queue_size or min(_QUEUE_FOR_CPU * (os.cpu_count() or 1), _LONGEST_QUEUE)
 
 
 def origin_of(config: AgentConfig) -> FlowOrigin:
-    """What flows of this node have; its labels come with the Node object."""
+    """The fields that all flows of this node share; its labels follow the Node object."""
     name, cluster = config.node_name, config.cluster_name
     return FlowOrigin(name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}")
 
 
 class EventSources:
-    """Fills an observer's ring with what it is given."""
+    """Fills an observer's ring."""
 
     def __init__(self, settings: HubbleSettings, tables: KnownNames, origin: FlowOrigin) -> None:
         self._policies = None
@@ -78,9 +78,9 @@ class EventSources:
             self._kinds |= {ACCESS_LOG}
 
     async def run(self, events: Events, room: int) -> None:
-        """Take in events, of which up to `room` wait, until the agent stops.
+        """Process events, of which up to `room` wait, until the agent stops.
 
-        Raises HiveError if the kernel gives no buffers.
+        Raises HiveError if the kernel provides no buffers.
         """
         with events.subscribe(room) as subscription:
             self._report([notifications.started()])
@@ -88,7 +88,7 @@ class EventSources:
                 self.take(batch)
 
     def take(self, batch: Iterable[Sample | Lost]) -> None:
-        """Take in what the datapath and the proxies reported."""
+        """Process events of the datapath and the proxies."""
         now = time.time_ns()
         moments, kinds = self._moments, self._kinds
         moments.refresh()
@@ -129,37 +129,37 @@ class EventSources:
                 self.observer.add_event(agent_event(kind, notification), time.time_ns())
 
     async def frontends(self, changes: list[Change[FrontendKey, ServedFrontend]]) -> None:
-        """Frontends that are in the maps came, changed or went."""
+        """Process changed frontends."""
         self._frontends.follow(changes)
         self._report(notifications.of_frontends(changes))
 
     async def endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
-        """Endpoints were created or deleted."""
+        """Process created and deleted endpoints."""
         self._report(notifications.of_endpoints(changes))
 
     async def realized(self, changes: list[Change[int, RealizedPolicy]]) -> None:
-        """Policy maps of endpoints follow their rules, or do not."""
+        """Process changes of realized policies."""
         self._report(notifications.of_realized(changes, self._endpoints))
 
     async def prefixes(self, changes: list[Change[str, IpcacheEntry]]) -> None:
-        """Prefixes have another identity, or none."""
+        """Process changed identities of prefixes."""
         self._report(notifications.of_prefixes(changes))
 
     async def nodes(self, changes: list[Change[tuple[str, str], Node]]) -> None:
-        """Nodes have other labels, of which those of this one are shown."""
+        """Process changed nodes, for the labels of this one."""
         for change in changes:
             if change.key == ("", self._node_name):
                 labels = change.row.labels if change.row is not None else {}
                 self._origin.node_labels = tuple(sorted(f"{key}={value}" for key, value in labels.items()))
 
     async def policies(self, changes: list[Change[tuple[str, str, str], PolicyObject]]) -> None:
-        """Policy objects are in force, or were deleted."""
+        """Process changed policy objects."""
         if self._policies is not None:
             self._report(self._policies.of(changes))
 
 
 def _lost(event: Lost) -> LostEvent:
-    """Of a CPU's buffer, or of the queue in front of the ring."""
+    """An event about losses in a CPU's buffer or in the queue."""
     source = LostEventSource.PERF_EVENT_RING_BUFFER
     if event.cpu is None:
         source = LostEventSource.OBSERVER_EVENTS_QUEUE

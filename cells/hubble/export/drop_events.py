@@ -1,8 +1,8 @@
-"""Reports drops of pods' packets as events of Kubernetes, which ``kubectl describe pod`` shows.
+"""Reports drops of pods' packets as Kubernetes events, which ``kubectl describe pod`` shows.
 
 Source: Cilium 1.17, hubble-drop-events, -interval and -reasons: type Warning, reason PacketDrop.
-Why:    who runs a pod sees its events, and seldom the node's flows. Of one pod at most one event is written
-        in an interval, so that a flood of drops is none at the API server.
+Why:    owners of a pod see its events, but rarely the node's flows. At most one event a pod is written in an
+        interval, so that a flood of drops does not burden the API server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
 
 CONTROLLER: Final = "cilium"
 WAITING: Final = 256
-"""Events that wait for the API server; pods beyond them are reported at their next drop."""
+"""Maximum number of events that wait for the API server; further pods are reported at their next drop."""
 _DROPPING: Final = frozenset((b"\1", b"\5"))
-"""First bytes of the datapath's records that can be drops: drop notifications and policy verdicts."""
+"""First bytes of records that may be drops: drop notifications and policy verdicts."""
 _PRUNED_AT: Final = 1024
 
 
@@ -54,7 +54,7 @@ class DropEventSettings(Settings, frozen=True):
 
 
 def drop_reasons(names: Collection[str]) -> frozenset[int]:
-    """The numbers of reasons. Raises ValueError for a name that is none."""
+    """Numbers of drop reasons. Raises ValueError for an unknown name."""
     from cells.hubble.enums import DropReason
 
     known = {reason.name.lower(): int(reason) for reason in DropReason}
@@ -68,7 +68,7 @@ def drop_reasons(names: Collection[str]) -> frozenset[int]:
 
 
 class DropEvents:
-    """Reports drops while Hubble is on, and there is an API server."""
+    """Reports drops if Hubble is enabled and there is an API server."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class DropEvents:
         self._pods = pods
         self._log = log
         self._reported: dict[tuple[str, str], float] = {}
-        """When a pod's drop was last taken up, in seconds of the monotonic clock."""
+        """When a drop of a pod was last reported, in seconds of the monotonic clock."""
         if settings.hubble_drop_events and hubble.observer is not None:
             self._flows = hubble.observer
             jobs.one_shot("report drops", self._run)
@@ -102,7 +102,7 @@ class DropEvents:
             await self._watch(found)
 
     async def _watch(self, found: MemoryObjectSendStream[Flow]) -> None:
-        """Pass on the first drop of each pod in an interval. The API server's pace does not hold this up."""
+        """Pass on the first drop of each pod in an interval, independently of the API server's speed."""
         from cells.hubble.enums import FlowVerdict
         from cells.hubble.flow import Flow
 
@@ -149,7 +149,7 @@ class DropEvents:
 
 
 def drop_note(flow: Flow) -> str:
-    """The note of an event about a drop, in Cilium's words; an unknown direction counts as outgoing."""
+    """The text of an event about a drop, in Cilium's words; an unknown direction counts as egress."""
     from cells.hubble.enums import DropReason
 
     try:
@@ -171,7 +171,7 @@ def _is_incoming(flow: Flow) -> bool:
 
 
 def _dropping_pod(flow: Flow) -> tuple[str, str]:
-    """Namespace and name of the pod on which a drop is reported; empty for what has no pod."""
+    """Namespace and name of the pod for the event; empty if no pod is involved."""
     endpoint = flow.destination if _is_incoming(flow) else flow.source
     return (endpoint.namespace, endpoint.pod_name) if endpoint is not None else ("", "")
 

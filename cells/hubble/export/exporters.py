@@ -1,4 +1,4 @@
-"""Writes events to files while Hubble is on: to that of the settings, and to those of a watched file.
+"""Writes flow logs while Hubble is enabled: that of the settings, and those of a watched file.
 
 Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
 """
@@ -28,7 +28,7 @@ MEGABYTE: Final = 1 << 20
 SETTLE: Final = 0.1
 """Seconds without another change before a changed file is read."""
 RETRY: Final = 1.0
-"""Seconds after which events are written again to a file that could not be written."""
+"""Seconds between attempts to write to a file."""
 
 
 class HubbleExportSettings(Settings, frozen=True):
@@ -59,13 +59,13 @@ class HubbleExportSettings(Settings, frozen=True):
     """YAML file of further files to write, each with filters; watched for changes. Empty: none."""
 
     def validate(self) -> None:
-        """Refuse filters and masks that are none; raises ValueError."""
+        """Refuse invalid filters and masks. Raises ValueError."""
         if self.hubble_export_allowlist or self.hubble_export_denylist or self.hubble_export_fieldmask:
             self.flow_log.check()
 
     @property
     def flow_log(self) -> FlowLog:
-        """What is written to the file of the settings. Raises ValueError, one line."""
+        """The flow log of the settings. Raises ValueError, one line."""
         from cells.hubble.export.files import FlowLog, parse_filters
 
         return FlowLog(
@@ -78,7 +78,7 @@ class HubbleExportSettings(Settings, frozen=True):
 
 
 class Exporters:
-    """Writes events while Hubble is on: to the file of the settings, and to those of the watched file."""
+    """Writes flow logs while Hubble is enabled: that of the settings, and those of the watched file."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class Exporters:
         self._running: dict[str, tuple[FlowLog, CancelScope]] = {}
         self._configured: dict[str, FlowLog] = {}
         self._refused = ""
-        """Why the watched file does not count as it is now."""
+        """Why the present contents of the watched file are refused."""
         self._failing: dict[str, str] = {}
-        """Why events are not written, by the name of their log."""
+        """Why events are not written, by name of the log."""
         self.reconfigurations: Counter[str] = Counter()
-        """How often entries of the watched file were added, updated, removed, or refused (failure)."""
+        """Number of added, updated, removed and refused (failure) entries of the watched file."""
         self.config_hash = 0
         self.config_applied = 0.0
         if hubble.observer is None:
@@ -119,7 +119,7 @@ class Exporters:
         await self._write(self._settings.flow_log)
 
     async def _write(self, flow_log: FlowLog) -> None:
-        """Write events as they come. Raises ValueError for filters and masks that are none."""
+        """Write events as they arrive. Raises ValueError for invalid filters and masks."""
         from cells.hubble.export.files import RotatingFile, StandardOutput
 
         lines = flow_log.check()
@@ -142,7 +142,7 @@ class Exporters:
     async def _append(
         self, flow_log: FlowLog, target: RotatingFile | StandardOutput, lines: list[bytes]
     ) -> None:
-        """Write lines, again and again until all are written."""
+        """Write lines, with retries until all are written."""
         while True:
             wrong = ""
             try:
@@ -222,7 +222,7 @@ class Exporters:
             running[1].cancel()
 
     async def _run(self, flow_log: FlowLog, scope: CancelScope) -> None:
-        """Write one of the watched file's logs until its end, or until it is changed."""
+        """Write one log of the watched file until its end, or until it is changed."""
         seconds = None if flow_log.end is None else max(flow_log.end - time.time_ns(), 0) / 1e9
         with scope, anyio.move_on_after(seconds):
             await self._write(flow_log)
@@ -233,7 +233,7 @@ class Exporters:
 
 
 async def file_changes(path: Path) -> AsyncIterator[None]:
-    """One item at first, and after every burst of changes, of the nearest directory that there is."""
+    """Iterate once at first, and after every burst of changes, watching the nearest existing directory."""
     from asyncinotify import Inotify, Mask
 
     changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM

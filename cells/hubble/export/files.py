@@ -1,4 +1,4 @@
-"""Which events are written to a file of events, as which lines, and when another file starts.
+"""Flow logs: which events are written to a file, their lines, and the rotation of files.
 
 Source: Cilium 1.17, pkg/hubble/exporter.
 """
@@ -31,7 +31,7 @@ from cells.hubble.scalars import DecodeError, parse_rfc3339
 
 
 def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
-    """Filters of a text with one JSON object or several. Raises ValueError that names the setting."""
+    """Parse one or more JSON objects as filters. Raises ValueError that names the setting."""
     decoder, rest = json.JSONDecoder(), text.lstrip(" ,\n")
     while rest:
         try:
@@ -45,7 +45,7 @@ def parse_filters(setting: str, text: str) -> Iterator[FlowFilter]:
 
 
 class FlowLog(msgspec.Struct, frozen=True):
-    """One file of events, and which events are written to it."""
+    """One file of events, with filters."""
 
     name: str
     path: str
@@ -53,7 +53,7 @@ class FlowLog(msgspec.Struct, frozen=True):
     include: tuple[FlowFilter, ...] = ()
     exclude: tuple[FlowFilter, ...] = ()
     end: int | None = None
-    """When nothing more is written to it, in nanoseconds since 1970; None: never."""
+    """When writing to it ends, in nanoseconds since 1970; None: never."""
 
     def equals(self, other: FlowLog) -> bool:
         """Whether it is the same log; the order of fields and filters does not matter."""
@@ -64,7 +64,7 @@ class FlowLog(msgspec.Struct, frozen=True):
         return self.name, self.path, self.end, frozenset(self.field_mask), *filters
 
     def check(self) -> Lines:
-        """What makes its lines. Raises ValueError for filters and masks that are none."""
+        """Raise ValueError for invalid filters and masks. Returns what makes its lines."""
         try:
             matches = compile_filters(self.include, self.exclude)
         except InvalidFilter as error:
@@ -80,14 +80,14 @@ class FlowLog(msgspec.Struct, frozen=True):
 
 
 class Lines:
-    """Makes the line of an event that matches."""
+    """The line of an event that matches."""
 
     def __init__(self, matches: Predicate, mask: FieldMask) -> None:
         self._matches = matches
         self._mask = mask
 
     def line(self, seen: SeenEvent) -> bytes:
-        """The event as JSON with a newline; nothing for one that is not written."""
+        """The event as JSON with a newline; empty if it does not match."""
         event = seen.event
         if not self._matches(event):
             return b""
@@ -143,14 +143,14 @@ def _flow_log(entry: object) -> FlowLog:
 
 
 def _moment(end: object) -> int:
-    """A time of YAML, which reads what looks like one as such."""
+    """A time in YAML, which the parser may have converted already."""
     if isinstance(end, datetime):
         return int((end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp()) * 1_000_000_000
     return parse_rfc3339(str(end))
 
 
 class RotatingFile:
-    """A file that is renamed when it is full; of the renamed ones the newest stay."""
+    """A file that is renamed when it is full; the newest renamed files are retained."""
 
     def __init__(self, path: Path, *, size: int, backups: int, compress: bool) -> None:
         self._path = path
@@ -160,12 +160,12 @@ class RotatingFile:
         self._file: FileIO | None = None
         self._written = 0
         self._latest = 0
-        """When a file was last renamed, in milliseconds: each name is another one."""
+        """When a file was last renamed, in milliseconds, so that names differ."""
 
     def write(self, lines: list[bytes]) -> None:
-        """Append lines and empty the list; a line is in one file.
+        """Append lines and empty the list; a line is never split between files.
 
-        Raises OSError: then the lines that are not in a file stay in the list.
+        Raises OSError: then lines that are not written stay in the list.
         """
         while lines:
             if self._file is None:
@@ -188,7 +188,7 @@ class RotatingFile:
             self._file = None
 
     def _append(self, data: bytes) -> None:
-        """Append all of it or, if there is no room for it, nothing. Raises OSError."""
+        """Append all of the data or, without room for it, nothing. Raises OSError."""
         if self._file is None:
             return
         done = 0
@@ -222,7 +222,7 @@ class RotatingFile:
         self._open()
 
     def _backup(self) -> Path:
-        """A name for the full file, after those of all others."""
+        """A name for the full file that sorts after all others."""
         self._latest = max(time.time_ns() // 1_000_000, self._latest + 1)
         moment = datetime.fromtimestamp(self._latest // 1000, UTC).strftime("%Y-%m-%dT%H-%M-%S")
         return self._path.with_name(
@@ -241,7 +241,7 @@ class RotatingFile:
 
 
 class StandardOutput:
-    """The process's standard output, written to like a file."""
+    """The process's standard output, with the interface of a file."""
 
     def write(self, lines: list[bytes]) -> None:
         """Write lines and empty the list. Raises OSError."""
@@ -250,4 +250,4 @@ class StandardOutput:
         sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """Leave it open: it is not ours."""
+        """A no-op, as the stream belongs to the process."""

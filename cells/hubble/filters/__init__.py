@@ -1,9 +1,9 @@
-"""Filters of events: which a client sees, compiled once for each request.
+"""Filters of events, compiled once for each request.
 
-All fields of a FlowFilter must match, the values of a field are alternatives. Events other than flows match
-by their event type alone, and an empty filter.
+All fields of a FlowFilter must match; the values of a field are alternatives. Events other than flows match
+only by event type, and an empty filter.
 
-Source: Cilium 1.17, pkg/hubble/filters. Regular expressions are RE2's, which cannot be made to hang.
+Source: Cilium 1.17, pkg/hubble/filters. Regular expressions are RE2's, which take linear time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InvalidFilter(ValueError):  # noqa: N818 - clients see its text
 
 
 def compile_filters(allow: Sequence[FlowFilter], deny: Sequence[FlowFilter]) -> Predicate:
-    """Whether an event passes: one of `allow` matches, if there are any, and none of `deny`.
+    """A function that returns whether an event passes: one of `allow` matches, if any, and none of `deny`.
 
     Raises InvalidFilter.
     """
@@ -81,7 +81,7 @@ def _flows(check: FlowPredicate) -> Predicate:
 
 
 def _equal(values: Iterable[Any], read: Callable[[Flow], Any]) -> list[Predicate]:
-    """Flows with one of these values; no check without values."""
+    """Compare with these values; no check without values."""
     wanted = frozenset(values)
     return [_flows(lambda flow: read(flow) in wanted)] if wanted else []
 
@@ -120,7 +120,7 @@ def _numbers(message: FlowFilter) -> list[Predicate]:
 
 
 def _is_reply(flow: Flow) -> bool | None:
-    """None where it is not known; a dropped packet is none."""
+    """None if unknown; a dropped packet counts as none."""
     if flow.is_reply is None:
         return False if flow.verdict == FlowVerdict.DROPPED else None
     return flow.is_reply
@@ -303,7 +303,7 @@ def _named(message: FlowFilter) -> list[Predicate]:
 
 
 def _namespaced(text: str) -> tuple[str, str]:
-    """Namespace and prefix of a name; without a slash the namespace is ``default``."""
+    """Namespace and prefix of a name; without a slash, the namespace is ``default``."""
     if not text:
         raise InvalidFilter("invalid filter, name must not be empty")
     if "/" not in text:
@@ -435,7 +435,7 @@ def _node_name(text: str) -> FlowPredicate:
 
 
 def _regexp(pattern: str) -> Regexp:
-    """Raises InvalidFilter."""
+    """Compile an expression. Raises InvalidFilter."""
     try:
         return compile_regexp(pattern)
     except RegexpError as error:
@@ -522,7 +522,7 @@ _INVALID_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[\x00-\x1f\x7f]")
 
 
 def _path(flow: Flow) -> str | None:
-    """The decoded path of a URL that a request line could have; None of another."""
+    """The decoded path of a URL in a request line; None if it is invalid."""
     url = _url(flow)
     if not url or (match := _REQUEST_URI.fullmatch(url)) is None:
         return "*" if url == "*" else None

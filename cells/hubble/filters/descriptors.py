@@ -1,7 +1,7 @@
-"""Descriptions of the messages and services in protobuf's own terms, and CEL, which reads flows by them.
+"""Protobuf descriptors of the messages and services, and CEL expressions that use them.
 
-Filters in the Common Expression Language (a flow is named ``_flow``) need the Python packages
-cel-expr-python and protobuf, which are imported only for a request that has such a filter.
+Filters in the Common Expression Language (a flow is named ``_flow``) need the Python packages cel-expr-python
+and protobuf, which are imported only for a request with such a filter.
 
 Source: google/protobuf/descriptor.proto; Cilium 1.17, api/v1 and pkg/hubble/filters/cel.go; cel.dev.
 """
@@ -102,7 +102,7 @@ _WELL_KNOWN: Final = ("timestamp", "wrappers", "field_mask", "any")
 
 
 class ProtoFile(NamedTuple):
-    """A file of messages and services; their Python types are in modules."""
+    """A file of messages and services, with their Python types in modules."""
 
     name: str
     package: str
@@ -113,7 +113,7 @@ class ProtoFile(NamedTuple):
 
 
 def service(package: str, name: str, *methods: tuple[str, str, str, bool]) -> ServiceDescriptorProto:
-    """A service of methods, each with its request, its answer, and whether it streams answers."""
+    """A service with methods: request, answer, and whether it streams answers."""
     return ServiceDescriptorProto(
         name=name,
         method=[
@@ -165,17 +165,17 @@ _ENUM_SCOPES: Final = {
     "ChangeNotificationType": "peer",
     "TunnelProtocol": "flow.Tunnel",
 }
-"""The package or message of an enum; the others are of the package flow."""
+"""The package or message of an enum; other enums are in the package flow."""
 _ENUM_NAMES: Final = {"FlowVerdict": "Verdict", "TunnelProtocol": "Protocol"}
 
 
 def file_descriptors() -> list[bytes]:
-    """Serialized FileDescriptorProto of each file, those that others need first."""
+    """Serialized FileDescriptorProto of each file, dependencies first."""
     return [encode(describe(each)) for each in _FILES]
 
 
 def describe(file: ProtoFile) -> FileDescriptorProto:
-    """The file in protobuf's own terms."""
+    """The FileDescriptorProto of a file."""
     messages = [
         cls
         for _, cls in inspect.getmembers(file.messages, inspect.isclass)
@@ -253,7 +253,10 @@ def _type(member: Member) -> tuple[int, str]:
 
 
 def compile_expressions(texts: Sequence[str]) -> Callable[[HubbleEvent], bool]:
-    """Whether one of the expressions is true; one that fails on a flow is not. Raises InvalidFilter."""
+    """A function that returns whether one of the expressions is true; one that fails is not.
+
+    Raises InvalidFilter.
+    """
     environment, message, types = _environment()
     expressions = []
     for text in texts:

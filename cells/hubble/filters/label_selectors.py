@@ -1,6 +1,6 @@
-"""Label selectors in Kubernetes' text form, over Cilium's labels with their sources.
+"""Label selectors in Kubernetes' text form, over Cilium's labels with sources.
 
-``app=web,env in (prod,dev),!reserved:host``: a key without ``source:`` means the label of any source.
+``app=web,env in (prod,dev),!reserved:host``: a key without ``source:`` matches labels of any source.
 
 Source: k8s.io/apimachinery, pkg/labels (grammar); Cilium 1.17, pkg/hubble/filters/labels.go.
 """
@@ -30,7 +30,7 @@ class LabelSelectorError(ValueError):
 
 
 def index_labels(labels: Sequence[str]) -> Labels:
-    """Labels by their keys, of texts ``source:key=value``; one without a source has only the key of any."""
+    """Index labels ``source:key=value`` by key; one without a source only by the key of any source."""
     found: dict[str, str] = {}
     for label in labels:
         name, _, value = label.partition("=")
@@ -41,7 +41,7 @@ def index_labels(labels: Sequence[str]) -> Labels:
 
 
 def parse_selector(text: str) -> list[Requirement]:
-    """All of which must hold; none for an empty text. Raises LabelSelectorError."""
+    """The requirements, all of which must match; none for an empty text. Raises LabelSelectorError."""
     return _Parser(text).requirements()
 
 

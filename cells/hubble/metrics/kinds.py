@@ -1,6 +1,6 @@
-"""What each name in ``hubble-metrics`` counts of flows.
+"""The metrics of flows, by names in ``hubble-metrics``.
 
-Source: Cilium 1.17, pkg/hubble/metrics. Labels are right where Cilium's are not: dns has ``rcode`` with any
+Source: Cilium 1.17, pkg/hubble/metrics. Some labels of Cilium are corrected: dns has ``rcode`` with any
         number of context labels, icmp the family IPv6, kafka the error code as a number.
 """
 
@@ -36,7 +36,7 @@ _PASSED: Final = frozenset({FlowVerdict.FORWARDED, FlowVerdict.REDIRECTED})
 
 
 class FlowMetric:
-    """One entry of ``hubble-metrics``: its options, and the metrics that it keeps."""
+    """One entry of ``hubble-metrics``: its options and metrics."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         lowered = {key.lower(): value for key, value in options.items()}
@@ -47,7 +47,7 @@ class FlowMetric:
         self.prepare()
 
     def prepare(self) -> None:
-        """Make the metrics."""
+        """Create the metrics."""
         raise NotImplementedError
 
     def process(self, flow: Flow) -> None:
@@ -55,13 +55,13 @@ class FlowMetric:
         raise NotImplementedError
 
     def add(self, name: str, text: str, *labels: str, buckets: bool = False) -> FlowSeries:
-        """One more metric of this entry."""
+        """Add a metric to this entry."""
         metric = FlowSeries(name, text, self.contexts, *labels, buckets=buckets)
         self.metrics.append(metric)
         return metric
 
     def trace(self, flow: Flow) -> str:
-        """The trace a flow belongs to, where exemplars are wanted."""
+        """The trace of a flow, if exemplars are enabled."""
         context = flow.trace_context
         if not self._exemplars or context is None or context.parent is None:
             return ""
@@ -69,7 +69,7 @@ class FlowMetric:
 
 
 def protocol_of(flow: Flow) -> str:
-    """The protocol as labels name it."""
+    """The protocol for labels."""
     kind = flow.event_type.type if flow.event_type is not None else 0
     if kind == ACCESS_LOG:
         return _l7_name(flow.l7) or "Unknown L7"
@@ -164,7 +164,7 @@ class DropMetric(FlowMetric):
 
 
 class TCPMetric(FlowMetric):
-    """Beginnings and ends of connections."""
+    """TCP flags of flows."""
 
     def prepare(self) -> None:
         self._flags = self.add("hubble_tcp_flags_total", "TCP flag occurrences", "flag", "family")
@@ -181,7 +181,7 @@ class TCPMetric(FlowMetric):
 
 
 class ProcessedMetric(FlowMetric):
-    """All flows by kind and verdict."""
+    """All flows by type and verdict."""
 
     def prepare(self) -> None:
         text = "Total number of flows processed"
@@ -203,7 +203,7 @@ class ProcessedMetric(FlowMetric):
 
 
 class PortMetric(FlowMetric):
-    """Ports that are sent to."""
+    """Destination ports."""
 
     def prepare(self) -> None:
         text = "Numbers of packets distributed by destination port"
@@ -242,7 +242,7 @@ _DURATION: Final = "Quantiles of HTTP request duration in seconds"
 
 
 class HTTPMetric(FlowMetric):
-    """HTTP requests and responses apart."""
+    """HTTP requests and responses, separately."""
 
     def prepare(self) -> None:
         self._requests = self.add(
@@ -276,7 +276,7 @@ class HTTPMetric(FlowMetric):
 
 
 class HTTPv2Metric(FlowMetric):
-    """HTTP requests with the status they were answered with; source and destination are the request's."""
+    """HTTP requests with the status of their responses; source and destination are those of the request."""
 
     def prepare(self) -> None:
         self._requests = self.add(
@@ -392,14 +392,14 @@ _KINDS: Final[dict[str, type[FlowMetric]]] = {
 
 
 class MetricEntry(msgspec.Struct, frozen=True):
-    """A metric that is asked for: its options, and filters of the flows that it counts."""
+    """A configured metric: its options, and filters for its flows."""
 
     name: str
     options: Mapping[str, str]
     include: tuple[FlowFilter, ...] = ()
-    """A flow that matches one is counted; none: all are."""
+    """Flows that match one are counted; without any, all are."""
     exclude: tuple[FlowFilter, ...] = ()
-    """A flow that matches one is not counted."""
+    """Flows that match one are not counted."""
 
 
 class _Counting(NamedTuple):
@@ -409,16 +409,16 @@ class _Counting(NamedTuple):
 
 
 class FlowMetrics:
-    """The metrics that are asked for now. Raises MetricOptionsError, as follow() does."""
+    """The configured metrics. Raises MetricOptionsError, as follow() does."""
 
     def __init__(self, entries: Iterable[MetricEntry]) -> None:
         self._counting: dict[str, _Counting] = {}
         self.follow(entries)
 
     def follow(self, entries: Iterable[MetricEntry]) -> None:
-        """Count these from now on; one of the same name and options goes on with its series.
+        """Replace the configuration; a metric with the same name and options keeps its series.
 
-        Raises MetricOptionsError: then all stays as it was.
+        Raises MetricOptionsError: then nothing changes.
         """
         wanted = {entry.name: entry for entry in entries}
         if {"http", "httpV2"} <= wanted.keys():
@@ -438,7 +438,7 @@ class FlowMetrics:
             raise MetricOptionsError(f"unable to initialize metric '{entry.name}': {error}") from error
 
     def process(self, flow: Flow) -> None:
-        """Count a flow in all of them."""
+        """Count a flow in all metrics."""
         for one in self._counting.values():
             if one.counts(flow):
                 one.metric.process(flow)
@@ -450,17 +450,17 @@ class FlowMetrics:
                 metric.remove(lambda labels, of=one: of.contexts.names_pod(labels, namespace, pod))  # type: ignore[misc]
 
     def all(self) -> Iterator[FlowSeries]:
-        """Each metric that has been counted."""
+        """All metrics with counted flows."""
         for one in self._counting.values():
             yield from one.metric.metrics
 
     def families(self) -> list[MetricFamily]:
-        """Everything that has been counted."""
+        """The metric families."""
         return [metric.family() for metric in self.all()]
 
 
 def metrics_of(texts: Iterable[str]) -> list[MetricEntry]:
-    """The metrics of texts such as ``dns:query;sourceContext=pod``."""
+    """The metrics in texts such as ``dns:query;sourceContext=pod``."""
     found = []
     for text in texts:
         name, _, rest = text.partition(":")

@@ -1,4 +1,4 @@
-"""The series of one metric of flows: the labels that options of ``hubble-metrics`` choose, and exemplars.
+"""The series of one flow metric: labels that options of ``hubble-metrics`` select, and exemplars.
 
 Source: Cilium 1.17, pkg/hubble/metrics/api; OpenMetrics 1.0, as Prometheus's Go client writes it.
 """
@@ -21,7 +21,7 @@ DIRECTIONS: Final[dict[int, str]] = {
 
 
 class MetricOptionsError(ValueError):
-    """Raised for a ``hubble-metrics`` that names no metric, or an option's value that is none."""
+    """A ``hubble-metrics`` without a metric's name, or an invalid value of an option."""
 
 
 class FlowEnd:
@@ -41,17 +41,17 @@ class FlowEnd:
 
     @property
     def workload_name(self) -> str:
-        """The name of what made the pod."""
+        """The name of the pod's workload."""
         return self.endpoint.workloads[0].name if self.endpoint.workloads else ""
 
     @property
     def workload_kind(self) -> str:
-        """What kind of thing made the pod."""
+        """The kind of the pod's workload."""
         return self.endpoint.workloads[0].kind if self.endpoint.workloads else ""
 
     @property
     def workload(self) -> str:
-        """``namespace/name`` of what made the pod."""
+        """``namespace/name`` of the pod's workload."""
         name, namespace = self.workload_name, self.endpoint.namespace
         return f"{namespace}/{name}" if name and namespace else name
 
@@ -66,7 +66,7 @@ class FlowEnd:
 
     @property
     def reserved(self) -> str:
-        """Its reserved label; of several, that of the API server."""
+        """Its reserved label; that of the API server if it has several."""
         found = [label for label in self.endpoint.labels if label.startswith("reserved:")]
         if "reserved:kube-apiserver" in found:
             return "reserved:kube-apiserver"
@@ -96,12 +96,12 @@ _END_LABELS: Final[dict[str, Callable[[FlowEnd], str]]] = {
 
 
 class Contexts:
-    """Labels that each series of a metric has besides its own, as its options want them."""
+    """Labels of each series in addition to the metric's own, as its options select."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._labels: tuple[str, ...] = ()
         self._ends: dict[tuple[str, str], tuple[str, ...]] = {}
-        """Contexts by end and direction; of no direction, those for both."""
+        """Contexts by end and direction; without a direction, for both."""
         for key, value in options.items():
             if key == "labelscontext":
                 self._labels = _labels(value)
@@ -116,7 +116,7 @@ class Contexts:
         self.names = (*self._labels, *self._used)
 
     def values(self, flow: Flow, *, swapped: bool = False) -> dict[str, str]:
-        """The labels of a flow; ``swapped``: its source is called the destination, and vice versa."""
+        """The labels of a flow; ``swapped`` exchanges source and destination."""
         ends = {"source": FlowEnd(flow, source=True), "destination": FlowEnd(flow, source=False)}
         if swapped:
             called = {"source": "destination", "destination": "source"}
@@ -136,7 +136,7 @@ class Contexts:
         return found
 
     def names_pod(self, labels: Mapping[str, str], namespace: str, pod: str) -> bool:
-        """Whether a series is that of a pod."""
+        """Whether a series has the labels of a pod."""
         for end in ("source", "destination"):
             if {f"{end}_pod", f"{end}_namespace"} <= set(self._labels) and (
                 labels[f"{end}_namespace"],
@@ -167,7 +167,7 @@ def _contexts(text: str) -> tuple[str, ...]:
 
 
 class FlowSeries:
-    """The series of one metric, by their labels in alphabetical order."""
+    """The series of one metric, by labels in alphabetical order."""
 
     def __init__(self, name: str, text: str, contexts: Contexts, *labels: str, buckets: bool = False) -> None:
         self.name = name
@@ -175,18 +175,18 @@ class FlowSeries:
         self.labels = tuple(sorted((*contexts.names, *labels)))
         self.series: dict[tuple[str, ...], Any] = {}
         self.exemplars: dict[tuple[str, ...], dict[int, tuple[str, float, float]]] = {}
-        """Of each series, by bucket: trace, value, and when."""
+        """For each series, by bucket: trace, value and time."""
         self._buckets = buckets
 
     def count(self, labels: Mapping[str, str], trace: str = "") -> None:
-        """One more."""
+        """Count a flow."""
         key = tuple(labels[name] for name in self.labels)
         self.series[key] = self.series.get(key, 0) + 1
         if trace:
             self.exemplars.setdefault(key, {})[0] = (trace, 1.0, time.time())
 
     def observe(self, labels: Mapping[str, str], value: float, trace: str = "") -> None:
-        """One more value of a histogram."""
+        """Add a value to a histogram."""
         key = tuple(labels[name] for name in self.labels)
         found = self.series.get(key)
         if found is None:
@@ -204,13 +204,13 @@ class FlowSeries:
             self.exemplars.pop(key, None)
 
     def family(self) -> MetricFamily:
-        """All series as they are now."""
+        """All series with their present values."""
         make = histogram if self._buckets else counter
         return make(self.name, self.text, dict(self.series), " ".join(self.labels))
 
 
 def openmetrics(metrics: Sequence[FlowSeries], others: Sequence[MetricFamily] = ()) -> str:
-    """Metrics in OpenMetrics's text form, with exemplars; other families without."""
+    """Metrics in OpenMetrics's text form, with exemplars for flow metrics."""
     exemplars = {metric.name: metric.exemplars for metric in metrics}
     families = [*(metric.family() for metric in metrics), *others]
     lines: list[str] = []

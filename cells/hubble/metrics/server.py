@@ -1,4 +1,4 @@
-"""Counts flows while Hubble is on, and serves the counts in Prometheus's form on a port of their own.
+"""Counts flows while Hubble is enabled, and serves the metrics of flows on a port of their own.
 
 Source: Cilium 1.17, hubble-metrics, hubble-metrics-server and enable-hubble-open-metrics.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from lifecycle.http import Request, Response
 
 DELETED_AFTER: Final = 60.0
-"""Seconds after a pod's end until its series are removed: they are scraped once more before."""
+"""Seconds after the end of a pod until its series are removed, so that they are scraped once more."""
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
@@ -94,7 +94,7 @@ class HubbleMetricsSettings(Settings, frozen=True):
 
 
 class HubbleMetrics:
-    """Counts flows in a job, by the metrics of the settings or of the file that is followed."""
+    """Counts flows in a job, with the metrics of the settings or of the watched file."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class HubbleMetrics:
 
     @property
     def flows(self) -> FlowMetrics:
-        """The counts of flows."""
+        """The metrics of flows."""
         if self._flows is None:
             from cells.hubble.metrics.kinds import FlowMetrics, metrics_of
 
@@ -137,7 +137,7 @@ class HubbleMetrics:
 
     @property
     def lost(self) -> Mapping[str, int] | None:
-        """Events that were lost before they could be counted, by where; None while Hubble is off."""
+        """Events that were lost before they could be counted, by queue; None if Hubble is disabled."""
         return None if self._hubble.observer is None else dict(self._hubble.observer.lost)
 
     async def _follow_file(self) -> None:
@@ -146,7 +146,7 @@ class HubbleMetrics:
             self._read_file(path)
 
     def _read_file(self, path: Path) -> None:
-        """Count what the file asks for; while it cannot be read, or is wrong, what it asked for before."""
+        """Apply the file; while it is unreadable or invalid, the previous contents stay in force."""
         from cells.hubble.metrics.kinds import configured_metrics
 
         try:
@@ -185,7 +185,7 @@ class HubbleMetrics:
 
 
 class HubbleMetricsServer:
-    """Answers ``/metrics`` while Hubble is on and hubble-metrics-server has an address."""
+    """Answers ``/metrics`` if Hubble is enabled and hubble-metrics-server has an address."""
 
     def __init__(
         self,
@@ -240,14 +240,14 @@ class HubbleMetricsServer:
         await self._certificates.follow(self._report)
 
     def _context(self) -> ssl.SSLContext:
-        """For one handshake. Raises OSError for files that cannot be used."""
+        """The TLS context for one handshake. Raises OSError if files are unusable."""
         try:
             return self._certificates.context()
         finally:
             self._report()
 
     def _report(self) -> None:
-        """Say whether the files of TLS can be used as they are now; in the log, when that changes."""
+        """Report whether the TLS files are usable; logged when that changes."""
         wrong = self._certificates.wrong()
         if wrong:
             last = "the last good ones are" if self._certificates.usable else "no metrics are served"
@@ -277,7 +277,7 @@ class HubbleMetricsServer:
         return Response(200, text.encode(), kind)
 
     def _others(self) -> Iterator[MetricFamily]:
-        """What is counted whichever metrics are asked for."""
+        """Metrics that do not depend on the configuration."""
         lost = self._metrics.lost or {}
         yield counter("hubble_lost_events_total", "Number of lost events", lost, "source")
         yield counter(

@@ -1,6 +1,6 @@
-"""From a record of the datapath to a flow or a debug event, with names from a resolver.
+"""Parses records of the datapath to flows or debug events, with names from a resolver.
 
-`Parser.read` raises `EventError` for a record that becomes no event: its class is the reason.
+`Parser.read` raises `EventError` for a record that does not become an event: its class is the reason.
 
 Source: Cilium 1.17, bpf/lib/{drop,trace,trace_sock,policy_log,dbg}.h; parsers threefour, sock and debug.
 """
@@ -63,36 +63,36 @@ _TO_PROXY: Final = 1
 
 
 class EventError(ValueError):
-    """The record becomes no event."""
+    """The record does not become an event."""
 
 
 class EmptyRecord(EventError):  # noqa: N818 - reads as what it is
-    """There are no bytes."""
+    """The record is empty."""
 
 
 class UnknownRecord(EventError):  # noqa: N818
-    """A type that Hubble has no events for."""
+    """A type without events in Hubble."""
 
 
 class SkippedRecord(EventError):  # noqa: N818
-    """A setting has it passed over."""
+    """A setting skips the record."""
 
 
 class MalformedRecord(EventError):  # noqa: N818
-    """Too short, of an unknown version, or around a malformed packet."""
+    """Too short, of an unknown version, or with a malformed packet."""
 
 
 class FlowOrigin(msgspec.Struct):
-    """What every flow of this node has."""
+    """The fields that all flows of this node share."""
 
     node_name: str
     """``cluster/node``; the node alone in the cluster ``default``."""
     node_labels: tuple[str, ...] = ()
-    """``key=value``, sorted: they change with the Node object."""
+    """``key=value``, sorted, from the Node object."""
 
 
 class Stamp(msgspec.Struct, frozen=True):
-    """When an event came, and what it is called."""
+    """Time and UUID of an event."""
 
     time: int
     """Nanoseconds since 1970."""
@@ -100,7 +100,7 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Parser:
-    """Reads records of the datapath."""
+    """Parses records of the datapath."""
 
     def __init__(self, origin: FlowOrigin, *, skip_unknown_cgroup_ids: bool = True) -> None:
         self._origin = origin
@@ -115,7 +115,7 @@ class Parser:
         }
 
     def read(self, data: bytes, cpu: int, stamp: Stamp, resolver: Resolver) -> Flow | DebugEvent:
-        """The event of a record; EventError when it becomes none."""
+        """The event of a record. Raises EventError if it does not become one."""
         if not data:
             raise EmptyRecord("empty record")
         reader = self._readers.get(data[0])
@@ -136,7 +136,7 @@ class Parser:
         destination: FlowEndpoint,
         resolver: Resolver,
     ) -> Flow:
-        """What all flows of layers 3 and 4 have."""
+        """The common fields of flows of layers 3 and 4."""
         flow = Flow(
             time=stamp.time,
             uuid=stamp.uuid,
@@ -309,7 +309,7 @@ def _parties(headers: Headers, from_: int, to: int, resolver: Resolver) -> tuple
 
 
 def _restore_source(headers: Headers, original: bytes) -> bool:
-    """Set the source to the one before translation, if the record has one; whether it has."""
+    """Set the source before translation, if the record has one. Returns whether it has."""
     if not any(original):
         return False
     if (ip := headers.ip) is not None and (source := ip_text(original)) != ip.source:
@@ -318,7 +318,7 @@ def _restore_source(headers: Headers, original: bytes) -> bool:
 
 
 def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: Resolver) -> None:
-    """Name the policies that allowed or denied the flow, where the endpoint's policy still has the entry."""
+    """Add the policies that allowed or denied the flow, if the endpoint's policy still has the entry."""
     allowed = flow.verdict in _FORWARDING
     if not allowed and flow.drop_reason_desc != DropReason.POLICY_DENY:
         return
@@ -346,7 +346,7 @@ def _correlate(flow: Flow, headers: Headers, match: int, remote: int, resolver: 
 
 
 def _entry_key(match: int, remote: int, port: int, protocol: int) -> EntryKey | None:
-    """The entry that a match type speaks of."""
+    """The entry of a match type."""
     found = {
         _L3_L4: (remote, port, protocol),
         _L4_ONLY: (0, port, protocol),

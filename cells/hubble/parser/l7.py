@@ -1,4 +1,4 @@
-"""From what the proxies log of requests and lookups to flows of layer 7.
+"""Parses access log records of the proxies to flows of layer 7.
 
 Source: Cilium 1.17, pkg/proxy/accesslog and Hubble's parser seven; W3C Trace Context; Go's net/url for URLs.
 """
@@ -39,7 +39,7 @@ from cells.observe.events import LookupRecord, Party, RequestRecord
 ACCESS_LOG: Final = 129
 REDACTED: Final = "HUBBLE_REDACTED"
 REQUESTS_REMEMBERED: Final = 10_000
-"""Requests that wait for their answers, to measure how long they take."""
+"""Maximum number of unanswered requests with stored times, for latencies."""
 
 V = TypeVar("V")
 
@@ -88,14 +88,14 @@ class KafkaRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherRecord(msgspec.Struct, frozen=True):
-    """A request of a protocol that flows have no message for."""
+    """A request of a protocol without a message in flows."""
 
     protocol: str
     fields: Mapping[str, str] = {}
 
 
 class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proxy logs of one request or answer."""
+    """The log record of one request or answer."""
 
     type: str
     """Request, Response or Sample."""
@@ -117,19 +117,19 @@ class AccessLogRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What of requests is not shown."""
+    """Parts of requests that are hidden."""
 
     enabled: bool = False
     url_query: bool = False
     user_info: bool = True
-    """Passwords in URLs; also without `enabled`."""
+    """Passwords in URLs, even without `enabled`."""
     kafka_api_key: bool = False
     headers_allow: frozenset[str] = frozenset()
     """Names in lower case."""
     headers_deny: frozenset[str] = frozenset()
 
     def hides_header(self, name: str) -> bool:
-        """Whether the values of a header are replaced."""
+        """Whether values of the header are hidden."""
         if not self.enabled:
             return False
         name = name.lower()
@@ -139,7 +139,7 @@ class Redaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Remembered(Generic[V]):
-    """Values by the id of a request, the oldest forgotten first."""
+    """Values by request id; the oldest are dropped."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[str, V] = OrderedDict()
@@ -155,7 +155,7 @@ class _Remembered(Generic[V]):
 
 
 class L7Parser:
-    """Reads access log records in their order: an answer's latency is known from its request."""
+    """Parses access log records in order: the latency of an answer follows from its request."""
 
     def __init__(self, origin: FlowOrigin, redaction: Redaction) -> None:
         self._origin = origin
@@ -164,7 +164,7 @@ class L7Parser:
         self._traces: _Remembered[TraceContext] = _Remembered()
 
     def read(self, record: AccessLogRecord, stamp: Stamp, resolver: Resolver) -> Flow:
-        """The flow of a record; MalformedRecord without a time or address family."""
+        """The flow of a record. Raises MalformedRecord without a time or address family."""
         try:
             time = parse_rfc3339(record.time)
         except DecodeError as error:
@@ -207,7 +207,7 @@ class L7Parser:
         )
 
     def _latency(self, record: AccessLogRecord, kind: L7FlowType, time: int) -> int:
-        """Nanoseconds since the request; 0 for a request, or where it is not known."""
+        """Nanoseconds since the request; 0 for a request, or if it is unknown."""
         if not (request_id := _header(record, "X-Request-Id")):
             return 0
         if kind == L7FlowType.REQUEST:
@@ -362,7 +362,7 @@ _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-(
 
 
 def _trace_id(header: str) -> str:
-    """Of a traceparent header; empty where that is none."""
+    """The trace id in a traceparent header; empty if it is invalid."""
     if (match := _TRACEPARENT.fullmatch(header.strip())) is None:
         return ""
     version, trace_id, parent, _, rest = match.groups()
@@ -424,7 +424,7 @@ _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 def _url(text: str, redaction: Redaction) -> str:
-    """As Go prints a parsed URL, without what is redacted."""
+    """A parsed URL as Go prints it, without hidden parts."""
     match = _URL.fullmatch(text)
     if match is None:
         return text
@@ -438,7 +438,7 @@ def _url(text: str, redaction: Redaction) -> str:
 
 
 def _path(text: str) -> str:
-    """Unchanged where it is escaped validly; else decoded, and escaped anew."""
+    """Unchanged if its escapes are valid; otherwise decoded and escaped again."""
     data = text.encode()
     if text == "*" or _ESCAPED.fullmatch(data):
         return text
@@ -450,7 +450,7 @@ def _path(text: str) -> str:
 
 
 def access_log_record(record: RequestRecord | LookupRecord) -> AccessLogRecord:
-    """The record of what the DNS proxy or Envoy reports."""
+    """The record of a report of the DNS proxy or Envoy."""
     http, dns = None, None
     if isinstance(record, RequestRecord):
         http = HTTPRecord(

@@ -1,4 +1,4 @@
-"""Events of the node rather than of a flow: what changes in the agent, and the datapath's debug messages.
+"""Events of the node: notifications of the agent, and debug messages of the datapath.
 
 Source: Cilium 1.17, pkg/monitor/api (the notifications), Hubble's parser of agent events, and
 pkg/monitor/datapath_debug.go (the texts of debug messages).
@@ -141,7 +141,7 @@ _EVENTS: Final[dict[int, tuple[AgentEventType, type[Any], Callable[[Any], dict[s
 
 
 def agent_event(kind: int, notification: object) -> AgentEvent:
-    """The event of a notification with the monitor's number; unknown where the two do not fit."""
+    """The event of a notification with the monitor's number; unknown if number and content do not match."""
     if (known := _EVENTS.get(kind)) is not None and isinstance(notification, known[1]):
         return AgentEvent(type=known[0], **known[2](notification))
     text = msgspec.json.encode(notification).decode()
@@ -155,7 +155,7 @@ def debug_text(kind: int, a: int, b: int, c: int) -> str:
 
 
 def _port(value: int) -> int:
-    """The lower half of an argument in network byte order."""
+    """The lower half of an argument, in network byte order."""
     return (value & 0xFF) << 8 | value >> 8 & 0xFF
 
 

@@ -1,7 +1,7 @@
-"""Reads the first bytes of a packet: Ethernet, IPv4, IPv6, and TCP, UDP, SCTP or ICMP behind them.
+"""Parses the first bytes of a packet: Ethernet, IPv4, IPv6, and TCP, UDP, SCTP or ICMP.
 
-What is none of these ends the reading without error. Of IP in IP the inner header counts; VXLAN and Geneve
-are not opened.
+Unknown headers end the parsing without an error. For IP in IP, the inner header counts; VXLAN and Geneve are
+not decapsulated.
 
 Source: Cilium 1.17, the decoding layers of Hubble's threefour parser (gopacket).
 """
@@ -75,18 +75,18 @@ ICMPV6_CODES: Final = {
     4: ("ErroneousHeaderField", "UnrecognizedNextHeader", "UnrecognizedIPv6Option"),
 }
 FLAGS: Final = ("SYN", "ACK", "RST", "FIN", "PSH", "URG", "ECE", "CWR", "NS")
-"""In the order in which they are printed."""
+"""In the order of printing."""
 _BITS: Final = {
     name: 1 << bit for bit, name in enumerate(("FIN", "SYN", "RST", "PSH", "ACK", "URG", "ECE", "CWR", "NS"))
 }
 
 
 class PacketError(ValueError):
-    """A header is truncated or contradicts itself."""
+    """A header is truncated or inconsistent."""
 
 
 class Headers(msgspec.Struct, gc=False):
-    """What the headers hold, as far as they were read. The messages are shared: none may be changed."""
+    """The parsed headers. Instances are shared, so they must not be changed."""
 
     ethernet: Ethernet | None = None
     ip: IP | None = None
@@ -94,7 +94,7 @@ class Headers(msgspec.Struct, gc=False):
     source_port: int = 0
     destination_port: int = 0
     protocol: int = 0
-    """0 unless the header of layer 4 was read."""
+    """0 unless the header of layer 4 was parsed."""
     summary: str = ""
 
 
@@ -114,7 +114,7 @@ def ip_text(packed: bytes) -> str:
 
 @functools.cache
 def tcp_flags(bits: int) -> tuple[TCPFlags, str]:
-    """The flags and their text, of the nine bits in a TCP header."""
+    """The flags and their text, from the nine bits in a TCP header."""
     names = [name for name in FLAGS if bits & _BITS[name]]
     return share(TCPFlags(**dict.fromkeys(names, True))), "TCP Flags: " + ", ".join(names)
 
@@ -139,7 +139,7 @@ def _tcp(ports: bytes, bits: bytes) -> tuple[Layer4, str, int, int]:
 
 
 def read_packet(data: bytes) -> Headers:
-    """The headers of a packet that begins with Ethernet; nothing of an empty one. Raises PacketError."""
+    """The headers of a packet from Ethernet on; none for an empty one. Raises PacketError."""
     if not data:
         return Headers()
     if len(data) < 14:

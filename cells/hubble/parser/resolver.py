@@ -1,4 +1,4 @@
-"""What flows are given names from: the agent's endpoints, identities, services and DNS names of one moment.
+"""Names for flows: the agent's endpoints, identities, services and DNS names at one moment.
 
 Source: Cilium 1.17, the getters of Hubble's parser and pkg/hubble/parser/common.
 """
@@ -20,7 +20,7 @@ from cells.hubble.flow import Flow, FlowEndpoint, FlowPolicy, FlowService, Workl
 CLUSTER_LABEL = "k8s:io.cilium.k8s.policy.cluster"
 NAMESPACE_LABEL: Final = "k8s:io.kubernetes.pod.namespace"
 NAMESPACE_AGE: Final = 3600 * 1_000_000_000
-"""Nanoseconds after which a namespace without flows is forgotten."""
+"""Nanoseconds after which a namespace without flows is dropped."""
 _WITH_IDENTITIES: Final = frozenset((b"\1", b"\4"))
 _VERDICT: Final = b"\5"
 _MOST_PARTIES: Final = 1 << 16
@@ -29,7 +29,7 @@ _CRON_JOB = re.compile(r"(.+)-\d{8,10}")
 
 
 class LocalEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint of this node, as far as flows show it."""
+    """The fields of an endpoint of this node that flows show."""
 
     id: int
     identity: int = 0
@@ -43,21 +43,21 @@ class EntryKey(msgspec.Struct, frozen=True):
     """An entry of a policy map."""
 
     identity: int
-    """0: of everybody."""
+    """0: all peers."""
     port: int | None
-    """None: of all ports."""
+    """None: all ports."""
     protocol: int
 
 
 class DecidingRules(msgspec.Struct, frozen=True):
-    """Labels of the rules behind an entry of an endpoint's policy map, and the revision they are of."""
+    """Labels of the rules of an entry in an endpoint's policy map, and their revision."""
 
     labels: Sequence[Sequence[str]]
     revision: int = 0
 
 
 class Resolver(ABC):
-    """Answers of one moment: an instance never changes its mind, so what it resolved is remembered."""
+    """Names at one moment: an instance always returns the same answers, so results may be cached."""
 
     def __init__(self) -> None:
         self._resolved: dict[tuple[str, int], FlowEndpoint] = {}
@@ -68,39 +68,39 @@ class Resolver(ABC):
 
     @abstractmethod
     def endpoint(self, number: int) -> LocalEndpoint | None:
-        """The endpoint of this node with the number."""
+        """The endpoint of this node with the id."""
 
     @abstractmethod
     def identity_at(self, address: str) -> int:
-        """The identity of an address; 0 where none is known."""
+        """The identity of an address; 0 if unknown."""
 
     @abstractmethod
     def pod_at(self, address: str) -> tuple[str, str]:
-        """Namespace and name of the pod with the address, anywhere in the clusters; empty for none."""
+        """Namespace and name of the pod with the address, in any cluster; empty if there is none."""
 
     @abstractmethod
     def labels_of(self, identity: int) -> Sequence[str]:
-        """Labels of an identity; none where it is unknown."""
+        """Labels of an identity; empty if it is unknown."""
 
     @abstractmethod
     def service_at(self, address: str, port: int) -> FlowService | None:
-        """The service with a frontend there, of any protocol."""
+        """The service with a frontend at the address, for any protocol."""
 
     @abstractmethod
     def names_at(self, endpoint: int, address: str) -> Sequence[str]:
-        """Names that DNS gave the endpoint for the address."""
+        """Names of the address in DNS answers to the endpoint."""
 
     @abstractmethod
     def link_name(self, index: int) -> str:
-        """The name of a network interface; empty for an unknown one."""
+        """The name of a network interface; empty if it is unknown."""
 
     @abstractmethod
     def addresses_of_cgroup(self, cgroup: int) -> Sequence[str]:
-        """Addresses of the pod with a container in the cgroup; none for another."""
+        """Addresses of the pod with a container in the cgroup; empty if there is none."""
 
     @abstractmethod
     def rules(self, endpoint: int, entry: EntryKey, address: str, *, egress: bool) -> DecidingRules | None:
-        """The rules behind an entry of the endpoint's policy map, or of the network around the address."""
+        """The rules of an entry in the endpoint's policy map, or of the network around the address."""
 
     def party(self, address: str, identity: int) -> FlowEndpoint:
         """One side of a flow; the identity that the datapath reports (0 for none) comes before ours."""
@@ -136,13 +136,13 @@ class Resolver(ABC):
 
 
 def label_value(labels: Sequence[str], name: str) -> str:
-    """The value of the label with this source and key; empty where there is none."""
+    """The value of the label with this source and key; empty if there is none."""
     prefix = name + "="
     return next((label[len(prefix) :] for label in labels if label.startswith(prefix)), "")
 
 
 def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
-    """Sorted; of the prefixes of a local identity the longest one only."""
+    """Labels sorted; for prefixes of a local identity, only the longest one."""
     if scope_of(identity) != Scope.LOCAL:
         return tuple(sorted(labels))
     chosen: list[str] = []
@@ -161,9 +161,9 @@ def shown_labels(labels: Sequence[str], identity: int) -> tuple[str, ...]:
 
 
 def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[str, str]) -> Workload | None:
-    """What runs a pod, of its generateName, the kind and name of its controller, and its labels.
+    """The workload of a pod, from its generateName, the kind and name of its controller, and its labels.
 
-    None for a pod that nothing controls. The owners behind a ReplicaSet, ReplicationController or Job are
+    None for a pod without a controller. The owners of a ReplicaSet, ReplicationController or Job are
     recognised by their names.
     """
     if not generate_name or owner is None:
@@ -179,7 +179,7 @@ def workload_of(generate_name: str, owner: tuple[str, str] | None, labels: dict[
 
 
 def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
-    """The policies that rules come from, each once where neighbours are equal."""
+    """The policies of rules, without equal neighbours."""
     found: list[FlowPolicy] = []
     for labels in rules.labels:
         shown = tuple(sorted(labels, key=lambda label: label.partition(":")[2].partition("=")[0]))
@@ -196,14 +196,14 @@ def policies_of(rules: DecidingRules) -> tuple[FlowPolicy, ...]:
 
 
 class Parties:
-    """Which endpoints and identities flows of the last hour had, for their namespaces."""
+    """Endpoints and identities in flows of the last hour, for the list of namespaces."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, int] = {}
         self._named: dict[str, int] = {}
 
     def record(self, data: bytes, time: int) -> None:
-        """Note who a record of the datapath speaks of."""
+        """Record the parties of a datapath record."""
         kind = data[:1]
         if kind in _WITH_IDENTITIES:  # the endpoint comes before them
             self._seen[data[2:4] + data[16:24]] = time
@@ -213,7 +213,7 @@ class Parties:
             self._forget(time)
 
     def flow(self, flow: Flow, time: int) -> None:
-        """Note the namespaces of a flow."""
+        """Record the namespaces of a flow."""
         for endpoint in (flow.source, flow.destination):
             if endpoint is not None and endpoint.namespace:
                 self._named[endpoint.namespace] = time
@@ -227,7 +227,7 @@ class Parties:
         return sorted(found - {""})
 
     def _forget(self, now: int) -> None:
-        """Keep those of the last hour, and no more than half of what there may be."""
+        """Drop entries older than an hour, and half of the maximum."""
         recent = sorted(self._seen.items(), key=lambda item: item[1])[-_MOST_PARTIES // 2 :]
         self._seen = {key: seen for key, seen in recent if now - seen <= NAMESPACE_AGE}
 

@@ -1,7 +1,7 @@
-"""Serves gRPC methods over HTTP/2 connections, with bounds on what clients can take of the process.
+"""A gRPC server over HTTP/2, with limits on the resources that clients may use.
 
 Why:    a layer of our own over h2 sends many small messages in one frame, so a follower costs less than with
-        grpclib (a frame for each), and reads as slowly as the rest of the agent can bear.
+        grpclib (one frame a message), and reads no faster than the rest of the agent permits.
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md); RFC 9113.
 """
 
@@ -40,37 +40,37 @@ from lifecycle import Logger
 from lifecycle.http import turns_of
 
 _DATA: Final = b"\0\0"
-"""Type and flags of a frame of data that does not end its stream."""
+"""Type and flags of a data frame that does not end its stream."""
 
 
 class GrpcLimits(msgspec.Struct, frozen=True):
-    """Counts, bytes and seconds. What a client asks beyond them is refused to that client alone."""
+    """Counts, bytes and seconds. Requests of a client beyond them fail for that client alone."""
 
     connections: int = 256
-    """At once. One more takes the place of one without calls, else it is closed."""
+    """Open connections. A further one replaces one without calls, or is closed."""
     per_peer: int = 128
-    """Connections of one address, or of one process on a unix socket."""
+    """Open connections of one address, or of one process on a unix socket."""
     calls: int = 256
-    """At once on one connection: a relay carries all its clients over one."""
+    """Parallel calls on one connection: a relay uses one for all its clients."""
     all_calls: int = 1024
-    """At once on all connections."""
+    """Parallel calls on all connections."""
     request: int = 1 << 20
-    """Bytes of one request."""
+    """Maximum size of a request in bytes."""
     held: int = 8 << 20
-    """Bytes of requests that are not complete, of all calls."""
+    """Total size of incomplete requests of all calls in bytes."""
     headers: int = 16 << 10
     read: int = 2 << 10
-    """Bytes of frames that are read in one turn of the event loop: some milliseconds of the worst kind."""
+    """Bytes of frames that are read in one turn of the event loop: some milliseconds in the worst case."""
     queued: int = 64 << 10
     """Bytes of answers that are queued on a connection before its calls wait for the client."""
     opening_seconds: float = 10.0
-    """For TLS and for HTTP/2's preface."""
+    """Timeout of TLS and of HTTP/2's preface."""
     cancelled: int = 200
-    """Calls that a client may cancel within ten seconds."""
+    """Maximum number of calls that a client may cancel within ten seconds."""
 
 
 class CallCounts:
-    """What the server counts, by (type, service, method); ``handled`` by code besides."""
+    """Counters of the server, by (type, service, method); ``handled`` also by code."""
 
     def __init__(self) -> None:
         self.started: Counter[tuple[str, str, str]] = Counter()
@@ -80,7 +80,7 @@ class CallCounts:
 
 
 class GrpcServer:
-    """Answers calls of ``methods`` on any number of connections."""
+    """Serves ``methods`` on any number of connections."""
 
     def __init__(self, methods: Iterable[Method], *, log: Logger, limits: GrpcLimits | None = None) -> None:
         self.methods: Mapping[str, Method] = {f"/{one.service}/{one.name}": one for one in methods}
@@ -89,19 +89,19 @@ class GrpcServer:
         self.counts = CallCounts()
         self.log = log
         self.calls = 0
-        """Under way on all connections."""
+        """Current calls on all connections."""
         self.held = 0
-        """Bytes of requests that are not complete."""
+        """Bytes of incomplete requests."""
         self._connections: dict[GrpcConnection, asyncio.Event] = {}
         self._peers: Counter[Hashable] = Counter()
 
     @property
     def clients(self) -> int:
-        """How many are connected."""
+        """Number of connections."""
         return len(self._connections)
 
     async def serve(self, stream: ByteStream, peer: Hashable) -> None:
-        """Answer one client until it leaves, or another client takes its place. Closes the stream."""
+        """Serve one client until it disconnects or another client replaces it. Closes the stream."""
         connection = GrpcConnection(self, stream, peer)
         replaced = asyncio.Event()
         async with stream:
@@ -132,7 +132,7 @@ class GrpcServer:
         return True
 
     def _replace(self, among: Iterable[GrpcConnection]) -> bool:
-        """Close the connection without calls that has been so for longest; False when there is none."""
+        """Close the connection that has been without calls for longest; False if there is none."""
         idle = [one for one in among if not one.calls and not self._connections[one].is_set()]
         if not idle:
             return False
@@ -166,7 +166,7 @@ class GrpcConnection:
         )
         self._calls: dict[int, _Call] = {}
         self._frames: list[bytes | memoryview] = []
-        """Queued, with ``_queued`` bytes that may be on their way already."""
+        """Queued frames, of ``_queued`` bytes, some of which may be sent already."""
         self._unsent = asyncio.Event()
         self._queued = 0
         self._sending = False
@@ -176,11 +176,11 @@ class GrpcConnection:
 
     @property
     def calls(self) -> int:
-        """How many are under way."""
+        """Number of current calls."""
         return len(self._calls)
 
     async def run(self) -> None:
-        """Answer until the client leaves."""
+        """Serve until the client disconnects."""
         self._h2.initiate_connection()
         try:
             self._flush()
@@ -192,7 +192,7 @@ class GrpcConnection:
             pass  # the client has left: no one waits for the answers
 
     async def close(self) -> None:
-        """Send that the server stops, as far as the client takes it at once."""
+        """Send that the server stops, as far as the socket takes it at once."""
         self._h2.close_connection()
         with anyio.move_on_after(0.2):
             self._collect()
@@ -262,9 +262,9 @@ class GrpcConnection:
     # -- what goes --------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        """Send what there is to send: at once while the client keeps up, else in the task that waits for it.
+        """Send queued frames: at once while the client keeps up, otherwise in the task that waits for it.
 
-        Raises BrokenResourceError when the client has left.
+        Raises BrokenResourceError if the client has disconnected.
         """
         self._collect()
         if self._prompt is None or self._sending or self._unsent.is_set():
@@ -276,7 +276,7 @@ class GrpcConnection:
                 self._unsent.set()
 
     def _collect(self) -> None:
-        """Queue the frames that h2 has made, of answers to pings too."""
+        """Queue the frames of h2, including answers to pings."""
         if data := self._h2.data_to_send():
             self._frames.append(data)
             self._queued += len(data)
@@ -286,9 +286,9 @@ class GrpcConnection:
         return b"".join(frames)
 
     def _put(self, call: _Call, part: memoryview) -> None:
-        """Queue a frame of data, as h2's send_data() would: that takes ten times as long.
+        """Queue a data frame as h2's send_data() would, in a tenth of the time.
 
-        Raises ProtocolError when the stream is closed.
+        Raises ProtocolError if the stream is closed.
         """
         stream, size = self._h2.streams[call.id], len(part)
         if not stream.open:
@@ -300,7 +300,7 @@ class GrpcConnection:
         self._queued += size + 9
 
     async def _writable(self, *, empty: bool = False) -> None:
-        """Return when there is room for answers; with ``empty``, when all are handed to the kernel."""
+        """Wait until there is room for answers; with ``empty``, until the kernel has all of them."""
         while self._queued > self._limits.queued or (empty and (self._sending or self._unsent.is_set())):
             self._room.clear()
             await self._room.wait()
@@ -318,7 +318,7 @@ class GrpcConnection:
             self._room.set()
 
     async def send(self, call: _Call, data: bytes) -> None:
-        """Send a call's bytes as the client makes room for them."""
+        """Send bytes of a call as the client's flow control permits."""
         rest = memoryview(data)
         while rest:
             await self._writable()  # before the window is read: other calls use it meanwhile
@@ -404,7 +404,7 @@ class GrpcConnection:
 
 
 class _Call:
-    """One call: what has come of its request, and whether its answer may go on."""
+    """One call: its received request, and the progress of its answer."""
 
     def __init__(
         self, connection: GrpcConnection, stream_id: int, headers: dict[str, str], limit: int
@@ -415,9 +415,9 @@ class _Call:
         self.scope = anyio.CancelScope()
         self.window = asyncio.Event()
         self.opened = False
-        """The answer has started."""
+        """Whether the answer has started."""
         self.ended = False
-        """The request has come wholly."""
+        """Whether the request is complete."""
         self.http_status = "200"
         self._server = connection._server  # noqa: SLF001
         self._reader = MessageReader(limit)
@@ -426,7 +426,7 @@ class _Call:
         self._refused: RpcError | None = None
 
     def method(self, server: GrpcServer) -> Method:
-        """The method that is called. Raises RpcError."""
+        """The requested method. Raises RpcError."""
         if self.headers.get(":method") != "POST":
             self.http_status = "405"
             raise RpcError(
@@ -456,7 +456,7 @@ class _Call:
         return found
 
     def receive(self, data: bytes) -> None:
-        """More of the request."""
+        """Add received bytes of the request."""
         if self._refused is not None:
             return
         self._reader.feed(data)
@@ -467,12 +467,12 @@ class _Call:
         self._arrived.set()
 
     def finish(self) -> None:
-        """The request has come wholly."""
+        """Mark the request as complete."""
         self.ended = True
         self._arrived.set()
 
     def release(self) -> None:
-        """Hold nothing more of the request."""
+        """Drop the received bytes of the request."""
         self._server.held -= self._held
         self._held = 0
 
@@ -482,7 +482,7 @@ class _Call:
         return self._held
 
     async def requests(self, count: Callable[[], None]) -> Requests:
-        """The messages of the request as they come. Raises RpcError."""
+        """The messages of the request as they arrive. Raises RpcError."""
         while True:
             while (message := self._reader.take()) is not None:
                 self._hold()

@@ -1,4 +1,4 @@
-"""Messages, statuses and methods of gRPC, as both sides of a call write and read them; and a client's socket.
+"""Messages, statuses and methods of gRPC for servers and clients; and a client's socket.
 
 Source: the gRPC protocol over HTTP/2 (PROTOCOL-HTTP2.md).
 """
@@ -59,7 +59,7 @@ def code_name(code: int) -> str:
 
 
 class RpcError(Exception):
-    """Raised by a method to end its call with a status, and by the client when a call ended with one."""
+    """Ends a call with a status; clients raise it if a call ended with one."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class RpcError(Exception):
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
-    """The messages as gRPC sends them: not compressed, each after its length."""
+    """Messages framed for gRPC: uncompressed, each after its length."""
     parts: list[bytes] = []
     for message in messages:
         parts.append(b"\0" + len(message).to_bytes(4, "big"))
@@ -77,7 +77,7 @@ def framed(messages: Iterable[bytes]) -> bytes:
 
 
 class MessageReader:
-    """Cuts a stream's bytes into messages of at most ``limit`` bytes each."""
+    """Splits a stream into messages of at most ``limit`` bytes each."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -85,15 +85,15 @@ class MessageReader:
 
     @property
     def held(self) -> int:
-        """Bytes of messages that are not complete, or not taken."""
+        """Bytes of messages that are incomplete or not taken."""
         return len(self._data)
 
     def feed(self, data: bytes) -> None:
-        """More bytes of the stream."""
+        """Add bytes of the stream."""
         self._data += data
 
     def take(self) -> bytes | None:
-        """The next complete message. Raises RpcError for one that is compressed or too large."""
+        """The next complete message. Raises RpcError if it is compressed or too large."""
         if len(self._data) < 5:
             return None
         size = int.from_bytes(self._data[1:5], "big")
@@ -112,7 +112,7 @@ class MessageReader:
 
 
 def encode_message(text: str) -> str:
-    """The value of ``grpc-message``: UTF-8, what is not printable ASCII percent-encoded."""
+    """The value of ``grpc-message``: UTF-8, with percent-encoding for all but printable ASCII."""
     return quote_from_bytes(text.encode(), safe=" !\"#$&'()*+,/:;<=>?@[\\]^`{|}~")
 
 
@@ -145,9 +145,9 @@ class Method(msgspec.Struct, frozen=True):
     service: str
     name: str
     answer: Callable[[Requests], Answers]
-    """Takes the client's messages; gives encoded answers, each batch when the client has room for it."""
+    """Receives the client's messages; yields encoded answers in batches, each when the client has room."""
     kind: str = "server_stream"
-    """unary, server_stream or bidi_stream, as metrics name it."""
+    """unary, server_stream or bidi_stream, as in metrics."""
 
 
 async def _only(requests: Requests) -> bytes:
@@ -166,7 +166,7 @@ def unary(service: str, name: str, call: Callable[[bytes], Awaitable[bytes]]) ->
 
 
 def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) -> Method:
-    """A method with one request and a stream of answers, which the call gives in batches."""
+    """A method with one request and a stream of answers, which the call yields in batches."""
 
     async def answer(requests: Requests) -> Answers:
         batches = call(await _only(requests))
@@ -181,10 +181,10 @@ def server_streaming(service: str, name: str, call: Callable[[bytes], Answers]) 
 
 
 class ClientStream(ByteStream):
-    """A connected socket that takes what the system has room for at once, without a round of the event loop.
+    """A connected socket that sends synchronously as much as the kernel accepts.
 
-    anyio's own is not used: it sends in a later round, and when its receive() is cancelled in the turn of the
-    loop in which data comes, the loop reports a fault (InvalidStateError).
+    anyio's own is not used: it sends in a later turn of the event loop, and if its receive() is cancelled in
+    the turn in which data arrives, the loop reports a fault (InvalidStateError).
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,13 +194,13 @@ class ClientStream(ByteStream):
 
     @classmethod
     async def of(cls, connected: socket.socket) -> Self:
-        """Of a socket, which is the stream's from now on. Raises OSError."""
+        """A stream that owns the socket. Raises OSError."""
         if connected.family == socket.AF_UNIX:
             return cls(*await asyncio.open_unix_connection(sock=connected))
         return cls(*await asyncio.open_connection(sock=connected))
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """At least one byte. Raises EndOfStream, BrokenResourceError."""
+        """Read at least one byte. Raises EndOfStream, BrokenResourceError."""
         try:
             data = await self._reader.read(max_bytes)
         except OSError as error:
@@ -210,9 +210,9 @@ class ClientStream(ByteStream):
         return data
 
     def send_nowait(self, data: bytes) -> bool:
-        """Send; whether the system has all of it: if not, wait with send() before there is more to send.
+        """Send. Returns whether the kernel accepted all; if not, wait with send() before sending more.
 
-        Raises BrokenResourceError when the client has left.
+        Raises BrokenResourceError if the client has disconnected.
         """
         if self._transport.is_closing():
             raise anyio.BrokenResourceError
@@ -220,7 +220,7 @@ class ClientStream(ByteStream):
         return not self._transport.get_write_buffer_size()
 
     async def send(self, item: bytes) -> None:
-        """Wait until the system takes it, and what was sent before. Raises BrokenResourceError."""
+        """Wait until the kernel accepts it and what was sent before. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -228,11 +228,11 @@ class ClientStream(ByteStream):
             raise anyio.BrokenResourceError from error
 
     async def send_eof(self) -> None:
-        """Nothing more is sent."""
+        """Close the sending side."""
         self._writer.write_eof()
 
     async def aclose(self) -> None:
-        """Close the connection; what a cancelled send() left is lost."""
+        """Close the connection; data of a cancelled send() is lost."""
         self._transport.abort()
         await anyio.lowlevel.checkpoint()
 
@@ -243,13 +243,13 @@ class ClientStream(ByteStream):
 
 HEALTH_SERVICE: Final = "grpc.health.v1.Health"
 OBSERVER_NAME: Final = "hubble.server.Observer"
-"""The service of which health clients ask for."""
+"""The service of which health clients ask the state."""
 
 _Message = TypeVar("_Message", bound=WireMessage)
 
 
 def decoded(kind: type[_Message], data: bytes) -> _Message:
-    """A request. Raises RpcError for bytes that are none."""
+    """A decoded request. Raises RpcError if the bytes are malformed."""
     try:
         return decode(kind, data)
     except DecodeError as error:
@@ -266,7 +266,7 @@ class ServingStatus(enum.IntEnum):
 
 
 class HealthCheckRequest(WireMessage):
-    """Asks for the health of a service, or of the server."""
+    """Requests the health of a service, or of the server."""
 
     protobuf: ClassVar[str] = "grpc.health.v1.HealthCheckRequest"
     service: Annotated[str, Wire(1)] = ""

@@ -1,6 +1,6 @@
-"""The reflection service, by which grpcurl and its like learn what services and messages there are.
+"""The reflection service, with which grpcurl and others list services and messages.
 
-Source: grpc.reflection.v1 (also served by its earlier name, v1alpha), reflection.proto; what grpc-go answers.
+Source: grpc.reflection.v1 (also served as v1alpha), reflection.proto; answers of grpc-go.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EARLIER: Final = "grpc.reflection.v1alpha"
 
 
 class ReflectionRequest(WireMessage):
-    """Asks for one thing: the last field that is set; none is a request for the list of services."""
+    """One request: the last field that is set; without any, a request for the list of services."""
 
     protobuf: ClassVar[str] = "grpc.reflection.v1.ServerReflectionRequest"
     host: Annotated[str, Wire(1)] = ""
@@ -93,7 +93,7 @@ _WELL_KNOWN: Final[dict[str, dict[str, tuple[tuple[str, int], ...]]]] = {
         )
     },
 }
-"""Fields of messages of google/protobuf: name and type, by which a descriptor knows it."""
+"""Fields of messages of google/protobuf, name and type, for their descriptors."""
 
 
 def _well_known() -> Iterator[FileDescriptorProto]:
@@ -117,7 +117,7 @@ def _well_known() -> Iterator[FileDescriptorProto]:
 
 
 def _own() -> Iterator[FileDescriptorProto]:
-    """Of the health service and of this one, by both of its names."""
+    """The health service and this service, with both of its names."""
     package, _, name = HEALTH_SERVICE.rpartition(".")
     checks = service(
         package,
@@ -145,7 +145,7 @@ def _own() -> Iterator[FileDescriptorProto]:
 
 
 class _Files:
-    """The files by name, and by what they define."""
+    """The files by name, and by the symbols that they define."""
 
     def __init__(self) -> None:
         hubble = [decode(FileDescriptorProto, each) for each in file_descriptors()]
@@ -159,7 +159,7 @@ class _Files:
         return self._by_symbol.get(symbol)
 
     def with_dependencies(self, file: FileDescriptorProto, sent: set[str]) -> Iterator[bytes]:
-        """The file and, as far as they were not sent, those it needs."""
+        """The file and its dependencies, unless they were sent already."""
         waiting = [file.name]
         while waiting:
             name = waiting.pop(0)
@@ -192,7 +192,7 @@ def _of_message(scope: str, message: DescriptorProto) -> Iterator[str]:
 
 
 def reflection_methods(services: Iterable[str]) -> list[Method]:
-    """The service by both names, for a server of these services and of itself."""
+    """The service with both names, for a server of these services and itself."""
     names = sorted({*services, *(f"{package}.ServerReflection" for package in (PACKAGE, EARLIER))})
 
     async def info(requests: Requests) -> Answers:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from cells.hubble.rpc.grpc import CallCounts, GrpcServer
 
 HANDSHAKES = 64
-"""Of TLS at once; what comes beyond them is closed."""
+"""Maximum number of parallel TLS handshakes; further connections are closed."""
 HANDSHAKE_SECONDS = 10.0
 _QUIET = 60.0
-"""Seconds between two lines in the log about clients that fail TLS."""
+"""Minimum time between two log lines about clients that fail TLS, in seconds."""
 
 
 class HubbleServerSettings(Settings, frozen=True):
@@ -63,7 +63,7 @@ class HubbleServerSettings(Settings, frozen=True):
     """Files with CA certificates that clients' certificates must be of; empty: clients need none."""
 
     def validate(self) -> None:
-        """Refuse an address that is none, and TLS without files; raises ValueError with one line."""
+        """Refuse invalid addresses, and TLS without files. Raises ValueError with one line."""
         if not self.hubble_listen_address:
             return
         try:
@@ -78,12 +78,12 @@ class HubbleServerSettings(Settings, frozen=True):
 
     @property
     def address(self) -> ListenAddress | None:
-        """Where TCP is served; None when it is not."""
+        """The TCP address; None if TCP is not served."""
         return ListenAddress.parse(self.hubble_listen_address) if self.hubble_listen_address else None
 
 
 class ServerCertificates:
-    """A server's certificate and the CAs of its clients, read again for a handshake when files changed."""
+    """A server's certificate and its clients' CAs, read again when the files change."""
 
     def __init__(self, certificate: str, key: str, client_cas: Sequence[str], protocol: str) -> None:
         self._protocol = protocol
@@ -94,13 +94,14 @@ class ServerCertificates:
 
     @property
     def usable(self) -> bool:
-        """Whether clients can be served, by files of an earlier time if need be."""
+        """Whether clients can be served, perhaps with earlier contents of the files."""
         return self._context is not None
 
     def context(self) -> ssl.SSLContext:
-        """TLS 1.3 with the protocol by ALPN. Raises OSError (ssl.SSLError too) for files that cannot be used.
+        """A TLS 1.3 context with the protocol for ALPN.
 
-        Files that became unusable leave the last usable ones in force until they change again.
+        Raises OSError (also ssl.SSLError) if files are unusable. If files become unusable, the last usable
+        ones stay in force until they change again.
         """
         stamps = tuple(_stamp(path) for path in self._files)
         if stamps != self._stamps or self._context is None:
@@ -115,13 +116,13 @@ class ServerCertificates:
         return self._context
 
     def wrong(self) -> str:
-        """Why the files, as they are now, cannot be used; empty when they can."""
+        """Why the present files are unusable; empty if they are usable."""
         with suppress(OSError):  # its reason is what is returned
             self.context()
         return self._wrong
 
     async def follow(self, report: Callable[[], None]) -> None:
-        """Call it at first, and after every change in a directory of the files."""
+        """Call this at first, and after every change in a directory of the files."""
 
         async def at_changes(path: Path) -> None:
             async for _ in file_changes(path):
@@ -157,7 +158,7 @@ def _stamp(path: str) -> object:
 
 
 class HubbleServer:
-    """Serves while its hook runs, if enable-hubble is set."""
+    """Serves Hubble while its hook runs, if enable-hubble is set."""
 
     def __init__(
         self,
@@ -191,12 +192,12 @@ class HubbleServer:
 
     @property
     def counts(self) -> Sequence[CallCounts]:
-        """Calls of the unix socket's server and of the port's."""
+        """Counters of the unix socket's server and of the port's."""
         return [server.counts for server in self._servers]
 
     @property
     def ready(self) -> bool:
-        """Whether every listener can serve its clients."""
+        """Whether all listeners can serve clients."""
         return bool(self._servers) and (self._certificates.usable or not self._secure)
 
     @property
@@ -245,7 +246,7 @@ class HubbleServer:
         self._log.info("serving Hubble", address=_text(listener), tls=tls)
 
     async def _client(self, server: GrpcServer, connected: socket.socket, peer: Hashable, tls: bool) -> None:
-        """Serve one client until it leaves. What it does wrong ends its connection alone."""
+        """Serve one client until it disconnects. Its errors end only its connection."""
         from cells.hubble.rpc.messages import ClientStream
 
         try:
@@ -264,7 +265,7 @@ class HubbleServer:
             await server.serve(stream, peer)
 
     async def _secured(self, stream: ByteStream, peer: Hashable) -> ByteStream | None:
-        """The stream after its handshake; None when there is none. One handshake a turn, as one request."""
+        """The stream after its handshake; None if that fails. One handshake a turn, like requests."""
         from anyio.streams.tls import TLSAttribute, TLSStream
 
         if self._handshakes >= HANDSHAKES:
@@ -287,7 +288,7 @@ class HubbleServer:
         return secured if protocol == "h2" else None
 
     def _missing(self) -> str:
-        """What is wrong with the files of TLS, and what follows of it; empty when nothing is."""
+        """What is wrong with the TLS files, and the consequence; empty if they are usable."""
         wrong = self._certificates.wrong() if self._secure else ""
         if not wrong:
             return ""

@@ -45,7 +45,7 @@ _Request = TypeVar("_Request", bound=WireMessage)
 
 
 class ObservedFlows(Protocol):
-    """What the Observer service answers from."""
+    """The data behind the Observer service."""
 
     def get_flows(self, request: GetFlowsRequest) -> AsyncGenerator[list[bytes]]:
         """Encoded GetFlowsResponses in batches. Raises InvalidRequest, InvalidFilter, InvalidFieldMask."""
@@ -64,23 +64,23 @@ class ObservedFlows(Protocol):
 
 
 class PeerSettings(msgspec.Struct, frozen=True):
-    """How nodes are announced to a relay."""
+    """Settings for announcing nodes to a relay."""
 
     port: int = 0
-    """Where agents serve Hubble; 0 when that is not known."""
+    """Port of Hubble on all agents; 0 if unknown."""
     prefer_ipv6: bool = False
     tls: bool = True
 
 
 class Peers:
-    """Turns changes of nodes into notifications of one subscriber."""
+    """Translates changes of nodes into notifications for one subscriber."""
 
     def __init__(self, settings: PeerSettings) -> None:
         self._settings = settings
         self._known: dict[object, ChangeNotification] = {}
 
     def notifications(self, batch: Iterable[Change[str, ClusterNode]]) -> Iterator[ChangeNotification]:
-        """What changes for the subscriber."""
+        """The notifications for a batch of changes."""
         for change in batch:
             old = self._known.pop(change.key, None)
             if change.row is None:
@@ -120,7 +120,7 @@ class Peers:
 
 
 def server_name(node: str, cluster: str) -> str:
-    """The name that the certificate of a node's Hubble has to cover."""
+    """The name that the certificate of a node's Hubble must contain."""
     return f"{node.replace('.', '-')}.{(cluster or 'default').replace('.', '-')}.{SERVER_NAME}"
 
 
@@ -135,7 +135,7 @@ def _node_address(node: ClusterNode, version: int) -> object:
 def hubble_methods(
     flows: ObservedFlows, nodes: ReadTable[str, ClusterNode], peers: PeerSettings
 ) -> list[Method]:
-    """Every method that a node's Hubble serves."""
+    """All methods of a node's Hubble."""
 
     async def status(_request: bytes) -> bytes:
         return encode(flows.server_status())
