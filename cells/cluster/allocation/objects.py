@@ -179,7 +179,7 @@ class CiliumIdentityAllocator(AgreedNumbers):
     def _free(self, labels: Labels, previous: int) -> Iterable[int]:
         given = self._span.given
         first = next(candidates(labels, given))
-        others = (*range(first, given.stop), *range(given.start, first))  # where few are left
+        others = chain(range(first, given.stop), range(given.start, first))  # where few are left
         for number in chain(self._preferred(labels, previous), candidates(labels, given), others):
             taken = number in self._held or ("", str(number)) in self.table
             if number in self._span.own and not taken and self._may_take(labels, number):

@@ -380,7 +380,7 @@ class Client:
                     if answer.status == 401:
                         self._credentials.refused(version)  # the next request has others
                     if answer.status in AWAY:
-                        self._transport.failed(self._transport.server)
+                        self._transport.failed(answer.server)
                     else:
                         self.reach.found()
                     yield answer

@@ -95,6 +95,7 @@ class StreamedResponse:
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
+        self.server = connection.server
         self.status: int = connection.answer.status
 
     def header(self, name: bytes) -> str:

@@ -33,6 +33,7 @@ from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, User, on
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.errors import Resource
 from tests.unit.kubernetes import configured
+from tests.unit.kubernetes.listening import listening
 
 pytestmark = pytest.mark.anyio
 NODE = Resource("", "nodes")
@@ -137,6 +138,32 @@ async def test_a_server_that_never_answers_is_left_after_the_deadline(server: Ap
     with pytest.raises(UnreachableError, match=r"silent for 0\.05 s"):
         await impatient.create(NODES, node("a"))
     await impatient.reset()
+
+
+async def test_requests_that_a_server_refuses_at_the_same_time_all_go_to_the_next_one(
+    server: ApiServer,
+) -> None:
+    server.add(node("a"))
+    heads, all_asked = 0, asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal heads
+        while await reader.readuntil(b"\r\n\r\n"):
+            heads += 1
+            if heads == 10:
+                all_asked.set()
+            await all_asked.wait()
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with listening(refuse) as port:
+        servers = (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{server.port}")
+        client = connect(access(server, servers=servers), qps=0)
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(client.get, NODES, "a")
+        assert heads == 10
+        assert client.server == servers[1]
+        await client.reset()
 
 
 async def test_limits_of_zero_are_the_defaults(server: ApiServer) -> None:
