@@ -10,7 +10,7 @@ from cells.kubernetes.resources import INDEXES
 from cells.services import Frontend, FrontendKey, IPAddress, LoadBalancerOptions, ServiceName, ServingNode
 from cells.services.model import ServiceCatalog
 from cells.services.model.claims import frontends
-from lifecycle import Change, Table
+from lifecycle import Change, ReadTable, Table
 
 
 class LoneCatalog(ServiceCatalog):
@@ -20,7 +20,7 @@ class LoneCatalog(ServiceCatalog):
         self,
         options: LoadBalancerOptions,
         node: ServingNode,
-        remote: Table[RemoteServiceKey, RemoteService] | None = None,
+        remote: ReadTable[RemoteServiceKey, RemoteService] | None = None,
     ) -> None:
         self.slices: Table[tuple[str, str], EndpointSlice] = Table(
             "k8s-endpoint-slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]

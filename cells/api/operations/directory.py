@@ -12,8 +12,8 @@ from cells.policy.explain.directory import Served, ServedPort, headless, refusal
 from cells.services import Frontend as ServedAt
 from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
-from cells.services.model.backends import backends_of, selectable
-from cells.services.model.frontends import backends_by_port, is_headless, seen_inside
+from cells.services.model.backends import backends_by_port, backends_of, selectable
+from cells.services.model.frontends import is_headless, seen_inside
 from cells.services.sockets import SocketLB
 from lifecycle import Table
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from cells.base.metrics import Collector, MetricFamily, counter
 from cells.cluster.nodes.node import ClusterNode
+from cells.clustermesh.tables import MeshServices
 from cells.config import AgentConfig
 from cells.config.shared import ServiceProxyName, ServiceReach
 from cells.datapath.settings import DatapathSettings, ServicePrograms, service_programs
@@ -38,9 +39,7 @@ from cells.services import (
 )
 from cells.services.control.balancer import LoadBalancer
 from cells.services.control.manual import (
-    ManualService,
     ManualServices,
-    ManualState,
     RequestedService,
     manual_services,
     manual_states,
@@ -64,9 +63,9 @@ from cells.services.control.tables import (
 from cells.services.control.target import KernelServices, ServiceMaps, ServicesTarget
 from cells.services.control.watch import ServiceReports, ServiceWatch, WatchedObjects
 from cells.services.maglev import MaglevTables
-from cells.services.model.backends import backends_of, selectable
+from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import RefusedAddress, frontends
-from cells.services.model.frontends import backends_by_port, is_headless, seen_inside
+from cells.services.model.frontends import is_headless, seen_inside
 from cells.services.outside import ForwardingSettings, NodePortMode, NodePorts
 from cells.tunnel.settings import PodTunnel
 from lifecycle import (
@@ -184,6 +183,7 @@ def options(
         bpf_lb_maglev_hash_seed=mode.hash_seed,
         bpf_lb_proto_diff=settings.bpf_lb_proto_diff,
         enable_sctp=programs.sctp,
+        global_services=agent.cluster_id != 0,
         k8s_service_proxy_name=proxy.name,
         cluster_name=agent.cluster_name,
         node_port_min=first,
@@ -194,11 +194,11 @@ def options(
 def watched_objects(
     resources: Resources,
     served: LoadBalancerOptions,
-    manual: Table[FrontendKey, ManualService],
-    states: Table[ServiceAddress, ManualState],
+    manual: ManualServices,
     outside: NodePorts | None = None,
     cluster: ReadTable[str, ClusterNode] | None = None,
     devices: Table[int, Device] | None = None,
+    remote: MeshServices | None = None,
 ) -> WatchedObjects:
     """The tables of what is served, by what the options serve."""
     redirected = served.enable_local_redirect_policy
@@ -210,10 +210,11 @@ def watched_objects(
         resources.table(PODS) if served.enable_host_port or redirected or reached else None,
         outside.addresses if outside is not None else None,
         resources.table(CILIUM_LOCAL_REDIRECT_POLICIES) if redirected else None,
-        manual,
-        states,
+        manual.services,
+        manual.states,
         devices if served.enable_host_port else None,
         cluster if reached or redirected else None,
+        remote if served.global_services else None,
     )
 
 

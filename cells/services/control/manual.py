@@ -30,7 +30,7 @@ from cells.services import (
 )
 from cells.services.control.tables import ServedFrontend
 from cells.services.model.backends import addresses_of
-from lifecycle import Table
+from lifecycle import ReadTable, Table
 from lifecycle.http import Refusal
 
 PATIENCE = 10.0
@@ -132,6 +132,8 @@ class ManualServices:
         objects: ObjectSource,
         agent: AgentConfig,
     ) -> None:
+        self.services: ReadTable[FrontendKey, ManualService] = services
+        self.states: ReadTable[ServiceAddress, ManualState] = states
         self._services = services
         self._states = states
         self._served = served

@@ -45,6 +45,7 @@ __all__ = [
     "RefusedBackend",
     "SliceBackends",
     "addresses_of",
+    "backends_by_port",
     "backends_of",
     "health_answers",
     "refused_backends",
@@ -188,6 +189,16 @@ def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend
         active = [one for one in backends if one.state is BackendState.TERMINATING]
     chosen = set(map(id, active))
     return active, [one for one in backends if id(one) not in chosen]
+
+
+def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[Backend]]]:
+    """The backends that clients of a headless service get, by name, number and protocol of their port."""
+    for name, some in backends.items():
+        found: dict[tuple[int, int], list[Backend]] = {}
+        for one in selectable(some)[0]:
+            found.setdefault((one.address.port, one.address.protocol), []).append(one)
+        for (port, protocol), meant in found.items():
+            yield name, port, protocol, meant
 
 
 def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from cells.kubernetes.objects.core import Service, ServicePort
-from cells.kubernetes.objects.kind import selector_of
+from cells.kubernetes.objects.kind import Object, selector_of
 from cells.services import (
     ANY_PROTOCOL,
     EXPOSURE_LABEL,
@@ -38,15 +38,15 @@ from cells.services import (
     parse_host,
     parse_prefix,
 )
-from cells.services.model.backends import Affinity, Backends, addresses_of, selectable
+from cells.services.model.backends import Affinity, Backends, addresses_of
 
 __all__ = [
     "affinity_of",
-    "backends_by_port",
     "faults_of",
     "frontends_of",
     "is_global",
     "is_headless",
+    "is_shared",
     "seen_inside",
 ]
 
@@ -130,20 +130,24 @@ def _types(text: str) -> frozenset[str]:
     return asked if asked <= _TYPES else frozenset()
 
 
-def is_global(service: Service) -> bool:
+def is_global(service: Object) -> bool:
     """Whether it is to have the backends of remote clusters, where those are followed."""
-    return _text(service.metadata.annotations or {}, GLOBAL).lower() == "true"
+    given = service.annotations
+    return bool(given) and _text(given, GLOBAL) == "true"
 
 
-def affinity_of(service: Service) -> Affinity:
+def is_shared(service: Object) -> bool:
+    """Whether remote clusters may use its backends: of each global service, unless it is annotated not to."""
+    return is_global(service) and _text(service.annotations, SHARED, "true") == "true"
+
+
+def affinity_of(service: Object) -> Affinity:
     """Which backends are preferred. Only global services have an affinity; other words are none."""
-    if not is_global(service):
-        return ""
-    return _AFFINITIES.get(_text(service.metadata.annotations or {}, AFFINITY).lower(), "")
+    return _AFFINITIES.get(_text(service.annotations, AFFINITY), "") if is_global(service) else ""
 
 
-def _text(given: Mapping[str, str], name: str) -> str:
-    return given.get(name, given.get(_ALIASES[name], ""))
+def _text(given: Mapping[str, str], name: str, otherwise: str = "") -> str:
+    return given.get(name, given.get(_ALIASES[name], otherwise)).lower()
 
 
 _AFFINITIES: Final[Mapping[str, Affinity]] = {"local": "local", "remote": "remote"}
@@ -488,13 +492,3 @@ def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
     """The frontends as clients in the cluster see them: of an address with two scopes the internal one."""
     internal = {one.key.address for one in frontends if one.key.scope == INTERNAL}
     return [one for one in frontends if one.key.scope == INTERNAL or one.key.address not in internal]
-
-
-def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[Backend]]]:
-    """The backends that clients of a headless service get, by name, number and protocol of their port."""
-    for name, some in backends.items():
-        found: dict[tuple[int, int], list[Backend]] = {}
-        for one in selectable(some)[0]:
-            found.setdefault((one.address.port, one.address.protocol), []).append(one)
-        for (port, protocol), meant in found.items():
-            yield name, port, protocol, meant

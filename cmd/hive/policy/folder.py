@@ -22,9 +22,9 @@ from cells.policy.explain.directory import IPAddress, Served, ServedPort, headle
 from cells.policy.rules import Direction, PolicyError
 from cells.services import Frontend as ServedAt
 from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
-from cells.services.model.backends import backends_of, selectable
+from cells.services.model.backends import backends_by_port, backends_of, selectable
 from cells.services.model.claims import Holder, Reservation, ReservedAddresses, cluster_hosts
-from cells.services.model.frontends import backends_by_port, frontends_of, is_headless, seen_inside
+from cells.services.model.frontends import frontends_of, is_headless, seen_inside
 from hive.endpoint_slices import SERVICE_NAME, endpoint_slices, namespace_of, selects
 
 INVENTED = int(IPv4Address("240.0.0.0"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any, Final
@@ -15,7 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from cells.clustermesh.tables import BY_NAME, RemotePort, RemoteService, RemoteServiceKey
+from cells.clustermesh.tables import (
+    BY_NAME,
+    RemotePort,
+    RemoteService,
+    RemoteServiceKey,
+)
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice, Node, Service
 from cells.kubernetes.resources import INDEXES
 from cells.services import (
@@ -26,7 +30,6 @@ from cells.services import (
     FrontendKey,
     LoadBalancerOptions,
     ServiceAddress,
-    ServiceName,
     ServingNode,
 )
 from cells.services.control.balancer import LoadBalancer
@@ -40,12 +43,10 @@ from cells.services.model.frontends import affinity_of, faults_of, frontends_of,
 from lifecycle import Table
 from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
-from tests.support.recordings import recordings
 from tests.unit.services.agent import FakeServiceMaps
 
 OPTIONS: Final = LoadBalancerOptions(global_services=True)
 HERE: Final = ServingNode("here", zone="a")
-MERGES: Final = sorted(path.stem for path in recordings("clustermesh").glob("merge_*.json"))
 
 Json = Any
 
@@ -245,106 +246,6 @@ def test_annotations_of_global_services_without_effect_are_reported() -> None:
     alone = LoadBalancerOptions()
     assert "cluster-id and clustermesh-config" in faults({alias: "true"}, alone)[alias]
     assert faults({name: "false", "service.cilium.io/shared": "true"}, alone) == {}
-
-
-# As recorded of Cilium.
-
-
-class RecordedService(msgspec.Struct, rename="camel"):
-    """The value of a key below ``services/v1``, as far as agents read it."""
-
-    cluster: str
-    namespace: str
-    name: str
-    cluster_id: int = msgspec.field(name="clusterID")
-    backends: dict[str, dict[str, dict[str, Any]]] = {}
-    shared: bool = False
-
-    @property
-    def row(self) -> RemoteService:
-        backends = {
-            ip: {name: RemotePort(one["Protocol"], one["Port"]) for name, one in ports.items()}
-            for ip, ports in self.backends.items()
-        }
-        return RemoteService(
-            cluster=self.cluster, namespace=self.namespace, name=self.name, cluster_id=self.cluster_id,
-            backends=backends, shared=self.shared,
-        )  # fmt: skip
-
-
-class Replay:
-    """The tables that a recording changes, and what is served then."""
-
-    def __init__(self) -> None:
-        self.remote = remote_services()
-        self.catalog = LoneCatalog(OPTIONS, ServingNode("home"), self.remote)
-
-    def do(self, step: Json) -> None:
-        match step["op"]:
-            case "put" if "/services/v1/" in step["key"] and "json" in step:
-                row = msgspec.convert(step["json"], RecordedService).row
-                self.remote.put(row)
-                self.catalog.remote_changed(ServiceName(row.namespace, row.name))
-            case "delete" if "/services/v1/" in step["key"]:
-                cluster, namespace, name = step["key"].split("/")[-3:]
-                self._delete((cluster, namespace, name))
-            case "remove_config":
-                for key in [one.key for one in self.remote.all() if one.cluster == step["cluster"]]:
-                    self._delete(key)
-            case "k8s_service":
-                found = msgspec.convert(step["object"], Service)
-                both = ("172.20.1.1", "fd00:20::1")  # events have backends of both families
-                spec = msgspec.structs.replace(found.spec, cluster_ips=both)
-                self.catalog.upsert_service(msgspec.structs.replace(found, spec=spec))
-            case "k8s_service_delete":
-                self.catalog.delete_service(_name(step["object"]))
-            case "k8s_endpointslice":
-                self.catalog.upsert_slice(msgspec.convert(step["object"], EndpointSlice))
-            case "k8s_endpointslice_delete":
-                slice_ = msgspec.convert(step["object"], EndpointSlice)
-                self.catalog.delete_slice(ServiceName(slice_.namespace, slice_.service), slice_.name)
-
-    def _delete(self, key: RemoteServiceKey) -> None:
-        with self.remote.txn() as rows:
-            rows.delete(key)
-        self.catalog.remote_changed(ServiceName(*key[1:]))
-
-    @property
-    def served(self) -> dict[str, list[Json]]:
-        """The backends of each service, as recorded events have them."""
-        found: dict[str, list[Json]] = {}
-        for frontend in self.catalog.frontends.all():
-            found.setdefault(str(frontend.service), []).extend(
-                {
-                    "address": str(one.address.ip),
-                    "ports": [f"{one.port_name}={one.address.port}/TCP"],
-                    "preferred": one.preferred,
-                    "terminating": one.state is BackendState.TERMINATING,
-                }
-                for one in frontend.backends
-            )
-        return found
-
-
-def _name(object_: Json) -> ServiceName:
-    return ServiceName(object_["metadata"]["namespace"], object_["metadata"]["name"])
-
-
-@pytest.mark.parametrize("name", MERGES)
-def test_backends_are_merged_as_recorded(name: str) -> None:
-    """A service without any source of backends is served without: the recorded agent deletes it."""
-    replay = Replay()
-    wanted: dict[str, list[Json]] = {}
-    for step in json.loads((recordings("clustermesh") / f"{name}.json").read_text())["steps"]:
-        for one in step["do"]:
-            replay.do(one)
-        for event in step["events"]:
-            if event["event"] == "service-updated":
-                wanted[event["service"]] = event["backends"]
-            elif event["event"] == "service-deleted":
-                wanted.pop(event["service"], None)
-        served = {service: backends for service, backends in replay.served.items() if backends}
-        assert served == {service: backends for service, backends in wanted.items() if backends}, step
 
 
 # In an agent: what changes while it runs, and when it starts.
