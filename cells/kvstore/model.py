@@ -19,6 +19,7 @@ __all__ = [
     "IPS",
     "LOCKS",
     "NODES",
+    "SERVICES",
     "VALUES",
     "CompactedError",
     "Compare",
@@ -55,6 +56,8 @@ IPS: Final = "cilium/state/ip/v1/default/"
 """Address, or prefix, to its owner."""
 NODES: Final = "cilium/state/nodes/v1/"
 """Cluster and name to the node."""
+SERVICES: Final = "cilium/state/services/v1/"
+"""Cluster, namespace and name to a service that other clusters may use."""
 CLUSTER_CONFIG: Final = "cilium/cluster-config/"
 """By name of a cluster: what its stores hold."""
 

@@ -1,6 +1,7 @@
-"""What a kvstore needs done once: its heartbeat, its owner, the end of unused identities.
+"""What a kvstore needs done once: its heartbeat, what other clusters read, the end of unused identities.
 
-Controller: keys of the store in, deletions, the heartbeat and the cluster's configuration out.
+Controller: keys of the store and services in; deletions, the heartbeat, the cluster's configuration and
+            global services out.
 Why:        agents know by the heartbeat that the store they read is written to, and those of other
             clusters by the configuration their owner. Numbers are few, and a node that took one cannot know
             whether others use it by now.
@@ -8,7 +9,7 @@ Why:        agents know by the heartbeat that the store they read is written to,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -17,12 +18,14 @@ import msgspec
 from msgspec.structs import replace
 
 from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice
 from cells.kvstore.model import (
     CLUSTER_CONFIG,
     HEARTBEAT,
     HEARTBEAT_INTERVAL,
     IDS,
     LOCKS,
+    SERVICES,
     VALUES,
     Compare,
     KeyValue,
@@ -33,17 +36,19 @@ from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.store import KVStore, lock
 from cells.observe.metrics import Metrics
 from cells.operator.gc import IdentityPasses
-from cells.operator.objects import CLUSTER_IDENTITIES, ClusterObjects
+from cells.operator.lb_ipam import either
+from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_SERVICES, ClusterObjects
 from cells.operator.options import ServedCluster
-from lifecycle import Jobs, Lifecycle, Logger, Table, Tables, invoke, module, provide
+from lifecycle import Jobs, Lifecycle, Logger, Settings, Table, Tables, config, invoke, module, provide
 
-__all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "cell"]
+__all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "ServiceExport", "cell"]
 
 
 # How far the two stores of identities agree, in the doublewrite modes: when the other one can be read.
 #
 # Source: Cilium 1.17, the operator's metrics doublewrite_identity_*.
 
+HEADLESS_IP: Final = "None"
 INTERVAL: Final = 60.0
 PREFIX: Final = "cilium_operator_doublewrite_identity"
 
@@ -121,6 +126,133 @@ class ClusterConfig:
         with keys.txn() as rows:
             rows.put(OwnKey(f"{CLUSTER_CONFIG}{cluster.name}", value.decode()))
         keep_keys(store, keys, jobs=jobs, tables=tables)
+
+
+# Writes global services, for agents of other clusters that read this store.
+#
+# Source: Cilium 1.17, the operator's synchronize-k8s-services; pkg/service/store.ClusterService.
+
+
+class ServiceExportSettings(Settings, frozen=True):
+    """What other clusters of a mesh read in the kvstore."""
+
+    synchronize_k8s_services: bool = True
+    """In a mesh, write global services and their backends to the kvstore, for other clusters."""
+
+
+class ExportedPort(msgspec.Struct, frozen=True, rename="pascal"):
+    """A port of a service or of a backend."""
+
+    protocol: str
+    port: int
+
+
+class ExportedService(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The value of a key."""
+
+    cluster: str
+    namespace: str
+    name: str
+    frontends: dict[str, dict[str, ExportedPort]]
+    """By address and name of the port."""
+    backends: dict[str, dict[str, ExportedPort]]
+    hostnames: dict[str, str] = {}
+    labels: dict[str, str]
+    selector: dict[str, str]
+    include_external: bool = True
+    shared: bool = True
+    cluster_id: int = msgspec.field(name="clusterID")
+
+
+class ServiceExport:
+    """Keeps a key for each service that is global and shared, once all services and backends are known."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        cluster: ServedCluster,
+        settings: ServiceExportSettings,
+        objects: ClusterObjects | None,
+        *,
+        jobs: Jobs,
+        tables: Tables,
+    ) -> None:
+        if objects is None or not (store.enabled and cluster.number and settings.synchronize_k8s_services):
+            return
+        self._store = store
+        self._cluster = cluster
+        self._services = objects.table(CLUSTER_SERVICES)
+        self._slices = objects.table(ENDPOINT_SLICES)
+        self._slices_of = self._slices.lookup("service", lambda row: ((row.namespace, row.service),))
+        self._keys: Table[str, OwnKey] = Table("exported-services", key=lambda row: row.key)
+        self._known = self._keys.initializer("services and their backends")
+        self._left: dict[str, str] = {}
+        """Keys of an earlier operator."""
+        jobs.one_shot("export services", self._run)
+        keep_keys(store, self._keys, jobs=jobs, tables=tables, left=lambda: self._left)
+
+    async def _run(self) -> None:
+        """Follow services and backends for ever. Raises StoreError."""
+        await self._services.wait_initialized()
+        await self._slices.wait_initialized()
+        found, _ = await self._store.client.list_prefix(f"{SERVICES}{self._cluster.name}/")
+        self._left = {kv.key: kv.value.decode(errors="replace") for kv in found}
+        services, slices = self._services.changes(), self._slices.changes()
+        services.take(), slices.take()
+        with self._keys.txn() as rows:
+            exported = [self._exported(row.namespace, row.name) for row in self._services.all()]
+            rows.replace_all(one for one in exported if one is not None)
+        self._known.done()
+        while True:
+            await either(services.wait, slices.wait)
+            names = {change.key for change in services.take()}
+            both = [row for change in slices.take() for row in (change.old, change.row) if row is not None]
+            names |= {(row.namespace, row.service) for row in both}
+            with self._keys.txn() as rows:
+                for key in names:
+                    if (one := self._exported(*key)) is not None:
+                        rows.put(one)
+                    else:
+                        rows.delete(self._key(*key))
+
+    def _key(self, namespace: str, name: str) -> str:
+        return f"{SERVICES}{self._cluster.name}/{namespace}/{name}"
+
+    def _exported(self, namespace: str, name: str) -> OwnKey | None:
+        """The key of a service; None for one that other clusters may not use."""
+        from cells.services.model.frontends import is_shared
+
+        service = self._services.get((namespace, name))
+        if service is None or service.spec.type == "ExternalName" or not is_shared(service):
+            return None
+        ports = {port.name: ExportedPort(port.protocol, port.port) for port in service.spec.ports or ()}
+        value = ExportedService(
+            cluster=self._cluster.name,
+            namespace=namespace,
+            name=name,
+            frontends={ip: ports for ip in service.spec.cluster_ips or () if ip != HEADLESS_IP},
+            backends=exported_backends(self._slices_of.get((namespace, name))),
+            labels=service.labels,
+            selector=service.spec.selector or {},
+            cluster_id=self._cluster.number,
+        )
+        return OwnKey(self._key(namespace, name), msgspec.json.encode(value, order="sorted").decode())
+
+
+def exported_backends(slices: Sequence[EndpointSlice]) -> dict[str, dict[str, ExportedPort]]:
+    """The backends of a service, by address and name of the port; those of remote clusters are theirs."""
+    from cells.services import PROTOCOLS, LoadBalancerOptions
+    from cells.services.model import MANAGED_BY, OF_OTHER_CLUSTERS
+    from cells.services.model.backends import backends_of
+
+    own = [one for one in slices if one.labels.get(MANAGED_BY) != OF_OTHER_CLUSTERS]
+    names = {number: name for name, number in PROTOCOLS.items()}
+    found: dict[str, dict[str, ExportedPort]] = {}
+    for name, backends in backends_of(own, LoadBalancerOptions()).items():
+        for one in backends:
+            port = ExportedPort(names[one.address.protocol], one.address.port)
+            found.setdefault(str(one.address.ip), {})[name] = port
+    return found
 
 
 # Writes the heartbeat, and deletes numbers that no node uses.
@@ -212,7 +344,8 @@ def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycl
 
 cell = module(
     "kvstore-gc",
-    "Heartbeat of the kvstore, the cluster's configuration, and unused identities",
-    provide(KVStoreGC, ClusterConfig, IdentityComparison),
-    invoke(KVStoreGC, ClusterConfig, IdentityComparison, collect_metrics),
+    "Heartbeat of the kvstore, what other clusters read, and unused identities",
+    config(ServiceExportSettings),
+    provide(KVStoreGC, ClusterConfig, ServiceExport, IdentityComparison),
+    invoke(KVStoreGC, ClusterConfig, ServiceExport, IdentityComparison, collect_metrics),
 )

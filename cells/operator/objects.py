@@ -77,14 +77,16 @@ class ClusterPod(Object, frozen=True, gc=False):
 class ObservedServicePort(_Part, frozen=True, gc=False):
     """A port of a service."""
 
+    name: str = ""
     port: int = 0
     protocol: str = "TCP"
 
 
 class BalancedServiceSpec(_Part, frozen=True, gc=False):
-    """What a service asks of a load balancer."""
+    """What a service asks of a load balancer, and what other clusters see of it."""
 
     type: str = "ClusterIP"
+    cluster_ips: tuple[str, ...] | None = msgspec.field(name="clusterIPs", default=None)
     ports: tuple[ObservedServicePort, ...] | None = None
     selector: dict[str, str] | None = None
     ip_families: tuple[str, ...] | None = None
@@ -115,7 +117,7 @@ class ServiceState(_Part, frozen=True, gc=False):
 
 
 class ClusterService(Object, frozen=True, gc=False):
-    """A service, as load balancers see it."""
+    """A service, as load balancers and other clusters see it."""
 
     spec: BalancedServiceSpec = BalancedServiceSpec()
     status: ServiceState = ServiceState()

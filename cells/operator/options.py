@@ -114,8 +114,6 @@ class UnusedByTheOperator(WithoutEffect, frozen=True):
     """Nodes are written at the rate of operator-k8s-client-qps."""
     synchronize_k8s_nodes: bool = True
     """Every agent writes its own node to the kvstore, under a lease that ends with it."""
-    synchronize_k8s_services: bool = True
-    """Only other clusters of a mesh would read services in the kvstore."""
     lbipam_require_lb_class: bool = False
     """As with Cilium 1.17; default-lb-service-ipam=none does what its name promises."""
     enable_node_port: bool = False
