@@ -91,6 +91,34 @@ capabilities:
 {{- end }}
 {{- end }}
 
+{{/* Variables of the containers that read settings. */}}
+{{- define "cilium.agentenv" -}}
+- name: K8S_NODE_NAME
+  valueFrom: {fieldRef: {apiVersion: v1, fieldPath: spec.nodeName}}
+- name: CILIUM_K8S_NAMESPACE
+  valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.namespace}}
+{{- include "cilium.apiserver" . | nindent 0 }}
+{{- with .Values.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* Names of remote clusters' addresses, for pods of the node's network. */}}
+{{- define "cilium.hostaliases" -}}
+{{- $found := list }}
+{{- if .Values.clustermesh.config.enabled }}
+{{- range $cluster := .Values.clustermesh.config.clusters }}
+{{- range $cluster.ips }}
+{{- $found = append $found (dict "ip" . "hostnames" (list (printf "%s.%s" $cluster.name $.Values.clustermesh.config.domain))) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $found }}
+hostAliases:
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* The file that kvstore-opt names: where etcd is, and what it is trusted by. */}}
 {{- define "cilium.etcd" -}}
 ---

@@ -48,10 +48,6 @@ DIFFERENT: Final = (
     (r"PodDisruptionBudget/cilium-operator:/spec/maxUnavailable", "Kubernetes takes one of both"),
     (r"\[mount-bpf-fs\]/", HALF),
     (r"/successThreshold$", "1 is Kubernetes' default"),
-    (
-        r"(env|volumeMounts|volumes)/\[(CILIUM_CLUSTERMESH|~1var~1lib~1cilium~1clustermesh|clustermesh-)",
-        UNSERVED,
-    ),
     (r"(volumeMounts|volumes)/\[.*envoy.*sockets\]", "sockets are in the run directory, which is mounted"),
     (
         r"(volumeMounts|volumes)/\[(~1lib~1modules|lib-modules|~1run~1xtables.lock|xtables-lock)\]",
