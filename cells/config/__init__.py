@@ -410,7 +410,6 @@ def write_pidfile(path: Path) -> None:
     """Overwrite the pidfile, mode 0660, including a stale one of a killed agent."""
     path.write_text(f"{os.getpid()}\n", encoding="ascii")
     path.chmod(0o660)
-    path.chmod(0o660)
 
 
 cell = module(

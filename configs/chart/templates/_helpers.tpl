@@ -38,6 +38,16 @@ app.kubernetes.io/part-of: cilium
 {{- end }}
 {{- end }}
 
+{{/* Annotations, where there are any, and the labels of every object, for its metadata. */}}
+{{- define "cilium.described" -}}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+labels:
+  {{- include "cilium.labels" .of | nindent 2 }}
+{{- end }}
+
 {{/* Where the API server is, as variables of a container. */}}
 {{- define "cilium.apiserver" -}}
 {{- with .Values.k8sServiceHost }}
