@@ -102,7 +102,7 @@ def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
         except ValueError:
             return False
     name, _, number = entry.rpartition(":")
-    if not number.isdigit() or (":" in name and not name.startswith("[")):  # no port, or an address of IPv6
+    if not number.isdecimal() or (":" in name and not name.startswith("[")):  # no port, or an address of IPv6
         name, number = entry, ""
     if number and int(number) != port:
         return False
