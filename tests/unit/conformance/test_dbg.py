@@ -82,6 +82,30 @@ def test_remote_clusters_are_printed_as_recorded(
     assert err == recording["stderr"]
 
 
+def test_preferred_backends_of_global_services_are_marked_when_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    backends = [{"ip": "10.1.0.5", "port": 80, "preferred": True}, {"ip": "10.2.0.5", "port": 80}]
+    spec = {
+        "id": 1,
+        "frontend-address": {"ip": "10.96.0.1", "port": 80},
+        "flags": {"type": "ClusterIP"},
+        "backend-addresses": backends,
+    }
+    exchange = {
+        "request": {"method": "GET", "path": "/v1/service"},
+        "response": {"status": 200, "body": [{"spec": spec, "status": {"realized": spec}}]},
+    }
+    with replaying(tmp_path / "cilium.sock", [exchange, exchange]):
+        assert run(["service", "list"]) == 0
+        assert "preferred" not in capfd.readouterr().out
+        assert run(["service", "list", "--clustermesh-affinity"]) == 0
+    _, first, second = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert first == ["1", "10.96.0.1:80", "ClusterIP", "1", "=>", "10.1.0.5:80", "(active)", "(preferred)"]
+    assert second == ["2", "=>", "10.2.0.5:80", "(active)"]
+
+
 @pytest.mark.parametrize(
     ("words", "path", "body", "reason"),
     [
