@@ -21,7 +21,7 @@ from cells.unsupported import WithoutEffect
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Logger, Member, invoke, module, provide
 from lifecycle.settings import Loaded, Setting
 
-__all__ = ["Change", "ConfigDrift", "cell", "directory_changes"]
+__all__ = ["Change", "ConfigDrift", "cell", "directory_changes", "file_changes"]
 
 
 # Copies of the settings on disk, as Cilium's agent keeps them: of this start, and of the two before.
@@ -278,6 +278,32 @@ async def directory_changes(directories: Iterable[Path]) -> AsyncIterator[None]:
                         f"{event.watch.path if event.watch else 'a directory'} was removed or replaced"
                     )
             yield
+
+
+async def file_changes(path: Path) -> AsyncIterator[None]:
+    """Iterate once at first, then after every burst of changes beside the file, which need not exist.
+
+    Follows the nearest directory that exists, also in place of one that is replaced.
+    """
+    from asyncinotify import Inotify, Mask
+
+    removed = Mask.DELETE_SELF | Mask.MOVE_SELF
+    changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+    while True:
+        place, replaced = _nearest(path), False
+        with Inotify() as inotify:
+            inotify.add_watch(place, changed | removed | Mask.ONLYDIR)
+            while not replaced and place == _nearest(path):
+                yield
+                events = [await inotify.get()]
+                with anyio.move_on_after(SETTLE):
+                    while True:
+                        events.append(await inotify.get())
+                replaced = any(event.mask & (removed | Mask.IGNORED) for event in events)
+
+
+def _nearest(path: Path) -> Path:
+    return next(each for each in path.parents if each.is_dir())
 
 
 # How many settings a restart would change, as Cilium's metric.

@@ -8,15 +8,15 @@ Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's 
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
 
-import anyio
 import msgspec
 
 from cells.config import AgentConfig
+from cells.config.drift import file_changes
 from cells.maps.node_maps import Maps
 from cells.maps.target import BYTES, Codec, MapTarget
 from cells.masquerade.devices import MasqueradeSettings
@@ -28,8 +28,6 @@ __all__ = ["MasqueradedNetwork"]
 IPNetwork = IPv4Network | IPv6Network
 
 INTERVAL: Final = seconds(30)
-SETTLE: Final = 0.05
-"""Seconds that changes are gathered after the first."""
 _PREFIX: Final = struct.Struct("<I")
 
 DEFAULTS: Final = tuple(
@@ -117,7 +115,7 @@ class IpMasqAgent:
         jobs.observe("reconcile networks", reconciler)
         if self._on:
             maps.use("ipmasq4", "ipmasq6")
-            jobs.observe("watch ip-masq-agent's file", self._changes, self._look)
+            jobs.observe("watch ip-masq-agent's file", partial(file_changes, self._path), self._look)
 
     async def _start(self) -> None:
         if self._on:
@@ -139,27 +137,6 @@ class IpMasqAgent:
             rows.replace_all(MasqueradedNetwork(each) for each in networks)
         self._first.done()
         self._health.ok(f"{len(networks)} networks are excluded from masquerading")
-
-    async def _changes(self) -> AsyncIterator[None]:
-        """One item at first, and after every burst of changes, of the nearest directory that exists."""
-        from asyncinotify import Inotify, Mask
-
-        changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
-        removed = Mask.DELETE_SELF | Mask.MOVE_SELF
-        while True:
-            place, replaced = self._nearest(), False
-            with Inotify() as inotify:
-                inotify.add_watch(place, changed | removed | Mask.ONLYDIR)
-                while not replaced and place == self._nearest():
-                    yield
-                    events = [await inotify.get()]
-                    with anyio.move_on_after(SETTLE):
-                        while True:
-                            events.append(await inotify.get())
-                    replaced = any(event.mask & (removed | Mask.IGNORED) for event in events)
-
-    def _nearest(self) -> Path:
-        return next(each for each in self._path.parents if each.is_dir())
 
 
 def _text(path: Path) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,6 +17,7 @@ from anyio import CancelScope
 from anyio.abc import TaskGroup
 from msgspec import Meta
 
+from cells.config.drift import file_changes
 from cells.hubble.hubble import Hubble
 from lifecycle import Health, Jobs, Logger, Settings
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
 
 STDOUT: Final = "stdout"
 MEGABYTE: Final = 1 << 20
-SETTLE: Final = 0.1
-"""Seconds without another change before a changed file is read."""
 RETRY: Final = 1.0
 """Seconds between attempts to write to a file."""
 
@@ -230,22 +229,3 @@ class Exporters:
         if running is not None and running[1] is scope:
             del self._running[flow_log.name]
             self._report()
-
-
-async def file_changes(path: Path) -> AsyncIterator[None]:
-    """Iterate once at first, and after every burst of changes, watching the nearest existing directory."""
-    from asyncinotify import Inotify, Mask
-
-    changed = Mask.CREATE | Mask.CLOSE_WRITE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
-    removed = Mask.DELETE_SELF | Mask.MOVE_SELF
-    while True:
-        place = next(each for each in path.parents if each.is_dir())
-        with Inotify() as inotify:
-            inotify.add_watch(place, changed | removed | Mask.ONLYDIR)
-            yield
-            while place.is_dir() and (place == path.parent or not path.parent.is_dir()):
-                await inotify.get()
-                with anyio.move_on_after(SETTLE):
-                    while True:
-                        await inotify.get()
-                yield

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from cells.base.metrics import Histogram, MetricFamily, counter, histogram
+from cells.config.drift import file_changes
 from cells.endpoint import Endpoint
-from cells.hubble.export.exporters import file_changes
 from cells.hubble.hubble import Hubble
 from cells.hubble.rpc.server import HubbleServer, ServerCertificates
 from cells.observe.metrics import ListenAddress, listen

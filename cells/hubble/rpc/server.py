@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from cells.cluster.nodes.node import ClusterNode
-from cells.hubble.export.exporters import file_changes
+from cells.config.drift import file_changes
 from cells.hubble.hubble import Hubble
 from cells.observe import metrics
 from cells.observe.metrics import ListenAddress

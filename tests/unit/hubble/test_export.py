@@ -251,6 +251,24 @@ async def test_another_order_of_fields_and_filters_changes_no_flow_log(tmp_path:
         assert exporters.reconfigurations == {"add": 2}
 
 
+@pytest.mark.anyio
+async def test_flow_logs_follow_their_file_in_a_replaced_directory(tmp_path: Path) -> None:
+    flows, directory, fresh = observer(), tmp_path / "config", tmp_path / "fresh"
+    entry = f"flowLogs:\n- name: %s\n  filePath: {tmp_path}/a.log\n"
+    for each, name in ((directory, "a"), (fresh, "b")):
+        each.mkdir()
+        (each / "flowlogs.yaml").write_text(entry % name)
+    file = directory / "flowlogs.yaml"
+    async with exporting(flows, **{"hubble-flowlogs-config-path": str(file)}) as hive:
+        exporters = hive.get(Exporters)
+        await eventually(lambda: exporters.active == {"a": True})
+        directory.rename(tmp_path / "old")
+        fresh.rename(directory)
+        await eventually(lambda: exporters.active == {"b": True})
+        file.write_text(entry % "c")
+        await eventually(lambda: exporters.active == {"c": True})
+
+
 @pytest.mark.parametrize("truncated", [False, True])
 def test_a_line_that_did_not_fit_is_not_written_in_part(tmp_path: Path, *, truncated: bool) -> None:
     file = RotatingFile(tmp_path / "events.log", size=1 << 20, backups=0, compress=False)
