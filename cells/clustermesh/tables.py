@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import anyio
 import msgspec
 
-from cells.cluster.ipcache.rows import IpcacheEntry, Prefix, Source
+from cells.cluster.ipcache.rows import OF_CLUSTER, IpcacheEntry, Prefix, Source
 from cells.cluster.nodes import MeshNodes
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
@@ -186,7 +186,8 @@ class RemoteAddress(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def resource(self) -> str:
         """The owner of the claim in the ipcache."""
-        return f"clustermesh/{self.cluster}/{self.name}"
+        kind = f"{OF_CLUSTER}{self.cluster}"
+        return f"{kind}/{self.namespace}/{self.pod}" if self.pod else f"{kind}//{self.name}"
 
     @property
     def claim(self) -> IpcacheEntry | None:

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 
 from cells.base.metrics import Collector, MetricFamily, counter, gauge
+from cells.cluster.identity.numbers import ClusterNumbers
 from cells.kubernetes.client.errors import ConflictError, KubernetesError, NotFoundError
 from cells.kubernetes.client.transport import WriteRequest
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_ENDPOINTS, CiliumEndpoint, owner_of
@@ -28,6 +29,7 @@ from cells.kubernetes.objects.kind import Key, Meta
 from cells.observe.metrics import Metrics
 from cells.operator.api_server import ClusterAPI
 from cells.operator.objects import CLUSTER_IDENTITIES, CLUSTER_PODS, ClusterIdentity, ClusterObjects
+from cells.operator.options import ServedCluster
 from lifecycle import (
     Duration,
     Jobs,
@@ -288,14 +290,12 @@ class CiliumEndpointGC:
 # Source: Cilium 1.17, operator/identitygc: an identity without endpoints is marked with the time; an agent
 #         that uses it again takes the mark away; one that has been marked for the heartbeat timeout goes.
 #
-# Numbers are few (65,279 for a cluster). When half of them are given out, marks count after a minute, passes
-# come quickly and the limit of deletions is lifted, so that pods that come and go do not use up all of them.
+# Numbers are few (65,280 for a cluster, half as many in a mesh of 511). When half of them are given out,
+# marks count after a minute, passes come quickly and the limit of deletions is lifted, so that pods that come
+# and go do not use up all of them.
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
 CRD: Final = "crd"
-MOST: Final = 65279
-"""Identities a cluster can have: 256 to 65535."""
-CROWDED: Final = MOST // 2
 SHORT_TIMEOUT, SHORT_INTERVAL = 60.0, 15.0
 """Seconds, when it is crowded."""
 AT_ONCE: Final = 16
@@ -313,11 +313,13 @@ class IdentityGC:
         server: ClusterAPI,
         objects: ClusterObjects,
         passes: IdentityPasses,
+        cluster: ServedCluster,
         *,
         jobs: Jobs,
         log: Logger,
     ) -> None:
         self._settings = settings
+        self._many = len(ClusterNumbers(cluster.number, cluster.most_clusters).given) // 2
         self._server = server
         self._log = log
         self._identities = objects.table(CLUSTER_IDENTITIES)
@@ -339,7 +341,7 @@ class IdentityGC:
     @property
     def crowded(self) -> bool:
         """Whether numbers run short."""
-        return len(self._identities) > CROWDED
+        return len(self._identities) > self._many
 
     async def tick(self) -> None:
         """A pass when one is due, or when numbers run short."""

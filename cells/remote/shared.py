@@ -116,7 +116,7 @@ class AddressClaims(Generic[Key, Row]):
             row = self._addresses.get(key)
             claim = row.claim if row is not None and not self._is_here(row.node) else None
             before = self._claimed.get(key)
-            if before is not None and (claim is None or claim.prefix != before[1]):
+            if before is not None and (claim is None or (claim.resource, claim.prefix) != before):
                 self._ipcache.withdraw(before[0], [before[1]])
                 del self._claimed[key]
             if claim is not None:

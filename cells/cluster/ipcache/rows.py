@@ -23,7 +23,7 @@ from cells.maps.map import Map
 from cells.maps.records.cluster import IpcacheValue, ipcache_key, ipcache_prefix
 from cells.maps.target import Codec, MapTarget, record
 
-__all__ = ["IpcacheEntry", "IpcacheTarget", "Prefix", "Source", "ipcache_target", "prefix_of"]
+__all__ = ["OF_CLUSTER", "IpcacheEntry", "IpcacheTarget", "Prefix", "Source", "ipcache_target", "prefix_of"]
 
 
 # Claims about a prefix, and which of several takes precedence.
@@ -62,6 +62,8 @@ Prefix = str
 
 _PODS: Final = {"cep", "pod"}
 """Kinds of resources that are pods: CiliumEndpoints, and Pods of manifests."""
+OF_CLUSTER: Final = "pod-of-"
+"""What the kind of pods of a remote cluster begins with; its name follows."""
 
 _NODES: Final = {HOST, REMOTE_NODE, KUBE_APISERVER}
 _OUTSIDE: Final = {UNKNOWN, WORLD, WORLD_IPV4, WORLD_IPV6}
@@ -91,7 +93,9 @@ class IpcacheEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Namespace and name of the pod of another node with the prefix, if its object is known."""
         kind, _, name = self.resource.partition("/")
         namespace, _, name = name.partition("/")
-        return (namespace, name) if kind in _PODS else None
+        if kind in _PODS:
+            return namespace, name
+        return (namespace, name) if namespace and kind.startswith(OF_CLUSTER) else None
 
     @property
     def network(self) -> IPNetwork:

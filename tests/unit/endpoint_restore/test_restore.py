@@ -2,6 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from cells.base.addresses import Family
 from cells.endpoint import DatapathConfiguration, Endpoint, State
 from cells.endpoint.restore import LxcRow, RestoredEndpoints
-from cells.policy.maps import KnownRules
+from cells.policy.maps import KnownRemoteClusters, KnownRules
 from lifecycle import HealthTree, supply
 from tests.support.waiting import eventually
 from tests.unit.endpoint.fakes import Node, request
@@ -455,13 +456,14 @@ async def test_an_empty_node_restores_to_nothing(left: Left) -> None:
     assert (restored.endpoints, restored.failed, restored.quarantined) == ([], {}, {})
 
 
-async def test_pods_keep_their_policies_until_the_rules_are_known(
-    left: Left, endpoints: list[Endpoint], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known", [KnownRules, KnownRemoteClusters], ids=["rules", "remote clusters"])
+async def test_pods_keep_their_policies_until_rules_and_remote_clusters_are_known(
+    known: Any, left: Left, endpoints: list[Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.endpoint.restore.exposed.RULES_SECONDS", 0.02)
     left.running(endpoints[0])
     rules = LateRules()
-    async with left.hive(supply(rules, KnownRules)).started() as hive:
+    async with left.hive(supply(rules, known)).started() as hive:
         (waiting,) = left.endpoints.all()
         assert waiting.state is State.RESTORING
         assert not any(slot.filled for slot in left.kernel.policies.values())

@@ -217,3 +217,18 @@ def test_an_unknown_match_mode_is_refused() -> None:
         ValueError, match="policy-cidr-match-mode=node: expected nodes, pods, both, or nothing"
     ):
         RulePeerSettings(policy_cidr_match_mode=("node",)).validate()
+
+
+async def test_known_nodes_are_claimed_while_others_are_late_and_leftovers_stay_until_then() -> None:
+    """As where a remote cluster cannot be reached: the nodes of the own one do not wait for it."""
+    nodes: Table[str, ClusterNode] = Table("nodes", key=lambda row: row.full_name)
+    late = nodes.initializer("a remote cluster")
+    kernel = FakeIpcacheMap()
+    kernel.put({"192.0.2.99/32": 300})
+    async with claiming(nodes, kernel):
+        with nodes.txn() as txn:
+            txn.put(node(2))
+        await eventually(lambda: kernel.identities.get("192.0.2.2/32") == REMOTE_NODE)
+        assert "192.0.2.99/32" in kernel.rows
+        late.done()
+        await eventually(lambda: "192.0.2.99/32" not in kernel.rows)
