@@ -39,6 +39,7 @@ from cells.api.operations import (
     services,
 )
 from cells.api.operations.agent import MetricsList
+from cells.api.operations.config_mapping import NodeSection
 from cells.api.operations.endpoint_models import NEVER, rfc3339
 from cells.api.operations.endpoints import PolicyPool
 from cells.api.operations.node import MapReader, NodeMaps
@@ -79,6 +80,7 @@ __all__ = [
     "MapReader",
     "MasqueradedProtocols",
     "Masquerading",
+    "NodeSection",
     "NodeSummary",
     "Operation",
     "PolicyPool",

@@ -169,6 +169,11 @@ class KubernetesAPI:
         return self._client is not None
 
     @property
+    def configured(self) -> tuple[str, str]:
+        """The URL and the kubeconfig's path that settings have; empty ones without."""
+        return self._settings.k8s_api_server, self._settings.k8s_kubeconfig_path
+
+    @property
     def client(self) -> Client:
         """Its client. Raises NotStartedError when there is none, or not yet."""
         if self._client is None:

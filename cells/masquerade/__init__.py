@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
-from cells.api import MasqueradedProtocols, Masquerading, StatusFacts, StatusSection
-from cells.base.addresses import IPNetwork
+from msgspec.structs import replace
+
+from cells.api import MasqueradedProtocols, Masquerading, NodeSection, StatusFacts, StatusSection
+from cells.base.addresses import Family, IPNetwork
 from cells.cluster.encryption import ClusterEncryption
 from cells.config import AgentConfig, ChainingMode
 from cells.config.shared import AgentLiveness, ServiceReach
@@ -282,6 +284,13 @@ def report(masquerade: Masquerade) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
+def configured(pods: MasqueradedPods) -> Member[NodeSection]:
+    """What is masqueraded, for the agent's configuration."""
+    on = {Family.IPV4: pods.ipv4, Family.IPV6: pods.ipv6}
+    families = frozenset(family for family, masqueraded in on.items() if masqueraded)
+    return NodeSection(lambda facts: replace(facts, masqueraded=families))
+
+
 @after(Masquerade, IpMasqAgent)
 def run() -> None:
     """Both are part of the agent though no cell depends on them."""
@@ -291,7 +300,7 @@ cell = module(
     "masquerade",
     "Masquerading behind the node's address",
     config(MasqueradeSettings),
-    provide(Masquerade, IpMasqAgent, network_table, report),
+    provide(Masquerade, IpMasqAgent, network_table, report, configured),
     provide_private(MasqueradedPods, ProgramUses, ProxySenders, device_target),
     invoke(run),
 )

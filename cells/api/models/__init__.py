@@ -114,6 +114,16 @@ class MasqueradeProtocols(Model, frozen=True):
     ipv6: bool = False
 
 
+class MonitorStatus(Model, frozen=True):
+    """Where the monitor's events come from: a ring of ``npages`` for each CPU."""
+
+    cpus: int = 0
+    npages: int = 0
+    pagesize: int = 0
+    lost: int = 0
+    unknown: int = 0
+
+
 class DaemonConfigurationStatus(Model, frozen=True):
     """The configuration in force, as the plugin and ``cilium-dbg config`` read it. MTUs in bytes."""
 
@@ -134,6 +144,7 @@ class DaemonConfigurationStatus(Model, frozen=True):
     gso_ipv4_max_size: int = field(default=0, name="GSOIPv4MaxSize")
     gro_ipv4_max_size: int = field(default=0, name="GROIPv4MaxSize")
     enable_route_mtu_for_cni_chaining: bool = field(default=False, name="enableRouteMTUForCNIChaining")
+    node_monitor: MonitorStatus | None = field(default=None, name="nodeMonitor")
     k8s_configuration: str = ""
     k8s_endpoint: str = ""
 

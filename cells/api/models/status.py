@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from msgspec import field
 
-from cells.api.models import ControllerStatus, Model, NodeAddressing, NodeAddressingElement, Time
+from cells.api.models import (
+    ControllerStatus,
+    Model,
+    MonitorStatus,
+    NodeAddressing,
+    NodeAddressingElement,
+    Time,
+)
 
 
 class Status(Model, frozen=True):
@@ -142,16 +149,6 @@ class ModuleHealth(Model, frozen=True):
     level: str = ""
     message: str = ""
     last_updated: Time = ""
-
-
-class MonitorStatus(Model, frozen=True):
-    """Where the monitor's events come from: a ring of ``npages`` for each CPU."""
-
-    cpus: int = 0
-    npages: int = 0
-    pagesize: int = 0
-    lost: int = 0
-    unknown: int = 0
 
 
 class BPFMapProperties(Model, frozen=True):

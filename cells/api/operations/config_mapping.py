@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -69,6 +69,14 @@ class NodeFacts(msgspec.Struct, frozen=True):
     """Of pods' links."""
     big_tcp: frozenset[Family] = frozenset()
     """The families with packets above 64 KiB."""
+    masqueraded: frozenset[Family] = frozenset()
+    """The families in which pods leave with the node's address."""
+    monitor: models.MonitorStatus | None = None
+    """The rings that the datapath's events come from; None where the monitor is off."""
+    api_server: str = ""
+    """The API server's URL, where a setting has it."""
+    kubeconfig: str = ""
+    """Path of the kubeconfig, where a setting has it."""
     tunnel_protocol: str = ""
     """How packets reach other nodes; empty: as they are."""
     kvstore: str = ""
@@ -80,6 +88,12 @@ class NodeFacts(msgspec.Struct, frozen=True):
     def router_ips(self) -> frozenset[IPAddress]:
         """The router's addresses."""
         return frozenset(each.ip for each in self.addressing.values())
+
+
+class NodeSection(msgspec.Struct, frozen=True):
+    """What one part of the agent adds to the facts of the node."""
+
+    added: Callable[[NodeFacts], NodeFacts]
 
 
 def host_addressing(node: NodeFacts) -> models.NodeAddressing:
@@ -123,7 +137,13 @@ def configuration_model(
             gro_max_size=node.limits.gro,
             gso_ipv4_max_size=node.limits.gso_ipv4,
             gro_ipv4_max_size=node.limits.gro_ipv4,
-            masquerade_protocols=models.MasqueradeProtocols(),
+            masquerade=bool(node.masqueraded),
+            masquerade_protocols=models.MasqueradeProtocols(
+                ipv4=Family.IPV4 in node.masqueraded, ipv6=Family.IPV6 in node.masqueraded
+            ),
+            node_monitor=node.monitor,
+            k8s_endpoint=node.api_server,
+            k8s_configuration=node.kubeconfig,
         ),
     )
 

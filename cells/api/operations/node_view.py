@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from cells.api.models import NodeAddressing, NodeAddressingElement
 from cells.api.models import node as node_models
 from cells.api.models.status import NodeElement
-from cells.api.operations.config_mapping import NodeFacts
+from cells.api.operations.config_mapping import NodeFacts, NodeSection
 from cells.api.operations.status import NodeSummary, StatusFacts, StatusSection
 from cells.base.addresses import Family, IPAddress
 from cells.cluster.identity.numbers import ClusterNumbers
@@ -169,6 +169,7 @@ class NodeView:
         datapath: Datapath,
         links: PodLinks,
         kvstore: KVStore | None,
+        sections: list[Member[NodeSection]],
     ) -> None:
         self._config = config
         self._router = router
@@ -176,16 +177,20 @@ class NodeView:
         self._datapath = datapath
         self._links = links
         self._kvstore = kvstore
+        self._sections = sections
 
     def node(self) -> NodeFacts:
-        """Routers, pod CIDRs and MTU."""
-        return replace(
+        """Routers, pod CIDRs and MTU, and what other parts add."""
+        facts = replace(
             self._links.described(self._router.addressing(), self._ipam.mode),
             notifications=self._datapath.notifications,
             debug=log_level() == "debug",
             kvstore=self._kvstore.settings.kvstore if self._kvstore is not None else "",
             kvstore_options=self._kvstore.settings.kvstore_opt if self._kvstore is not None else {},
         )
+        for section in self._sections:
+            facts = section.added(facts)
+        return facts
 
     def audited(self) -> bool:
         """Whether the node's policy drops nothing and only reports what it would drop."""

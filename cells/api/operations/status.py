@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from cells.api.models import ControllerCounts, ControllerStatus
+from cells.api.models import ControllerCounts, ControllerStatus, MonitorStatus
 from cells.api.models import status as wire
 from cells.api.operations import config_mapping
 from cells.api.operations.config_mapping import DATAPATH_MODE, NodeFacts
@@ -149,7 +149,7 @@ class StatusFacts(msgspec.Struct):
     allocations: Mapping[str, str] = msgspec.field(default_factory=dict)
     map_sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
     map_size_ratio: float = 0.0
-    monitor: wire.MonitorStatus | None = None
+    monitor: MonitorStatus | None = None
     """None when the monitor is off."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
     """How the API server is."""

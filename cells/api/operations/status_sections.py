@@ -9,9 +9,12 @@ import mmap
 import os
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from cells.api.health import health_state
+from cells.api.models import MonitorStatus
 from cells.api.models import status as wire
+from cells.api.operations.config_mapping import NodeSection
 from cells.api.operations.endpoint_models import NEVER, rfc3339
 from cells.api.operations.status import (
     FLOWS_NOT_SERVED,
@@ -64,15 +67,32 @@ def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
     return StatusSection(fill)
 
 
+def _rings(events: Events, served: Monitor) -> MonitorStatus | None:
+    """The rings that the datapath's events come from; None where the monitor is off."""
+    if not served.enabled:
+        return None
+    cpus = os.sysconf("SC_NPROCESSORS_ONLN")
+    return MonitorStatus(cpus=cpus, npages=events.pages, pagesize=mmap.PAGESIZE)
+
+
 def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
-    """The rings that the datapath's events come from; nothing where the monitor is off."""
+    """The rings, in the status."""
 
     def fill(facts: StatusFacts) -> None:
-        if served.enabled:
-            cpus, pages = os.sysconf("SC_NPROCESSORS_ONLN"), events.pages
-            facts.monitor = wire.MonitorStatus(cpus=cpus, npages=pages, pagesize=mmap.PAGESIZE)
+        facts.monitor = _rings(events, served)
 
     return StatusSection(fill)
+
+
+def configured_monitor(events: Events, served: Monitor) -> Member[NodeSection]:
+    """The rings, in the configuration."""
+    return NodeSection(lambda facts: replace(facts, monitor=_rings(events, served)))
+
+
+def configured_api_server(server: KubernetesAPI | None) -> Member[NodeSection]:
+    """Where the API server is by the settings."""
+    url, kubeconfig = server.configured if server is not None else ("", "")
+    return NodeSection(lambda facts: replace(facts, api_server=url, kubeconfig=kubeconfig))
 
 
 def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
@@ -244,7 +264,9 @@ SECTIONS = (
     addresses,
     bpf_maps,
     monitor,
+    configured_monitor,
     api_server,
+    configured_api_server,
     kvstore,
     services,
     proxy,

@@ -39,6 +39,11 @@ async def test_a_pod_of_the_stock_plugin_reaches_the_node_until_it_is_deleted() 
         _, config = await ask(client, "GET", "/v1/config")
         gateway = IPv4Address(config["status"]["addressing"]["ipv4"]["ip"])
         assert config["status"]["ipLocalReservedPorts"] == "8472"  # VXLAN's
+        assert (config["status"]["masquerade"], config["status"]["masqueradeProtocols"]) == (
+            True,
+            {"ipv4": True},
+        )
+        assert config["status"]["nodeMonitor"]["npages"] > 0
         status, lease = await ask(client, "POST", "/v1/ipam?owner=default%2Fweb-0", Expiration="true")
         assert status == 201
         address = IPv4Address(lease["address"]["ipv4"])

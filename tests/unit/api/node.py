@@ -385,6 +385,7 @@ async def running_node(
         replace(StatusView, facts),
         replace(PodLinks, fake(PodLinks)),
         replace(Member[api.StatusSection], api.StatusSection(lambda _: None)),
+        replace(Member[api.NodeSection], api.NodeSection(lambda facts: facts)),
         replace(api.MapReader, maps),
         replace(ExposedEndpoints, untouched(ExposedEndpoints)),
         regenerated,

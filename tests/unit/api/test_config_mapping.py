@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from cells.api.models import DaemonConfigurationSpec
+from cells.api.models import DaemonConfigurationSpec, MonitorStatus
 from cells.api.operations.config_mapping import (
     NodeFacts,
     configuration_model,
@@ -76,6 +76,24 @@ def test_the_plugin_finds_ports_and_limits_of_new_pods() -> None:
     assert status["ipLocalReservedPorts"] == "51871,8472"
     names = ("GROMaxSize", "GSOMaxSize", "GROIPv4MaxSize", "GSOIPv4MaxSize")
     assert [status[name] for name in names] == [196608, 131072, 65536, 65536]
+
+
+def test_what_is_masqueraded_monitored_and_asked_is_there() -> None:
+    node = replace(
+        NODE,
+        masqueraded=frozenset({Family.IPV4}),
+        monitor=MonitorStatus(cpus=2, npages=64, pagesize=4096),
+        api_server="https://192.0.2.1:6443",
+        kubeconfig="/etc/kubeconfig",
+    )
+    status = msgspec.to_builtins(configuration_model(node, {}, NOW))["status"]
+    assert (status["masquerade"], status["masqueradeProtocols"]) == (True, {"ipv4": True})
+    assert status["nodeMonitor"] == {"cpus": 2, "npages": 64, "pagesize": 4096}
+    assert (status["k8s-endpoint"], status["k8s-configuration"]) == (
+        "https://192.0.2.1:6443",
+        "/etc/kubeconfig",
+    )
+    assert "masquerade" not in msgspec.to_builtins(configuration_model(NODE, {}, NOW))["status"]
 
 
 @pytest.mark.parametrize("enforcement", list(Enforcement))
