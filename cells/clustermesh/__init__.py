@@ -27,6 +27,7 @@ from cells.clustermesh import tables as mesh_tables
 from cells.clustermesh.tables import (
     KINDS,
     UNSYNCED,
+    MeshServices,
     MeshTables,
     RemoteAddress,
     RemoteClusterFile,
@@ -340,16 +341,16 @@ class ClusterMesh:
 # Source: Cilium 1.17, cilium_clustermesh_*.
 
 
-def mesh_metrics(mesh: MeshTables, agent: AgentConfig) -> Member[Collector]:
+def mesh_metrics(mesh: MeshTables, services: MeshServices, agent: AgentConfig) -> Member[Collector]:
     """Remote clusters; nothing without a mesh."""
 
     async def collect() -> Iterable[MetricFamily]:
-        return families(mesh, agent.cluster_name, agent.node_name) if mesh.enabled else ()
+        return families(mesh, services, agent.cluster_name, agent.node_name) if mesh.enabled else ()
 
     return Collector("clustermesh", collect)
 
 
-def families(mesh: MeshTables, cluster: str, node: str) -> Iterable[MetricFamily]:
+def families(mesh: MeshTables, services: MeshServices, cluster: str, node: str) -> Iterable[MetricFamily]:
     """Of the own cluster's node."""
     rows = mesh.clusters.all()
     own = "source_cluster source_node_name"
@@ -358,6 +359,12 @@ def families(mesh: MeshTables, cluster: str, node: str) -> Iterable[MetricFamily
         "cilium_clustermesh_remote_clusters",
         "The total number of remote clusters meshed with the local cluster",
         {(cluster, node): len(rows)},
+        own,
+    )
+    yield gauge(
+        "cilium_clustermesh_global_services",
+        "The total number of global services in the cluster mesh",
+        {(cluster, node): len({(row.namespace, row.name) for row in services.all()})},
         own,
     )
     yield gauge(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import ip_address
-from typing import Any, Final
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import anyio
 import msgspec
@@ -14,12 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from cells.clustermesh import families
 from cells.clustermesh.tables import (
     BY_NAME,
+    MeshSettings,
+    MeshTables,
     RemotePort,
     RemoteService,
     RemoteServiceKey,
+    mesh_services,
 )
+from cells.config import AgentConfig
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, EndpointSlice, Node, Service
 from cells.kubernetes.resources import INDEXES
 from cells.services import (
@@ -40,7 +47,7 @@ from cells.services.map_entries import read
 from cells.services.model.backends import Affinity, RefusedBackend, with_remote
 from cells.services.model.claims import frontends
 from cells.services.model.frontends import affinity_of, faults_of, frontends_of, is_global
-from lifecycle import Table
+from lifecycle import Table, Tables
 from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
 from tests.unit.services.agent import FakeServiceMaps
@@ -397,3 +404,14 @@ async def test_others_serve_only_while_no_preferred_backend_is_active() -> None:
     one = served(at("10.2.0.5"), at("10.2.0.6"))
     await target.put({one.key: one})
     assert await maps.chosen() == 2
+
+
+def test_metrics_count_services_by_name_whatever_clusters_have_them() -> None:
+    agent = cast("AgentConfig", SimpleNamespace(cluster_id=1))
+    mesh = MeshTables(agent, MeshSettings(clustermesh_config=Path("/mesh")), Tables())
+    for row in (remote("east", "10.2.0.5"), remote("west")):
+        mesh.services.put(row)
+    mesh.services.put(msgspec.structs.replace(remote("west"), name="private", shared=False))
+    found = {one.name: one for one in families(mesh, mesh_services(mesh, Tables()), "home", "here")}
+    family = found["cilium_clustermesh_global_services"]
+    assert family.series == {("home", "here"): 1}
