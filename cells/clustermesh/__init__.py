@@ -23,6 +23,7 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.nodes.node import ClusterNode
+from cells.cluster.nodes.parse import parse_ip
 from cells.clustermesh import tables as mesh_tables
 from cells.clustermesh.tables import (
     KINDS,
@@ -333,7 +334,8 @@ class ClusterMesh:
         if domain.partition(".")[0] != "svc":
             return host
         service = self._services.get((namespace, name))
-        return service.spec.cluster_ip if service is not None and service.spec.cluster_ip else host
+        address = parse_ip(service.spec.cluster_ip) if service is not None else None  # None: headless
+        return str(address) if address is not None else host
 
 
 # The mesh as metrics.

@@ -138,6 +138,8 @@ class RemoteConnection:
         """The reserved one; 0: none yet."""
         self._failures = 0
         """In a row."""
+        self._reported = ""
+        """The error that was logged last, of those in a row."""
         self._kinds: Mapping[str, _Kind] = {
             "nodes": _Kind(mesh.nodes, lambda values: values.node, lambda *key: "/".join(key)),
             "services": _Kind(mesh.services, lambda values: values.service, _service_key),
@@ -159,7 +161,9 @@ class RemoteConnection:
                 self._failures = 0
                 continue
             self._failures += 1
-            self._log.warning("remote cluster is not connected", cluster=self.name, error=str(error))
+            if self._reported != str(error):
+                self._reported = str(error)
+                self._log.warning("remote cluster is not connected", cluster=self.name, error=str(error))
             self._health.degraded("not connected: what was known of the cluster stays in force", error)
             with anyio.move_on_after(RETRY.pause(self._failures)):
                 await self._mesh.files.wait_changed(self.name, file)
@@ -316,7 +320,7 @@ class RemoteConnection:
         self._observer.synced(self.name, kind)
         if len(synced) == len(KINDS):
             client.settle()
-            self._failures = 0
+            self._failures, self._reported = 0, ""
             self._health.ok(f"connected to {client.endpoint}")
 
     async def _replace(self, kind: str, values: RemoteValues, there: Mapping[str, bytes]) -> None:
