@@ -18,8 +18,15 @@ from anyio import to_thread
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
-from cells.netlink import news
-from cells.netlink.connection import ForeignRouteError, NetlinkError
+from cells.netlink.connection import (
+    LOAD_BYTE,
+    Field,
+    ForeignRouteError,
+    NetlinkError,
+    message_filter,
+    notifications,
+    of_types,
+)
 from cells.netlink.rows import foreign_routes, own_gateways
 from cells.node.devices import Device
 from lifecycle import (
@@ -94,12 +101,12 @@ _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
 _RTM_DELROUTE: Final = 25
 _TABLE, _PROTOCOL, _TYPE = 20, 21, 23
 """Of an rtmsg, behind the header of 16 bytes."""
-REMOVED: Final = news.passing(
+REMOVED: Final = message_filter(
     (
-        news.kinds(_RTM_DELROUTE),
-        news.Field(news.LOAD_BYTE, _TABLE, (254,)),
-        news.Field(news.LOAD_BYTE, _PROTOCOL, (2,)),
-        news.Field(news.LOAD_BYTE, _TYPE, (1,)),
+        of_types(_RTM_DELROUTE),
+        Field(LOAD_BYTE, _TABLE, (254,)),
+        Field(LOAD_BYTE, _PROTOCOL, (2,)),
+        Field(LOAD_BYTE, _TYPE, (1,)),
     )
 )
 """A unicast route of the main table with our protocol was deleted."""
@@ -255,7 +262,7 @@ class DirectRoutes:
             await self._kernel.drop(left)
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
+        async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:

@@ -21,7 +21,7 @@ from cells.config import AgentConfig
 from cells.config.shared import PodRouting
 from cells.endpoint import Endpoint
 from cells.endpoint.restore import ExposedEndpoints
-from cells.netlink import news
+from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
 from cells.netlink.links import HostLinks, all_routes
 from cells.netlink.rows import RouteInfo
 from cells.node.sysctl import Sysctls
@@ -58,12 +58,12 @@ _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
 _RTM_DELROUTE: Final = 25
 _LENGTH, _TABLE, _TYPE = 17, 20, 23
 """Of an rtmsg, behind the header of 16 bytes."""
-REMOVED: Final = news.passing(
+REMOVED: Final = message_filter(
     (
-        news.kinds(_RTM_DELROUTE),
-        news.Field(news.LOAD_BYTE, _LENGTH, (32, 128)),
-        news.Field(news.LOAD_BYTE, _TABLE, (254,)),
-        news.Field(news.LOAD_BYTE, _TYPE, (1,)),
+        of_types(_RTM_DELROUTE),
+        Field(LOAD_BYTE, _LENGTH, (32, 128)),
+        Field(LOAD_BYTE, _TABLE, (254,)),
+        Field(LOAD_BYTE, _TYPE, (1,)),
     )
 )
 """A unicast route of the main table to one address was deleted."""
@@ -185,7 +185,7 @@ class EndpointRouteKeeper:
         self._reconciler.trigger()
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
+        async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
             yield hint
 
     async def _look(self, _: None) -> None:

@@ -21,7 +21,7 @@ from cells.datapath.datapath import Datapath
 from cells.endpoint import Endpoint, Level, Regenerations, config_row, ifindex_key, lxc_value
 from cells.maps.node_maps import Maps
 from cells.maps.records.endpoints import ENDPOINT_ANY_SOURCE, EndpointConfig, LxcKey, LxcValue
-from cells.netlink import news
+from cells.netlink.connection import message_filter, notifications, of_types
 from cells.netlink.links import is_present, programs_of
 from cells.netlink.rows import LinkPrograms
 from cells.node.sysctl import Sysctls
@@ -68,7 +68,7 @@ STRETCH: Final = 50
 
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
-REMOVED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+REMOVED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 
 class EndpointFault(StrEnum):
@@ -131,7 +131,7 @@ class KernelState:
 
     def hints(self) -> AsyncIterator[None]:
         """Filters and queueing disciplines that were removed; those of a deleted link are not reported."""
-        return news.hints(_RTMGRP_TC, REMOVED)
+        return notifications(_RTMGRP_TC, REMOVED)
 
     def _programs(self, endpoint: Endpoint) -> LinkPrograms:
         return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)

@@ -1,22 +1,25 @@
-"""bpf(2) for maps and programs: open, make, pin, read, write, run. Any map, of any system."""
+"""bpf(2) for maps, programs and links: create, pin, open, describe, run."""
 
 import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Final, Self, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from lifecycle import HiveError
 
 __all__ = [
+    "EVERY_FLOW",
     "BpfError",
     "CgroupLinkInfo",
+    "MapSpec",
     "MapType",
     "PackedColumn",
     "ProgramInfo",
@@ -41,11 +44,11 @@ __all__ = [
 ]
 
 
-# Kinds of maps, and how many values those have that keep one for each CPU.
+# Map types and attributes.
 
 
 class MapType(IntEnum):
-    """enum bpf_map_type, as far as a node can meet them."""
+    """enum bpf_map_type, up to BPF_MAP_TYPE_ARENA."""
 
     HASH = 1
     ARRAY = 2
@@ -82,20 +85,53 @@ class MapType(IntEnum):
     ARENA = 33
 
 
+EVERY_FLOW: Final = 0
+"""For MapSpec.voids: a change of any entry voids the cached verdicts of all flows."""
+
+
+class MapSpec(msgspec.Struct, frozen=True):
+    """Attributes of a map. Sizes in bytes; the kernel shows only the first 15 characters of ``name``."""
+
+    name: str
+    type: MapType
+    key_size: int
+    value_size: int
+    max_entries: int
+    flags: int = 0
+    inner: "MapSpec | None" = None
+    """For a map of maps: the attributes of its inner maps. The kernel does not report them."""
+    voids: int | Callable[[bytes], int] | None = None
+    """Which cached verdicts a change of an entry voids: EVERY_FLOW, those of the endpoint with this id, or
+    those of the endpoint that the function reads from the previous value; None: no verdict depends on the
+    map. Only the agent uses it.
+    """
+
+    def __str__(self) -> str:
+        kind = self.type.name.lower()
+        sizes = f"key {self.key_size} B value {self.value_size} B max {self.max_entries}"
+        return f"{kind} {sizes} flags {self.flags:#x}"
+
+    def same_as(self, other: "MapSpec") -> bool:
+        """Whether type, sizes and flags are equal, so that a map made from ``other`` can be used."""
+        return replace(self, name="", inner=None, voids=None) == replace(
+            other, name="", inner=None, voids=None
+        )
+
+
 @cache
 def possible_cpus() -> int:
-    """How many values a per-CPU map keeps for each key (not how many CPUs are online)."""
+    """The number of values per key in a per-CPU map; it can exceed the number of online CPUs."""
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return int(text.strip().replace(",", "-").rsplit("-", 1)[-1]) + 1
 
 
-# bpf(2) itself: one call, its errors, and pins.
+# bpf(2): the system call, its errors, and pins.
 #
 # Source: include/uapi/linux/bpf.h (union bpf_attr) and kernel/bpf/syscall.c.
 #
-# Two ways into the kernel. Element operations take about a microsecond, less than handing the GIL to
-# another thread would, so they keep it (``quick``). Commands that may take long - creation, batches, test
-# runs, and updates of maps of maps, which wait for RCU - let other threads run (``sleeping``).
+# Operations on one entry take about a microsecond, less than a change of threads, so they keep the GIL
+# (``quick``). Slow commands release it (``sleeping``): creation, batches, test runs, and updates of maps of
+# maps, which wait for RCU.
 
 NR_BPF: Final = ctypes.c_long(
     {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}.get(os.uname().machine, -1)
@@ -111,7 +147,10 @@ _INFO = struct.Struct("<IIQ")
 
 
 class BpfError(OSError, HiveError):
-    """A bpf command the kernel refused; ``errno`` has the reason, the text also command and object."""
+    """Raised when the kernel refuses a bpf command.
+
+    ``errno`` is the reason; the text also names command and object.
+    """
 
     def __init__(self, code: int, operation: str, what: str) -> None:
         super().__init__(code, os.strerror(code))
@@ -150,9 +189,9 @@ def command(
     *,
     call: "ctypes._NamedFuncPointer" = quick,
 ) -> int:
-    """Run one bpf command and return its result; raises BpfError.
+    """Run one bpf command and return its result. Raises BpfError.
 
-    ``attr`` ends with the command's last field: the kernel wants every byte after it to be zero.
+    ``attr`` must end with the command's last field: the kernel requires zeros after it.
     """
     result: int = call(NR_BPF, number, attr, len(attr))
     if result < 0:
@@ -161,12 +200,12 @@ def command(
 
 
 def buffer(data: bytes) -> ctypes.Array[ctypes.c_char]:
-    """A writable copy of ``data`` the kernel can be pointed to."""
+    """A writable copy of ``data`` with a stable address, for the kernel."""
     return (ctypes.c_char * len(data)).from_buffer_copy(data)
 
 
 class PackedColumn(Sequence[bytes]):
-    """Keys, or values, of one size after one another: one object for many entries."""
+    """Keys or values of one size in one bytes object, for many entries."""
 
     __slots__ = ("joined", "size")
 
@@ -190,18 +229,21 @@ class PackedColumn(Sequence[bytes]):
 
 
 def joined(entries: Sequence[bytes]) -> bytes:
-    """Keys or values one after another."""
+    """The concatenated keys or values."""
     return entries.joined if isinstance(entries, PackedColumn) else b"".join(entries)
 
 
 def pin(fd: int, path: Path | str) -> None:
-    """Keep a map or program alive under ``path``; BpfError EEXIST if that name is taken."""
+    """Pin a map or program at ``path``. Raises BpfError, EEXIST if the path exists."""
     name = buffer(os.fsencode(path) + b"\0")
     command(OBJ_PIN, buffer(_PIN.pack(ctypes.addressof(name), fd, 0)), "pin", str(path))
 
 
 def replace_pin(fd: int, path: Path) -> None:
-    """Pin under ``path``, at once in place of what is pinned there. Cut short, see unpin_unfinished()."""
+    """Pin at ``path`` and atomically replace an earlier pin.
+
+    A killed process can leave a temporary pin: see unpin_unfinished().
+    """
     fresh = path.with_name(path.name + _UNFINISHED)
     fresh.unlink(missing_ok=True)
     pin(fd, fresh)
@@ -209,7 +251,7 @@ def replace_pin(fd: int, path: Path) -> None:
 
 
 def unpin_unfinished(directory: Path, names: Iterable[str]) -> None:
-    """Remove what a killed process pinned and had no time to put in the place of these names."""
+    """Remove temporary pins that a killed replace_pin() left for these names."""
     unfinished = {name + _UNFINISHED for name in names}
     for path in directory.glob("*" + _UNFINISHED):
         if path.name in unfinished:
@@ -217,7 +259,7 @@ def unpin_unfinished(directory: Path, names: Iterable[str]) -> None:
 
 
 def unpin(path: Path) -> bool:
-    """Remove a pin; False if there was none. Programs that use the object keep it."""
+    """Remove a pin; False if it does not exist. Programs that use the object keep it."""
     try:
         path.unlink()
     except FileNotFoundError:
@@ -226,17 +268,17 @@ def unpin(path: Path) -> bool:
 
 
 def open_pin(path: Path) -> int:
-    """A descriptor of the map or program pinned at ``path``."""
+    """Open the map or program pinned at ``path``; returns its descriptor."""
     name = buffer(os.fsencode(path) + b"\0")
     return command(OBJ_GET, buffer(_PIN.pack(ctypes.addressof(name), 0, 0)), "open", str(path))
 
 
 def object_info(fd: int, info: ctypes.Array[ctypes.c_char], what: str) -> None:
-    """Fill ``info`` (struct bpf_map_info or bpf_prog_info) from an open object."""
+    """Fill ``info`` (struct bpf_map_info or bpf_prog_info) for an open object."""
     command(OBJ_INFO, buffer(_INFO.pack(fd, len(info), ctypes.addressof(info))), "inspect", what)
 
 
-# bpf(2) for loaded programs: open, describe, and run one on a packet without any interface.
+# bpf(2) for loaded programs: open, describe, and run on a packet without an interface.
 #
 # Source: include/uapi/linux/bpf.h; net/bpf/test_run.c (bpf_prog_test_run_skb, bpf_prog_test_run_syscall).
 
@@ -247,11 +289,14 @@ _PROG_INFO = struct.Struct("<II8sIIQQQIIQ16s")
 _TEST_RUN = struct.Struct("<IIIIQQIIIIQQIII")
 _SKB_SIZE = 192  # struct __sk_buff
 _SKB_IFINDEX = 40
-_ROOM = 512  # how much longer a packet may have become
+_ROOM = 512  # bytes by which a program may lengthen the packet
 
 
 class ProgramInfo(msgspec.Struct, frozen=True):
-    """A loaded program. ``tag`` is the kernel's digest of its instructions; ``load_time`` ns since boot."""
+    """A loaded program.
+
+    ``tag`` is the kernel's digest of the instructions; ``load_time`` is in ns since boot.
+    """
 
     id: int
     tag: str
@@ -261,7 +306,7 @@ class ProgramInfo(msgspec.Struct, frozen=True):
 
 
 class TestRun(msgspec.Struct, frozen=True):
-    """What a program did with a packet. ``retval`` is signed (TC_ACT_UNSPEC is -1); the time is per run."""
+    """The result of a test run. ``retval`` is signed (TC_ACT_UNSPEC is -1); ``duration_ns`` is per run."""
 
     __test__ = False  # not a class of tests
 
@@ -272,21 +317,24 @@ class TestRun(msgspec.Struct, frozen=True):
 
 
 def open_program(path: Path) -> int:
-    """A descriptor of the program pinned at ``path``; the caller closes it."""
+    """Open the program pinned at ``path``; the caller closes the descriptor."""
     return open_pin(path)
 
 
 def program_by_id(id: int) -> int:  # noqa: A002  (the kernel's word)
-    """A descriptor of the program with this kernel id; the caller closes it."""
+    """Open the program with this kernel id; the caller closes the descriptor."""
     return command(PROG_FD_BY_ID, buffer(struct.pack("<III", id, 0, 0)), "open", f"program id {id}")
 
 
 def program_name(id: int) -> str | None:  # noqa: A002  (as above)
-    """Name of the loaded program with this id, at most 15 characters; None if there is none. BpfError."""
+    """Name of the loaded program with this id, at most 15 characters; None if it is unloaded.
+
+    Raises BpfError.
+    """
     try:
         descriptor = program_by_id(id)
     except BpfError as error:
-        if error.errno != errno.ENOENT:  # else unloaded meanwhile
+        if error.errno != errno.ENOENT:  # ENOENT: unloaded in the meantime
             raise
         return None
     try:
@@ -296,7 +344,7 @@ def program_name(id: int) -> str | None:  # noqa: A002  (as above)
 
 
 def program_info(fd: int) -> ProgramInfo:
-    """Describe the program behind ``fd``."""
+    """Describe the program of descriptor ``fd``."""
     room = 64
     while True:
         ids = (ctypes.c_uint32 * room)()
@@ -349,9 +397,9 @@ def test_run(
 
 
 def run_program(fd: int, context: bytes) -> bytes:
-    """Run a program of type ``syscall``, outside the interpreter's lock; its context as it leaves it.
+    """Run a program of type ``syscall`` without the GIL; returns its context afterwards.
 
-    Raises BpfError, also with the error that the program returns.
+    Raises BpfError, also for an error that the program returns.
     """
     given = buffer(context)
     attr = buffer(_TEST_RUN.pack(fd, *(0,) * 7, len(given), 0, ctypes.addressof(given), *(0,) * 4))
@@ -363,7 +411,7 @@ def run_program(fd: int, context: bytes) -> bytes:
     return given.raw
 
 
-# bpf(2) for links of programs: to control groups they are made, replaced, described; to devices, described.
+# bpf(2) for links: create, update and describe those to control groups, describe those to devices.
 #
 # Source: include/uapi/linux/bpf.h (BPF_LINK_CREATE, struct bpf_link_info), kernel/bpf/{cgroup,tcx}.c.
 
@@ -380,42 +428,46 @@ _LINK_INFO = struct.Struct("<III4xQI20x")
 
 
 class CgroupLinkInfo(msgspec.Struct, frozen=True):
-    """A link of a program to a control group."""
+    """A link that attaches a program to a control group."""
 
     id: int
     program: int
-    """Its kernel id."""
+    """Kernel id of the program."""
     cgroup: int
-    """Id of the control group, the inode of its directory; 0 once detached."""
+    """Id of the control group (its directory's inode); 0 if the link is detached."""
 
 
 def attach_cgroup(program: int, cgroup: int, attach_type: int) -> int:
-    """Run the program for every process of the control group beside others' programs; the link's descriptor.
+    """Attach a program to a control group beside other programs; returns the link's descriptor.
 
-    All arguments are descriptors but the last, one of enum bpf_attach_type. Raises BpfError.
+    ``program`` and ``cgroup`` are descriptors; ``attach_type`` is one of enum bpf_attach_type. Raises
+    BpfError.
     """
     attr = buffer(_CREATE.pack(program, cgroup, attach_type, 0))
     return command(LINK_CREATE, attr, "attach", f"program fd {program} to a control group", call=sleeping)
 
 
 def replace_program(link: int, program: int) -> None:
-    """Replace the link's program, from one call to the next. Raises BpfError."""
+    """Atomically replace the link's program. Raises BpfError."""
     attr = buffer(_UPDATE.pack(link, program, 0, 0))
     command(LINK_UPDATE, attr, "replace", f"the program of link fd {link}", call=sleeping)
 
 
 def detach(link: int) -> None:
-    """Detach the program, even if others hold the link open or pinned. Raises BpfError."""
+    """Detach the link's program, even if the link is open or pinned elsewhere. Raises BpfError."""
     command(LINK_DETACH, buffer(struct.pack("<I", link)), "detach", f"link fd {link}", call=sleeping)
 
 
 def open_link(path: Path) -> int:
-    """A descriptor of what is pinned at ``path``; the caller closes it. Raises BpfError."""
+    """Open the link pinned at ``path``; the caller closes the descriptor. Raises BpfError."""
     return open_pin(path)
 
 
 def link_info(fd: int) -> CgroupLinkInfo | None:
-    """Describe the link behind ``fd``; None if it is another kind of link. Raises BpfError."""
+    """Describe the link of descriptor ``fd``; None if it does not attach to a control group.
+
+    Raises BpfError.
+    """
     info = buffer(bytes(_LINK_INFO.size))
     object_info(fd, info, f"link fd {fd}")
     kind, number, program, cgroup, _ = _LINK_INFO.unpack(info.raw)
@@ -423,7 +475,7 @@ def link_info(fd: int) -> CgroupLinkInfo | None:
 
 
 def linked_device(fd: int) -> int:
-    """Index of the device that the link is at (XDP, tcx, netkit); 0 if it does not exist, or is another link.
+    """Index of the link's device (XDP, tcx, netkit); 0 if it does not exist, or for other links.
 
     Raises BpfError.
     """

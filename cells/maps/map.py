@@ -1,4 +1,4 @@
-"""BPF maps: every element operation here is one system call on buffers made once.
+"""BPF maps: each operation on an entry is one system call on preallocated buffers.
 
 Source: include/uapi/linux/bpf.h (union bpf_attr), kernel/bpf/{hashtab,arraymap,lpm_trie}.c.
 """
@@ -7,22 +7,20 @@ import ctypes
 import errno
 import os
 import struct
-import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-import anyio
-import msgspec
 from msgspec.structs import replace
 
 from cells.maps.bpf import (
+    EVERY_FLOW,
     NR_BPF,
     BpfError,
+    MapSpec,
     MapType,
     buffer,
     command,
@@ -33,6 +31,7 @@ from cells.maps.bpf import (
     quick,
     sleeping,
 )
+from cells.maps.map_log import MapLog
 
 __all__ = [
     "ANY",
@@ -42,8 +41,6 @@ __all__ = [
     "NO_PREALLOC",
     "Epochs",
     "Map",
-    "MapChange",
-    "MapLog",
     "MapSpec",
     "MapType",
     "create_map",
@@ -51,67 +48,6 @@ __all__ = [
     "open_map",
     "possible_cpus",
 ]
-
-
-# The latest changes that the agent made to a map.
-
-RETAINED: Final = 256
-
-
-class MapChange(msgspec.Struct, frozen=True):
-    """One write."""
-
-    number: int
-    """Counts the changes of the map."""
-    at: float
-    """Seconds since the epoch."""
-    key: bytes
-    value: bytes | None
-    """None: the row was removed."""
-    error: str
-    """The kernel's error, as the name of an errno; empty: it was done."""
-
-
-class MapLog:
-    """Remembers some changes; noting one takes less than a microsecond."""
-
-    __slots__ = ("_changed", "_changes", "_count")
-
-    def __init__(self) -> None:
-        self._changes: deque[MapChange] = deque(maxlen=RETAINED)
-        self._count = 0
-        self._changed: anyio.Event | None = None
-
-    def note(self, key: bytes, value: bytes | None, error: str = "") -> None:
-        """Remember a change made just now."""
-        self._count += 1
-        self._changes.append(MapChange(self._count, time.time(), key, value, error))
-        self.wake()
-
-    def note_many(self, changes: Collection[tuple[bytes, bytes | None]]) -> None:
-        """Remember changes made at once; of too many the last."""
-        dropped = max(0, len(changes) - RETAINED)
-        self._count += dropped
-        for key, value in islice(changes, dropped, None):
-            self.note(key, value)
-
-    def since(self, number: int) -> list[MapChange]:
-        """Those after the one of that number, as far as they are remembered."""
-        return [change for change in self._changes if change.number > number]
-
-    async def wait(self, number: int) -> None:
-        """Return once there is a change after the one with that number, or the waiters were woken."""
-        if number < self._count:
-            return
-        if self._changed is None:
-            self._changed = anyio.Event()
-        await self._changed.wait()
-
-    def wake(self) -> None:
-        """Wake those that wait."""
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
 
 
 MAP_CREATE: Final = 0
@@ -134,7 +70,7 @@ EXIST: Final = 2
 NO_PREALLOC: Final = 1
 """Map flag BPF_F_NO_PREALLOC; every LPM trie needs it."""
 _READ_ONLY: Final = 1 << 3
-"""BPF_F_RDONLY: of a descriptor, not of the map."""
+"""BPF_F_RDONLY: a property of the descriptor, not of the map."""
 
 _ELEMENT = struct.Struct("<IIQQQ")  # map_fd, pad, key, value or next_key, flags
 _BATCH = struct.Struct("<QQQQIIQQ")  # in, out, keys, values, count, map_fd, elem_flags, flags
@@ -149,50 +85,17 @@ _PER_CPU = {MapType.PERCPU_HASH, MapType.PERCPU_ARRAY, MapType.LRU_PERCPU_HASH}
 _OF_MAPS = {MapType.ARRAY_OF_MAPS, MapType.HASH_OF_MAPS}
 _BATCHED = {MapType.HASH, MapType.LRU_HASH, MapType.ARRAY, MapType.LPM_TRIE} | _PER_CPU
 _BY_INDEX = {MapType.ARRAY_OF_MAPS, MapType.PROG_ARRAY}
-EVERY_FLOW: Final = 0
-"""Of MapSpec.voids: a change of any row voids the cached verdicts of all flows."""
-
-
-class MapSpec(msgspec.Struct, frozen=True):
-    """What a map is. Sizes in bytes; the kernel shows only the first 15 characters of ``name``."""
-
-    name: str
-    type: MapType
-    key_size: int
-    value_size: int
-    max_entries: int
-    flags: int = 0
-    inner: "MapSpec | None" = None
-    """Of a map of maps: what its maps are. Not recorded in the kernel, so not compared."""
-    voids: int | Callable[[bytes], int] | None = None
-    """Which cached verdicts a change voids: EVERY_FLOW, the endpoint of this id, or the one that the function
-    finds in the row that was there; None: no verdict follows from the map. Ours, so not compared either."""
-
-    def __str__(self) -> str:
-        kind = self.type.name.lower()
-        sizes = f"key {self.key_size} B value {self.value_size} B max {self.max_entries}"
-        return f"{kind} {sizes} flags {self.flags:#x}"
-
-    def same_as(self, other: "MapSpec") -> bool:
-        """Whether a map made from ``other`` can serve as one made from this: all but the name equal."""
-        return (self.type, self.key_size, self.value_size, self.max_entries, self.flags) == (
-            other.type,
-            other.key_size,
-            other.value_size,
-            other.max_entries,
-            other.flags,
-        )
 
 
 class Map:
     """An open BPF map. Keys and values are bytes of exactly the map's sizes (ValueError otherwise).
 
-    Values of per-CPU maps are all CPUs' values after one another, each padded to 8 bytes: see
-    :meth:`per_cpu`. lookup, update and delete share one buffer, so they belong to one thread at a time;
-    all else may be called from any.
+    A value of a per-CPU map is the concatenation of all CPUs' values, each padded to 8 bytes: see
+    :meth:`per_cpu`. lookup, update and delete share one buffer, so only one thread at a time may call them;
+    the other methods are safe in any thread.
 
-    Verdicts that follow from the map, by its spec, are void after each call that changes it, also one that
-    fails half way: by ``epochs``, without which such a map is only read (RuntimeError).
+    A write advances the policy epochs that the spec's ``voids`` selects, even if a batch fails halfway.
+    Writing such a map without ``epochs`` raises RuntimeError.
     """
 
     __slots__ = (
@@ -205,12 +108,12 @@ class Map:
         self.id = id
         self.spec = spec
         self.updates = self.deletes = 0
-        """Entries set and removed through this object."""
+        """Entries written and deleted through this object."""
         self.failed_updates = self.failed_deletes = 0
         self.log: MapLog | None = None
-        """Where writes are noted; None: nowhere."""
+        """Records writes, if set."""
         self.epochs: Epochs | None = None
-        """What cached verdicts are voided by."""
+        """Policy epochs to advance on writes."""
         stride = (spec.value_size + 7) & ~7
         self.value_bytes = stride * possible_cpus() if spec.type in _PER_CPU else spec.value_size
         memory = bytearray(_ELEMENT.size + spec.key_size + self.value_bytes)
@@ -235,7 +138,7 @@ class Map:
         self.close()
 
     def close(self) -> None:
-        """Give up the descriptor; the map lives on while pinned or used by a program."""
+        """Close the descriptor. The kernel keeps the map while it is pinned or a program uses it."""
         if self.fd != _CLOSED:
             os.close(self.fd)
             self.fd = _CLOSED
@@ -254,7 +157,7 @@ class Map:
         return bytes(self._value)
 
     def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
-        """Set ``key`` to ``value``; ``flags`` ANY, NOEXIST or EXIST."""
+        """Set ``key`` to ``value``; ``flags`` is ANY, NOEXIST or EXIST."""
         voids = self.spec.voids
         if voids is not None and self.epochs is None:
             raise self._read_only()
@@ -262,9 +165,9 @@ class Map:
         self._update(key, value, flags, voided)
 
     def update_changed(self, key: bytes, value: bytes) -> None:
-        """Set ``key`` to ``value`` unless it has it: what reads the row at this moment is not disturbed.
+        """Set ``key`` to ``value`` unless it has this value already.
 
-        One look-up serves for this, and for what the change voids.
+        One look-up serves both the comparison and ``voids``.
         """
         voids = self.spec.voids
         if voids is not None and self.epochs is None:
@@ -293,7 +196,7 @@ class Map:
             self.epochs.advance(voided)
 
     def delete(self, key: bytes) -> bool:
-        """Remove ``key``; False if it was not there."""
+        """Delete ``key``; False if it does not exist."""
         voids = self.spec.voids
         if voids is not None and self.epochs is None:
             raise self._read_only()
@@ -302,7 +205,7 @@ class Map:
             self._key[:] = key
         except ValueError:
             raise self._wrong_size("key", key) from None
-        if self._call(NR_BPF, MAP_DELETE, self._attr, 16) < 0:  # this command ends with the key
+        if self._call(NR_BPF, MAP_DELETE, self._attr, 16) < 0:  # the command's attribute ends with the key
             self.failed_deletes += ctypes.get_errno() != errno.ENOENT
             self._check_absent("delete from")
             return False
@@ -314,12 +217,12 @@ class Map:
         return True
 
     def _voided_by(self, before: bytes | None) -> int | None:
-        """The endpoint with verdicts that are void once this row has changed; None: no row was there."""
+        """The endpoint with verdicts that a change of this value voids; None if there was no value."""
         voids = self.spec.voids
         return voids(before) if callable(voids) and before is not None else None
 
     def _voided(self, keys: Iterable[bytes]) -> Collection[int]:
-        """The same of several rows."""
+        """The endpoints with verdicts that changes of these keys void."""
         voids = self.spec.voids
         if voids is None:
             return ()
@@ -330,21 +233,21 @@ class Map:
         return {voids(row) for key in keys if (row := self.lookup(key)) is not None}
 
     def once(self) -> AbstractContextManager[object]:
-        """Of all that is written in the block void verdicts at its end, by one call. Without await inside."""
+        """Advance the epochs of a block's writes once, at its end. Do not await inside."""
         return nullcontext() if self.epochs is None else self.epochs
 
     def reopened(self) -> "Map":
-        """The same map with buffers of its own, for another thread, which reads and closes it."""
+        """The same map with its own buffers, read-only, for another thread, which must close it."""
         table = map_by_id(self.id, self.spec.name)
         table.spec = self.spec
         return table
 
     def first_key(self) -> bytes | None:
-        """Some key of the map, or None if it is empty."""
+        """The first key in the kernel's order, or None if the map is empty."""
         return self._next_key(None)
 
     def keys(self) -> Iterator[bytes]:
-        """All keys, one call each; deleting the key just given is safe."""
+        """All keys, by one system call each. The key yielded last may be deleted."""
         key = self._next_key(None)
         while key is not None:
             following = self._next_key(key)
@@ -352,19 +255,19 @@ class Map:
             key = following
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """All keys with their values, in the kernel's order. Not a snapshot of a map that others write."""
+        """All keys and values, in the kernel's order. Not a snapshot if other writers change the map."""
         if self.spec.type in _BATCHED:
             yield from self._batched_items()
             return
         if self.spec.type in _OF_MAPS:
-            # 0.4 ms for 4096 entries; a call each takes 6, and 80 while another thread wants the interpreter
+            # 0.4 ms for 4096 entries; single calls take 6 ms, and 80 ms if another thread waits for the GIL
             try:
-                found = list(self._batched_items())
+                entries = list(self._batched_items())
             except BpfError as error:
-                if error.errno != errno.EINTR:  # what kernels before 6.14 say of an entry that is not set
+                if error.errno != errno.EINTR:  # kernels before 6.14 return it for an empty slot
                     raise
             else:
-                yield from found
+                yield from entries
                 return
         indexes = (struct.pack("<I", i) for i in range(self.spec.max_entries))
         for key in indexes if self.spec.type in _BY_INDEX else self.keys():
@@ -373,16 +276,16 @@ class Map:
                 yield key, value
 
     def per_cpu(self, value: bytes) -> tuple[bytes, ...]:
-        """The values each possible CPU has, out of one :meth:`lookup` or :meth:`items` of a per-CPU map."""
+        """The values of all possible CPUs, from a value of a per-CPU map."""
         stride = (self.spec.value_size + 7) & ~7
         return tuple(value[i : i + self.spec.value_size] for i in range(0, len(value), stride))
 
     def update_batch(self, entries: Collection[tuple[bytes, bytes]], flags: int = ANY) -> None:
-        """Set many entries with one call: 3 to 6 times quicker than one by one; stops at the first error."""
+        """Set entries by one system call, 3 to 6 times as fast. Stops at the first error."""
         self.update_all([key for key, _ in entries], [value for _, value in entries], flags)
 
     def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
-        """The same of keys and as many values."""
+        """Set entries by one system call: ``values`` has the value of each of ``keys``."""
         all_keys, all_values = joined(keys), joined(values)
         size, value_size = len(keys) * self.spec.key_size, len(values) * self.value_bytes
         if len(keys) != len(values) or len(all_keys) != size or len(all_values) != value_size:
@@ -397,7 +300,7 @@ class Map:
             self.log.note_many(list(zip(keys, values, strict=True)))
 
     def delete_batch(self, keys: Sequence[bytes]) -> None:
-        """Remove many keys with one call; BpfError ENOENT, with the rest left, at one that is not there."""
+        """Delete keys by one system call. Raises BpfError ENOENT at a missing key, and keeps the rest."""
         joined = b"".join(keys)
         if len(joined) != len(keys) * self.spec.key_size:
             raise self._wrong_size("keys", joined)
@@ -411,7 +314,7 @@ class Map:
             self.log.note_many([(key, None) for key in keys])
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Delete all entries; returns their number."""
         removed = 0
         for key in self.keys():
             removed += self.delete(key)
@@ -453,10 +356,10 @@ class Map:
                     continue
                 if code != errno.ENOENT:
                     raise BpfError(code, "read", self._what())
-                done = True  # the end; the count is valid nevertheless
+                done = True  # end of the map; the count is valid
             started = True
             count = _BATCH.unpack(attr.raw)[4]
-            if count:  # cut in C: maps of services have 100,000 entries
+            if count:  # split in C: maps of services have 100,000 entries
                 got_keys = key.iter_unpack(memoryview(keys)[: count * key_size])
                 got_values = value.iter_unpack(memoryview(values)[: count * value_size])
                 yield from zip(_flat(got_keys), _flat(got_values), strict=True)
@@ -487,41 +390,38 @@ class Map:
         return ValueError(f"map {self.spec.name}: wrong size of {what} ({sizes} bytes): {expected}")
 
 
-# Policy epochs: what makes the datapath forget the verdicts it remembers.
+# Policy epochs: a change makes the datapath ignore cached verdicts.
 
 _epoch = struct.Struct("<Q")
-_FEW: Final = 2  # up to so many, single writes are quicker than a batch
+_FEW: Final = 2  # up to this number, single writes are faster than a batch
 
 
 class Epochs:
-    """The epochs of the node and of its endpoints, in hive_epoch, for one writer.
+    """The policy epochs of the node and of its endpoints, in hive_epoch. Only one process writes them.
 
-    Maps advance them when they change. There is no other caller. As a context: of all that changes in the
-    block void verdicts at its end, by one call. Without await inside; blocks may be nested.
+    Maps advance them on writes. As a context manager, it collects the voided verdicts of a block and advances
+    their epochs once, at its end. Blocks may be nested; do not await inside.
     """
 
     def __init__(self, table: Map) -> None:
         self._table = table
-        self._known: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
         self._depth = 0
         self._due: set[int] = set()
 
     def advance(self, *endpoint_ids: int) -> None:
-        """Make the next packets of these endpoints' flows, or with 0 of all flows, be evaluated again.
-
-        Raises BpfError.
-        """
+        """Void the cached verdicts of these endpoints' flows; 0 stands for all flows. Raises BpfError."""
         if self._depth:
             self._due.update(endpoint_ids)
-        elif len(endpoint_ids) <= _FEW:  # as nearly always, and pods wait for it
+        elif len(endpoint_ids) <= _FEW:  # the usual case, and pods wait for it
             for one in endpoint_ids:
                 value = self._current(one) + 1
                 self._table.update(_index(one), _epoch.pack(value))
-                self._known[one] = value
+                self._cached[one] = value
         else:
             following = {one: self._current(one) + 1 for one in endpoint_ids}
             self._table.update_batch([(_index(one), _epoch.pack(value)) for one, value in following.items()])
-            self._known.update(following)
+            self._cached.update(following)
 
     def __enter__(self) -> Self:
         self._depth += 1
@@ -534,20 +434,20 @@ class Epochs:
             self.advance(*due)
 
     def _current(self, endpoint_id: int) -> int:
-        if (known := self._known.get(endpoint_id)) is not None:
-            return known
-        (known,) = _epoch.unpack(self._table.lookup(_index(endpoint_id)) or bytes(_epoch.size))
-        return int(known)
+        if (cached := self._cached.get(endpoint_id)) is not None:
+            return cached
+        (stored,) = _epoch.unpack(self._table.lookup(_index(endpoint_id)) or bytes(_epoch.size))
+        return int(stored)
 
 
 def create_map(spec: MapSpec) -> Map:
-    """Make a new, unpinned map. May take milliseconds for large preallocated ones."""
+    """Create an unpinned map. Large preallocated maps take milliseconds."""
     if spec.inner is None:
         return _create(spec, 0)
-    with _create(spec.inner, 0) as inner:  # only a pattern: the kernel copies what it needs from it
-        made = _create(spec, inner.fd)
-    made.spec = replace(made.spec, inner=spec.inner)  # which the kernel does not show
-    return made
+    with _create(spec.inner, 0) as inner:  # a template: the kernel copies its attributes
+        created = _create(spec, inner.fd)
+    created.spec = replace(created.spec, inner=spec.inner)  # the kernel does not report it
+    return created
 
 
 def _create(spec: MapSpec, inner_fd: int) -> Map:
@@ -559,14 +459,14 @@ def _create(spec: MapSpec, inner_fd: int) -> Map:
 
 
 def open_map(path: Path) -> Map:
-    """Open the map pinned at ``path``; BpfError ENOENT if there is none."""
+    """Open the map pinned at ``path``. Raises BpfError, ENOENT if no such pin exists."""
     return _opened(open_pin(path), path.name)
 
 
 def map_by_id(id: int, name: str = "", *, writable: bool = False) -> Map:  # noqa: A002  (the kernel's word)
-    """Open the map with this kernel id, to be read unless ``writable``: else the kernel answers EPERM.
+    """Open the map with this kernel id, read-only (writes fail with EPERM) unless ``writable``.
 
-    ``name`` is what messages call it. Raises BpfError.
+    ``name`` is used in error messages. Raises BpfError.
     """
     flags = 0 if writable else _READ_ONLY
     fd = command(MAP_FD_BY_ID, buffer(struct.pack("<III", id, 0, flags)), "open", f"map {name} (id {id})")

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from cells.config import AgentConfig
 from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
-from cells.maps.map import EXIST, Epochs, Map, MapLog, MapSpec, MapType, create_map, open_map, possible_cpus
+from cells.maps.map import EXIST, Epochs, Map, MapSpec, MapType, create_map, open_map, possible_cpus
+from cells.maps.map_log import MapLog
 from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, NAT, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError

@@ -1,7 +1,7 @@
-"""BPF maps written from tables: the one way, for reconcilers and for who must have written before it returns.
+"""BPF maps written from tables: by reconcilers, and directly before a call returns.
 
-Why: a pod's rows must be there before its link comes up, so its ADD writes them at once; what the kernel
-     refuses or others change is put right by the same target later.
+Why: a pod's entries must exist before its link comes up, so its ADD writes them at once. A later sweep with
+the same target repairs what the kernel refused or other programs changed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 
 class Codec(NamedTuple, Generic[T]):
-    """How a key or value is written as the bytes of a map; the two are inverse to each other."""
+    """Converts a key or value to the bytes of a map and back."""
 
     pack: Callable[[T], bytes]
     unpack: Callable[[bytes], T]
@@ -39,16 +39,16 @@ R = TypeVar("R", bound=_Record)
 
 
 def record(kind: type[R]) -> Codec[R]:
-    """The codec of a record of :mod:`cells.maps.records`, which a test holds to the C."""
+    """The codec of a record of :mod:`cells.maps.records`. A test compares the records with the C structs."""
     return Codec(kind.pack, kind.unpack)
 
 
 BYTES: Final[Codec[bytes]] = Codec(bytes, bytes)
-"""Of keys or values that have no members."""
+"""The codec of keys or values that stay bytes."""
 
 
 _BATCH: Final = 8
-"""Rows from which a call for all of them takes less than one for each."""
+"""From this number of rows on, one batch is faster than single calls."""
 
 
 def _first(_: object) -> int:
@@ -56,9 +56,9 @@ def _first(_: object) -> int:
 
 
 class MapTarget(Generic[Key, Row, Value]):
-    """A reconciler's target: a BPF map, or one for each family, by the codecs of its keys and values.
+    """A reconciler's target: one BPF map, or one per address family.
 
-    Several rows void the verdicts that follow from them once.
+    A write of several rows voids the verdicts that depend on them once.
     """
 
     def __init__(
@@ -70,25 +70,25 @@ class MapTarget(Generic[Key, Row, Value]):
         *,
         which: Callable[[Key], int] = _first,
     ) -> None:
-        """``maps`` returns them once they are open; ``which`` of them has a key. ``value_of`` a row."""
+        """``maps`` returns the open maps, ``which`` a key's index in them, ``value_of`` a row's value."""
         self._maps = maps
         self._key = key
         self._value = value
         self._which = which
         self.value_of = value_of
-        """What the map has of a row."""
+        """Computes the map's value of a row."""
 
     @property
     def name(self) -> str:
-        """Of the map, or of the first."""
+        """Name of the first map."""
         return self._maps()[0].spec.name
 
     async def observe(self) -> Mapping[Key, Value]:
-        """Every row of the maps, read in a thread. Raises OSError."""
+        """Read all entries of the maps, in a thread. Raises OSError."""
         return await to_thread.run_sync(self._read)
 
     def matches(self, row: Row, observed: Value) -> bool:
-        """Whether the map has the row's entries."""
+        """Whether the value in the map is up to date."""
         return self.value_of(row) == observed
 
     async def put(self, batch: Mapping[Key, Row]) -> None:
@@ -96,13 +96,13 @@ class MapTarget(Generic[Key, Row, Value]):
         self.write_now(batch)
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Remove rows. Raises BatchError."""
+        """Delete entries. Raises BatchError."""
         self.write_now(dict.fromkeys(batch))
 
     def write_now(self, rows: Mapping[Key, Row | None]) -> None:
-        """Write rows, or remove those that are None. Raises BatchError, with an OSError for each."""
+        """Write rows; delete entries of keys with None. BatchError, with an OSError for each key."""
         maps = self._maps()
-        if len(rows) == 1:  # as nearly always: verdicts are void once anyway
+        if len(rows) == 1:  # the usual case: verdicts are voided once anyway
             failures = self._write(maps, rows)
         else:
             with maps[0].once():
@@ -126,7 +126,7 @@ class MapTarget(Generic[Key, Row, Value]):
         return failures
 
     def _put_batch(self, maps: Sequence[Map], rows: Mapping[Key, Row | None]) -> bool:
-        """Write all rows by one call for each map; False if one is to be removed, or the kernel refuses."""
+        """Write all rows, one call per map; False if a row must be deleted or the kernel refuses."""
         entries: list[tuple[list[bytes], list[bytes]]] = [([], []) for _ in maps]
         for key, row in rows.items():
             if row is None:
@@ -138,33 +138,34 @@ class MapTarget(Generic[Key, Row, Value]):
             for table, (keys, values) in zip(maps, entries, strict=True):
                 table.update_all(keys, values)
         except OSError:
-            return False  # one by one, each with its own error
+            return False  # single writes find the error of each row
         return True
 
     def lookup(self, key: Key) -> Value | None:
-        """What the datapath finds for the key: in a trie, that of the longest prefix. Raises OSError."""
+        """The value that the datapath finds: in a trie, that of the longest prefix. Raises OSError."""
         found = self._maps()[self._which(key)].lookup(self._key.pack(key))
         return None if found is None else self._value.unpack(found)
 
     def _read(self) -> dict[Key, Value]:
-        found: dict[Key, Value] = {}
+        entries: dict[Key, Value] = {}
         for table in self._maps():
             with table.reopened() as own:
-                found |= {self._key.unpack(key): self._value.unpack(value) for key, value in own.items()}
-        return found
+                entries |= {self._key.unpack(key): self._value.unpack(value) for key, value in own.items()}
+        return entries
 
 
 class MapTable(Generic[Key, Row, Value]):
-    """A table and its map as one: a row is in the map when :meth:`write` returns.
+    """A table and its BPF map: a row is in the map when :meth:`write` returns.
 
-    Beside it a reconciler sweeps the whole map, for what others changed and for what the kernel refused. What
-    an earlier agent left goes by a sweep too, not before all sources of the table are known.
+    A reconciler also sweeps the whole map, and repairs what other programs changed or the kernel refused.
+    Entries of an earlier agent (leftovers) are deleted by a sweep once all sources of the table have listed
+    their rows.
     """
 
     def __init__(
         self, table: Table[Key, Row], target: MapTarget[Key, Row, Value], log: Logger, *, every: float
     ) -> None:
-        """``every``: seconds between two sweeps."""
+        """``every``: seconds between sweeps."""
         self._table = table
         self._target = target
         self._log = log
@@ -172,16 +173,16 @@ class MapTable(Generic[Key, Row, Value]):
         self.reconciler: Reconciler[Key, Row] = Reconciler(table, self, full_every=every, write_through=True)
 
     async def read(self) -> None:
-        """Take note of what an earlier agent left. Raises OSError."""
+        """Read the entries of an earlier agent. Raises OSError."""
         self.left(await self._target.observe())
 
     def left(self, rows: Mapping[Key, Value]) -> None:
-        """These rows are what an earlier agent left."""
+        """Set the leftovers: the entries of an earlier agent."""
         self._left = dict(rows)
 
     @property
     def leftovers(self) -> dict[Key, Value]:
-        """Rows of the map without a row in the table; raises NotStartedError before they were read."""
+        """Entries of the map without a row in the table. Raises NotStartedError before the map is read."""
         if self._left is None:
             raise NotStartedError(
                 f"{self._table.name} was written before its map was read: depend on its cell"
@@ -189,23 +190,23 @@ class MapTable(Generic[Key, Row, Value]):
         return self._left
 
     def lookup(self, key: Key) -> Value | None:
-        """What the datapath finds for the key. Raises OSError."""
+        """The value that the datapath finds for the key. Raises OSError."""
         return self._target.lookup(key)
 
     def write(self, rows: Mapping[Key, Row | None], *, undo: bool = False) -> None:
-        """Write these rows to table and map, or delete where it is None; what is right is not written.
+        """Write rows to the table and the map; None deletes. Rows that are up to date are not written.
 
-        Raises OSError when the kernel refuses one, once all were tried: the next sweep tries it again. With
-        ``undo`` the table is as before then, and the map follows with the sweep.
+        Raises OSError, after all rows were tried, if the kernel refuses one: the next sweep retries it. With
+        ``undo`` the table gets its previous rows then, and the sweep restores the map.
         """
         left, get = self.leftovers, self._table.get
         before: dict[Key, Row | None] = {}
         differ = []
         for key, row in rows.items():
-            was = before[key] = get(key)
-            if was is not None or left:
-                known = left.get(key) if was is None else self._target.value_of(was)
-                if self._holds(key, row, known):
+            previous = before[key] = get(key)
+            if previous is not None or left:
+                stored = left.get(key) if previous is None else self._target.value_of(previous)
+                if self._is_current(key, row, stored):
                     continue
             elif row is None:
                 continue
@@ -223,13 +224,13 @@ class MapTable(Generic[Key, Row, Value]):
                 left.pop(key, None)
 
     def adopt(self, rows: Mapping[Key, Row]) -> None:
-        """These rows are what the map has already: they are in the table, and no leftovers any more."""
+        """Put leftovers into the table as these rows, without writing: the map has them already."""
         self._put(rows)
         for key in rows:
             self.leftovers.pop(key, None)
 
     def _put(self, rows: Mapping[Key, Row | None]) -> None:
-        if len(rows) == 1:  # as nearly always, and pods wait for it
+        if len(rows) == 1:  # the usual case, and pods wait for it
             ((key, row),) = rows.items()
             if row is None:
                 self._table.delete(key)
@@ -243,21 +244,21 @@ class MapTable(Generic[Key, Row, Value]):
                 else:
                     table.put(row)
 
-    def _holds(self, key: Key, row: Row | None, known: Value | None) -> bool:
-        """Whether the map has this already: ``known`` is what we wrote or read, and it is found."""
-        if row is None or known is None:
-            return row is None and known is None
+    def _is_current(self, key: Key, row: Row | None, stored: Value | None) -> bool:
+        """Whether the map is up to date: ``stored``, written or read last, is correct and still found."""
+        if row is None or stored is None:
+            return row is None and stored is None
         wanted = self._target.value_of(row)
-        return known == wanted and self._target.lookup(key) == wanted
+        return stored == wanted and self._target.lookup(key) == wanted
 
     # The reconciler's target
 
     async def observe(self) -> Mapping[Key, Value]:
-        """Every row of the map. Raises OSError."""
+        """Read all entries of the map. Raises OSError."""
         return await self._target.observe()
 
     def matches(self, row: Row, observed: Value) -> bool:
-        """Whether the map has the row's entries."""
+        """Whether the value in the map is up to date."""
         return self._target.matches(row, observed)
 
     async def put(self, batch: Mapping[Key, Row]) -> None:
@@ -265,12 +266,12 @@ class MapTable(Generic[Key, Row, Value]):
         self.write_now(batch)
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Remove rows. Raises BatchError."""
+        """Delete entries. Raises BatchError."""
         self.write_now(dict.fromkeys(batch))
         self._log.info(f"removed unclaimed rows of {self._target.name}", rows=_some(batch))
 
     def write_now(self, rows: Mapping[Key, Any]) -> None:
-        """Write rows, or remove those that are None. Raises BatchError."""
+        """Write rows; delete the entries of keys with None. Raises BatchError."""
         self._target.write_now(rows)
         if self._left:
             for key in rows:
@@ -278,6 +279,6 @@ class MapTable(Generic[Key, Row, Value]):
 
 
 def _some(keys: Iterable[object], most: int = 8) -> str:
-    """Keys for a log: the first, and how many more."""
+    """The first keys, and the number of the others, for a log message."""
     shown = [str(key) for key in keys]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -35,7 +35,7 @@ from cells.masquerade.devices import (
     native_networks,
 )
 from cells.masquerade.ip_masq_agent import IpMasqAgent, network_table
-from cells.netlink import news
+from cells.netlink.connection import message_filter, notifications, of_types
 from cells.node.addresses import NodeAddress, NodeAddresses
 from cells.node.devices import Device
 from cells.node.router import Router
@@ -72,8 +72,8 @@ __all__ = ["Masquerade", "cell"]
 INTERVAL: Final = seconds(30)
 _RTMGRP_LINK, _RTMGRP_TC = 0x1, 0x8
 _RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER = 16, 37, 45
-_CHANGED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
-_CHANGED_OR_SLOWED: Final = news.passing((news.kinds(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
+_CHANGED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
+_CHANGED_OR_SLOWED: Final = message_filter((of_types(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
 """A program that is taken off a driver shows as news of the link."""
 
 
@@ -264,7 +264,7 @@ class Masquerade:
         watched = (_RTMGRP_TC, _CHANGED)
         if self._uses.accelerated:
             watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_SLOWED)
-        async for hint in news.hints(*watched):
+        async for hint in notifications(*watched):
             yield hint
 
     async def _look(self, _: None) -> None:

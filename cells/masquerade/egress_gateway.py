@@ -42,7 +42,7 @@ from cells.masquerade.egress_policies import (
     label_map,
     read_policy,
 )
-from cells.netlink import news
+from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
 from cells.netlink.rows import list_routes
 from cells.node.devices import Device
 from cells.node.sysctl import Sysctls
@@ -74,8 +74,8 @@ _MAIN_TABLE: Final = 254
 _RTMGRP_IPV4_ROUTE: Final = 0x40
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _PREFIX_LENGTH: Final = 17  # in the message: behind the header of 16 bytes, and the family
-_DEFAULT_ROUTES: Final = news.passing(
-    (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PREFIX_LENGTH, (0,)))
+_DEFAULT_ROUTES: Final = message_filter(
+    (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )
 _HERE: Final = IPv4Address(0)
 """In place of a node's address: this node."""
@@ -143,7 +143,7 @@ class GatewayDevices:
 
     async def changes(self) -> AsyncIterator[None]:
         """One item at once, then whenever a default route came or went."""
-        async for hint in news.hints(_RTMGRP_IPV4_ROUTE, _DEFAULT_ROUTES):
+        async for hint in notifications(_RTMGRP_IPV4_ROUTE, _DEFAULT_ROUTES):
             yield hint
 
 

@@ -1,8 +1,8 @@
-"""A route netlink socket that sends several requests in one datagram and finds out which of them failed.
+"""Netlink sockets: several requests in one datagram with their errors; and notifications.
 
-The kernel answers while it is being sent to, so nothing here waits; the socket is non-blocking, and an
-answer that is not there is an error. Only the last request asks for an acknowledgement: failures of the
-others are reported all the same (netlink(7)), so a batch is one send and, when it works, one receive.
+The kernel answers a request within the send call, so reading never waits: the socket is non-blocking, and a
+missing answer is an error. Only the last request asks for an acknowledgement; the kernel reports failures of
+the others anyway (netlink(7)). So a batch is one send and, on success, one receive.
 """
 
 import ctypes
@@ -10,11 +10,14 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Final, NamedTuple, Self
+
+import anyio
+from anyio import wait_readable
 
 from cells.netlink.wire import (
     NLM_F_DUMP,
@@ -29,7 +32,28 @@ from cells.netlink.wire import (
 )
 from lifecycle import HiveError
 
-__all__ = ["Ahead", "ForeignRouteError", "NetlinkError", "connected", "open_socket"]
+__all__ = [
+    "DROP",
+    "EQUAL",
+    "LOAD_BYTE",
+    "LOAD_HALF",
+    "LOAD_WORD",
+    "MASK",
+    "PASS",
+    "RETURN",
+    "TYPE",
+    "Ahead",
+    "Field",
+    "Filter",
+    "ForeignRouteError",
+    "NetlinkError",
+    "connected",
+    "message_filter",
+    "notifications",
+    "of_types",
+    "open_socket",
+    "subscribed",
+]
 
 
 _SOL_NETLINK = 270
@@ -43,7 +67,10 @@ _LIBRARY = Path(__file__).resolve().parent / "ahead" / "objects" / "libahead.so"
 
 
 class NetlinkError(OSError, HiveError):
-    """The kernel refused a request; ``what`` names it, ``errno`` and the text have the reason."""
+    """Raised when the kernel refuses a request.
+
+    ``what`` names the request; ``errno`` and the text have the reason.
+    """
 
     def __init__(self, number: int, what: str, reason: str = "") -> None:
         super().__init__(number, os.strerror(number) + (f" ({reason})" if reason else ""))
@@ -58,7 +85,7 @@ class NetlinkError(OSError, HiveError):
 
 
 class ForeignRouteError(HiveError):
-    """Raised instead of replacing a route that another program, or a person, has set."""
+    """Raised instead of replacing a route that another program or an administrator has set."""
 
     def __init__(self, destination: object, way: str) -> None:
         super().__init__(
@@ -68,9 +95,9 @@ class ForeignRouteError(HiveError):
 
 
 def open_socket(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> int:
-    """A bound, non-blocking netlink socket of the current network namespace; the caller closes it.
+    """Open a bound, non-blocking netlink socket in the current network namespace; the caller closes it.
 
-    ``strict``: dumps heed what a request selects, where the kernel can (since 4.20).
+    ``strict``: the kernel applies the filters of dump requests (Linux 4.20 and later).
     """
     made = socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol
@@ -88,17 +115,17 @@ def open_socket(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -
 
 
 class Connection:
-    """Requests over one netlink socket, from one thread at a time. Does not own the descriptor."""
+    """Requests over one netlink socket, from one thread at a time. The caller owns the descriptor."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._sequence = 0
 
     def run(self, *requests: Request) -> list[Message]:
-        """Send the requests as one datagram and return what was asked for (dump rows, replies).
+        """Send the requests as one datagram; returns the dumped rows or replies.
 
-        The kernel tries every request, in order, even after one failed: a batch is not a transaction.
-        Raises NetlinkError for the first that failed.
+        The kernel processes all requests in order, even after a failure: a batch is not a transaction. Raises
+        NetlinkError for the first failed request.
         """
         first, datagram = self.prepared(requests)
         try:
@@ -108,7 +135,7 @@ class Connection:
         return answers(requests, first, self._receive)
 
     def dump(self, request: Request) -> list[Message]:
-        """The rows of a dump, asked for again when the table changed under it."""
+        """The rows of a dump. Repeats the dump if the table changed meanwhile."""
         for _ in range(_DUMP_TRIES):
             rows = self.run(request)
             if not any(row.flags & NLM_F_DUMP_INTR for row in rows):
@@ -116,7 +143,7 @@ class Connection:
         raise NetlinkError(errno.EAGAIN, request.what, f"changed during each of {_DUMP_TRIES} tries")
 
     def prepared(self, requests: Sequence[Request]) -> tuple[int, bytes]:
-        """The sequence number of the first of a batch, and the batch as a datagram."""
+        """The sequence number of the batch's first request, and the datagram."""
         first = self._sequence + 1
         self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
         return first, encode(requests, first, acknowledge=not _asks(requests[-1]))
@@ -130,7 +157,7 @@ class Connection:
 
 @contextmanager
 def connected(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> Iterator[Connection]:
-    """A connection over a socket of its own, as open_socket() makes it: for a worker thread. OSError."""
+    """A connection over its own socket, as open_socket() opens it, for a worker thread. Raises OSError."""
     fd = open_socket(strict=strict, protocol=protocol)
     try:
         yield Connection(fd)
@@ -139,9 +166,9 @@ def connected(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> 
 
 
 def answers(requests: Sequence[Request], first: int, receive: Callable[[str], bytes]) -> list[Message]:
-    """What was asked for by a batch numbered from ``first`` on, out of the datagrams that come.
+    """The replies to a batch numbered from ``first`` on, from the datagrams that ``receive`` returns.
 
-    Raises NetlinkError for the first request that failed; what ``receive`` raises.
+    Raises NetlinkError for the first failed request, and what ``receive`` raises.
     """
     final = requests[-1]
     replies: list[Message] = []
@@ -168,19 +195,19 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
 
 
 def _asks(request: Request) -> bool:
-    """Whether the answer itself ends the exchange: rtnetlink numbers in fours (new, delete, get, set)."""
+    """Whether the reply itself ends the exchange: rtnetlink types repeat in fours (new, delete, get, set)."""
     return request.type & 3 == 2 or request.flags & NLM_F_DUMP == NLM_F_DUMP
 
 
 def _ends(message: Message, final: Request) -> bool:
-    """Whether this answer to the last request is the last one."""
+    """Whether this is the final message for the last request."""
     if message.type == NLMSG_ERROR or not _asks(final):
         return message.type == NLMSG_ERROR
     return message.type == NLMSG_DONE or final.flags & NLM_F_DUMP != NLM_F_DUMP
 
 
 def _failure(request: Request, message: Message) -> NetlinkError | None:
-    """The error in an NLMSG_ERROR or NLMSG_DONE, if there is one that the request does not tolerate."""
+    """The error in an NLMSG_ERROR or NLMSG_DONE; None on success or for a tolerated errno."""
     number, reason = error_of(message)
     if not number or number in request.tolerate:
         return None
@@ -204,15 +231,14 @@ def _library() -> ctypes.CDLL:
 
 
 class Ahead:
-    """Requests that a thread sends while the event loop goes on: the kernel takes 0.2 ms to make two links.
+    """Requests that a C thread sends while the event loop continues: creating two links takes 0.2 ms.
 
-    It has a netlink socket of this network namespace, for one exchange at a time; close it when done. The
-    thread is C's and takes no lock of the interpreter: with one of Python's, each system call would be a
-    change of hands.
+    It has its own netlink socket in the current network namespace, for one exchange at a time. Close it when
+    done. The thread is a C thread because a Python thread would take the GIL again after each system call.
     """
 
     def __init__(self) -> None:
-        """Raises OSError when there is no socket or no thread, HiveError without the library."""
+        """Raises OSError if no socket or thread can be created, HiveError without the library."""
         self._library = _library()
         self._fd = open_socket()
         self._exchange = self._library.exchange_open(self._fd)
@@ -225,7 +251,7 @@ class Ahead:
         self._first = 0
 
     def start(self, *requests: Request) -> None:
-        """Send these as one datagram. Raises NetlinkError when an answer is still to be fetched."""
+        """Send the requests as one datagram. Raises NetlinkError if an answer is still to be fetched."""
         first, datagram = self._connection.prepared(requests)
         last = first + len(requests) - 1
         error = self._library.exchange_start(self._exchange, datagram, len(datagram), last)
@@ -234,7 +260,7 @@ class Ahead:
         self._requests, self._first = requests, first
 
     def finish(self) -> list[Message]:
-        """The answers, waited for: what Connection.run() returns, or raises."""
+        """Wait for the answers; returns and raises what Connection.run() does."""
         length = self._library.exchange_finish(self._exchange, ctypes.byref(self._answer))
         requests, first = self._requests, self._first
         if length < 0:
@@ -242,6 +268,103 @@ class Ahead:
         return answers(requests, first, lambda _: ctypes.string_at(self._answer, length))
 
     def close(self) -> None:
-        """End the thread once it has done what it was given; fetch that first."""
+        """End the thread. Call finish() first if a request was started."""
         self._library.exchange_close(self._exchange)
         os.close(self._fd)
+
+
+# Notifications: an event for each burst of messages, which are not read.
+#
+# Source: rtnetlink(7); classic BPF of linux/filter.h: the kernel drops unwanted messages, and pods cause
+# many. pyroute2, which could parse the messages, takes 0.1 s and 13 MB to import.
+
+_SO_ATTACH_FILTER: Final = 26
+
+Filter = Sequence[tuple[int, int, int, int]]
+"""Instructions of classic BPF: code, jump if true, jump if false, operand."""
+
+LOAD_WORD: Final = 0x20
+LOAD_HALF: Final = 0x28
+LOAD_BYTE: Final = 0x30
+EQUAL: Final = 0x15
+MASK: Final = 0x54
+RETURN: Final = 0x06
+PASS: Final = 0xFFFFFFFF
+DROP: Final = 0
+TYPE: Final = 4
+"""Offset of the type in a message."""
+
+
+class Field(NamedTuple):
+    """A condition on a message: the number at ``offset``, as the filter loads it, is one of ``values``."""
+
+    load: int
+    offset: int
+    values: tuple[int, ...]
+
+
+def of_types(*types: int) -> Field:
+    """A condition: the message has one of these types (RTM_*)."""
+    return Field(LOAD_HALF, TYPE, tuple(map(socket.htons, types)))
+
+
+def message_filter(*alternatives: Sequence[Field]) -> Filter:
+    """A filter that accepts messages for which all fields of at least one alternative hold."""
+    code: list[tuple[int, int, int, int]] = []
+    for fields in alternatives:
+        size = sum(1 + len(field.values) for field in fields) + 1
+        end = len(code) + size
+        for load, offset, values in fields:
+            code.append((load, 0, 0, offset))
+            for left, value in zip(range(len(values) - 1, -1, -1), values, strict=True):
+                otherwise = 0 if left else end - len(code) - 1
+                code.append((EQUAL, left, otherwise, value))
+        code.append((RETURN, 0, 0, PASS))
+    return [*code, (RETURN, 0, 0, DROP)]
+
+
+@asynccontextmanager
+async def subscribed(
+    groups: int, wanted: Filter, protocol: int = socket.NETLINK_ROUTE
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Subscribe to ``groups``; the result waits until a message arrives that ``wanted`` accepts.
+
+    ``groups`` is a mask of RTMGRP_*, or of groups of another ``protocol``. The result raises OSError if
+    messages were lost: subscribe again.
+    """
+    kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, kind, protocol) as events:
+        code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in wanted))
+        program = struct.pack("@HP", len(wanted), ctypes.addressof(code))
+        events.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        events.bind((0, groups))
+
+        async def changed() -> None:
+            await wait_readable(events)
+            try:
+                while events.recv(1):  # the rest of a datagram is dropped
+                    pass
+            except BlockingIOError:
+                return
+            except OSError as error:
+                number = error.errno or errno.EIO
+                raise OSError(number, f"netlink events were lost: {os.strerror(number)}") from error
+
+        yield changed
+
+
+async def notifications(
+    groups: int, wanted: Filter, settle: float = 0.05, *, protocol: int = socket.NETLINK_ROUTE
+) -> AsyncIterator[None]:
+    """Yield once after subscribing (earlier changes were missed), then once per burst of messages.
+
+    ``settle``: seconds in which the messages of a burst are merged. Raises what :func:`subscribed` raises.
+    """
+    async with subscribed(groups, wanted, protocol) as changed:
+        yield
+        while True:
+            await changed()
+            with anyio.move_on_after(settle):
+                while True:
+                    await changed()
+            yield

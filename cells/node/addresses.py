@@ -19,7 +19,7 @@ import msgspec
 
 from cells.base.addresses import Family
 from cells.config import AgentConfig
-from cells.netlink import news
+from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
 from cells.node.devices import Device, matches, uplinks
 from lifecycle import (
     Hook,
@@ -359,8 +359,8 @@ _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
 _PREFIX_LENGTH: Final = 17
 """Where an rtmsg has the length of the destination's prefix, behind the header of 16 bytes."""
-DEFAULT_ROUTES: Final = news.passing(
-    (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PREFIX_LENGTH, (0,)))
+DEFAULT_ROUTES: Final = message_filter(
+    (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )
 
 
@@ -379,7 +379,7 @@ class DefaultRoute:
 
     def hints(self) -> AsyncIterator[None]:
         """One item at once, then whenever a default route came or went."""
-        return news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, DEFAULT_ROUTES)
+        return notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, DEFAULT_ROUTES)
 
 
 # Keeps Table[Family, NodeAddress] as the Node object, the settings and the kernel have it.

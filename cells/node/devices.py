@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from cells.config import AgentConfig
-from cells.netlink import news
+from cells.netlink.connection import DROP, EQUAL, LOAD_HALF, LOAD_WORD, MASK, PASS, RETURN, TYPE, subscribed
 from cells.netlink.links import HostLinks
 from cells.netlink.messages import IPAddress, IPInterface
 from lifecycle import (
@@ -308,22 +308,22 @@ _IFLA_IFNAME = 3
 _ADDRESS, _FIRST_ATTRIBUTE, _LINK_NAME = 16, 34, 36
 
 FILTER = (
-    (news.LOAD_HALF, 0, 0, news.TYPE),
-    (news.EQUAL, 9, 0, socket.htons(_RTM_NEWADDR)),
-    (news.EQUAL, 8, 0, socket.htons(_RTM_DELADDR)),
-    (news.EQUAL, 1, 0, socket.htons(_RTM_NEWLINK)),
-    (news.EQUAL, 0, 9, socket.htons(_RTM_DELLINK)),
-    (news.LOAD_HALF, 0, 0, _FIRST_ATTRIBUTE),
-    (news.EQUAL, 0, 7, socket.htons(_IFLA_IFNAME)),
-    (news.LOAD_WORD, 0, 0, _LINK_NAME),
-    (news.MASK, 0, 0, 0xFFFFFF00),
-    (news.EQUAL, 5, 0, int.from_bytes(b"lxc\0", "big")),
-    (news.EQUAL, 4, 3, int.from_bytes(b"tmp\0", "big")),
-    (news.LOAD_WORD, 0, 0, _ADDRESS),
-    (news.MASK, 0, 0, 0xFF0000FF),
-    (news.EQUAL, 1, 0, _LINK_LOCAL),
-    (news.RETURN, 0, 0, news.PASS),
-    (news.RETURN, 0, 0, news.DROP),
+    (LOAD_HALF, 0, 0, TYPE),
+    (EQUAL, 9, 0, socket.htons(_RTM_NEWADDR)),
+    (EQUAL, 8, 0, socket.htons(_RTM_DELADDR)),
+    (EQUAL, 1, 0, socket.htons(_RTM_NEWLINK)),
+    (EQUAL, 0, 9, socket.htons(_RTM_DELLINK)),
+    (LOAD_HALF, 0, 0, _FIRST_ATTRIBUTE),
+    (EQUAL, 0, 7, socket.htons(_IFLA_IFNAME)),
+    (LOAD_WORD, 0, 0, _LINK_NAME),
+    (MASK, 0, 0, 0xFFFFFF00),
+    (EQUAL, 5, 0, int.from_bytes(b"lxc\0", "big")),
+    (EQUAL, 4, 3, int.from_bytes(b"tmp\0", "big")),
+    (LOAD_WORD, 0, 0, _ADDRESS),
+    (MASK, 0, 0, 0xFF0000FF),
+    (EQUAL, 1, 0, _LINK_LOCAL),
+    (RETURN, 0, 0, PASS),
+    (RETURN, 0, 0, DROP),
 )
 """Lets everything through but news of links with names of :data:`PODS`, and of link-local IPv6 addresses."""
 
@@ -352,7 +352,7 @@ class NetlinkKernel:
 
     def subscribed(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
         """Links and addresses. A socket that overran (ENOBUFS) or broke raises from the wait."""
-        return news.subscribed(_RTMGRP_LINK | _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR, FILTER)
+        return subscribed(_RTMGRP_LINK | _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR, FILTER)
 
 
 def link_local6(address: IPAddress) -> bool:

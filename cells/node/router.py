@@ -20,7 +20,7 @@ from cells.config import AgentConfig
 from cells.config.shared import PodRouting
 from cells.datapath.datapath import Datapath
 from cells.maps.records.endpoints import NodeConfig
-from cells.netlink import news
+from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
 from cells.netlink.links import HostLinks
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam import Ipam
@@ -216,9 +216,9 @@ _PROTOCOL: Final = 21
 """Where an rtmsg names who made the route, behind the header of 16 bytes."""
 _BY_PEOPLE: Final = (3, 4)
 """RTPROT_BOOT, which our own have, and RTPROT_STATIC: not what the kernel or a routing daemon makes."""
-CHANGED: Final = news.passing(
-    (news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),),
-    (news.kinds(_RTM_NEWROUTE, _RTM_DELROUTE), news.Field(news.LOAD_BYTE, _PROTOCOL, _BY_PEOPLE)),
+CHANGED: Final = message_filter(
+    (of_types(_RTM_DELQDISC, _RTM_DELTFILTER),),
+    (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PROTOCOL, _BY_PEOPLE)),
 )
 """What may concern the router and does not show in the table of devices."""
 
@@ -415,7 +415,7 @@ class Router:
             self._objects.wake()
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_TC | _RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, CHANGED):
+        async for hint in notifications(_RTMGRP_TC | _RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, CHANGED):
             yield hint
 
     async def _look(self, _: None) -> None:

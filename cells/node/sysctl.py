@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from cells.netlink import news
+from cells.netlink.connection import LOAD_WORD, Field, message_filter, notifications, of_types
 from lifecycle import (
     BatchError,
     HiveError,
@@ -121,8 +121,8 @@ _ONE_SETTING: Final = 36
 
 Those about a new device list all of its settings; each pod has one, and they are skipped.
 """
-CHANGED: Final = news.passing(
-    (news.kinds(_RTM_NEWNETCONF), news.Field(news.LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))
+CHANGED: Final = message_filter(
+    (of_types(_RTM_NEWNETCONF), Field(LOAD_WORD, 0, (socket.htonl(_ONE_SETTING),)))
 )
 
 
@@ -211,7 +211,7 @@ class Sysctls(Target[str, Sysctl, Sysctl]):
 
     async def _hints(self) -> AsyncIterator[None]:
         groups = _RTMGRP_IPV4_NETCONF | _RTMGRP_IPV6_NETCONF
-        async for hint in news.hints(groups, CHANGED):
+        async for hint in notifications(groups, CHANGED):
             yield hint
 
     async def _look(self, _: None) -> None:

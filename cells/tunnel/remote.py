@@ -13,8 +13,14 @@ from cells.cluster.nodes.node import ClusterNode
 from cells.config import AgentConfig
 from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget
-from cells.netlink import news
-from cells.netlink.connection import ForeignRouteError
+from cells.netlink.connection import (
+    LOAD_BYTE,
+    Field,
+    ForeignRouteError,
+    message_filter,
+    notifications,
+    of_types,
+)
 from cells.node.router import Router
 from cells.tunnel.kernel import TunnelNetwork, TunnelRoute
 from cells.tunnel.settings import RouteMtu, TunnelSettings
@@ -124,12 +130,12 @@ _RTM_DELROUTE: Final = 25
 _RTPROT_KERNEL: Final = 2
 _TABLE, _PROTOCOL, _TYPE, _MAIN, _UNICAST = 20, 21, 23, 254, 1
 """Of an rtmsg, behind the header of 16 bytes: the table a route is in, who made it, what it is."""
-ROUTES_REMOVED: Final = news.passing(
+ROUTES_REMOVED: Final = message_filter(
     (
-        news.kinds(_RTM_DELROUTE),
-        news.Field(news.LOAD_BYTE, _TABLE, (_MAIN,)),
-        news.Field(news.LOAD_BYTE, _PROTOCOL, (_RTPROT_KERNEL,)),
-        news.Field(news.LOAD_BYTE, _TYPE, (_UNICAST,)),
+        of_types(_RTM_DELROUTE),
+        Field(LOAD_BYTE, _TABLE, (_MAIN,)),
+        Field(LOAD_BYTE, _PROTOCOL, (_RTPROT_KERNEL,)),
+        Field(LOAD_BYTE, _TYPE, (_UNICAST,)),
     )
 )
 
@@ -218,7 +224,7 @@ class RemoteNetworks:
             self._health.ok(f"{len(self.table)} ranges of pods of other nodes")
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_REMOVED):
+        async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:

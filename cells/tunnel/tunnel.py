@@ -9,7 +9,7 @@ from typing import Final
 from cells.base.addresses import Family
 from cells.cluster.direct_routes import DirectRouting
 from cells.cluster.identity.identities import ClusterAllocator, NodeAllocator
-from cells.netlink import news
+from cells.netlink.connection import message_filter, notifications, of_types
 from cells.node.addresses import NodeAddress
 from cells.node.devices import Device, PodMtu, addressed
 from cells.node.ipam.settings import PodAddressing
@@ -38,7 +38,7 @@ INTERVAL: Final = seconds(30)
 
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
-FILTERS_REMOVED: Final = news.passing((news.kinds(_RTM_DELQDISC, _RTM_DELTFILTER),))
+FILTERS_REMOVED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 OTHER: Final = {Family.IPV4: Family.IPV6, Family.IPV6: Family.IPV4}
 
@@ -200,7 +200,7 @@ class Tunnel:
             self._log.warning("failed to remove the tunnel", error=str(error))
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP_TC, FILTERS_REMOVED):
+        async for hint in notifications(_RTMGRP_TC, FILTERS_REMOVED):
             yield hint
 
     async def _look(self, _: object) -> None:

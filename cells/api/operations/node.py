@@ -28,7 +28,8 @@ from cells.cluster.identity.identities import Identities, Identity
 from cells.cluster.ipcache.rows import IpcacheEntry, prefix_of
 from cells.cluster.node_ids import NodeAddressID
 from cells.endpoint import Endpoints, PolicyEnforcement
-from cells.maps.map import Map, MapChange, MapLog
+from cells.maps.map import Map
+from cells.maps.map_log import MapChange, MapLog
 from cells.maps.node_maps import Maps
 from cells.maps.records.cluster import row_text
 from cells.observe.health import StatusCollector

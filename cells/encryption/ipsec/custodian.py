@@ -53,7 +53,7 @@ from cells.encryption.ipsec.plan import (
 )
 from cells.maps.node_maps import Maps
 from cells.maps.target import Codec, MapTarget
-from cells.netlink import news
+from cells.netlink.connection import message_filter, notifications, of_types
 from cells.netlink.network import (
     MarkedRule,
     TableRoute,
@@ -164,7 +164,7 @@ class ShownXfrm(msgspec.Struct, frozen=True):
     object: str
 
 
-_REMOVED: Final = news.passing((news.kinds(*XFRM_REMOVALS),))
+_REMOVED: Final = message_filter((of_types(*XFRM_REMOVALS),))
 
 
 @after(IpsecKeys)
@@ -256,7 +256,7 @@ class IpsecCustodian:
         return self.keys.networks | known
 
     async def _removals(self) -> AsyncIterator[None]:
-        async for hint in news.hints(XFRM_CHANGES, _REMOVED, protocol=NETLINK_XFRM):
+        async for hint in notifications(XFRM_CHANGES, _REMOVED, protocol=NETLINK_XFRM):
             yield hint
 
     async def _look(self, _: None) -> None:

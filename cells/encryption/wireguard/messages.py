@@ -23,7 +23,7 @@ from anyio import wait_readable
 
 from cells.base.addresses import IPAddress
 from cells.cluster.encryption import WIREGUARD_PORT
-from cells.netlink.news import DROP, EQUAL, LOAD_BYTE, LOAD_WORD, MASK, PASS, RETURN, Filter
+from cells.netlink.connection import DROP, EQUAL, LOAD_BYTE, LOAD_WORD, MASK, PASS, RETURN, Filter
 
 __all__ = ["MessageKind", "MessageSocket", "RotationMessage", "rotation_token"]
 

@@ -11,7 +11,7 @@ import msgspec
 from cells.endpoint import IPAddress
 from cells.maps.node_maps import Maps
 from cells.maps.policy_maps import PolicyMaps
-from cells.netlink import news
+from cells.netlink.connection import DROP, EQUAL, LOAD_HALF, PASS, RETURN, TYPE, subscribed
 from cells.netlink.rows import LinkInfo
 from cells.node.local_addresses import LocalAddresses
 
@@ -120,10 +120,10 @@ _RTMGRP_LINK: Final = 0x1
 _RTM_DELLINK: Final = 17
 
 REMOVED: Final = (
-    (news.LOAD_HALF, 0, 0, news.TYPE),
-    (news.EQUAL, 0, 1, socket.htons(_RTM_DELLINK)),
-    (news.RETURN, 0, 0, news.PASS),
-    (news.RETURN, 0, 0, news.DROP),
+    (LOAD_HALF, 0, 0, TYPE),
+    (EQUAL, 0, 1, socket.htons(_RTM_DELLINK)),
+    (RETURN, 0, 0, PASS),
+    (RETURN, 0, 0, DROP),
 )
 
 
@@ -132,7 +132,7 @@ class KernelLinkEvents:
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
         """The event's contents are not read: the links are listed again. OSError when the socket overran."""
-        return news.subscribed(_RTMGRP_LINK, REMOVED)
+        return subscribed(_RTMGRP_LINK, REMOVED)
 
 
 # The maps as the last agent left them.

@@ -16,7 +16,7 @@ import msgspec
 from anyio import to_thread
 
 from cells.config import AgentConfig, ChainingMode
-from cells.netlink import news
+from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
 from cells.netlink.network import Marked, leave_marked, take_marked
 from cells.policy.control import L7Proxy
 from cells.proxy.dns.settings import DNSPortSettings, DNSProxySettings
@@ -110,9 +110,9 @@ MARKED: Final = Marked(mark=0x0200, mask=0x0F00, table=2004, priority=9)
 _RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
 _RTM_DELROUTE, _RTM_DELRULE = 25, 33
 _TABLE_AT, _LARGE_TABLE = 20, 252
-_REMOVED: Final = news.passing(
-    (news.kinds(_RTM_DELRULE),),
-    (news.kinds(_RTM_DELROUTE), news.Field(news.LOAD_BYTE, _TABLE_AT, (_LARGE_TABLE,))),
+_REMOVED: Final = message_filter(
+    (of_types(_RTM_DELRULE),),
+    (of_types(_RTM_DELROUTE), Field(LOAD_BYTE, _TABLE_AT, (_LARGE_TABLE,))),
 )
 """A rule, or a route of a table with a number above 255, was deleted."""
 
@@ -139,7 +139,7 @@ class ProxyRoutes:
         await self._there.wait()
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(_RTMGRP, _REMOVED):
+        async for hint in notifications(_RTMGRP, _REMOVED):
             yield hint
 
     async def _keep(self, _: None) -> None:

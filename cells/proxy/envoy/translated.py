@@ -18,8 +18,8 @@ from typing import Final
 
 from anyio import to_thread
 
-from cells.netlink import news, nftables
-from cells.netlink.connection import NetlinkError
+from cells.netlink import nftables
+from cells.netlink.connection import NetlinkError, message_filter, notifications
 from cells.netlink.nftables import OWN_TABLE, NftablesChain, NftablesRule
 from cells.policy.control import HTTPRedirect
 from cells.proxy.envoy.ports import RedirectPorts
@@ -37,7 +37,7 @@ _RAW, _LAST = -300, 300  # NF_IP_PRI_RAW; after source translation
 _PREROUTING, _OUTPUT, _POSTROUTING = 0, 3, 4  # NF_INET_*
 _CHECKSUM: Final = 16
 """Where a TCP header has its checksum."""
-_EVERY: Final = news.passing(())
+_EVERY: Final = message_filter(())
 """The table's events come among others' in one message, of which a filter sees the beginning alone."""
 
 CHAINS: Final = (
@@ -111,7 +111,7 @@ class TranslatedConnections:
             await changes.wait()
 
     async def _hints(self) -> AsyncIterator[None]:
-        async for hint in news.hints(nftables.GROUP, _EVERY, protocol=nftables.PROTOCOL):
+        async for hint in notifications(nftables.GROUP, _EVERY, protocol=nftables.PROTOCOL):
             yield hint
 
     async def _look(self, _: object) -> None:

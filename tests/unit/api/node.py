@@ -44,7 +44,7 @@ from cells.datapath.datapath import Datapath
 from cells.datapath.settings import MonitorNotifications
 from cells.endpoint import Endpoint, EndpointMaps, EndpointPrograms, EndpointRoutes, Endpoints
 from cells.endpoint.restore import ExposedEndpoints, RegeneratedEndpoints
-from cells.maps.map import MapLog
+from cells.maps.map_log import MapLog
 from cells.maps.policy_maps import PoolEmpty
 from cells.maps.records.endpoints import NODE_AUDITS_POLICY
 from cells.node import ipam

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from cells.maps.map import MapLog
+from cells.maps.map_log import MapLog
 
 pytestmark = pytest.mark.anyio
 
