@@ -77,7 +77,11 @@ def test_the_envoy_pod_is_as_in_cilium_except_for_its_privileges() -> None:
         ({}, [("127.0.0.1", 9878), ("0.0.0.0", 9964)]),
         ({"envoy": {"healthPort": 9000, "prometheus": {"enabled": False}}}, [("127.0.0.1", 9000)]),
         (
-            {"ipv4": {"enabled": False}, "ipv6": {"enabled": True}, "envoy": {"prometheus": {"port": 9001}}},
+            {
+                "ipv4": {"enabled": False},
+                "ipv6": {"enabled": True},
+                "envoy": {"prometheus": {"port": "9001"}},
+            },
             [("::1", 9878), ("::", 9001)],
         ),
     ],
