@@ -28,6 +28,7 @@ from cells.maps.records.cluster import (
 from cells.maps.records.endpoints import LxcKey, LxcValue, PolicyEntry, PolicyKey
 from cells.maps.records.flows import CtEntry, CtKey, MetricsKey, MetricsValue, NatEntry
 from cells.maps.specs import MapSizes, map_specs, policy_spec
+from hive.dbg.bpf.maps import GLOBALS
 from hive.dbg.main import run
 from hive.services.maps import command as lb
 from tests.support.counts import Count, not_replayed
@@ -36,6 +37,7 @@ from tests.unit.conformance.bpf_recordings import EXCLUDED, REPLAYED, entries, l
 from tests.unit.conformance.replayed_agent import lines_of, replaying
 
 CPUS = 2
+NO_FILE = "no such file or directory"
 SPECS = {
     spec.name: spec
     for spec in map_specs(MapSizes(1 << 20, 1 << 20, 16384), preallocate=False, cpus=CPUS).values()
@@ -197,6 +199,96 @@ def test_empty_maps_print_a_sentence_to_stderr_and_empty_json(
     assert capfd.readouterr() == ("", "No entries found.\n")
     assert run(["bpf", words, "list", "-o", "json"]) == 0
     assert json.loads(capfd.readouterr().out) in ([], {}, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("auth", 0, "Cannot find auth bpf map"),
+        ("config", 0, "Cannot find config bpf map"),
+        ("egress", 0, "Cannot find egress gateway bpf maps"),
+        ("nodeid", 0, "Cannot find node bpf map"),
+        *(
+            (name, 1, f"error dumping contents of map: loading pinned map {GLOBALS / pin}: {NO_FILE}")
+            for name, pin in (
+                ("bandwidth", "cilium_throttle"),
+                ("ipmasq", "cilium_ipmasq_v4"),
+                ("vtep", "cilium_vtep_map"),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["-o", "json"]])
+def test_maps_of_features_that_are_off_end_the_command_as_in_the_client(
+    name: str,
+    code: int,
+    text: str,
+    form: list[str],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pin_maps(monkeypatch, {})
+    assert run(["bpf", name, "list", *form]) == code
+    assert capfd.readouterr() == ("", f"{text}\n")
+
+
+def test_networks_that_are_not_masqueraded_are_listed_of_both_families(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [bytes.fromhex(text) for text in ("080000000a000000", "10000000a9fe0000")]
+    key6 = bytes.fromhex("07000000fc" + 15 * "00")
+    pin_maps(monkeypatch, {"cilium_ipmasq_v6": {key6: b"\0"}})
+    assert run(["bpf", "ipmasq", "list", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out) == ["fc00::/7"]
+    pin_maps(monkeypatch, {"cilium_ipmasq_v4": dict.fromkeys(keys, b"\0"), "cilium_ipmasq_v6": {key6: b"\0"}})
+    assert run(["bpf", "ipmasq", "list", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out) == ["10.0.0.0/8", "169.254.0.0/16", "fc00::/7"]
+    assert run(["bpf", "ipmasq", "ls"]) == 0
+    assert [line.rstrip() for line in capfd.readouterr().out.splitlines()] == [
+        *("IP PREFIX/ADDRESS", "10.0.0.0/8", "169.254.0.0/16", "fc00::/7")
+    ]
+    pin_maps(monkeypatch, {"cilium_ipmasq_v4": {}})
+    assert run(["bpf", "ipmasq", "list", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out) == []
+
+
+def ct_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, up: bool = True) -> int:
+    """`cilium-dbg bpf ct list global` of the recorded connections."""
+    pin_maps(monkeypatch, pinned("ct_list_global"))
+    monkeypatch.setenv("CILIUM_SOCK", f"unix://{tmp_path}/cilium.sock")
+    socket = tmp_path / "cilium.sock"
+    socket.unlink(missing_ok=True)
+    with replaying(socket, 2 * load("bpf/nat_list")["api_exchanges"]) if up else nullcontext():
+        return run(["bpf", "ct", "list", "global", *words])
+
+
+@pytest.mark.parametrize("words", [(), ("--time-diff-clocksource-mode", "ktime")])
+def test_connections_show_the_seconds_until_they_expire(
+    words: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = int(float(Path("/proc/uptime").read_text().split()[0]))
+    assert ct_list(tmp_path, monkeypatch, "-d", *words) == 0
+    after = int(float(Path("/proc/uptime").read_text().split()[0]))
+    found = re.findall(r"expires=(\d+) \(remaining: (-?\d+) sec\(s\)\) Packets=", capfd.readouterr().out)
+    assert len(found) == sum(map(len, pinned("ct_list_global").values()))
+    assert all(before <= int(expires) - int(remaining) <= after for expires, remaining in found)
+
+
+def test_connections_without_a_known_clock_have_no_remaining_seconds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words, reason in (
+        (("--time-diff-clocksource-mode", "sundial"), "invalid clocksource"),
+        (
+            ("--time-diff-clocksource-mode", "jiffies", "--time-diff-clocksource-hz", "0"),
+            "invalid HZ value",
+        ),
+    ):
+        assert ct_list(tmp_path, monkeypatch, "-d", *words) == 1
+        assert capfd.readouterr() == ("", f"Error: could not determine clocksource: {reason}\n\n")
+    monkeypatch.setattr("hive.dbg.bpf.command._RUNTIME_CONFIG", tmp_path / "none.json")
+    assert ct_list(tmp_path, monkeypatch, "-d", up=False) == 1
+    assert "could not determine clocksource: open " in capfd.readouterr().err
 
 
 def test_egress_policies_keep_the_host_bits_of_their_cidr(

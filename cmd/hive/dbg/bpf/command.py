@@ -4,7 +4,7 @@ Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
@@ -140,6 +140,69 @@ def _runtime_config() -> dict[str, Any]:
 
 
 _RUNTIME_CONFIG = Path("/var/run/cilium/state/agent-runtime-config.json")
+_NO_RUNTIME_CONFIG = f"open {_RUNTIME_CONFIG}: no such file or directory"
+
+Remaining = Callable[[int], int]
+"""The seconds from now until a time in a map."""
+
+
+def _agents_clock() -> tuple[dict[str, Any], str]:
+    """The clock of the maps as the agent reports it, empty with the reason if it does not."""
+    try:
+        source = ask("GET /healthz", headers={"Brief": "false"}).get("clock-source") or {}
+    except RequestFailedError as error:
+        return {}, str(error).splitlines()[0]
+    return source, "" if source else "could not determine clocksource"
+
+
+def _clock_of_last_start() -> dict[str, Any]:
+    """The clock of the maps by the settings of the agent's last start, empty without them."""
+    settings = _runtime_config()
+    if "ClockSource" not in settings:
+        return {}
+    mode = "jiffies" if settings["ClockSource"] else "ktime"
+    return {"mode": mode, "hertz": settings.get("KernelHz", 0)}
+
+
+def _remaining(mode: str, hertz: int) -> Remaining:
+    """How long entries have by the clock of the maps, which the agent knows if ``mode`` is empty.
+
+    Raises click.ClickException for a clock that is not known.
+    """
+    source: dict[str, Any] = {"mode": mode, "hertz": hertz}
+    if not mode:
+        source = _agents_clock()[0] or _clock_of_last_start()
+    reason = "" if source else _NO_RUNTIME_CONFIG
+    if source and source.get("mode") not in {"ktime", "jiffies"}:
+        reason = "invalid clocksource"
+    elif source and source["mode"] == "jiffies" and not source.get("hertz"):
+        reason = "invalid HZ value"
+    if reason:
+        raise click.ClickException(f"could not determine clocksource: {reason}\n")
+    if source["mode"] == "ktime":
+        now = _uptime()
+        return lambda time: time - now
+    ticks, per_second = _jiffies() >> 8, int(source["hertz"])  # maps have every 256th
+    return lambda time: int((time - ticks) * 256 / per_second)
+
+
+def _uptime() -> int:
+    return int(float(Path("/proc/uptime").read_text().split()[0]))
+
+
+def _jiffies() -> int:
+    """Ticks of the kernel. Raises click.ClickException where it does not show them."""
+    for file, word in (("/proc/schedstat", "timestamp"), ("/proc/timer_list", "jiffies:")):
+        try:
+            lines = Path(file).read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if line.startswith(word):
+                return int(line.split()[1])
+    raise click.ClickException(
+        f"{_DUMPING}: jiffies are not in /proc/schedstat or /proc/timer_list of this kernel\n"
+    )
 
 
 @ct.command("list")
@@ -147,7 +210,7 @@ _RUNTIME_CONFIG = Path("/var/run/cilium/state/agent-runtime-config.json")
 @click.argument("number", required=False)
 @click.option("-d", "--time-diff", is_flag=True, help="Calculate time difference for table entries")
 @click.option("--time-diff-clocksource-mode", default="", help="manually set clock source mode")
-@click.option("--time-diff-clocksource-hz", default=0, help="manually set clock source Hz")
+@click.option("--time-diff-clocksource-hz", default=250, help="manually set clock source Hz")
 @output_option
 def list_connections(
     scope: str,
@@ -158,11 +221,12 @@ def list_connections(
     output: str,
 ) -> None:
     """List connection tracking entries"""
-    del time_diff, time_diff_clocksource_mode, time_diff_clocksource_hz, number
+    del number
     if scope != "global":
         raise click.ClickException(f"there is one table for all endpoints: use global instead of {scope}\n")
     names = [f"cilium_ct{kind}{family}_global" for family in _families() for kind in ("", "_any")]
     found: list[dict[str, Any]] = []
+    remaining: Remaining | None = None
     for name in names:
         try:
             rows = [(CtKey.unpack(key), CtEntry.unpack(value)) for key, value in entries_of(name, _DUMPING)]
@@ -173,7 +237,9 @@ def list_connections(
         if output:
             found += [{"Key": tuple_model(key), "Value": ct_model(entry)} for key, entry in rows]
         else:
-            click.echo("".join(f"{ct_text(key, entry)} \n" for key, entry in rows))
+            if time_diff:
+                remaining = _remaining(time_diff_clocksource_mode, time_diff_clocksource_hz)
+            click.echo("".join(f"{ct_text(key, entry, remaining)} \n" for key, entry in rows))
     if output:
         click.echo(printed(found, output))
 
@@ -208,16 +274,17 @@ def ct_model(entry: CtEntry) -> dict[str, object]:
     }
 
 
-def ct_text(key: CtKey, entry: CtEntry) -> str:
-    """A connection."""
+def ct_text(key: CtKey, entry: CtEntry, remaining: Remaining | None = None) -> str:
+    """A connection; with ``remaining`` also the seconds until it expires."""
     way = "SVC" if key.flags & CT_SERVICE else "IN" if key.flags & CT_IN else "OUT"
     names = [name for bit, name in enumerate(_CT_FLAGS) if entry.flags >> bit & 1]
     source, destination = (key.saddr, key.daddr) if way == "SVC" else (key.daddr, key.saddr)
     ports = (key.dport, key.sport) if way == "SVC" else (key.sport, key.dport)
+    left = "" if remaining is None else f" (remaining: {remaining(entry.lifetime)} sec(s))"
     words = [
         f"{PROTOCOLS.get(key.protocol, key.protocol)} {way} {source}:{ports[0]} -> {destination}:{ports[1]}",
         *(["related"] if key.flags & CT_RELATED else []),
-        f"expires={entry.lifetime} Packets={entry.packets} Bytes={entry.octets}",
+        f"expires={entry.lifetime}{left} Packets={entry.packets} Bytes={entry.octets}",
         f"RxFlagsSeen=0x{entry.rx_flags_seen:02x} LastRxReport={entry.last_rx_report}",
         f"TxFlagsSeen=0x{entry.tx_flags_seen:02x} LastTxReport={entry.last_tx_report}",
         f"Flags=0x{entry.flags:04x} [ {' '.join([*names, ']'])} RevNAT={entry.rev_nat_index}",
@@ -254,17 +321,12 @@ def _clock() -> int:
 
     Raises click.ClickException where neither shows which clock that is.
     """
-    reason = "could not determine clocksource"
-    try:
-        known = bool(ask("GET /healthz", headers={"Brief": "false"}).get("clock-source"))
-    except RequestFailedError as error:
-        known, reason = False, str(error).splitlines()[0]
-    if not known:
+    source, reason = _agents_clock()
+    if not source:
         click.echo(f"Failed to get clocksource from agent: {reason}", err=True, nl=False)
-        if "ClockSource" not in _runtime_config():
-            missing = f"open {_RUNTIME_CONFIG}: no such file or directory"
-            raise click.ClickException(f"Error while dumping BPF Map: {missing}")
-    return int(float(Path("/proc/uptime").read_text().split()[0]))
+        if not _clock_of_last_start():
+            raise click.ClickException(f"Error while dumping BPF Map: {_NO_RUNTIME_CONFIG}")
+    return _uptime()
 
 
 def nat_model(entry: NatEntry) -> dict[str, object]:

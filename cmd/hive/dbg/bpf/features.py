@@ -3,6 +3,7 @@
 Source: Cilium 1.17, cilium-dbg/cmd/bpf_*.go and String() of the maps' keys and values (pkg/maps).
 """
 
+import errno
 import struct
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Interface, ip_address, ip_network
@@ -17,6 +18,7 @@ from cells.maps.records.flows import MetricsKey, MetricsValue
 from cells.observe.events import reason_name
 from hive.dbg.bpf.maps import (
     AUTH,
+    DUMPING,
     GLOBALS,
     NO_ENTRIES,
     Entries,
@@ -25,6 +27,7 @@ from hive.dbg.bpf.maps import (
     listed,
     missing,
     show,
+    unreadable,
 )
 from hive.dbg.go_text import aligned, output_option, printed
 from hive.dbg.main import Group
@@ -44,6 +47,7 @@ _DIRECTIONS: Final = {1: "INGRESS", 2: "EGRESS", 3: "SERVICE"}
 tunnel = Group("tunnel", callback=lambda: None, help="Tunnel endpoint map")
 metrics = Group("metrics", callback=lambda: None, help="BPF datapath traffic metrics")
 nodeid = Group("nodeid", callback=lambda: None, help="Manage the node IDs")
+ipmasq = Group("ipmasq", callback=lambda: None, help="ip-masq-agent CIDRs")
 filesystem = Group("fs", callback=lambda: None, help="BPF filesystem mount")
 
 
@@ -204,8 +208,34 @@ def _vtep_model(entries: Entries) -> object:
     return {prefix: [text] for prefix, text in rows}
 
 
-def _masqueraded(key: bytes, _: bytes) -> tuple[object, ...]:
-    return (ip_network((ip_address(key[4:]), int.from_bytes(key[:4], "little")), strict=False),)
+@ipmasq.command("list")
+@output_option
+def list_unmasqueraded(output: str) -> int:
+    """List ip-masq-agent CIDRs"""
+    names = ("cilium_ipmasq_v4", "cilium_ipmasq_v6")
+    keys, absent = [], []
+    for name in names:
+        try:
+            keys += [key for key, _ in entries_of(name, DUMPING)]
+        except LayoutError as error:
+            return unreadable(error)
+        except BpfError as error:
+            if error.errno != errno.ENOENT:
+                return unreadable(LayoutError(f"{DUMPING}: {missing(name, error)}"))
+            absent.append(missing(name, error))
+    if len(absent) == len(names):  # a family that is off has no map
+        return unreadable(LayoutError(f"{DUMPING}: {absent[0]}"))
+    networks = [
+        str(ip_network((ip_address(key[4:]), int.from_bytes(key[:4], "little")), strict=False))
+        for key in keys
+    ]
+    if output:
+        click.echo(printed(networks, output))
+    elif networks:
+        show({network: [""] for network in networks}, ("IP PREFIX/ADDRESS", ""), output)
+    else:
+        click.echo(NO_ENTRIES, err=True)
+    return 0
 
 
 @filesystem.command("show")
@@ -244,8 +274,9 @@ GROUPS: Final = (
         "egress policy entries",
         ("Source IP", "Destination CIDR", "Egress IP", "Gateway IP"),
         _egress,
-        "Error dumping contents of egress policy map",
         _egress_model,
+        "Error dumping contents of egress policy map",
+        absent="Cannot find egress gateway bpf maps",
     ),
     listed(
         "auth",
@@ -253,7 +284,8 @@ GROUPS: Final = (
         "authenticated connections between identities",
         ("SRC IDENTITY", "DST IDENTITY", "REMOTE NODE ID", "AUTH TYPE", "EXPIRATION"),
         _auth,
-        model=_auth_model,
+        _auth_model,
+        absent="Cannot find auth bpf map",
         not_built={"flush": "mutual authentication is not built"},
     ),
     listed(
@@ -262,8 +294,8 @@ GROUPS: Final = (
         "BPF datapath bandwidth settings",
         ("IDENTITY", "EGRESS BANDWIDTH (BitsPerSec)"),
         _bandwidth,
-        "error dumping contents of map",
         _bandwidth_model,
+        DUMPING,
     ),
     listed(
         "config",
@@ -271,9 +303,10 @@ GROUPS: Final = (
         "runtime config entries",
         ("KEY", "VALUE"),
         _config,
-        'Cannot load value with index "AgentLiveness" from config bpf map',
         _config_model,
+        'Cannot load value with index "AgentLiveness" from config bpf map',
         _config_wanted,
+        absent="Cannot find config bpf map",
     ),
     listed(
         "vtep",
@@ -281,10 +314,10 @@ GROUPS: Final = (
         "VTEP entries",
         ("IP PREFIX/ADDRESS", "VTEP"),
         _vtep,
-        "error dumping contents of map",
         _vtep_model,
+        DUMPING,
         not_built=dict.fromkeys(("add", "update", "delete"), "VTEP integration is not built"),
     ),
-    listed("ipmasq", "cilium_ipmasq_v4", "ip-masq-agent CIDRs", ("IP PREFIX/ADDRESS",), _masqueraded),
+    ipmasq,
 )
 """What ``cilium-dbg bpf`` has of features."""

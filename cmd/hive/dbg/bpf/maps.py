@@ -17,6 +17,7 @@ GLOBALS: Final = Path("/sys/fs/bpf/tc/globals")
 PROTOCOLS: Final = {0: "ANY", 1: "ICMP", 6: "TCP", 17: "UDP", 58: "ICMPv6", 132: "SCTP"}
 AUTH: Final = {0: "disabled", 1: "spire", 2: "test-always-fail"}
 NO_ENTRIES: Final = "No entries found."
+DUMPING: Final = "error dumping contents of map"
 
 LAYOUTS: Final = (
     ("cilium_auth_map", "authmap.AuthKey", 12, "authmap.AuthInfo", 8),
@@ -26,6 +27,8 @@ LAYOUTS: Final = (
     ("cilium_ct_any6_*", "ctmap.CtKey6Global", 38, "ctmap.CtEntry", 56),
     ("cilium_egress_gw_policy_v4", "egressmap.EgressPolicyKey4", 12, "egressmap.EgressPolicyVal4", 8),
     ("cilium_ipcache", "ipcache.Key", 24, "ipcache.RemoteEndpointInfo", 12),
+    ("cilium_ipmasq_v4", "ipmasq.Key4", 8, "ipmasq.Value", 1),
+    ("cilium_ipmasq_v6", "ipmasq.Key6", 20, "ipmasq.Value", 1),
     ("cilium_lb4_backends_v3", "lbmap.Backend4KeyV3", 4, "lbmap.Backend4ValueV3", 12),
     ("cilium_lb6_backends_v3", "lbmap.Backend6KeyV3", 4, "lbmap.Backend6ValueV3", 24),
     ("cilium_lb4_reverse_nat", "lbmap.RevNat4Key", 2, "lbmap.RevNat4Value", 6),
@@ -147,16 +150,18 @@ def listed(
     help_text: str,
     header: tuple[str, ...],
     row: Callable[[bytes, bytes], tuple[object, ...]],
+    model: Callable[[Entries], object],
     failure: str = "",
-    model: Callable[[Entries], object] | None = None,
     wanted: Callable[[Entries], Entries] = list,
+    absent: str = "",
     not_built: dict[str, str] | None = None,
 ) -> Group:
-    """A group with ``bpf NAME list`` for a map of a feature; one that is not there has nothing to list.
+    """A group with ``bpf NAME list`` for a map of a feature.
 
-    ``failure`` begins the error for entries of other sizes, without one they are passed over; ``model`` is
-    what JSON has of the entries, without one the cells by their header; ``wanted`` picks and sorts entries;
-    ``not_built`` are commands of the group that are refused, and why.
+    ``model`` is what JSON has of the entries; ``failure`` begins the error for entries of other sizes,
+    without one they are passed over; ``wanted`` picks and sorts entries; ``absent`` is printed if the map
+    does not exist, which is an error only without that text; ``not_built`` are commands of the group that
+    are refused, and why.
     """
 
     @output_option
@@ -168,17 +173,17 @@ def listed(
                 return unreadable(error)
             entries = []
         except BpfError as error:
+            if not absent:
+                return unreadable(LayoutError(f"{DUMPING}: {missing(pin, error)}"))
             if error.errno == errno.ENOENT:
-                click.echo(f"Cannot find map {GLOBALS / pin}: its feature is off, or not built", err=True)
+                click.echo(absent, err=True)
                 return 0
             raise click.ClickException(f"Unable to open {GLOBALS / pin}: {missing(pin, error)}\n") from error
-        if output and model is not None:
+        if output:
             click.echo(printed(model(entries), output))
             return 0
         rows = [row(key, value) for key, value in entries]
-        if output:
-            click.echo(printed([dict(zip(header, map(str, cells), strict=True)) for cells in rows], output))
-        elif not rows:
+        if not rows:
             click.echo(NO_ENTRIES, err=True)
         else:
             click.echo(aligned("\n".join("\t".join(map(str, cells)) for cells in (header, *rows))))
