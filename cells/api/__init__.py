@@ -1,11 +1,10 @@
-"""The REST API on ``cilium.sock``, as Cilium 1.17's clients know it.
+"""The REST API on ``cilium.sock``, compatible with Cilium 1.17's clients.
 
-Edge: HTTP requests become calls of other cells, and their rows become answers.
-Why:  an unmodified cilium-cni makes pods with it, and cilium-dbg and ``hive`` show the node through it. The
-      socket is there before the daemon runs; what needs it, such as endpoints, is answered once it does.
-      Calls that change anything need peer uid 0, whatever the socket's group. Operations that no part has do
-      not exist: 404, or 405 where the path has others. Those on endpoints wait behind rate limits, and are
-      answered 429 where that would take too long.
+Edge: HTTP requests become calls of other cells, and rows of tables become responses.
+Why:  an unmodified cilium-cni creates endpoints with it; cilium-dbg and ``hive`` inspect the node. The socket
+      exists before the daemon runs; requests that need the daemon, such as those on endpoints, wait.
+      Requests that change anything need peer uid 0, whatever the socket's group. Unknown paths are answered
+      404, unknown methods of a path 405. Requests on endpoints are rate-limited: 429 if the wait is too long.
 """
 
 from __future__ import annotations
@@ -102,16 +101,16 @@ __all__ = [
 ]
 
 
-# How the API is put together from the other cells.
+# The composition of the API from other cells.
 
 
 def policy_pool(policies: PolicyMaps) -> PolicyPool:
-    """The prepared policy maps, as PUT /endpoint waits for them."""
+    """The prepared policy maps, for which PUT /endpoint waits."""
     return policies
 
 
 def map_reader(maps: Maps) -> MapReader:
-    """The node's maps."""
+    """Read access to the node's maps."""
     return NodeMaps(maps)
 
 
@@ -127,10 +126,10 @@ def api(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> Api:
-    """The node's API. Its socket appears only after what follows, so no client can come before it:
+    """The node's API. Its socket appears only after the following, so that no client can interfere:
 
     restored endpoints have claimed their addresses, plugins can no longer queue a deletion that is never
-    read, and the datapath knows the node's own addresses, so that the first pod reaches them. Requests that
+    read, and the datapath has the node's own addresses, so that the first pod reaches them. Requests that
     need the running daemon wait at the gate.
     """
     return Api(config.api_socket, parts, gate, times, access, limits, lifecycle, log)
@@ -138,12 +137,12 @@ def api(
 
 @after(Api)
 def api_served() -> ApiServed:
-    """The moment from which the API serves."""
+    """A dependency for hooks that must run after the API serves."""
     return ApiServed()
 
 
 def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[Collector]:
-    """The API's work, and what the agent is, as metrics."""
+    """Metrics of API requests, and of the agent's version and features."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import families
@@ -154,7 +153,7 @@ def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Memb
 
 
 def limit_metrics(limits: Limits) -> Member[Collector]:
-    """The API's rate limits as metrics."""
+    """Metrics of the API's rate limits."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import limiter_families

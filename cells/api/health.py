@@ -1,7 +1,7 @@
-"""The REST API of cilium-health on ``health.sock``, as Cilium 1.17's clients know it.
+"""The REST API of cilium-health on ``health.sock``, compatible with Cilium 1.17's clients.
 
 Source: Cilium 1.17, api/v1/health/openapi.yaml and pkg/health/server.
-Why:    an unmodified ``cilium-health`` prints a node only where the own node is among them under the name in
+Why:    an unmodified ``cilium-health`` prints nodes only if its own node is among them under the name in
         ``local``, and reads every node's ``host``.
 """
 
@@ -36,21 +36,21 @@ from lifecycle.http import HttpServer, Request, Response, Routes, listen
 
 SOCKET: Final = "health.sock"
 GRACE: Final = 1.0
-"""Seconds."""
+"""Seconds that open requests may take while the server stops."""
 
 
 # The wire types of the answers.
 
 
 class ConnectivityStatus(Model, frozen=True):
-    """One probe: without ``status`` it was answered, after ``latency`` nanoseconds."""
+    """One probe: the latency of its answer in nanoseconds, or in ``status`` why it failed."""
 
     latency: int = 0
     status: str = ""
 
 
 class PathStatus(Model, frozen=True):
-    """An address; a probe that has no outcome yet is absent."""
+    """Probes of one address; a probe without a result yet is absent."""
 
     ip: str
     icmp: ConnectivityStatus | None = None
@@ -58,14 +58,17 @@ class PathStatus(Model, frozen=True):
 
 
 class NodeAddressesStatus(Model, frozen=True):
-    """A node's own addresses, or those of its health endpoint."""
+    """Probes of a node's own addresses, or of those of its health endpoint."""
 
     primary_address: PathStatus
     secondary_addresses: list[PathStatus]
 
 
 class NodeConnectivity(Model, frozen=True):
-    """A node of the cluster; ``since``, when it became so, is not in Cilium's answers."""
+    """Probes of one node.
+
+    ``since`` is the time of its last change of reachability; Cilium has no such field.
+    """
 
     name: str
     host: NodeAddressesStatus | None = None
@@ -76,13 +79,13 @@ class NodeConnectivity(Model, frozen=True):
 
 
 class OwnNode(Model, frozen=True):
-    """The node that answers."""
+    """The node that answers the request."""
 
     name: str
 
 
 class HealthStatusResponse(Model, frozen=True):
-    """GET /status: the last report."""
+    """The answer to GET /status: the last report."""
 
     local: OwnNode
     nodes: list[NodeConnectivity] | None
@@ -90,7 +93,7 @@ class HealthStatusResponse(Model, frozen=True):
 
 
 class LoadAverages(Model, frozen=True):
-    """Of the node, as /proc/loadavg has them."""
+    """The node's load averages, from /proc/loadavg."""
 
     last1min: str
     last5min: str
@@ -98,7 +101,7 @@ class LoadAverages(Model, frozen=True):
 
 
 class HealthResponse(Model, frozen=True):
-    """GET /healthz: the agent's status, how long health.sock is served, the node's load."""
+    """The answer to GET /healthz: the agent's status, the uptime of health.sock, the node's load."""
 
     cilium: wire.StatusResponse
     uptime: str
@@ -106,14 +109,14 @@ class HealthResponse(Model, frozen=True):
 
 
 def connectivity(own: str, report: ClusterReport) -> HealthStatusResponse:
-    """A report on the wire."""
+    """Convert a report to its wire type."""
     nodes = None if report.nodes is None else [node_connectivity(node) for node in report.nodes]
     local = OwnNode(name="" if nodes is None else own)
     return HealthStatusResponse(local=local, nodes=nodes, timestamp=rfc3339(report.started))
 
 
 def node_connectivity(node: NodeReport) -> NodeConnectivity:
-    """A node on the wire."""
+    """Convert the report of one node to its wire type."""
     endpoint = _addresses(node.endpoint)
     return NodeConnectivity(
         name=node.name,
@@ -152,7 +155,7 @@ def go_duration(seconds: float) -> str:
 
 
 def health_state(responder: ProbeResponder | None) -> wire.Status:
-    """``ciliumHealth`` of the agent's status."""
+    """The state of health probes, ``ciliumHealth`` in the agent's status."""
     if responder is None or not responder.enabled:
         return wire.Status(state="Disabled")
     if responder.failure:
@@ -164,7 +167,7 @@ def health_state(responder: ProbeResponder | None) -> wire.Status:
 
 
 class HealthApiSettings(Settings, frozen=True):
-    """What ``health.sock`` serves."""
+    """Settings of ``health.sock``."""
 
     enable_cilium_health_api_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
     """Operations of health.sock that are enabled: GetHealthz, GetStatus, PutStatusProbe; a name may end
@@ -172,7 +175,7 @@ class HealthApiSettings(Settings, frozen=True):
 
 
 class HealthApi:
-    """Serves the last report at ``health.sock``, with enable-health-checking."""
+    """Serves the last report on ``health.sock`` if enable-health-checking is set."""
 
     def __init__(
         self,
@@ -199,7 +202,7 @@ class HealthApi:
             lifecycle.append(Hook("serve cilium-health's API", self._start, self._stop))
 
     async def _start(self) -> None:
-        """Raises UsageError for a setting that names no operation, HiveError for a socket in use."""
+        """Raises UsageError if the setting names no operation, HiveError if the socket is in use."""
         operations: dict[str, tuple[str, str, Operation]] = {
             "GetHealthz": ("GET", "/v1beta/healthz", self._healthz),
             "GetStatus": ("GET", "/v1beta/status", self._status),
@@ -213,7 +216,7 @@ class HealthApi:
         self._server = HttpServer(self._answer, grace=GRACE, log=self._log)
         self._began = time.monotonic()
         listener = listen(self.path, group="cilium")
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # If it were cancelled here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener)
 
@@ -226,7 +229,7 @@ class HealthApi:
         return nowhere(request, match.allowed) if match.found is None else await match.found(request)
 
     async def _status(self, _request: Request) -> Response:
-        """GET /status and PUT /status/probe: the last report; nothing is probed for it."""
+        """GET /status and PUT /status/probe: the last report; the request starts no probe."""
         if self._health is None:
             return answer(500, "nodes are not probed")
         return answer(200, connectivity(self._health.own, self._health.report))

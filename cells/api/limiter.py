@@ -1,4 +1,4 @@
-"""Rate limits of the API: who waits, for how long, and who is refused."""
+"""Rate limits of the API: which requests wait, for how long, and which are refused."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ import msgspec
 from cells.base.metrics import Histogram
 from lifecycle import Duration, Logger
 
-# A rate with a burst: so many at once, and then one after the other.
+# A token bucket: it is full at first, has at most ``burst`` tokens, and gains ``rate`` tokens a second.
 #
-# Source: golang.org/x/time/rate, which Cilium's limiter stands on: a bucket that is full at first, holds
-#         ``burst`` tokens at most, and gets ``rate`` more each second.
+# Source: golang.org/x/time/rate, on which Cilium's limiter is based.
 
 
 class RateBucket:
-    """Tokens that come back by and by."""
+    """A token bucket."""
 
     def __init__(self, rate: float, burst: int) -> None:
         self.rate = rate
-        """Tokens a second; 0: they never run out."""
+        """Tokens a second; 0: unlimited."""
         self.burst = burst
         self.tokens = float(burst)
-        """As of ``_at``."""
+        """Number of tokens at the time ``_at``."""
         self._at = -math.inf
 
     def wait(self, now: float, ahead: int = 0) -> float:
-        """Seconds until there is a token for a request with this many others ahead of it; 0: now."""
+        """Seconds until there is a token for a request behind ``ahead`` others; 0: available now."""
         if not self.rate:
             return 0.0
         self._fill(now)
         return max(0.0, (ahead + 1 - self.tokens) / self.rate)
 
     def take(self, now: float) -> None:
-        """Take one, which there must be."""
+        """Take a token; the caller has checked that there is one."""
         self._fill(now)
         self.tokens -= 1
 
     def adjust(self, rate: float, burst: int, now: float) -> None:
-        """Go on with another rate and burst. What is there stays there, as far as the burst allows."""
+        """Change rate and burst; the tokens stay, up to the new burst."""
         self._fill(now)
         self.rate, self.burst = rate, burst
 
@@ -53,52 +52,52 @@ class RateBucket:
         self._at = now
 
 
-# Lets requests through in their order: so many at once, so many a second, by how long they take.
+# Admits requests in order of arrival, within a rate and a number of parallel requests.
 #
-# Source: Cilium 1.17, APILimiter. With ``auto_adjust``, rate, burst and parallel requests grow as long as
-#         requests take less than estimated, and shrink when they take more. Different here: waiting requests
-#         follow each change of the rate, and one that leaves frees its slot.
+# Source: Cilium 1.17, APILimiter. With ``auto_adjust``, rate, burst and parallel requests grow while requests
+#         take less time than estimated, and shrink when they take more. Unlike in Cilium, a changed rate also
+#         applies to requests that wait already, and a cancelled request frees its slot.
 
 TICK: Final = 1e-6
-"""Shorter waits, in seconds, are skipped: clocks are not more exact."""
-NO_PLACE: Final = "fail-parallel-wait"
+"""Shorter waits, in seconds, are skipped: clocks are not more precise."""
+NO_SLOT: Final = "fail-parallel-wait"
 TOO_FAST: Final = "fail-limit-wait"
 LEFT: Final = "request-cancelled"
 CANCELLED: Final = "request cancelled while waiting for rate limiting slot"
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """Parameters of a limiter; zero requests or seconds means no bound."""
+    """Parameters of a limiter; zero requests or seconds means unlimited."""
 
     rate_limit: float = 0.0
     """Requests a second."""
     rate_burst: int = 1
-    """Requests at once after a while without any."""
+    """Number of requests that are admitted at once after an idle period."""
     min_wait_duration: float = 0.0
-    """Seconds that each waits."""
+    """Seconds that each request waits."""
     max_wait_duration: float = 0.0
-    """Seconds after which a request is refused."""
+    """Seconds after which a waiting request is refused."""
     estimated_processing_duration: float = 0.0
-    """Seconds; the adjustment aims at it."""
+    """Target of the adjustment, in seconds."""
     auto_adjust: bool = False
     parallel_requests: int = 0
     min_parallel_requests: int = 1
-    """Of the adjustment; for the burst too."""
+    """Lower bound of adjusted parallel requests and of the adjusted burst."""
     max_parallel_requests: int = 0
     mean_over: int = 10
-    """Requests that the mean covers."""
+    """Number of requests over which means are computed."""
     delayed_adjustment_factor: float = 0.5
-    """Share of an adjustment that reaches burst and parallel requests."""
+    """Share of an adjustment that applies to burst and parallel requests."""
     max_adjustment_factor: float = 100.0
-    """Times that a value may grow or shrink from what it was set to."""
+    """Maximum factor by which a value may grow or shrink from its configured value."""
     skip_initial: int = 0
-    """First requests that are let through whatever there is."""
+    """Number of first requests that are admitted without limit."""
     log: bool = False
     """Whether each request is logged."""
 
 
 class LimitExceeded(Exception):  # noqa: N818  # its text is the reason
-    """The request is refused: it would wait too long, or its client has disconnected."""
+    """Raised if a request would wait too long, or its client has disconnected."""
 
     def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -106,7 +105,7 @@ class LimitExceeded(Exception):  # noqa: N818  # its text is the reason
 
 
 class Turn:
-    """A request that was let through. done() must be called once, whatever becomes of it."""
+    """An admitted request. done() must be called exactly once, also after failures."""
 
     __slots__ = ("_limiter", "began", "initial", "waited")
 
@@ -114,17 +113,17 @@ class Turn:
         self._limiter = limiter
         self.began = began
         self.waited = waited
-        """Seconds."""
+        """Seconds that the request waited."""
         self.initial = initial
-        """One of the first requests, which are not limited."""
+        """Whether it is one of the first requests, which are not limited."""
 
     def done(self, status: int) -> None:
-        """It is answered; ``status`` is HTTP's."""
+        """Report that the request is answered; ``status`` is the HTTP status."""
         self._limiter.finish(self, status)
 
 
 class Limiter:
-    """The line of one kind of request. All but the first wait; the first one may go when it can."""
+    """A queue of requests of one kind. Only its head may be admitted; all others wait for it."""
 
     def __init__(
         self,
@@ -137,38 +136,42 @@ class Limiter:
         self.parameters = parameters
         self._log = log
         self._clock = clock
-        self._line: deque[anyio.Event] = deque()
+        self._queue: deque[anyio.Event] = deque()
         self._waiting: set[anyio.CancelScope] = set()
-        self._came = 0
+        self._arrived = 0
         self._closed = False
-        self._places = 0
+        self._slots = 0
         self.bucket = RateBucket(parameters.rate_limit, parameters.rate_burst)
-        """The rate as it is now."""
+        """The current rate."""
         self.parallel = parameters.parallel_requests
-        """Requests at once, as it is now; 0: any number."""
+        """Current maximum of parallel requests; 0: unlimited."""
         self.factor = 1.0
-        """Estimated by mean processing time, within bounds."""
+        """Estimated processing time divided by its mean, within bounds."""
         self.in_flight = 0
         self.processing = Mean(parameters.mean_over)
-        """Of requests that succeeded, in seconds."""
+        """Mean processing time of successful requests, in seconds."""
         self.wait = Mean(parameters.mean_over)
-        """The same, of their waiting."""
+        """Mean waiting time of successful requests, in seconds."""
         self.waits = Histogram()
-        """Of all that were let through, in seconds."""
+        """Waiting times of all admitted requests, in seconds."""
         self.processed: Counter[tuple[str, int]] = Counter()
-        """Requests by outcome and status."""
+        """Number of requests by outcome and status."""
 
     async def enter(self, disconnected: Callable[[], Awaitable[None]] = anyio.sleep_forever) -> Turn:
-        """Wait for the request's turn; ``disconnected`` returns when the client has disconnected.
+        """Wait until the request is admitted; ``disconnected`` returns when the client disconnects.
 
-        Raises Refused. A cancelled request leaves the line.
+        Raises LimitExceeded. A cancelled request leaves the queue.
         """
-        came = self._clock()
-        self._came += 1
-        if self._came <= self.parameters.skip_initial:
-            return self._let_through(came, initial=True)
-        if not self._line and not self.parameters.min_wait_duration and self._wait_of_first(came, came) == 0:
-            return self._let_through(came)
+        arrived = self._clock()
+        self._arrived += 1
+        if self._arrived <= self.parameters.skip_initial:
+            return self._admit(arrived, initial=True)
+        if (
+            not self._queue
+            and not self.parameters.min_wait_duration
+            and not self._wait_of_head(arrived, arrived)
+        ):
+            return self._admit(arrived)
         found: Turn | LimitExceeded | None = None
         try:
             if not self._closed:
@@ -176,7 +179,7 @@ class Limiter:
                     self._waiting.add(group.cancel_scope)
                     try:
                         group.start_soon(_cancel_when, disconnected, group.cancel_scope)
-                        found = await self._wait(came)
+                        found = await self._wait(arrived)
                         group.cancel_scope.cancel()
                     finally:
                         self._waiting.discard(group.cancel_scope)
@@ -190,24 +193,24 @@ class Limiter:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._line)
+        """Number of requests in the queue."""
+        return len(self._queue)
 
     def open(self) -> None:
-        """Let requests wait, as at first: the server starts, perhaps again."""
+        """Let requests wait again, after close()."""
         self._closed = False
 
     def close(self) -> None:
-        """Refuse all waiting requests, and those that would have to wait, until open()."""
+        """Refuse all waiting requests, and until open() all requests that would have to wait."""
         self._closed = True
         for scope in self._waiting:
             scope.cancel()
 
     def finish(self, turn: Turn, status: int) -> None:
-        """Count an answered request, learn from it if it succeeded, and let the next one look."""
+        """Count an answered request, adjust the limits if it succeeded, and wake the head of the queue."""
         now = self._clock()
         self.in_flight -= 1
-        self._places -= not turn.initial
+        self._slots -= not turn.initial
         self.waits.observe(turn.waited)
         if status < 400:
             self.processed["success", 200] += 1
@@ -224,15 +227,15 @@ class Limiter:
                 processing=str(Duration(now - turn.began)),
                 waited=str(Duration(turn.waited)),
             )
-        self._call_first()
+        self._wake_head()
 
-    def _let_through(self, came: float, *, initial: bool = False) -> Turn:
+    def _admit(self, arrived: float, *, initial: bool = False) -> Turn:
         now = self._clock()
         self.in_flight += 1
         if not initial:
-            self._places += 1
+            self._slots += 1
             self.bucket.take(now)
-        return Turn(self, now, 0.0 if initial else now - came, initial=initial)
+        return Turn(self, now, 0.0 if initial else now - arrived, initial=initial)
 
     def _refused(self, refused: LimitExceeded) -> LimitExceeded:
         self.processed[refused.outcome, 429] += 1
@@ -240,53 +243,53 @@ class Limiter:
             self._log.warning("API call refused", name=self.name, outcome=refused.outcome, reason=refused)
         return refused
 
-    async def _wait(self, came: float) -> Turn | LimitExceeded:
-        """Stand in line until it is our turn, or too late for it."""
+    async def _wait(self, arrived: float) -> Turn | LimitExceeded:
+        """Wait in the queue until the request is admitted, or would wait too long."""
         longest = self.parameters.max_wait_duration or math.inf
-        earliest = came + self.parameters.min_wait_duration
-        free = math.inf if not self.parallel else self.parallel - self._places
-        if len(self._line) < free:  # we have a place, and know what is left to wait for
-            wait = max(self.bucket.wait(came, len(self._line)), earliest - came)
+        earliest = arrived + self.parameters.min_wait_duration
+        free = math.inf if not self.parallel else self.parallel - self._slots
+        if len(self._queue) < free:  # a slot is free for this request, so its wait is known
+            wait = max(self.bucket.wait(arrived, len(self._queue)), earliest - arrived)
             if wait > longest:
                 await anyio.sleep(self.processing.value)  # as upstream: slows down clients that retry at once
                 return _too_fast(wait, longest)
-        call = anyio.Event()
-        self._line.append(call)
+        wake = anyio.Event()
+        self._queue.append(wake)
         try:
             with anyio.move_on_after(longest):
                 while True:
                     wait = math.inf
-                    if self._line[0] is call and (wait := self._wait_of_first(self._clock(), earliest)) == 0:
-                        return self._let_through(came)
+                    if self._queue[0] is wake and (wait := self._wait_of_head(self._clock(), earliest)) == 0:
+                        return self._admit(arrived)
                     with anyio.move_on_after(wait):
-                        await call.wait()
-                    if call.is_set():
-                        self._line[self._line.index(call)] = call = anyio.Event()
-            if self._places_left():
-                return _too_fast(self.bucket.wait(self._clock(), self._line.index(call)), 0)
+                        await wake.wait()
+                    if wake.is_set():
+                        self._queue[self._queue.index(wake)] = wake = anyio.Event()
+            if self._has_free_slot():
+                return _too_fast(self.bucket.wait(self._clock(), self._queue.index(wake)), 0)
             text = f"timed out while waiting to be served with {self.parallel} parallel requests"
-            return LimitExceeded(NO_PLACE, text)
+            return LimitExceeded(NO_SLOT, text)
         finally:
-            self._line.remove(call)
-            self._call_first()
+            self._queue.remove(wake)
+            self._wake_head()
 
-    def _places_left(self) -> bool:
-        return not self.parallel or self._places < self.parallel
+    def _has_free_slot(self) -> bool:
+        return not self.parallel or self._slots < self.parallel
 
-    def _wait_of_first(self, now: float, earliest: float) -> float:
-        """Seconds until the first in line, or who comes while there is none, can go on; inf: it is called."""
-        if not self._places_left():
+    def _wait_of_head(self, now: float, earliest: float) -> float:
+        """Seconds until the head of the queue can be admitted; inf: until a slot is free."""
+        if not self._has_free_slot():
             return math.inf
         wait = max(self.bucket.wait(now), earliest - now)
         return wait if wait > TICK else 0.0
 
-    def _call_first(self) -> None:
-        """Wake the first in line."""
-        if self._line:
-            self._line[0].set()
+    def _wake_head(self) -> None:
+        """Wake the head of the queue."""
+        if self._queue:
+            self._queue[0].set()
 
     def _adjust(self, now: float) -> None:
-        """Follow the processing time: rate by the factor, the others by part of it."""
+        """Adjust to the mean processing time: the rate by the whole factor, other limits by a share of it."""
         base, mean = self.parameters, self.processing.value
         if not (base.auto_adjust and base.estimated_processing_duration):
             return
@@ -298,7 +301,7 @@ class Limiter:
         self.parallel = int(self._delayed(base.parallel_requests, base.max_parallel_requests))
 
     def _delayed(self, base: int, highest: int = 0) -> float:
-        """A value by part of the factor, not below the fewest parallel requests."""
+        """A limit multiplied by a share of the factor, within its bounds."""
         parameters = self.parameters
         value = base + base * (self.factor - 1) * parameters.delayed_adjustment_factor
         value = max(value, parameters.min_parallel_requests)
@@ -308,14 +311,14 @@ class Limiter:
 
 
 class Mean:
-    """The mean of the latest values; 0 before there are any."""
+    """The mean of the latest values; 0 without values."""
 
     def __init__(self, over: int) -> None:
         self._latest: deque[float] = deque(maxlen=over)
         self._sum = 0.0
 
     def add(self, value: float) -> None:
-        """Another one; of all there may be, the oldest goes."""
+        """Add a value; it replaces the oldest one if the window is full."""
         if len(self._latest) == self._latest.maxlen:
             self._sum -= self._latest[0]
         self._latest.append(value)
@@ -323,7 +326,7 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """0 before there are any."""
+        """0 without values."""
         return max(0.0, self._sum) / len(self._latest) if self._latest else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The API, the agent's version and what it was set up for, as Cilium's metrics.
+"""Cilium's metrics of the API, and of the agent's version and features.
 
 Source: Cilium 1.17, cilium_agent_api_process_time_seconds, cilium_event_ts, cilium_version, cilium_feature_*.
 """
@@ -21,7 +21,7 @@ _PROTOCOLS: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
 def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[MetricFamily]:
-    """Requests so far, and what does not change while the agent runs; ``build`` is the datapath's."""
+    """Metrics of API requests, and of version and features; ``build`` is the datapath's revision."""
     yield histogram(
         "cilium_agent_api_process_time_seconds",
         "Duration of processed API calls labeled by path, method and return code.",
@@ -50,13 +50,13 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Metri
         yield one_of(f"cilium_feature_{name}", f"{what} enabled on the agent", label, known, chosen)
 
 
-# The rate limits, as Cilium's metrics.
+# Cilium's metrics of the rate limits.
 #
-# Source: Cilium 1.17, cilium_api_limiter_*; a limiter's series are there after its first request.
+# Source: Cilium 1.17, cilium_api_limiter_*; a limiter's series appear after its first request.
 
 
 def limiter_families(limiters: Iterable[Limiter]) -> Iterator[MetricFamily]:
-    """Each as it is now, and its requests so far."""
+    """Metrics of the rate limits, with their present values."""
     known = [limiter for limiter in limiters if limiter.processed]
     yield gauge(
         "cilium_api_limiter_processing_duration_seconds",

@@ -1,7 +1,7 @@
-"""How often operations on endpoints may be asked for: Cilium's limits, and what the setting makes of them.
+"""Rate limits of operations on endpoints: Cilium's defaults with the changes of ``api-rate-limit``.
 
-Source: Cilium 1.17, api-rate-limit and its defaults. There, a name that is none makes a limiter that limits
-        nothing; here it is refused. GET /config has no limiter: plugins probe with it twice a second.
+Source: Cilium 1.17, api-rate-limit and its defaults. Unlike in Cilium, an unknown name is refused. GET
+        /config has no limiter, as plugins probe with it twice a second.
 """
 
 from __future__ import annotations
@@ -87,24 +87,24 @@ class LimitSettings(Settings, frozen=True):
 
     def faults(self) -> Iterable[str]:
         return (
-            f"api-rate-limit={name}={given}: {wrong}"
+            f"api-rate-limit={name}={given}: {error}"
             for name, given in self.api_rate_limit.items()
-            if (wrong := _wrong(name, given))
+            if (error := _error(name, given))
         )
 
     def parameters(self) -> dict[str, Parameters]:
-        """Those of every limiter, by name."""
+        """Parameters of every limiter, by name."""
         return {name: _merged(base, self.api_rate_limit.get(name, "")) for name, base in _DEFAULTS.items()}
 
 
 def limiter_name(method: str, path: str) -> str | None:
-    """The limiter of an operation, by the path of its route; None: it is not limited."""
+    """Name of the limiter of a route; None if the route is not limited."""
     if path == _ALL:
         return {"GET": LIST, "DELETE": DELETE}.get(method)
     return _OF_ONE.get(method) if path == _ONE or path.startswith(f"{_ONE}/") else None
 
 
-def _wrong(name: str, given: str) -> str:
+def _error(name: str, given: str) -> str:
     if name not in _DEFAULTS:
         return f"no such limiter, expected one of {', '.join(NAMES)}"
     try:
@@ -118,7 +118,7 @@ def _wrong(name: str, given: str) -> str:
 
 
 def _merged(base: Parameters, given: str) -> Parameters:
-    """The parameters with ``option:value,option:value`` over them. Raises ValueError of one line."""
+    """The parameters with ``option:value,option:value`` applied. Raises ValueError of one line."""
     changes: dict[str, float] = {}
     for word in filter(None, (part.strip() for part in given.split(","))):
         option, colon, text = word.partition(":")
@@ -138,7 +138,7 @@ def _merged(base: Parameters, given: str) -> Parameters:
 
 
 def _rate(text: str) -> float:
-    """Requests a second, of ``10/s``, ``3.5/h`` or ``1/100ms``."""
+    """Parse ``10/s``, ``3.5/h`` or ``1/100ms`` as requests a second."""
     number, slash, interval = text.partition("/")
     try:
         span = Duration.parse(interval if re.match(r"[0-9.]", interval) else f"1{interval}")
@@ -215,12 +215,12 @@ _ZERO_IS_UNSET: Final = frozenset(
         "max_adjustment_factor",
     }
 )
-"""As upstream: zero stands for the default of a limiter that was not configured."""
+"""As upstream: zero selects the default of a limiter without configuration."""
 
 
-# Operations behind their limiters: a request waits for its turn, or is refused when that takes too long.
+# Operations behind their limiters: a request waits until it is admitted, or is refused after too long a wait.
 #
-# Source: Cilium 1.17. The answer is 429; its body is a JSON string, though the schema has none.
+# Source: Cilium 1.17. A refusal is 429 with a JSON string as body, though the schema has no body.
 
 TOO_MANY: Final = 429
 
@@ -234,7 +234,7 @@ class Limits:
         }
 
     def limited(self, route: Route) -> Operation:
-        """The route's operation, behind the limiter it has, if it has one."""
+        """The route's operation behind its limiter; unchanged if the route is not limited."""
         name = limiter_name(route.method, route.path)
         if name is None:
             return route.operation
@@ -264,13 +264,13 @@ class Limits:
             limiter.open()
 
     def close(self) -> None:
-        """Let go of all who wait: the server stops."""
+        """Refuse all waiting requests: the server stops."""
         for limiter in self.limiters.values():
             limiter.close()
 
 
 async def _answered(route: Route, request: Request) -> Response:
-    """The operation's answer, also where it is an error: the limiter counts its status."""
+    """Run the operation; a Refusal becomes a response, as the limiter counts its status."""
     try:
         return await route.operation(request)
     except Refusal as error:

@@ -32,28 +32,27 @@ from cells.endpoint.restore import RegeneratedEndpoints
 from lifecycle import HiveError, Hook, Lifecycle, Logger, Promise, after
 from lifecycle.http import MAX_BODY, Handler, HttpServer, Match, Refusal, Request, Response, Routes, listen
 
-# How long the API took for what it was asked, and when it was asked last.
+# Processing times of requests, and the time of the last request.
 #
-# Source: Cilium 1.17, cilium_agent_api_process_time_seconds: the path without what in it stands for one
-#         object.
+# Source: Cilium 1.17, cilium_agent_api_process_time_seconds: the path without the part that names an object.
 
-ELSEWHERE: Final = "unknown"
-"""The label for unknown paths, so that clients cannot create series."""
+UNKNOWN_PATH: Final = "unknown"
+"""Label of unknown paths: clients must not be able to create series."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class ApiTimes:
-    """Answers by path, method and status; requests by path and method."""
+    """Processing times by path, method and status; times of the last requests by path and method."""
 
     def __init__(self) -> None:
         self.took: dict[tuple[str, str, str], Histogram] = {}
-        """Seconds."""
+        """Processing times in seconds."""
         self.last: dict[tuple[str, str], float] = {}
-        """When it was asked last, in seconds since the epoch."""
+        """Time of the last request, in seconds since the epoch."""
 
     def count(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """Count an answer; ``path`` is the route's, None where there is none."""
-        known = ELSEWHERE if path is None else "/".join(path.split("/")[:3])
+        """Count a response; ``path`` is the route's, None for an unknown path."""
+        known = UNKNOWN_PATH if path is None else "/".join(path.split("/")[:3])
         method = method if method in _METHODS else "OTHER"
         if (spread := self.took.get((known, method, str(status)))) is None:
             spread = self.took[known, method, str(status)] = Histogram()
@@ -61,24 +60,24 @@ class ApiTimes:
         self.last[known, method] = time.time()
 
 
-# Holds requests back that need the running daemon, until it runs.
+# Holds requests that need the daemon until it runs.
 #
 # Source: Cilium 1.17, handlers that await the daemon's promise: its endpoints, identities and health. All
-#         else is answered from the moment the socket is there.
+#         other requests are answered as soon as the socket exists.
 
-BEHIND: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
-"""First parts of the paths under /v1 with operations that wait."""
+GATED: Final = ("healthz", "endpoint", "identity", "debuginfo", "fqdn", "ip")
+"""First parts of the paths under /v1 with operations that wait for the daemon."""
 NOT_STARTED: Final = "the agent stopped before it had started: see its log, and ask again once it is back"
 
 
 class Gate:
-    """Opened once; until then operations behind it wait, and are answered 503 if it never opens."""
+    """Holds requests until open(); if the agent stops before, they are answered 503."""
 
     def __init__(self) -> None:
         self._daemon: Promise[None] = Promise()
 
     def open(self) -> None:
-        """Let all requests through from now on."""
+        """Admit all requests from now on."""
         if not self._daemon.resolved:
             self._daemon.resolve(None)
 
@@ -89,9 +88,9 @@ class Gate:
             self._daemon = Promise()  # the server may start again
 
     def guarded(self, path: str, operation: Operation) -> Operation:
-        """The operation at the path of a route, behind the gate if it belongs there."""
+        """The operation of a route, behind the gate if its path requires the daemon."""
         base, version, first = path.split("/")[:3]
-        if (base, version) != ("", "v1") or first not in BEHIND:
+        if (base, version) != ("", "v1") or first not in GATED:
             return operation
 
         async def handle(request: Request) -> Response:
@@ -107,7 +106,7 @@ class Gate:
 
 @after(RegeneratedEndpoints, DeleteQueue, HostIPSync)
 class StartedDaemon:
-    """The daemon runs once its hook has: endpoints are restored, and no delete is pending."""
+    """Opens the gate after endpoints are restored and pending deletions are done."""
 
     def __init__(
         self,
@@ -121,7 +120,7 @@ class StartedDaemon:
         self._gate.open()
 
 
-# A line in the log for every change that a person made, or a script of theirs.
+# An audit log of changes that people and their scripts make through the API.
 
 BY_PLUGINS: Final = frozenset(
     {
@@ -129,44 +128,44 @@ BY_PLUGINS: Final = frozenset(
         *(("POST", "/v1/ipam"), ("POST", "/v1/ipam/{ip}"), ("DELETE", "/v1/ipam/{ip}")),
     }
 )
-"""Changes that CNI plugins make for pods that come and go: these have no lines."""
-LOOKING: Final = frozenset({("POST", "/hive/policy/trial")})
-"""What changes nothing, though it is asked for with another method than GET."""
-_SHOWN: Final = 1024
-"""Bytes of a body, and of what was before and is now, that the log has."""
+"""Changes that CNI plugins request as pods are added and removed; they are not logged."""
+READ_ONLY: Final = frozenset({("POST", "/hive/policy/trial")})
+"""Operations that change nothing, though their method is not GET."""
+_LOGGED_BYTES: Final = 1024
+"""Maximum number of bytes that are logged of a body, of the old state and of the new state."""
 
 
-def audited(route: Route, look: Operation | None, log: Logger) -> Operation:
-    """The operation of a route with a line for each change; ``look`` is that of GET at the same path.
+def audited(route: Route, read: Operation | None, log: Logger) -> Operation:
+    """The operation of a route, which logs each change; ``read`` is the GET operation of the same path.
 
-    It shows what was before and what is now. A change that is answered with an error, as it was made in part,
-    has a line too.
+    The log line has the state before and after the change. A change that was made in part, but answered with
+    an error, is logged also.
     """
-    if route.method in READING or (route.method, route.path) in BY_PLUGINS | LOOKING:
+    if route.method in READING or (route.method, route.path) in BY_PLUGINS | READ_ONLY:
         return route.operation
 
     async def handle(request: Request) -> Response:
-        before, status = await _shown(look, request), 0
+        before, status = await _current_state(read, request), 0
         try:
             response = await route.operation(request)
             status = response.status
             return response
         finally:
-            with anyio.CancelScope(shield=True):  # also what a client did that has disconnected since
-                now = await _shown(look, request)
+            with anyio.CancelScope(shield=True):  # the change is logged also if its client has disconnected
+                now = await _current_state(read, request)
             if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES or before != now:
                 _audit(request, status, before, now, log)
 
     return handle
 
 
-async def _shown(look: Operation | None, request: Request) -> object:
-    """What GET answers where the request goes; None where there is nothing, or nothing that shows it."""
-    if look is None:
+async def _current_state(read: Operation | None, request: Request) -> object:
+    """What GET answers for the same path; None if GET is refused or does not exist."""
+    if read is None:
         return None
     try:
-        response = await look(replace(request, method="GET", body=b""))
-    except (Refusal, FrameworkError):  # nothing to look at: what it is refused for, so is the change
+        response = await read(replace(request, method="GET", body=b""))
+    except (Refusal, FrameworkError):  # the change is refused for the same reason
         return None
     found = response.status == HTTPStatus.OK and isinstance(response.body, bytes) and response.body
     return msgspec.json.decode(found) if found else None
@@ -182,7 +181,7 @@ def _audit(request: Request, status: int, before: object, now: object, log: Logg
 
 
 def _differences(old: object, new: object) -> tuple[object, object]:
-    """What of either is not in the other, members of objects and items of lists one by one."""
+    """What is only in the old value and what is only in the new one, down to members and items."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [name for name in old | new if old.get(name) != new.get(name)]
         pairs = {name: _differences(old.get(name), new.get(name)) for name in names}
@@ -203,16 +202,16 @@ def _text(value: object) -> str:
 
 
 def _cut(data: bytes) -> str:
-    return data[:_SHOWN].decode(errors="replace")
+    return data[:_LOGGED_BYTES].decode(errors="replace")
 
 
-# The API as one handler: routes, the rule for changing calls, and errors in their documented form.
+# The API as one handler: routes, the permission to change, and errors in their documented form.
 
 
 def application(
     routes: Iterable[Route], may_change: Callable[[int], bool], times: ApiTimes, log: Logger
 ) -> Handler:
-    """The handler of these routes; ``may_change`` decides which peer uids may do more than read."""
+    """The handler of the routes; ``may_change`` decides which peer uids may do more than read."""
     known: Routes[Route] = Routes()
     for route in routes:
         known.add(route.method, route.path, route)
@@ -235,7 +234,7 @@ def application(
             return await _operate(match.found, replace(request, match_info=match.info), may_change)
         except FrameworkError as error:
             return framework_answer(error.status, error.code, error.message)
-        except Exception:  # the API answers, whatever a handler does; the log has the trace
+        except Exception:  # a fault in a handler must not stop the API; the trace is logged
             log.exception("API handler failed", method=request.method, path=request.path)
             return plain(500, INTERNAL_ERROR)
 
@@ -257,7 +256,7 @@ SHUTDOWN_SECONDS = 5.0
 
 
 class Api:
-    """Serves the operations at ``path`` while its hook runs; the socket file goes when it stops."""
+    """Serves the operations on the socket ``path`` from start to stop; stop removes the socket file."""
 
     def __init__(
         self,
@@ -290,29 +289,32 @@ class Api:
         for part in self._parts:
             part.open()
         listener = listen(self.path, group="cilium")
-        # Interrupted here, asyncio would leave a listening server that cannot be closed.
+        # If it were cancelled here, asyncio would leave a listening server that cannot be closed.
         with anyio.CancelScope(shield=True):
             await server.serve(listener)
         self._server = server
         self._log.info("serving the API", socket=str(self.path))
 
     def _routes(self) -> list[Route]:
-        """All of them, some behind the gate or their limiter; those that are switched off answer so."""
+        """All routes, behind the gate and their limiters; disabled operations answer 403."""
         routes = [route for part in self._parts for route in part.routes]
         names = {route: operation_name(route.method, route.path) for route in routes}
         off = denied(self._access.enable_cilium_api_server_access, names.values())
-        looks = {route.path: route.operation for route in routes if route.method == "GET"}
+        readers = {route.path: route.operation for route in routes if route.method == "GET"}
         return [
             replace(
                 route,
-                operation=_disabled if names[route] in off else self._in_turn(route, looks.get(route.path)),
+                operation=_disabled if names[route] in off else self._wrapped(route, readers.get(route.path)),
             )
             for route in routes
         ]
 
-    def _in_turn(self, route: Route, look: Operation | None) -> Operation:
-        """The gate comes first, so that requests that wait for the daemon hold no limiter's slot."""
-        logged = replace(route, operation=audited(route, look, self._log))
+    def _wrapped(self, route: Route, read: Operation | None) -> Operation:
+        """Wrap an operation.
+
+        The gate is outermost, so that requests that wait for it take no limiter's slot.
+        """
+        logged = replace(route, operation=audited(route, read, self._log))
         return self._gate.guarded(route.path, self._limits.limited(logged))
 
     async def _stop(self) -> None:

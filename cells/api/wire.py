@@ -1,7 +1,7 @@
-"""The wire rules of the REST API: bodies in, bodies out, and the errors of the framework itself.
+"""Encoding of the REST API: request bodies, response bodies, and errors of the framework.
 
-An error of an operation is a JSON string, or nothing where the operation's schema has no body; an error
-of the framework is ``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
+An error of an operation is a JSON string, or empty if its schema has no body; an error of the framework is
+``{"code":..,"message":..}`` as go-openapi writes it (github.com/go-openapi/errors).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UCRED = struct.Struct("iII")  # struct ucred of unix(7)
 
 
 class FrameworkError(Exception):
-    """A request the framework refuses before any operation sees it; has the HTTP status and its code."""
+    """A request that the framework refuses before its operation runs, with HTTP status and error code."""
 
     def __init__(self, status: int, code: int, message: str) -> None:
         super().__init__(message)
@@ -60,32 +60,32 @@ class FrameworkError(Exception):
 
 
 def answer(status: int, body: object) -> Response:
-    """A response with a JSON body, newline-terminated like the Go server's."""
+    """A response with a JSON body and a final newline, as Go's server writes it."""
     return Response(status, msgspec.json.encode(body) + b"\n", JSON)
 
 
 def json_answer(text: str) -> Response:
-    """A 200 with a body that is JSON already."""
+    """A response 200 with a body that is JSON already."""
     return Response(200, text.encode(), JSON)
 
 
 def empty(status: int) -> Response:
-    """A response without the body that the schema lacks for this status."""
+    """A response without a body, as the schema has none for this status."""
     return Response(status)
 
 
 def plain(status: int, text: str) -> Response:
-    """A response outside every schema, for a person to read."""
+    """A text response for people, outside the schema."""
     return Response(status, text.encode(), "text/plain; charset=utf-8")
 
 
 def parse_bool(text: str | None, *, default: bool) -> bool:
-    """A header's boolean as go-openapi reads it: a few words are true, everything else is false."""
+    """Parse a boolean header as go-openapi does: some words are true, all others are false."""
     return default if text is None else text.strip().lower() in TRUE_TEXTS
 
 
 def parse_int(text: str | None, name: str) -> int:
-    """An integer as go-openapi reads it, 0 without one; raises FrameworkError 422 for other text."""
+    """Parse an integer as go-openapi does; 0 for an empty text. Raises FrameworkError 422 for other text."""
     if not text:
         return 0
     if not _INTEGER.fullmatch(text) or not -(1 << 63) <= int(text) < 1 << 63:
@@ -94,7 +94,7 @@ def parse_int(text: str | None, name: str) -> int:
 
 
 def parse_cidr(text: str) -> IPNetwork | None:
-    """The network of an address in it and a length, as Go reads it; None without one. Raises Refusal 400."""
+    """Parse ``address/length``, as Go does; None for an empty text. Raises Refusal 400."""
     if not text:
         return None
     try:
@@ -106,9 +106,8 @@ def parse_cidr(text: str) -> IPNetwork | None:
 def decode(body: bytes, model: type[T], name: str) -> T:
     """Decode a request body; ``name`` is the parameter's name in the schema.
 
-    Unknown keys are ignored and null means absent, as encoding/json has it. Raises FrameworkError:
-    422 when the body or a required key is missing, or a word is not among the allowed ones, 400 when it is
-    not such JSON.
+    Unknown keys are ignored and null means absent, as in encoding/json. Raises FrameworkError: 422 if the
+    body or a required key is missing or a word is not one of the allowed ones, 400 if the JSON is invalid.
     """
     if not body.strip():
         raise FrameworkError(422, 602, f"{name} in body is required")
@@ -134,7 +133,7 @@ def _without_nulls(value: object) -> object:
 
 
 def read_body(request: Request, model: type[T], name: str) -> T:
-    """Decode the body of a request, also of a GET; see :func:`decode`."""
+    """Decode the body of a request, also of a GET request; see :func:`decode`."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if request.body and kind != JSON:
         raise FrameworkError(415, 415, f'unsupported media type "{kind}", only [{JSON}] are allowed')
@@ -149,12 +148,12 @@ def peer_of(request: Request) -> tuple[int, int]:
 
 
 def framework_answer(status: int, code: int, message: str) -> Response:
-    """The framework's own error form."""
+    """An error in the form of the framework."""
     return answer(status, Problem(code=code, message=message))
 
 
 def nowhere(request: Request, allowed: frozenset[str]) -> Response:
-    """What an unknown path is answered with, or a known one with a method that is not ``allowed`` there."""
+    """The answer 404 to an unknown path, or 405 with the ``allowed`` methods of a known path."""
     if not allowed:
         return framework_answer(404, 404, f"path {request.path} was not found")
     methods = ",".join(sorted(allowed))

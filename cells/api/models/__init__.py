@@ -1,4 +1,4 @@
-"""The wire types of the API: one Struct for each object of its documents."""
+"""Wire types of the REST API: Cilium's models, limited to what this agent has."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import field
 
-# The wire types of the REST API: Cilium's models, as far as this agent has what they describe.
-
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="kebab", gc=False):
     """Base of all wire types: immutable, kebab-case keys, zero values omitted."""
 
 
 class Problem(Model, frozen=True):
-    """Why the framework refused a request before any operation saw it, as go-openapi writes it."""
+    """Why the framework refused a request before its operation ran, as go-openapi writes it."""
 
     code: int
     message: str
 
 
 def _one_of(*words: str) -> msgspec.Meta:
-    """What a text may be, for readers of the document: what is read is checked where it is used."""
+    """The values of a text, for the document only: requests are checked by their operations."""
     return msgspec.Meta(extra_json_schema={"enum": list(words)})
 
 
@@ -56,14 +54,14 @@ class NodeAddressingElement(Model, frozen=True):
 
 
 class NodeAddressing(Model, frozen=True):
-    """The node's addressing; the key of a family that is off is absent."""
+    """The node's addressing; a disabled family has no key."""
 
     ipv4: NodeAddressingElement | None = None
     ipv6: NodeAddressingElement | None = None
 
 
 class AddressPair(Model, frozen=True):
-    """The addresses of one endpoint, bare (a prefix length is tolerated in requests)."""
+    """The addresses of one endpoint, without prefix length (requests may have one)."""
 
     ipv4: str = ""
     ipv4_pool_name: str = ""
@@ -74,7 +72,7 @@ class AddressPair(Model, frozen=True):
 
 
 class IPAMAddressResponse(Model, frozen=True):
-    """One allocated address; the plugin reads this object whenever ``address`` has the family."""
+    """One allocated address; the plugin reads this object if ``address`` has the family."""
 
     ip: str = ""
     gateway: str = ""
@@ -94,28 +92,28 @@ class IPAMResponse(Model, frozen=True):
 
 
 class DaemonConfigurationSpec(Model, frozen=True):
-    """The part of the configuration that PATCH /config may name."""
+    """The options that PATCH /config can change."""
 
     options: dict[str, str] | None = None
     policy_enforcement: Annotated[str, _one_of("default", "always", "never")] = ""
 
 
 class KVStoreConfiguration(Model, frozen=True):
-    """The key-value store in use; empty without one."""
+    """The key-value store in use; empty if there is none."""
 
     type: str = ""
     options: dict[str, str] | None = None
 
 
 class MasqueradeProtocols(Model, frozen=True):
-    """Families that get the node's address where traffic leaves the cluster."""
+    """Address families that are masqueraded on the way out of the cluster."""
 
     ipv4: bool = False
     ipv6: bool = False
 
 
 class MonitorStatus(Model, frozen=True):
-    """Where the monitor's events come from: a ring of ``npages`` for each CPU."""
+    """The perf rings of datapath events: one with ``npages`` pages for each CPU."""
 
     cpus: int = 0
     npages: int = 0
@@ -160,7 +158,7 @@ class DaemonConfiguration(Model, frozen=True):
 
 
 class ControllerCounts(Model, frozen=True):
-    """What is known of a controller's runs; times are RFC 3339 with milliseconds, of the year 1 for never."""
+    """Results of a controller's runs; times are RFC 3339 with milliseconds, in the year 1 for never."""
 
     last_success_timestamp: Time = ""
     last_failure_timestamp: Time = ""
@@ -179,7 +177,7 @@ class ControllerConfiguration(Model, frozen=True):
 
 
 class ControllerStatus(Model, frozen=True):
-    """Named work that is done again and again, or until it works."""
+    """A controller: named work that is repeated, or retried until it succeeds."""
 
     name: str = ""
     uuid: str = ""
@@ -233,7 +231,7 @@ class EndpointBatchDeleteRequest(Model, frozen=True):
 
 
 class LabelConfigurationSpec(Model, frozen=True):
-    """Labels put on an endpoint by a user."""
+    """The labels that a user has added to an endpoint."""
 
     user: list[str] = field(default_factory=list)
 
@@ -269,7 +267,7 @@ class LabelConfiguration(Model, frozen=True):
 
 
 class EndpointIdentifiers(Model, frozen=True):
-    """The names an endpoint is known by; ``pod-name`` is ``namespace/name``, ``/`` without a pod."""
+    """The identifiers of an endpoint; ``pod-name`` is ``namespace/name``, or ``/`` without a pod."""
 
     cni_attachment_id: str = ""
     container_id: str = ""
@@ -280,7 +278,7 @@ class EndpointIdentifiers(Model, frozen=True):
 
 
 class IdentityModel(Model, frozen=True):
-    """A security identity: its number, its sorted labels, their SHA-256."""
+    """A security identity: its number, its sorted labels and their SHA-256."""
 
     id: int = 0
     labels: list[str] = field(default_factory=list)
@@ -300,7 +298,7 @@ class EndpointNetworking(Model, frozen=True):
 
 
 class PolicyRule(Model, frozen=True, omit_defaults=False):
-    """What rules say of one port: the port's filter as JSON in a text, and the labels of the rules."""
+    """The filter of one port, as JSON in a text, and the labels of the rules that it is derived from."""
 
     rule: str
     derived_from_rules: list[list[str]]
@@ -308,14 +306,14 @@ class PolicyRule(Model, frozen=True, omit_defaults=False):
 
 
 class L4Policy(Model, frozen=True, omit_defaults=False):
-    """What rules say, by direction and port."""
+    """Filters of ports, by direction."""
 
     ingress: list[PolicyRule] = field(default_factory=list)
     egress: list[PolicyRule] = field(default_factory=list)
 
 
 class EndpointPolicyModel(Model, frozen=True):
-    """The policy of an endpoint, as far as it is enforced. Identities are those with every port."""
+    """The policy of an endpoint. Lists of identities have only those that may, or may not, use every port."""
 
     id: int = 0
     policy_revision: int = 0
@@ -333,7 +331,7 @@ class EndpointPolicyModel(Model, frozen=True):
 
 
 class MessageForwardingStatistics(Model, frozen=True):
-    """How many messages came, and what became of them."""
+    """Number of messages received, and of each outcome."""
 
     received: int = 0
     forwarded: int = 0
@@ -342,17 +340,17 @@ class MessageForwardingStatistics(Model, frozen=True):
 
 
 class RequestResponseStatistics(Model, frozen=True):
-    """Messages of both directions."""
+    """Counts of both directions."""
 
     requests: MessageForwardingStatistics
     responses: MessageForwardingStatistics
 
 
 class ProxyStatistics(Model, frozen=True):
-    """What passed a proxy, by port and direction."""
+    """Messages that passed a proxy, by port and direction."""
 
     protocol: str
-    """Of layer 7."""
+    """Layer 7 protocol."""
     port: int
     location: Annotated[str, _one_of("ingress", "egress")]
     allocated_proxy_port: int
@@ -360,7 +358,7 @@ class ProxyStatistics(Model, frozen=True):
 
 
 class EndpointPolicyStatus(Model, frozen=True):
-    """The wanted and the realized policy."""
+    """The desired and the realized policy."""
 
     spec: EndpointPolicyModel
     realized: EndpointPolicyModel
@@ -387,7 +385,7 @@ class EndpointHealth(Model, frozen=True):
 
 
 class EndpointStatus(Model, frozen=True):
-    """Everything known of an endpoint; clients dereference it unconditionally."""
+    """The status of an endpoint; clients dereference it without a check."""
 
     state: State
     external_identifiers: EndpointIdentifiers | None = None
@@ -402,7 +400,7 @@ class EndpointStatus(Model, frozen=True):
 
 
 class EndpointModel(Model, frozen=True):
-    """One endpoint, as PUT answers it and GET lists it."""
+    """An endpoint, as PUT returns and GET lists it."""
 
     id: int
     status: EndpointStatus

@@ -1,4 +1,4 @@
-"""The wire types of what the API has beside Cilium's document: tables, settings and the event loop."""
+"""Wire types of the API outside Cilium's document: tables, settings, event loop, events and policies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cells.config.drift import Change
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, rename="pascal", gc=False):
-    """What all have in common."""
+    """Base of all rows."""
 
 
 class HealthID(_Row, frozen=True):
-    """Which part of which module."""
+    """The module, and the part of it."""
 
     module: Sequence[str]
     component: Sequence[str]
@@ -77,7 +77,7 @@ class NodeRouteRow(_Row, frozen=True):
 
 
 class NodeAddressRow(_Row, frozen=True):
-    """``node-addresses``: an address of the node, and what it is used for."""
+    """``node-addresses``: an address of the node, and its use."""
 
     addr: str
     node_port: bool
@@ -86,14 +86,14 @@ class NodeAddressRow(_Row, frozen=True):
 
 
 class OriginRow(_Row, frozen=True):
-    """A service."""
+    """The service of an announced address."""
 
     name: str
     namespace: str
 
 
 class L2AnnounceRow(_Row, frozen=True):
-    """``l2-announce``: an address this node answers for on a device."""
+    """``l2-announce``: an address that this node announces on a device."""
 
     ip: str = field(name="IP")
     network_interface: str
@@ -101,7 +101,7 @@ class L2AnnounceRow(_Row, frozen=True):
 
 
 class ReconcilerStatus(_Row, frozen=True):
-    """How far the kernel has been made equal to a row; ``kind`` is pending, done or error."""
+    """Whether a row is realized in the kernel; ``kind`` is pending, done or error."""
 
     kind: str
     updated_at: str
@@ -120,15 +120,15 @@ class SysctlRow(_Row, frozen=True):
 
 
 class CiliumRow(msgspec.Struct, frozen=True):
-    """A row, and the revision in which it last changed."""
+    """A row, and the revision of its last change."""
 
     rev: int
     obj: object
-    """A row of the table asked for, one of the above."""
+    """A row of the requested table, in one of the forms above."""
 
 
 class Failure(Model, frozen=True):
-    """Why there is no other answer."""
+    """Why the request failed."""
 
     err: str
 
@@ -137,7 +137,7 @@ class Failure(Model, frozen=True):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What is asked of a table: the rows of one key, or all from it on."""
+    """The rows of one key of a table, or all rows from that key on."""
 
     table: str
     index: str
@@ -150,10 +150,10 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class LoopLoad(Model, frozen=True):
-    """How long the event loop was busy at a stretch, in seconds, since the agent started.
+    """Durations for which the event loop was busy without a pause, in seconds, since the agent started.
 
-    ``counts[i]`` stretches took at most ``bounds[i]``, the last of them longer than every bound; a
-    share that is null is among these.
+    ``counts[i]`` durations were at most ``bounds[i]``, those in the last count exceeded every bound; a
+    percentile that is null lies among the latter.
     """
 
     bounds: Sequence[float]
@@ -164,7 +164,7 @@ class LoopLoad(Model, frozen=True):
 
 
 class Setting(Model, frozen=True):
-    """A setting in force, its value as text, and where that is from."""
+    """A setting in force, its value as text and the source of the value."""
 
     name: str
     value: str
@@ -172,7 +172,7 @@ class Setting(Model, frozen=True):
 
 
 class Settings(Model, frozen=True):
-    """Every setting, where they are read from, and what a restart would change."""
+    """Every setting, the sources that are read, and what a restart would change."""
 
     places: str
     settings: Sequence[Setting]
@@ -183,10 +183,10 @@ class Settings(Model, frozen=True):
 
 
 class RingState(Model, frozen=True, omit_defaults=False):
-    """How far back the agent's events go."""
+    """The events that the agent stores."""
 
     begins: int | None
-    """When the oldest came, in nanoseconds since 1970; null where there is none."""
+    """Time of the oldest event, in nanoseconds since 1970; null without events."""
     held: int
     capacity: int
 
@@ -195,29 +195,29 @@ class NamesThen(Model, frozen=True):
     """Names of both ends of an event at its time."""
 
     endpoints: Mapping[int, str] = {}
-    """``namespace/name`` of the pods of endpoints of this node."""
+    """``namespace/name`` of pods, by endpoint of this node."""
     pods: Mapping[str, str] = {}
-    """``namespace/name`` of the pods at addresses, on any node."""
+    """``namespace/name`` of pods on any node, by address."""
     services: Mapping[str, str] = {}
-    """Likewise of services, at addresses of no pod."""
+    """``namespace/name`` of services, by address that is not a pod's."""
     identities: Mapping[int, Sequence[str]] = {}
-    """Labels."""
+    """Labels, by identity."""
 
 
 class EventLine(Model, frozen=True):
-    """A line of /hive/events: ``history``, the events that were there, ``live``, and the events that come."""
+    """A line of /hive/events: ``history``, then stored events, ``live``, then new events."""
 
     history: RingState | None = None
     live: bool = False
-    """All that was there has been sent."""
+    """All stored events have been sent."""
     time: int = 0
-    """When the event came, in nanoseconds since 1970."""
+    """Time of the event, in nanoseconds since 1970."""
     data: bytes = b""
-    """The record, in base64, as it is on the monitor socket."""
+    """The record as on the monitor socket, in base64."""
     lost: int = 0
-    """Events that are missing here."""
+    """Number of events that were lost here."""
     cpu: int | None = None
-    """Of the buffer that it came by, or that was full."""
+    """The CPU of the event's buffer, or of the buffer that was full."""
     names: NamesThen | None = None
 
 
@@ -232,9 +232,9 @@ class DecidingRule(Model, frozen=True, omit_defaults=False):
 
 
 class VerdictRules(Model, frozen=True, omit_defaults=False):
-    """The rules that decide on a packet of an endpoint; none where no rule speaks of it.
+    """The rules that decide on a packet of an endpoint; empty if no rule applies to it.
 
-    ``verdict`` is ``unknown`` of an endpoint that has no policy by rules here.
+    ``verdict`` is ``unknown`` if this agent has not computed a policy for the endpoint.
     """
 
     verdict: str
@@ -242,23 +242,23 @@ class VerdictRules(Model, frozen=True, omit_defaults=False):
 
 
 class MatrixEnd(Model, frozen=True, omit_defaults=False):
-    """Pods that fare alike as they have one identity, or what a reserved identity stands for."""
+    """Pods with one identity, to which the same policies apply, or a reserved identity."""
 
     ask: str
-    """What /hive/policy/explain takes for it."""
+    """Its name in requests to /hive/policy/explain."""
     identity: int
     namespace: str
     labels: Sequence[str]
     pods: Sequence[str]
-    """Of this node, by namespace and name."""
+    """Pods on this node, by namespace and name."""
     here: bool
-    """Whether this node decides about it."""
+    """Whether this node enforces its policies."""
     networks: Sequence[str] = ()
-    """Networks of rules around its addresses, where these select pods."""
+    """Networks of rules that contain its addresses, if networks select pods."""
 
 
 class MatrixCell(Model, frozen=True, omit_defaults=False):
-    """How a source reaches a destination, on all ports; both by their places in the lists of ends."""
+    """The verdict from a source to a destination, on all ports; both are indexes in the lists of ends."""
 
     source: int = field(name="from")
     destination: int = field(name="to")
@@ -267,25 +267,25 @@ class MatrixCell(Model, frozen=True, omit_defaults=False):
 
 
 class PolicyMatrix(Model, frozen=True, omit_defaults=False):
-    """Which sources may reach which destinations, as far as this node decides; other pairs have no cell."""
+    """Which sources may reach which destinations; pairs on which this node does not decide have no cell."""
 
     sources: Sequence[MatrixEnd]
     destinations: Sequence[MatrixEnd]
     more_sources: int
-    """Left off, as only so many were asked for."""
+    """Number of sources above the requested maximum, which are omitted."""
     more_destinations: int
     namespaces: Sequence[str]
-    """Of all pods that are known."""
+    """Namespaces of all listed pods."""
     cells: Sequence[MatrixCell]
 
 
 class Reached(Model, frozen=True, omit_defaults=False):
-    """How a pod reaches another, and which directions deny it."""
+    """The verdict from a pod to another, and the directions that deny it."""
 
     source: str = field(name="from")
     destination: str = field(name="to")
     port: str
-    """Empty where several fare differently."""
+    """Empty if several ports have different verdicts."""
     verdict: str
     headline: str
     denied: str

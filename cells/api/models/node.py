@@ -1,4 +1,4 @@
-"""Wire types besides endpoints: policies, services, local redirects, identities, prefixes, maps, nodes."""
+"""Wire types of policies, services, local redirects, identities, prefixes, maps, nodes and BGP."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Policy(Model, frozen=True, omit_defaults=False):
 
 
 class SelectorLabel(Model, frozen=True, omit_defaults=False):
-    """One label of a rule."""
+    """A label of a rule."""
 
     key: str
     value: str
@@ -78,7 +78,7 @@ class SelectorIdentityMapping(Model, frozen=True, omit_defaults=False):
 
 
 class DNSLookup(Model, frozen=True, omit_defaults=False):
-    """An answer of DNS to an endpoint, or an address it is connected to after that has ended."""
+    """An address that DNS returned to an endpoint; an expired one while the endpoint is connected to it."""
 
     fqdn: str
     ips: list[str]
@@ -92,14 +92,14 @@ class DNSLookup(Model, frozen=True, omit_defaults=False):
 
 
 class FQDNSelectorEntry(Model, frozen=True, omit_defaults=False, rename=None):
-    """A selector of names, and the expression that names must match."""
+    """A selector of names, and the regular expression that names must match."""
 
     selector_string: str = field(name="selectorString")
     regex_string: str = field(name="regexString")
 
 
 class NameManager(Model, frozen=True, omit_defaults=False, rename=None):
-    """The names that policies speak of."""
+    """The names that policies select."""
 
     poll_names: list[str] = field(default_factory=list, name="DNSPollNames")
     selectors: list[FQDNSelectorEntry] = field(default_factory=list, name="FQDNPolicySelectors")
@@ -111,7 +111,7 @@ class NameManager(Model, frozen=True, omit_defaults=False, rename=None):
 
 
 class FrontendAddress(Model, frozen=True):
-    """Where a service is reached; who only sets states of backends leaves it empty."""
+    """The address of a service; empty in requests that only set states of backends."""
 
     ip: str = ""
     port: int = 0
@@ -120,7 +120,7 @@ class FrontendAddress(Model, frozen=True):
 
 
 class BackendAddress(Model, frozen=True):
-    """Who serves it."""
+    """A backend."""
 
     ip: str
     node_name: str = field(name="nodeName", default="")
@@ -133,7 +133,7 @@ class BackendAddress(Model, frozen=True):
 
 
 class ServiceFlags(Model, frozen=True):
-    """How it is served."""
+    """Type, policies and name of a service."""
 
     cluster: str = ""
     ext_traffic_policy: str = field(name="extTrafficPolicy", default="")
@@ -147,7 +147,7 @@ class ServiceFlags(Model, frozen=True):
 
 
 class ServiceSpecModel(Model, frozen=True):
-    """A service: one address, its backends."""
+    """A service: one frontend address and its backends."""
 
     id: int
     frontend_address: FrontendAddress
@@ -172,7 +172,7 @@ class ServiceStatusModel(Model, frozen=True):
 
 
 class ServiceModel(Model, frozen=True):
-    """A service, and what has become of it."""
+    """A service: the desired and the realized one."""
 
     spec: ServiceSpecModel
     status: ServiceStatusModel
@@ -184,21 +184,21 @@ class ServiceModel(Model, frozen=True):
 
 
 class LRPBackend(Model, frozen=True):
-    """A pod, and where it serves."""
+    """A pod, and its backend address."""
 
     backend_address: BackendAddress
     pod_id: str = ""
 
 
 class FrontendMapping(Model, frozen=True):
-    """An address and who serves it instead."""
+    """A frontend address, and the local pods that its traffic is redirected to."""
 
     frontend_address: FrontendAddress
     backends: tuple[LRPBackend, ...] = ()
 
 
 class LRPSpec(Model, frozen=True):
-    """A policy."""
+    """A local redirect policy."""
 
     uid: str = ""
     name: str = ""
@@ -210,14 +210,14 @@ class LRPSpec(Model, frozen=True):
 
 
 class IdentityEndpoints(Model, frozen=True):
-    """An identity, and how many endpoints of this node have it."""
+    """An identity, and the number of endpoints of this node that have it."""
 
     identity: IdentityModel
     ref_count: int = field(default=0, name="refCount")
 
 
 class IPListMetadata(Model, frozen=True):
-    """The source that named the owner of a prefix; the pod, if it is one's."""
+    """The source of the owner of a prefix, and the pod if a pod owns it."""
 
     source: str = ""
     namespace: str = ""
@@ -235,7 +235,7 @@ class IPListEntry(Model, frozen=True, omit_defaults=False):
 
 
 class BPFMapEntry(Model, frozen=True, omit_defaults=False):
-    """A row of a map in words; ``desired-action`` is what is still to be done with it."""
+    """An entry of a map as text; ``desired-action`` is the pending operation."""
 
     key: str
     value: str
@@ -244,7 +244,7 @@ class BPFMapEntry(Model, frozen=True, omit_defaults=False):
 
 
 class BPFMap(Model, frozen=True):
-    """A map; ``cache`` is absent if the datapath writes the map, or there is no copy of it."""
+    """A map; ``cache`` is absent if the datapath writes the map, or the agent has no copy of it."""
 
     path: str
     cache: list[BPFMapEntry] | None = None
@@ -272,27 +272,27 @@ class ClusterNodeStatus(Model, frozen=True, omit_defaults=False):
 
     self_name: str = field(name="self")
     client_id: int | UnsetType = UNSET
-    """Absent for a client that gave none."""
+    """Absent if the request had none."""
     nodes_added: list[NodeElement] | None = None
     nodes_removed: list[NodeElement] | None = None
 
 
 class NodeID(Model, frozen=True, omit_defaults=False):
-    """The number a node has in the datapath; 0 is this one."""
+    """The node ID of a node in the datapath; 0 is this node."""
 
     id: int
     ips: list[str]
 
 
 class CgroupContainer(Model, frozen=True):
-    """A container's control group."""
+    """The control group of a container."""
 
     cgroup_id: int = 0
     cgroup_path: str = ""
 
 
 class CgroupPod(Model, frozen=True):
-    """A pod's control groups."""
+    """The control groups of a pod."""
 
     name: str = ""
     namespace: str = ""
@@ -307,7 +307,7 @@ class CgroupDumpMetadata(Model, frozen=True, omit_defaults=False):
 
 
 class BgpPeerFamily(Model, frozen=True):
-    """A family of a session, and how many routes it has."""
+    """An address family of a session, and its numbers of routes."""
 
     afi: str
     safi: str
@@ -317,14 +317,14 @@ class BgpPeerFamily(Model, frozen=True):
 
 
 class BgpGracefulRestart(Model, frozen=True):
-    """Whether a peer is to keep routes while there is no session, and how long."""
+    """Whether, and how long, a peer keeps routes after the session is lost."""
 
     enabled: bool = False
     restart_time_seconds: int = 0
 
 
 class BgpPeer(Model, frozen=True):
-    """A session: as it is configured, and as it is."""
+    """The configuration and the state of a session."""
 
     local_asn: int
     peer_asn: int
@@ -342,28 +342,28 @@ class BgpPeer(Model, frozen=True):
     applied_hold_time_seconds: int = 0
     applied_keep_alive_time_seconds: int = 0
     session_error: str = ""
-    """Why it is not established; Cilium has no such field."""
+    """Why the session is not established; Cilium has no such field."""
     isolated_since: str = ""
-    """When it got a gobgpd of its own (RFC 3339); Cilium has no such field."""
+    """Time since which the peer has a gobgpd of its own (RFC 3339); Cilium has no such field."""
     speaker_crashes: int = 0
-    """Of this gobgpd, lately; Cilium has no such field."""
+    """Recent crashes of this gobgpd; Cilium has no such field."""
 
 
 class BgpFamily(Model, frozen=True):
-    """A family of routes."""
+    """An address family of routes."""
 
     afi: str
     safi: str
 
 
 class BgpWire(Model, frozen=True):
-    """What is as on the wire, in base64."""
+    """Wire format, in base64."""
 
     base64: str
 
 
 class BgpPath(Model, frozen=True):
-    """A way to a prefix."""
+    """A path to a prefix."""
 
     family: BgpFamily
     nlri: BgpWire
@@ -374,13 +374,13 @@ class BgpPath(Model, frozen=True):
 
 
 class BgpRoute(Model, frozen=True):
-    """A prefix with the ways to it."""
+    """A prefix and its paths."""
 
     router_asn: int
     prefix: str
     paths: list[BgpPath]
     neighbor: str = ""
-    """Of the tables of peers alone."""
+    """Only in tables of peers."""
 
 
 class BgpPrefixMatch(Model, frozen=True, omit_defaults=False):
@@ -392,7 +392,7 @@ class BgpPrefixMatch(Model, frozen=True, omit_defaults=False):
 
 
 class BgpStatement(Model, frozen=True, omit_defaults=False):
-    """What is done with routes that match; what is absent is null."""
+    """What a policy does with matching routes; null if unset."""
 
     match_neighbors: list[str] | None
     match_prefixes: list[BgpPrefixMatch]
@@ -400,11 +400,11 @@ class BgpStatement(Model, frozen=True, omit_defaults=False):
     add_communities: list[str] | None
     add_large_communities: list[str] | None
     set_local_preference: int = -1
-    """-1: none."""
+    """-1: unset."""
 
 
 class BgpRoutePolicy(Model, frozen=True):
-    """A policy of a router."""
+    """A route policy of a router."""
 
     router_asn: int
     name: str

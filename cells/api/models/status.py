@@ -1,8 +1,8 @@
-"""The wire types of GET /healthz: Cilium's StatusResponse, as far as this agent has what it describes.
+"""Wire types of GET /healthz: Cilium's StatusResponse, limited to what this agent has.
 
-What the agent does not have at all has no field: clients print such lines as
-disabled, or not at all. ``modules`` is ours, Cilium's clients skip it. Features below must be complete:
-cilium-dbg reads each unchecked.
+Features that the agent does not have are absent: clients print them as disabled, or not at all. ``modules``
+is ours; Cilium's clients ignore it. ProxyReplacementFeatures must be complete, as cilium-dbg reads its
+members without a check.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from cells.api.models import (
 
 
 class Status(Model, frozen=True):
-    """State of one part: Ok, Warning, Failure or Disabled, and a text for a person."""
+    """State of a component, Ok, Warning, Failure or Disabled, and a text for people."""
 
     state: str = ""
     msg: str = ""
 
 
 class KubernetesStatus(Status, frozen=True):
-    """How the API server is, and which kinds are followed: ``cilium/v2::CiliumNode``, ``core/v1::Pods``."""
+    """State of the API server, and the watched kinds: ``cilium/v2::CiliumNode``, ``core/v1::Pods``."""
 
     k8s_api_versions: tuple[str, ...] = ()
 
 
 class Mode(Model, frozen=True):
-    """A part that is only in a mode: chaining, clock source."""
+    """A component that has only a mode: chaining, clock source."""
 
     mode: str = ""
 
 
 class WireguardPeerStatus(Model, frozen=True):
-    """Another node, as WireGuard's device has it; bytes sent and received."""
+    """A peer of the WireGuard device; bytes sent and received."""
 
     public_key: str = ""
     endpoint: str = ""
@@ -50,7 +50,7 @@ class WireguardPeerStatus(Model, frozen=True):
 
 
 class WireguardInterface(Model, frozen=True):
-    """A device of WireGuard's; its peers are in /debuginfo only."""
+    """A WireGuard device; its peers are only in /debuginfo."""
 
     name: str = ""
     listen_port: int = 0
@@ -60,14 +60,14 @@ class WireguardInterface(Model, frozen=True):
 
 
 class WireguardStatus(Model, frozen=True):
-    """WireGuard on this node: whether nodes themselves are encrypted (Disabled, Enabled, OptedOut)."""
+    """WireGuard on this node. ``node-encryption``: Disabled, Enabled or OptedOut."""
 
     node_encryption: str = ""
     interfaces: list[WireguardInterface] = field(default_factory=list)
 
 
 class EncryptionStatus(Model, frozen=True):
-    """How traffic between nodes is encrypted. Cilium's clients need ``wireguard`` in that mode, if empty."""
+    """Encryption of traffic between nodes. In mode Wireguard, Cilium's clients require ``wireguard``."""
 
     mode: str = ""
     msg: str = ""
@@ -75,20 +75,20 @@ class EncryptionStatus(Model, frozen=True):
 
 
 class HostFirewall(Model, frozen=True):
-    """Whether host endpoint is ready, host policy enforced, and on which devices."""
+    """Whether the host firewall is enabled, and its devices."""
 
     mode: str = ""
     devices: list[str] = field(default_factory=list)
 
 
 class Switch(Model, frozen=True):
-    """A part that is only on or off."""
+    """A component that is only enabled or disabled."""
 
     enabled: bool = False
 
 
 class BigTcpStatus(Model, frozen=True):
-    """Packets above 64 KiB of one family, and the largest ones, in bytes."""
+    """Packets above 64 KiB of one address family, and their maximum sizes in bytes."""
 
     enabled: bool = False
     max_gro: int = field(default=0, name="maxGRO")
@@ -96,14 +96,14 @@ class BigTcpStatus(Model, frozen=True):
 
 
 class MasqueradedProtocols(Model, frozen=True):
-    """Families that leave with the node's address."""
+    """Address families that are masqueraded."""
 
     ipv4: bool = False
     ipv6: bool = False
 
 
 class Masquerading(Model, frozen=True):
-    """Translation of pods' addresses on the way out, and to where there is none."""
+    """Masquerading of pods' addresses, and the destinations without it."""
 
     enabled: bool = False
     mode: str = ""
@@ -143,7 +143,7 @@ class IPAMStatus(Model, frozen=True):
 
 
 class ModuleHealth(Model, frozen=True):
-    """How one module of the agent is: OK, Degraded, Stopped or Unknown."""
+    """Health of a module of the agent: OK, Degraded, Stopped or Unknown."""
 
     module_id: str = ""
     level: str = ""
@@ -152,28 +152,28 @@ class ModuleHealth(Model, frozen=True):
 
 
 class BPFMapProperties(Model, frozen=True):
-    """Name and capacity of one kind of BPF map."""
+    """Name and capacity of a kind of BPF map."""
 
     name: str = ""
     size: int = 0
 
 
 class BPFMapStatus(Model, frozen=True):
-    """The BPF maps the agent keeps."""
+    """The agent's BPF maps."""
 
     maps: list[BPFMapProperties] = field(default_factory=list)
     dynamic_size_ratio: float = 0.0
 
 
 class IdentityRange(Model, frozen=True):
-    """Identities this agent may allocate."""
+    """The range from which this agent allocates identities."""
 
     min_identity: int = 0
     max_identity: int = 0
 
 
 class Routing(Model, frozen=True):
-    """How packets travel between nodes and inside one."""
+    """The routing modes between nodes and inside a node."""
 
     inter_host_routing_mode: str = ""
     intra_host_routing_mode: str = ""
@@ -181,14 +181,14 @@ class Routing(Model, frozen=True):
 
 
 class ProxyReplacementDevice(Model, frozen=True):
-    """An uplink and its addresses."""
+    """A native device and its addresses."""
 
     name: str = ""
     ip: list[str] = field(default_factory=list)
 
 
 class NodePortFeature(Model, frozen=True):
-    """How clients outside are served."""
+    """How services are reached from outside the cluster."""
 
     enabled: bool = False
     mode: str = ""
@@ -200,7 +200,7 @@ class NodePortFeature(Model, frozen=True):
 
 
 class ProxyReplacementFeatures(Model, frozen=True):
-    """Service features; cilium-dbg dereferences every one of them, on or off."""
+    """Service features; cilium-dbg dereferences every one of them, enabled or not."""
 
     node_port: NodePortFeature = field(name="nodePort")
     host_port: Switch = field(name="hostPort")
@@ -211,7 +211,7 @@ class ProxyReplacementFeatures(Model, frozen=True):
     graceful_termination: Switch = field(name="gracefulTermination")
     nat46x64: Switch = field(name="nat46X64")
     annotations: list[str] = field(default_factory=list)
-    """Those of services that mean something."""
+    """Supported annotations of services."""
 
 
 class ProxyReplacement(Model, frozen=True):
@@ -225,7 +225,7 @@ class ProxyReplacement(Model, frozen=True):
 
 
 class ProxyRedirect(Model, frozen=True):
-    """Connections that a proxy reads, by policies."""
+    """A redirect of connections to a proxy, by policies."""
 
     name: str
     proxy: str
@@ -233,37 +233,37 @@ class ProxyRedirect(Model, frozen=True):
 
 
 class ProxyStatus(Model, frozen=True):
-    """The proxy of layer 7 and its redirects; without one, clients expect that layer 7 rules are refused."""
+    """The layer 7 proxy and its redirects; if absent, clients assume that layer 7 rules are refused."""
 
     ip: str = ""
     port_range: str = ""
     total_ports: int = 0
     total_redirects: int = 0
     envoy_deployment_mode: str = ""
-    """``embedded``: the agent runs Envoy; ``external``: it runs beside the agent."""
+    """``embedded``: the agent runs Envoy; ``external``: Envoy runs outside the agent."""
     redirects: list[ProxyRedirect] = field(default_factory=list)
 
 
 class HubbleObserver(Model, frozen=True):
-    """How full Hubble's ring is."""
+    """Fill level of Hubble's ring."""
 
     current_flows: int = 0
     max_flows: int = 0
     seen_flows: int = 0
     uptime: str = ""
-    """As Go writes a duration, ``1h0m0s``: clients decode nothing of an answer with a number here."""
+    """A Go duration such as ``1h0m0s``: clients cannot decode an answer with a number here."""
 
 
 class HubbleStatus(Status, frozen=True):
-    """Hubble: Ok, Disabled, or Warning while relays cannot be served."""
+    """Hubble: Ok, Disabled, or Warning if relays cannot be served."""
 
     observer: HubbleObserver | None = None
     metrics: Status | None = None
-    """Whether metrics of flows are served: Ok, or Disabled."""
+    """Metrics of flows: Ok if they are served, or Disabled."""
 
 
 class RemoteClusterConfiguration(Model, frozen=True):
-    """What a remote cluster announces of itself."""
+    """The configuration that a remote cluster publishes."""
 
     required: bool = False
     retrieved: bool = False
@@ -274,7 +274,7 @@ class RemoteClusterConfiguration(Model, frozen=True):
 
 
 class RemoteClusterSynced(Model, frozen=True):
-    """What has been listed of a remote cluster."""
+    """Which initial lists of a remote cluster are complete."""
 
     nodes: bool = False
     services: bool = False
@@ -283,7 +283,7 @@ class RemoteClusterSynced(Model, frozen=True):
 
 
 class RemoteClusterStatus(Model, frozen=True):
-    """The connection to a remote cluster, and how much is known of it."""
+    """The connection to a remote cluster, and the number of objects received."""
 
     name: str
     ready: bool = False
@@ -300,7 +300,7 @@ class RemoteClusterStatus(Model, frozen=True):
 
 
 class ClusterMeshStatus(Model, frozen=True):
-    """Remote clusters, and the services that are global."""
+    """Remote clusters, and the number of global services."""
 
     clusters: list[RemoteClusterStatus] = field(default_factory=list)
     num_global_services: int = 0

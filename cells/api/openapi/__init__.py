@@ -1,8 +1,8 @@
-"""The API described: every operation with its parameters, bodies and answers, and the OpenAPI document of it.
+"""Describes every operation of the API, and generates the OpenAPI document.
 
-No part of the running agent: ``hive api`` and the tests import it.
+The running agent does not import it: ``hive api`` and the tests do.
 
-Why: who writes a client reads it, or generates one; tests send what it allows, and what it does not.
+Why: people write clients by it, or generate clients from it; tests derive valid and invalid requests from it.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ DESCRIBED: tuple[Described, ...] = (
 OPENAPI = "3.1.1"
 REF = "#/components/schemas/{name}"
 ABOUT = """\
-What the agent answers on its unix socket, by default `/var/run/cilium/cilium.sock`:
+The API that the agent serves on its unix socket, by default `/var/run/cilium/cilium.sock`:
 
     curl --unix-socket /var/run/cilium/cilium.sock http://localhost/v1/healthz
 
 Below `/v1` are Cilium 1.17's operations with its statuses, bodies and names, so that `cilium-cni` and
-`cilium-dbg` work with this agent; of what is not built, reading shows nothing and changing is
-refused. `/statedb` and `/hive` show the agent itself. Calls that change anything need uid 0.
+`cilium-dbg` work with this agent. Subsystems that are not built have no objects and refuse changes.
+`/statedb` and `/hive` show the agent itself. Requests that change anything need uid 0.
 
-Keys that hold their zero value (an empty text, 0, false) are left out of answers. In requests, null is the
-same as a key that is left out, and unknown keys are ignored. A boolean in a header or query is true for
-`true`, `1`, `yes`, `on` and the like, false for every other text. Paths there are not are answered 404,
-methods 405, each with a `Problem`. One status may have answers with and without a body.
+Keys with a zero value (an empty text, 0, false) are omitted from answers. In requests, null is the same as
+an absent key, and unknown keys are ignored. A boolean in a header or query is true for
+`true`, `1`, `yes`, `on` and the like, false for every other text. Unknown paths are answered 404,
+unknown methods of a path 405, both with a `Problem`. One status may have answers with and without a body.
 
 Generated from the code by `hive api -o json`; a test keeps it up to date."""
 _ZERO: tuple[object, ...] = ("", 0, False, [], {})
 
 
 def document() -> dict[str, Any]:
-    """The document as JSON's builtins; operations in the order of their description."""
+    """The document as JSON's builtins; operations in order of description."""
     types = list(_types())
     schemas, components = _components(types)
     named = _Schemas(types, list(schemas))
@@ -80,7 +80,7 @@ def document() -> dict[str, Any]:
 
 
 def _components(types: list[Any]) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Schemas of types, and of the structs in them by Cilium's names: Endpoint for EndpointModel."""
+    """Schemas of types and of structs in them, by Cilium's names: Endpoint for EndpointModel."""
     schemas, components = msgspec.json.schema_components(types, schema_hook=_anything, ref_template=REF)
     named = {_upstream_name(name): _by_upstream_names(schema) for name, schema in components.items()}
     return [_by_upstream_names(schema) for schema in schemas], named
@@ -102,7 +102,7 @@ def _by_upstream_names(schema: Any) -> Any:
 
 
 class _Schemas:
-    """The schema of each type that is used."""
+    """The schema of each type in use."""
 
     def __init__(self, types: list[Any], schemas: list[dict[str, Any]]) -> None:
         self._known = list(zip(types, schemas, strict=True))
@@ -120,14 +120,17 @@ def _types() -> Iterable[Any]:
 
 
 def _anything(kind: type) -> dict[str, Any]:
-    """The schema of a value of any type. Raises NotImplementedError for a type msgspec does not know."""
+    """The schema of a value of any type.
+
+    Raises NotImplementedError for types that msgspec does not support.
+    """
     if kind is object:
         return {"description": "Anything."}
     raise NotImplementedError
 
 
 def _without_zeros(schema: Any) -> Any:
-    """Without defaults that only say that a key may be absent."""
+    """A schema without defaults that mean only that a key may be absent."""
     if isinstance(schema, list):
         return [_without_zeros(each) for each in schema]
     if not isinstance(schema, dict):
@@ -161,7 +164,7 @@ def _operation(one: Described, schemas: _Schemas) -> dict[str, Any]:
 def _parameter(one: Parameter, schemas: _Schemas) -> dict[str, Any]:
     schema = schemas[one.kind]
     if one.required and one.kind is str:
-        schema = {**schema, "minLength": 1}  # an empty text is as none
+        schema = {**schema, "minLength": 1}  # an empty text counts as absent
     described = {
         "name": one.name,
         "in": one.place,

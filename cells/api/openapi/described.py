@@ -1,4 +1,4 @@
-"""What there is to say of one operation."""
+"""The description of one operation."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import msgspec
 
 from cells.api.models import Error, Problem
 from cells.api.operations import operation_name
-from cells.api.server import BEHIND
+from cells.api.server import GATED
 from cells.api.wire import JSON, READING
 
 TEXT = "text/plain"
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """What a request carries beside its body."""
+    """A parameter of a request, in its path, query or headers."""
 
     name: str
     place: Literal["path", "query", "header"]
     kind: Any
-    """Its type."""
     text: str
     required: bool = False
     example: object = None
 
 
 class Body(msgspec.Struct, frozen=True):
-    """What a request carries: JSON of this type."""
+    """The JSON body of a request, of type ``kind``."""
 
     kind: Any
     text: str
@@ -38,21 +37,21 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class DescribedResponse(msgspec.Struct, frozen=True):
-    """One way an operation may answer. Several of one status are alternatives."""
+    """A possible response of an operation. Responses of one status are alternatives."""
 
     status: int
     text: str
     kind: Any = None
-    """The body's type; None without a body."""
+    """Type of the body; None without a body."""
     content: str = JSON
     lines: bool = False
-    """The body is a line of ``kind`` for each thing there is to report; empty lines mean nothing."""
+    """Whether the body is a stream of lines, each one ``kind``; clients skip empty lines."""
     links: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
-    """Operations that go on from here, and where in this answer their parameters are."""
+    """Operations to continue with, and where this response has their parameters."""
 
 
 class Described(msgspec.Struct, frozen=True):
-    """One operation."""
+    """An operation."""
 
     method: str
     path: str
@@ -61,7 +60,7 @@ class Described(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
     alias: bool = False
-    """The same operation is at another path, which has the name."""
+    """Whether another path has the same operation, and its id."""
 
     @property
     def id(self) -> str:
@@ -70,7 +69,7 @@ class Described(msgspec.Struct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """What the operation is about."""
+        """The subject of the operation: a part of its path."""
         parts = self.path.split("/")
         return parts[2] if parts[1] == "v1" else parts[1]
 
@@ -80,7 +79,7 @@ class Described(msgspec.Struct, frozen=True):
         return self.path.startswith("/v1/")
 
     def all_answers(self) -> list[DescribedResponse]:
-        """Its own, and those that it shares with others like it."""
+        """The operation's responses, and those that all similar operations have."""
         found = list(self.answers)
         if self.is_cilium:
             found.append(
@@ -97,25 +96,25 @@ class Described(msgspec.Struct, frozen=True):
             ]
         if self.is_cilium and self.tag == "endpoint":
             found.append(error(429, "Too many requests in the given time."))
-        if self.is_cilium and self.tag in BEHIND:
+        if self.is_cilium and self.tag in GATED:
             found.append(error(503, "The agent stopped before it had started."))
         return sorted(found, key=lambda answer: answer.status)
 
 
 def operation_id(method: str, path: str) -> str:
-    """``PutEndpointID`` for PUT /v1/endpoint/{id}, as Cilium names its own; ours are named likewise."""
+    """``PutEndpointID`` for PUT /v1/endpoint/{id}: Cilium's names, also for operations outside of /v1."""
     if name := operation_name(method, path):
         return name
     return method.capitalize() + "".join(word.capitalize() for word in re.findall(r"[a-z]+", path))
 
 
 def ok(text: str, kind: Any = None, *, status: int = 200, **more: Any) -> DescribedResponse:
-    """It was done, or here it is."""
+    """A response without error."""
     return DescribedResponse(status, text, kind, **more)
 
 
 def error(status: int, text: str) -> DescribedResponse:
-    """An error with a text of details."""
+    """An error with a text as body."""
     return DescribedResponse(status, text, Error)
 
 
@@ -125,22 +124,22 @@ def bare(status: int, text: str) -> DescribedResponse:
 
 
 def problem(status: int, text: str) -> DescribedResponse:
-    """The framework's refusal of a request it cannot read."""
+    """The framework's refusal of a request that it cannot decode."""
     return DescribedResponse(status, text, Problem)
 
 
 def path(name: str, text: str, *, kind: Any = str, example: object = None) -> Parameter:
-    """A part of the path."""
+    """A parameter in the path."""
     return Parameter(name, "path", kind, text, required=True, example=example)
 
 
 def query(
     name: str, text: str, *, kind: Any = str, required: bool = False, example: object = None
 ) -> Parameter:
-    """A part of the query."""
+    """A parameter in the query."""
     return Parameter(name, "query", kind, text, required=required, example=example)
 
 
 def header(name: str, text: str, *, kind: Any = bool) -> Parameter:
-    """A header."""
+    """A parameter in a header."""
     return Parameter(name, "header", kind, text)

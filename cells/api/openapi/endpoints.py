@@ -1,4 +1,4 @@
-"""What pods are made with: configuration, health, endpoints, addresses.
+"""Describes the operations that create pods' endpoints: configuration, health, endpoints, addresses.
 
 Source: Cilium 1.17, api/v1/openapi.yaml.
 """
@@ -40,7 +40,7 @@ LABELS = Body(
 )
 DELETED = ok("It was removed."), ok("It was removed; the body is the number of errors.", int, status=206)
 OWNER = query("owner", "Owner of the address, shown to people: namespace/pod.", example="default/web-0")
-POOL = query("pool", "The pool the address is of.", example="default")
+POOL = query("pool", "The pool of the address.", example="default")
 REQUEST = {
     "state": "waiting-for-identity",
     "container-id": "9f86d081884c",
@@ -60,7 +60,7 @@ OPERATIONS = (
     Described(
         "GET",
         "/v1/config",
-        "What the agent runs with, and what pods on this node need",
+        "The agent's configuration, and what pods on this node need",
         (ok("The configuration.", models.DaemonConfiguration),),
     ),
     Described(
@@ -146,7 +146,7 @@ OPERATIONS = (
     Described(
         "GET",
         f"{ONE}/log",
-        "What happened to an endpoint",
+        "The log of an endpoint",
         (
             ok("The log, newest first.", list[models.EndpointStatusChange]),
             bare(400, "This is not a valid endpoint ID."),
@@ -204,7 +204,7 @@ OPERATIONS = (
     Described(
         "POST",
         "/v1/ipam",
-        "The next free address of each family",
+        "Allocate the next free address of each family",
         (
             ok(
                 "The addresses; all or none.",
@@ -228,14 +228,14 @@ OPERATIONS = (
     Described(
         "POST",
         "/v1/ipam/{ip}",
-        "This very address",
+        "Allocate the given address",
         (ok("The address is allocated."), error(500, "It is in use, or not in this node's pod ranges.")),
         (path("ip", "The address.", example="10.0.1.78"), OWNER, POOL),
     ),
     Described(
         "DELETE",
         "/v1/ipam/{ip}",
-        "Free an address",
+        "Release an address",
         (
             ok("The address is released."),
             bare(400, "This is not an address."),

@@ -1,4 +1,4 @@
-"""What the agent shows of itself, beside Cilium's document: tables, graph, start, settings, event loop."""
+"""Describes operations outside Cilium's document: policies, events, tables, graph, settings, event loop."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ OPERATIONS = (
             query("direction", "ingress or egress.", example="ingress"),
             query("identity", "The peer's identity, a number.", example="2"),
             query("protocol", "The IP protocol, a number.", example="6"),
-            query("port", "The destination's port, of ICMP the type.", example="80"),
-            query("address", "The peer's: networks may select pods, too.", example="10.0.1.77"),
+            query("port", "The destination's port; for ICMP the type.", example="80"),
+            query("address", "The peer's address, as networks may select pods, too.", example="10.0.1.77"),
         ),
     ),
     Described(
@@ -98,7 +98,7 @@ OPERATIONS = (
         "/hive/events",
         "Stored events of packets and requests, and new ones as they happen",
         (
-            ok("A line for each, without end.", wire.EventLine, lines=True),
+            ok("A line for each event, without end.", wire.EventLine, lines=True),
             DescribedResponse(404, "The agent stores no events: Hubble is disabled.", wire.Failure),
             problem(422, "The time is not a number."),
         ),
@@ -126,7 +126,7 @@ OPERATIONS = (
         "Every row of a table, and every change as it happens",
         (
             ok(
-                "A line for each, without end. A line that is a Failure is the last.",
+                "A line for each row and change, without end. A line that is a Failure is the last.",
                 TableChange,
                 lines=True,
             ),
@@ -139,12 +139,14 @@ OPERATIONS = (
         "/statedb/query",
         "Rows of a table that cilium-dbg shows, in Cilium's form: health, devices, routes, node-addresses …",
         (
-            ok("A line for each.", wire.CiliumRow, lines=True),
+            ok("A line for each row.", wire.CiliumRow, lines=True),
             DescribedResponse(400, "There is no such index, or the key is not base64.", wire.Failure),
             DescribedResponse(404, "There is no such table in Cilium's form.", wire.Failure),
         ),
         body=Body(
-            wire.Query, "Which rows.", example={"table": "health", "index": "identifier", "lowerbound": True}
+            wire.Query,
+            "The requested rows.",
+            example={"table": "health", "index": "identifier", "lowerbound": True},
         ),
     ),
     Described(
@@ -171,7 +173,7 @@ OPERATIONS = (
         "How busy the event loop was",
         (
             ok("Its time slices.", wire.LoopLoad),
-            DescribedResponse(404, "This event loop is not measured.", wire.Failure),
+            DescribedResponse(404, "The event loop is not measured.", wire.Failure),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""What there is to say of operations besides endpoints: node, policies, services, and what is not built.
+"""Describes operations on the node, policies, services, BGP, and of subsystems that are not built.
 
 Source: Cilium 1.17, api/v1/openapi.yaml; GET /metrics/ is of 1.16.
 """
@@ -97,10 +97,10 @@ OPERATIONS = (
     Described(
         "GET",
         "/v1/map/{name}/events",
-        "What the agent changed in a map",
+        "The agent's changes to a map",
         (
-            ok("A line for each of the latest changes, and for those to come.", wire.MapEvent, lines=True),
-            bare(404, "There is no such map, or the agent holds no copy of it."),
+            ok("A line for each of the latest changes, then for new ones.", wire.MapEvent, lines=True),
+            bare(404, "There is no such map, or the agent has no copy of it."),
         ),
         (
             MAP,
@@ -140,7 +140,7 @@ OPERATIONS = (
 )
 
 
-# What there is to say of the operations on policies.
+# Policies.
 #
 # Source: Cilium 1.17, api/v1/openapi.yaml.
 
@@ -183,7 +183,7 @@ POLICY_OPERATIONS = (
         "DELETE",
         "/v1/fqdn/cache",
         "Delete names that pods looked up",
-        (bare(200, "They are forgotten."), NO_PATTERN),
+        (bare(200, "The names are removed."), NO_PATTERN),
         (PATTERN,),
     ),
     Described("GET", "/v1/fqdn/names", "Names that policies select", (ok("The selectors.", NameManager),)),
@@ -223,7 +223,7 @@ SERVICE_OPERATIONS = (
         (SERVICE,),
         Body(
             ServiceRequest,
-            "The service. With updateServices, the states of its backends; the rest is not read.",
+            "The service. With updateServices, the states of its backends; everything else is ignored.",
             example=REQUEST,
         ),
     ),
@@ -240,12 +240,12 @@ SERVICE_OPERATIONS = (
 )
 
 
-# What the API answers for parts of Cilium that are not built: reading finds nothing, changing is refused.
+# Subsystems of Cilium that are not built: there are no objects, and changes are refused.
 #
-# Source: Cilium 1.17, api/v1/openapi.yaml, of which only the answers that are given are here.
+# Source: Cilium 1.17, api/v1/openapi.yaml; only the responses that this agent gives are listed.
 
 NONE: Any = list[dict[str, str]]
-"""Of lists that nothing fills yet."""
+"""Type of lists that are always empty."""
 NO_FILTER = (error(500, "There is no prefilter."),)
 RECORDER = path("id", "A recorder.", kind=int, example=1)
 NO_RECORDER = (bare(404, "There is none."),)
@@ -265,7 +265,7 @@ NOT_BUILT_OPERATIONS = (
     Described(
         "PUT",
         "/v1/recorder/{id}",
-        "Make a recorder",
+        "Create a recorder",
         (error(500, "Recorders are not built yet."),),
         (RECORDER,),
     ),
@@ -273,9 +273,9 @@ NOT_BUILT_OPERATIONS = (
 )
 
 
-# BGP: what this node's speakers have.
+# BGP: sessions, routes and policies of this node.
 
-NO_BGP = error(501, "BGP is off.")
+NO_BGP = error(501, "BGP is disabled.")
 BGP_ANSWERS = (
     NO_BGP,
     problem(422, "A parameter is missing, or is not one of its allowed values."),

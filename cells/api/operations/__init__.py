@@ -1,4 +1,4 @@
-"""The operations of the REST API: how a cell contributes them, which are off, those of what is not built."""
+"""Operations of the REST API: cells' contributions, disabled operations, subsystems that are not built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-# Operations that the administrator has switched off.
+# Operations that the administrator has disabled.
 #
 # Source: Cilium 1.17, enable-cilium-api-server-access; the names are those of its generated server.
 
@@ -37,14 +37,14 @@ _INITIALISMS: Final = {"id": "ID", "ip": "IP", "ipam": "IPAM"}
 
 
 class AccessSettings(Settings, frozen=True):
-    """Settings of the API's access."""
+    """Settings of access to the API."""
 
     enable_cilium_api_server_access: list[str] = msgspec.field(default_factory=lambda: [ALL])
     """Operations that are enabled, such as GetHealthz or PutEndpointID; a name may end in ``*``."""
 
 
 def operation_name(method: str, path: str) -> str:
-    """``PutEndpointID`` for PUT /v1/endpoint/{id}; empty for what is not Cilium's."""
+    """``PutEndpointID`` for PUT /v1/endpoint/{id}; empty for operations that are not Cilium's."""
     if not path.startswith(_BASE):
         return ""
     words = re.findall(r"[a-z]+", path.removeprefix(_BASE))
@@ -54,7 +54,10 @@ def operation_name(method: str, path: str) -> str:
 def denied(
     wanted: Iterable[str], names: Iterable[str], option: str = "enable-cilium-api-server-access"
 ) -> frozenset[str]:
-    """Those of the operations that are off. Raises UsageError for an item of the option that names none."""
+    """The operations that the option disables.
+
+    Raises UsageError if an item of the option matches no operation.
+    """
     known = frozenset(filter(None, names))
     allowed: set[str] = set()
     for each in wanted:
@@ -69,13 +72,13 @@ def denied(
     return known - allowed
 
 
-# What a cell contributes to the REST API: operations that belong together.
+# The type of a cell's contribution to the REST API.
 
 Operation = Callable[[Request], Awaitable[Response]]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One operation: where it is, and how a Refusal of it is answered."""
+    """An operation: its method and path, and the form of its errors."""
 
     method: str
     path: str
@@ -86,7 +89,7 @@ class Route(msgspec.Struct, frozen=True):
     """Error statuses without a body."""
 
     def refusal(self, error: Refusal) -> Response:
-        """The answer to an error of the cell behind; one outside the schema becomes the nearest in it."""
+        """The response to a Refusal; a status outside the schema is replaced by the nearest one in it."""
         if error.status in self.texts:
             return answer(error.status, error.text)
         if error.status in self.bare:
@@ -97,27 +100,27 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def _nothing() -> None:
-    """For parts without streams."""
+    """The default of parts without streams."""
 
 
 class ApiPart(msgspec.Struct, frozen=True):
-    """Operations that belong together, by a name that is theirs alone."""
+    """A group of operations with a unique name."""
 
     name: str
     routes: Sequence[Route]
     open: Callable[[], None] = _nothing
-    """Called when the server starts, perhaps again."""
+    """Called when the server starts; the server may start again after a stop."""
     close: Callable[[], None] = _nothing
-    """Called when the server stops: ends what would go on for ever."""
+    """Called when the server stops; must end endless responses."""
 
 
-# Parts of Cilium that are not built: reading answers that there is nothing, changing is refused with a line.
+# Subsystems of Cilium that are not built: there are no objects, and changes are refused.
 #
-# Source: Cilium 1.17, api/v1/openapi.yaml: the documented answer where a subsystem is off, or has no objects.
+# Source: Cilium 1.17, api/v1/openapi.yaml: the response of a subsystem that is disabled or has no objects.
 
 
 def always(status: int, body: object) -> Operation:
-    """The same answer whatever is asked."""
+    """An operation that gives the same response to every request."""
 
     async def handle(_request: Request) -> Response:
         return answer(status, body)
@@ -126,7 +129,7 @@ def always(status: int, body: object) -> Operation:
 
 
 def bare(status: int) -> Operation:
-    """The same, without a body."""
+    """An operation that gives a response without a body to every request."""
 
     async def handle(_request: Request) -> Response:
         return empty(status)
@@ -153,5 +156,5 @@ RECORDER_ROUTES = (
 
 
 def absent_part() -> Member[ApiPart]:
-    """All of them as a part of the API."""
+    """The operations of subsystems that are not built."""
     return ApiPart("absent", [*PREFILTER_ROUTES, *RECORDER_ROUTES])

@@ -1,4 +1,4 @@
-"""The part of the API that speaks for the ipam cell."""
+"""The operations on addresses of the ipam cell."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cells.node.ipam.ranges import IpamError
 from lifecycle import Member
 from lifecycle.http import Request, Response
 
-# Allocated addresses to wire models.
+# Wire models.
 
 
 def allocation_model(
     allocations: Iterable[Allocation], host_addressing: models.NodeAddressing
 ) -> models.IPAMResponse:
-    """The answer to POST /ipam. The uuid of a timer is only in the object of its family."""
+    """The answer to POST /ipam. Only the object of a family has the uuid of its expiration timer."""
     got = {Family.of(each.ip): each for each in allocations}
     ipv4, ipv6 = got.get(Family.IPV4), got.get(Family.IPV6)
     return models.IPAMResponse(
@@ -45,11 +45,11 @@ def _address(allocation: Allocation | None) -> models.IPAMAddressResponse | None
     return models.IPAMAddressResponse(ip=str(allocation.ip), expiration_uuid=allocation.expiration_uuid)
 
 
-# The operations on addresses: who has which, for plugins that ask for them by REST.
+# The operations.
 
 
 class AddressOperations:
-    """The handlers."""
+    """Allocates and releases addresses for plugins that use the REST API."""
 
     def __init__(self, endpoints: Endpoints, ipam: Ipam, facts: NodeSummary) -> None:
         self._endpoints = endpoints
@@ -57,7 +57,6 @@ class AddressOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All of them."""
         failed = frozenset({500})
         return [
             Route("POST", "/v1/ipam", self.post_ipam),
@@ -66,9 +65,9 @@ class AddressOperations:
         ]
 
     async def post_ipam(self, request: Request) -> Response:
-        """POST /ipam: the next free address of each family, or of the one asked for; all or none.
+        """POST /ipam: allocate an address of each family, or of the requested one; all or none.
 
-        With ``expiration`` they are free again unless they are used soon. Any failure is 502.
+        With ``expiration`` the addresses are released unless an endpoint uses them soon. Any failure is 502.
         """
         query = request.query
         family = query.get("family", "").lower()
@@ -84,7 +83,7 @@ class AddressOperations:
         return answer(201, allocation_model(got, addressing))
 
     async def post_ipam_address(self, request: Request) -> Response:
-        """POST /ipam/{ip}: that very address; every error is 500, as upstream."""
+        """POST /ipam/{ip}: allocate the given address; every error is 500, as upstream."""
         text = request.match_info["ip"]
         try:
             address = ip_address(text)
@@ -94,7 +93,7 @@ class AddressOperations:
         return empty(200)
 
     async def delete_ipam_address(self, request: Request) -> Response:
-        """DELETE /ipam/{ip}: free it again, unless an endpoint or the router has it."""
+        """DELETE /ipam/{ip}: release an address, unless an endpoint or the router uses it."""
         try:
             address = ip_address(request.match_info["ip"])
         except ValueError:
@@ -109,5 +108,5 @@ class AddressOperations:
 
 
 def part(operations: AddressOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("addresses", operations.routes())

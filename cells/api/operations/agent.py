@@ -1,4 +1,4 @@
-"""The parts of the API that say how the agent is: health, metrics, the hive itself."""
+"""Operations on the agent itself: health, metrics, graph, settings, tables, events."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:  # an agent without Hubble loads nothing of it
     from cells.hubble.flow import Flow
     from cells.hubble.observer import FlowObserver, SeenRecord
 
-# The agent's metrics as JSON: ``cilium-dbg metrics list`` asks for them, up to 1.16.
+# The agent's metrics as JSON, for ``cilium-dbg metrics list`` up to 1.16.
 #
-# Source: Cilium's OpenAPI document, GET /metrics/; a histogram has one value, the sum of what it has seen.
+# Source: Cilium's OpenAPI document, GET /metrics/; the value of a histogram is its sum.
 
 
 class MetricsList:
-    """Answers with what a scrape would show; also where no port serves it."""
+    """Lists all metrics; it does not depend on the port for Prometheus."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -62,11 +62,11 @@ def _metrics(family: MetricFamily) -> list[Metric]:
     ]
 
 
-# GET /healthz: how the agent is.
+# GET /healthz.
 
 
 class StatusOperations:
-    """The agent's health, and its metrics."""
+    """The agent's health and metrics."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StatusOperations:
         self._models = status_mapping.StatusModels()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/healthz", self.get_healthz),
             Route("GET", "/v1/metrics", self._metrics.get),
@@ -90,7 +90,7 @@ class StatusOperations:
         ]
 
     async def get_healthz(self, request: Request) -> Response:
-        """GET /healthz: always 200, the verdict is in the body."""
+        """GET /healthz: always 200, the health is in the body."""
         status = self._collector.status()
         if parse_bool(request.headers.get("brief"), default=False):
             health = health_state(self._responder)
@@ -99,24 +99,24 @@ class StatusOperations:
 
 
 def part(operations: StatusOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("status", operations.routes())
 
 
-# What ``hive inspect --live``, ``--timeline`` and ``hive config`` ask: graph, start, settings; load.
-# The paths are outside /v1: that is Cilium's document. The forms are docs/reference/graph-schema.json and
+# Graph, start, settings and load, for ``hive inspect --live``, ``--timeline`` and ``hive config``.
+# The paths are outside /v1, which is Cilium's document. Schemas: docs/reference/graph-schema.json and
 # docs/reference/timeline-schema.json.
 
 
 class Inspection:
-    """Answers with the hive as it shows itself; read only."""
+    """Shows the hive's graph, start and settings; read only."""
 
     def __init__(self, view: HiveView, drift: ConfigDrift) -> None:
         self._view = view
         self._drift = drift
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/hive/graph", self.get_graph),
             Route("GET", "/hive/timeline", self.get_timeline),
@@ -129,7 +129,7 @@ class Inspection:
         return json_answer(await anyio.to_thread.run_sync(lambda: self._view.graph().json()))
 
     async def get_timeline(self, _request: Request) -> Response:
-        """GET /hive/timeline; complete for hooks that have started by now."""
+        """GET /hive/timeline; complete for hooks that have started."""
         return json_answer(
             await anyio.to_thread.run_sync(lambda: self._view.timeline(self._view.graph()).json())
         )
@@ -144,7 +144,7 @@ class Inspection:
         )
 
     async def get_loop(self, _request: Request) -> Response:
-        """GET /hive/loop: how busy the event loop was; 404 when the hive does not own its event loop."""
+        """GET /hive/loop: how busy the event loop was; 404 if the hive did not create the event loop."""
         lag = LoopLag.of(asyncio.get_running_loop())
         if lag is None:
             return answer(404, Failure(err="this event loop is not measured"))
@@ -162,28 +162,28 @@ class Inspection:
 
 
 def inspection_part(inspection: Inspection) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("inspection", inspection.routes())
 
 
-# The agent's tables: listed, dumped, and streamed as they change.
+# The agent's tables: list, dump, and stream of changes.
 #
 # Source: the paths and ``{rev, obj}`` of spec api.md §8; ``key``, ``deleted`` and /statedb/tables are ours.
 #         Read only; outside /v1, which is Cilium's document.
 
 KEEPALIVE = 30.0
-"""Seconds of silence after which a stream sends an empty line: writing finds out whether someone reads."""
+"""Seconds without output before a stream sends an empty line, which shows whether the client is alive."""
 
 
 class StateDB:
-    """Answers with the tables as they are, in the words of lifecycle.admin, which the shell has too."""
+    """Shows and follows the agent's tables, in the same form as the shell (lifecycle.admin)."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._follower = Follower()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/statedb/tables", self.list_tables),
             Route("GET", "/statedb/dump", self.dump_all),
@@ -192,7 +192,7 @@ class StateDB:
         ]
 
     async def list_tables(self, _request: Request) -> Response:
-        """GET /statedb/tables: the name of each table, its size, and the initializers it waits for."""
+        """GET /statedb/tables: name and size of each table, and its pending initializers."""
         return answer(200, tables_info(self._tables))
 
     async def dump_all(self, _request: Request) -> Response:
@@ -200,7 +200,7 @@ class StateDB:
         return self._dump(*self._tables.all())
 
     async def dump(self, request: Request) -> Response:
-        """GET /statedb/dump/{table}: every row of one table, under its name; 404 when there is none."""
+        """GET /statedb/dump/{table}: every row of one table, under its name; 404 for an unknown table."""
         try:
             table = self._tables.get(request.match_info["table"])
         except LookupError as error:
@@ -208,9 +208,9 @@ class StateDB:
         return self._dump(table)
 
     async def changes(self, request: Request) -> Response:
-        """GET /statedb/changes/{table}: a line of JSON for every row there is, then for every change.
+        """GET /statedb/changes/{table}: a line of JSON for every present row, then for every change.
 
-        Without end, with empty lines in between; a line ``{"err": ..}`` is the last.
+        The response is endless, with empty lines as keep-alive; a line ``{"err": ..}`` is the last.
         """
         try:
             table = self._tables.get(request.match_info["table"])
@@ -219,7 +219,7 @@ class StateDB:
         return Response(200, self._lines(table), JSON)
 
     def open(self) -> None:
-        """Let streams go on for ever: the server starts, perhaps again."""
+        """Let streams run: the server starts."""
         self._follower.open()
 
     def close(self) -> None:
@@ -227,15 +227,15 @@ class StateDB:
         self._follower.close()
 
     def _dump(self, *tables: ReadTable[Any, Any]) -> Response:
-        """An object with the rows of each table, of one moment, sent in slices."""
-        held = snapshot(*tables)
+        """An object with the rows of each table from one snapshot, sent in slices."""
+        rows_by_table = snapshot(*tables)
 
         async def parts() -> AsyncGenerator[bytes, None]:
             before = b"{"
             for table in tables:
                 yield before + msgspec.json.encode(table.name) + b":["
                 comma = b""
-                async with aclosing(rows(held[table])) as slices:
+                async with aclosing(rows(rows_by_table[table])) as slices:
                     async for tables_part in slices:
                         yield comma + b",".join(map(msgspec.json.encode, tables_part))
                         comma = b","
@@ -254,7 +254,7 @@ class StateDB:
             yield msgspec.json.encode(Failure(err=f"{type(error).__name__}: {error}")) + b"\n"
 
 
-# Events of packets that the agent holds, then those that come: ``hive monitor --since`` and ``--last``.
+# Stored packet events, then new ones, for ``hive monitor --since`` and ``--last``.
 
 NO_EVENTS = (
     "the agent keeps no past events: set enable-hubble=true (chart: hubble.enabled), and restart it; without"
@@ -263,18 +263,18 @@ NO_EVENTS = (
 
 
 class EventHistory:
-    """Answers with the records in Hubble's ring, for who decodes records; requests as Hubble redacts them."""
+    """Shows the records of Hubble's ring, undecoded; requests are redacted as in Hubble."""
 
     def __init__(self, hubble: Hubble | None) -> None:
         self._observer = hubble.observer if hubble is not None else None
         self._closed = False
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [Route("GET", "/hive/events", self.events)]
 
     async def events(self, request: Request) -> Response:
-        """GET /hive/events: a line of JSON for each, without end, with empty lines where none comes."""
+        """GET /hive/events: a line of JSON for each event, endless, with empty lines as keep-alive."""
         if (observer := self._observer) is None:
             return answer(404, Failure(err=NO_EVENTS))
         since = parse_int(request.query.get("since"), "since")
@@ -282,7 +282,7 @@ class EventHistory:
         return Response(200, self._lines(observer, since, named=named), JSON)
 
     def open(self) -> None:
-        """Let streams go on for ever: the server starts, perhaps again."""
+        """Let streams run: the server starts."""
         self._closed = False
 
     def close(self) -> None:
@@ -341,10 +341,10 @@ def _names_then(flow: Flow) -> NamesThen:
 
 
 def events_part(history: EventHistory) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operation as a part of the API."""
     return ApiPart("events", history.routes(), history.open, history.close)
 
 
 def tables_part(tables: StateDB) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("tables", tables.routes(), tables.open, tables.close)

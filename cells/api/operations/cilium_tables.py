@@ -1,7 +1,7 @@
-"""Tables in the form in which Cilium's clients query them: ``cilium-dbg statedb devices``, ``status`` …
+"""Tables in the form of Cilium's clients: ``cilium-dbg statedb devices``, ``cilium-dbg status`` …
 
-Source: Cilium 1.17, GET /statedb/query with its JSON body; a row for each line of the answer.
-Devices and routes are read from the kernel when they are asked for: nothing else here needs them all.
+Source: Cilium 1.17, GET /statedb/query with its JSON body; a line of the answer for each row. Devices and
+routes are read from the kernel for each request, as no table has all of them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from lifecycle.tables import ObjectStatus
 
 BY_ID, BY_REVISION = "identifier", "__revision__"
 MODULE_PARTS = 2
-"""Of an id such as ``agent.ipam.expire`` the first so many name the module, the others its part."""
+"""Number of parts of an id such as ``agent.ipam.expire`` that name the module; the rest is its part."""
 _GO_FLAGS: Final = ((0x1, 1), (0x2, 2), (0x8, 4), (0x10, 8), (0x1000, 16), (0x40, 32))
-"""Flags of linux/if.h and Go's for them: up, broadcast, loopback, point-to-point, multicast, running."""
+"""Flags of linux/if.h and the same in Go: up, broadcast, loopback, point-to-point, multicast, running."""
 _OURS: Final = ("lxc", "cilium_")
 _KINDS: Final = {"pending": "pending", "done": "done", "failed": "error"}
 _NOT_BUILT: Final = {
@@ -81,27 +81,27 @@ class CiliumTables:
         }
 
     async def query(self, request: Request) -> Response:
-        """GET /statedb/query: 404 for a table that there is not, 400 for an unknown index or key."""
-        asked = read_body(request, Query, "query")
-        if asked.table not in self._readers:
-            reason = _NOT_BUILT.get(asked.table, f"there are: {', '.join(sorted(self._readers))}")
-            return answer(404, Failure(err=f"table {asked.table!r} not found: {reason}"))
-        indexes = (BY_ID, BY_REVISION) if asked.table == "health" else (BY_REVISION,)
-        if asked.index not in indexes:
-            return answer(400, Failure(err=f"no index {asked.index!r}: expected {' or '.join(indexes)}"))
+        """GET /statedb/query: 404 for an unknown table, 400 for an unknown index or key."""
+        requested = read_body(request, Query, "query")
+        if requested.table not in self._readers:
+            reason = _NOT_BUILT.get(requested.table, f"there are: {', '.join(sorted(self._readers))}")
+            return answer(404, Failure(err=f"table {requested.table!r} not found: {reason}"))
+        indexes = (BY_ID, BY_REVISION) if requested.table == "health" else (BY_REVISION,)
+        if requested.index not in indexes:
+            return answer(400, Failure(err=f"no index {requested.index!r}: expected {' or '.join(indexes)}"))
         try:
-            key = binascii.a2b_base64(asked.key, strict_mode=True) if asked.key else b""
+            key = binascii.a2b_base64(requested.key, strict_mode=True) if requested.key else b""
         except (binascii.Error, ValueError) as error:
             return answer(400, Failure(err=f"key is not base64: {error}"))
         try:
-            rows = await self._readers[asked.table]()
+            rows = await self._readers[requested.table]()
         except (NetlinkError, OSError) as error:
-            return answer(500, Failure(err=f"cannot read the node's {asked.table}: {error}"))
-        revisions = self._revisions.setdefault(asked.table, Revisions())
+            return answer(500, Failure(err=f"cannot read the node's {requested.table}: {error}"))
+        revisions = self._revisions.setdefault(requested.table, Revisions())
         lines = []
-        for revision, name, row in revisions.of(rows, by_name=asked.index == BY_ID):
-            own = str(name).encode() if asked.index == BY_ID else revision.to_bytes(8, "big")
-            if own == key or (asked.lowerbound and own > key):
+        for revision, name, row in revisions.of(rows, by_name=requested.index == BY_ID):
+            own = str(name).encode() if requested.index == BY_ID else revision.to_bytes(8, "big")
+            if own == key or (requested.lowerbound and own > key):
                 lines.append(msgspec.json.encode(CiliumRow(rev=revision, obj=row)))
         return Response(200, b"".join(line + b"\n" for line in lines), JSON)
 
@@ -191,11 +191,11 @@ class CiliumTables:
         }
 
     def _native(self) -> Collection[int]:
-        """Indexes of the devices that have the programs of native devices."""
+        """Indexes of devices that have the programs of native devices."""
         return {row.ifindex for row in self._table("native-devices")}
 
     def _reason(self, link: LinkRow) -> str:
-        """Why a link is not among the native devices."""
+        """Why a link is not a native device."""
         device = self._devices.get(link.ifindex)
         ours = next((prefix for prefix in _OURS if link.name.startswith(prefix)), None)
         if ours is not None:
@@ -209,20 +209,20 @@ class CiliumTables:
         return "no feature in use needs programs there"
 
     def _table(self, name: str) -> list[Any]:
-        """The rows of a table; none where the feature that fills it is not part of this agent."""
+        """The rows of a table; none if no feature of this agent fills it."""
         found = [each for each in self._tables.all() if each.name == name]
         return found[0].all() if found else []
 
 
 class Revisions:
-    """Numbers changes of rows that are read anew for each query, so that a client can ask for what is new."""
+    """Numbers the changes of rows that are read for each query, so that clients can request only new ones."""
 
     def __init__(self) -> None:
         self._last = 0
         self._seen: dict[Hashable, tuple[int, object]] = {}
 
     def of(self, rows: Rows, *, by_name: bool) -> Iterator[tuple[int, Hashable, object]]:
-        """(revision, key, row) in order of revisions, or of keys; a row that has changed gets a new one."""
+        """(revision, key, row) ordered by revision or by key; a changed row gets a new revision."""
         seen: dict[Hashable, tuple[int, object]] = {}
         for name, row in rows.items():
             known = self._seen.get(name)
@@ -260,5 +260,5 @@ def _status(status: ObjectStatus | None) -> ReconcilerStatus:
 
 
 def part(tables: CiliumTables) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("cilium-tables", [Route("GET", "/statedb/query", tables.query)])

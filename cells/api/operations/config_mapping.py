@@ -1,4 +1,4 @@
-"""The agent's configuration as GET /config shows it, and what PATCH /config may change."""
+"""GET /config, the agent's configuration, and PATCH /config, the options that can change."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ EVENTS = {
 }
 DEBUG = "Debug"
 LATER = frozenset({"ConntrackAccounting", "ConntrackLocal", "DebugLB", "DebugPolicy", "PolicyTracing"})
-"""Cilium's switches of what is not built yet: off, they ask for what there is."""
+"""Cilium's options of features that are not built: only "disabled" is accepted."""
 ALWAYS = frozenset({"PolicyAccounting"})
-"""Cilium's switches of what is never off here."""
+"""Cilium's options that are always enabled here."""
 AGGREGATION_OPTION = "MonitorAggregationLevel"
 AGGREGATION_LEVELS = ("None", "Lowest", "Low", "Medium", "Max")
 ENABLED, DISABLED = "Enabled", "Disabled"
@@ -46,43 +46,43 @@ SILENT = MonitorNotifications(flags=0, aggregation=0)
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What the plugin must know of the node. The MTU is of pod links and of the uplinks, in bytes."""
+    """Facts of the node that the plugin requires. The MTU is that of pod links and uplinks, in bytes."""
 
     addressing: Mapping[Family, Addressing]
-    """Router and pod CIDR of each family that is on."""
+    """Router and pod CIDR of each enabled family."""
     mtu: int
     route_mtu: int | None = None
-    """Of pods' routes, if packets are encapsulated: less than that of their links."""
+    """MTU of pods' routes if packets are encapsulated: less than that of their links."""
     ipam_mode: str = "cluster-pool"
-    """Who decides about pods' addresses."""
+    """Which component assigns pods' addresses."""
     notifications: MonitorNotifications = SILENT
-    """Which packet events the datapath sends."""
+    """The packet events that the datapath sends."""
     debug: bool = False
-    """Whether the agent logs what helps to find a fault."""
+    """Whether debug logging is enabled."""
     chaining: str = "none"
-    """How our plugin works with others."""
+    """The chaining mode of the CNI plugin."""
     route_mtu_in_chains: bool = False
     """Whether routes of pods on other plugins' links get the MTU."""
     reserved_ports: str = ""
-    """What is added to ip_local_reserved_ports in a new pod."""
+    """Ports that are added to ip_local_reserved_ports of a new pod."""
     limits: OffloadLimits = OffloadLimits()
-    """Of pods' links."""
+    """GSO and GRO limits of pods' links."""
     big_tcp: frozenset[Family] = frozenset()
     """The families with packets above 64 KiB."""
     masqueraded: frozenset[Family] = frozenset()
-    """The families in which pods leave with the node's address."""
+    """The families that are masqueraded."""
     monitor: models.MonitorStatus | None = None
-    """The rings that the datapath's events come from; None where the monitor is off."""
+    """The perf rings of datapath events; None if the monitor is disabled."""
     api_server: str = ""
-    """The API server's URL, where a setting has it."""
+    """The API server's URL in the settings; empty if unset."""
     kubeconfig: str = ""
-    """Path of the kubeconfig, where a setting has it."""
+    """Path of the kubeconfig in the settings; empty if unset."""
     tunnel_protocol: str = ""
-    """How packets reach other nodes; empty: as they are."""
+    """The encapsulation of packets to other nodes; empty: none."""
     kvstore: str = ""
-    """The store that nodes share; empty: none."""
+    """The kind of key-value store in use; empty: none."""
     kvstore_options: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """How it is reached."""
+    """Options of the connection to the key-value store."""
 
     @property
     def router_ips(self) -> frozenset[IPAddress]:
@@ -91,13 +91,13 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class NodeSection(msgspec.Struct, frozen=True):
-    """What one part of the agent adds to the facts of the node."""
+    """A part of the facts of the node: ``added`` returns the facts with its fields set."""
 
     added: Callable[[NodeFacts], NodeFacts]
 
 
 def host_addressing(node: NodeFacts) -> models.NodeAddressing:
-    """The router's address and the pod CIDR of each family; the key of one that is off is absent."""
+    """The router's address and the pod CIDR of each family; a disabled family has no key."""
     found = {
         family: models.NodeAddressingElement(
             enabled=True, ip=str(each.ip), alloc_range=str(each.alloc_range or "")
@@ -110,7 +110,7 @@ def host_addressing(node: NodeFacts) -> models.NodeAddressing:
 def configuration_model(
     node: NodeFacts, settings: Mapping[str, object], enforced: Enforced
 ) -> models.DaemonConfiguration:
-    """The answer to GET /config; ``settings`` is shown to people as the daemon's configuration map."""
+    """The answer to GET /config; ``settings`` is the daemon's configuration map, for people."""
     options = {
         DEBUG: _switch(node.debug),
         SOURCE_IP_VERIFICATION: _switch(enforced.source_ip_verification),
@@ -149,7 +149,7 @@ def configuration_model(
 
 
 def event_options(notifications: MonitorNotifications) -> dict[str, str]:
-    """The options for packet events."""
+    """The options of packet events."""
     options = {name: _switch(bool(notifications.flags & flag)) for name, flag in EVENTS.items()}
     return {**options, AGGREGATION_OPTION: AGGREGATION_LEVELS[notifications.aggregation]}
 
@@ -157,10 +157,10 @@ def event_options(notifications: MonitorNotifications) -> dict[str, str]:
 def requested_configuration(
     wanted: models.DaemonConfigurationSpec, now: Enforced, notifications: MonitorNotifications
 ) -> tuple[Enforced, MonitorNotifications]:
-    """What PATCH /config asks for; what it does not name stays as it is.
+    """The configuration after PATCH /config; options that it does not name are unchanged.
 
-    Clients send the whole configuration back, so equal values change nothing. Raises ValueError, one line,
-    for an option that cannot change, or an invalid value.
+    Clients send the whole configuration, so equal values change nothing. Raises ValueError, one line, for an
+    option that cannot change, or an invalid value.
     """
     enforcement, verification = now.enforcement, now.source_ip_verification
     flags, aggregation = notifications.flags, notifications.aggregation
@@ -185,13 +185,13 @@ def requested_configuration(
 
 
 def requested_debug(wanted: models.DaemonConfigurationSpec, now: bool) -> bool:
-    """Whether PATCH /config asks for a log that helps to find a fault. Raises ValueError, one line."""
+    """Whether debug logging is enabled after PATCH /config. Raises ValueError, one line."""
     value = (wanted.options or {}).get(DEBUG)
     return now if value is None else _is_on(DEBUG, value)
 
 
 def _unchanged(name: str, value: str) -> None:
-    """Raise ValueError, one line, unless the option asks for what cannot be otherwise."""
+    """Raise ValueError, one line, unless the value of an option that cannot change equals the present one."""
     if name in LATER:
         if _is_on(name, value):
             raise ValueError(f"option {name} is not built yet: it can only be {DISABLED}")

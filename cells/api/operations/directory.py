@@ -1,4 +1,4 @@
-"""What policies are asked about by name: the ends that an agent knows, and the services before them."""
+"""The names that policies are explained for: ends that an agent knows, and services."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lifecycle import Table
 
 
 class AgentServices:
-    """The services that this node serves, and those that others serve for it."""
+    """The services that this node serves, and those that kube-proxy or other nodes serve."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class AgentServices:
         self._ends = ends
 
     def has_service(self, name: str) -> bool:
-        """Whether there is a service of this namespace and name."""
+        """Whether a service with this namespace and name exists."""
         namespace, _, short = name.partition("/")
         if self._services.get((namespace, short)) is not None:
             return True
         return any(row.frontend.service == (namespace, short) for row in self._served.all())
 
     def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
-        """The ports that a client reaches a service by."""
+        """The ports on which a client reaches a service."""
         namespace, _, short = name.partition("/")
         service = self._services.get((namespace, short))
         if service is not None and service.spec.type == "ExternalName":
@@ -61,11 +61,11 @@ class AgentServices:
         if not found:
             raise UnanswerableError(f"service {name} is not served by this node: see hive service list")
         inside = (ServiceType.CLUSTER_IP, ServiceType.LOCAL_REDIRECT)
-        meant = [one for one in found if (one.type in inside) != client.is_outside] or found
-        return [self._shown(one, client) for one in meant]
+        selected = [one for one in found if (one.type in inside) != client.is_outside] or found
+        return [self._shown(one, client) for one in selected]
 
     def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
-        """The ports served at an address; those of every node too, where sockets are translated."""
+        """The ports served at an address; if sockets are translated, also those of every node."""
         rows = [row.shown for row in self._served.all()]
         exact = [one for one in rows if one.key.address.ip == address]
         found = self._seen(exact, client)
@@ -84,7 +84,7 @@ class AgentServices:
         return [self._shown(one, client, str(address)) for one in found]
 
     def sent_on(self, address: IPAddress, port: int | None) -> str:
-        """The service that kube-proxy, or another node, serves at an address; empty without one."""
+        """The service that kube-proxy or another node serves at an address; empty if there is none."""
         text = str(address)
         of_node = self._ends.identity_at(address) in (HOST, *REMOTE_NODES)
         for service in self._services.all():
@@ -137,7 +137,7 @@ class AgentServices:
         )
 
     def _loop(self, backend: End, client: End, version: int) -> str:
-        """Why a backend does not reach itself: packets have no IPv6 address to come back from."""
+        """Why a backend does not reach itself through a service: hairpin traffic needs a loopback address."""
         if not client.key or backend.key != client.key or version == 4:
             return ""
         if self._sockets is not None and self._sockets.enabled:
@@ -146,7 +146,7 @@ class AgentServices:
 
 
 class AgentDirectory:
-    """Both, as questions are answered from."""
+    """Ends and services, as the explanation of policies requires."""
 
     place = "that this node knows"
 

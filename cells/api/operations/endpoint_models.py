@@ -1,4 +1,4 @@
-"""Endpoints and their controllers to wire models and back: pure functions over values."""
+"""Conversions between endpoints, their controllers and wire models: pure functions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ POLICY_AUDIT_MODE = "PolicyAuditMode"
 ANY_SOURCES = frozenset({"any", "unspec"})
 
 
-@lru_cache(4096)  # a status has hundreds, few of them new
+@lru_cache(4096)  # a status has hundreds of times, few of them new
 def rfc3339(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC with milliseconds, as go-openapi's date-time."""
+    """Unix seconds as RFC 3339 in UTC with milliseconds, in go-openapi's date-time format."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
@@ -44,9 +44,9 @@ def endpoint_model(
     policy: models.EndpointPolicyStatus,
     controllers: Iterable[models.ControllerStatus] = (),
 ) -> models.EndpointModel:
-    """The whole of one endpoint; ``shown`` is its state as people see it.
+    """The complete model of an endpoint; ``shown`` is the state that clients see.
 
-    Lists hold no null and ``status`` is always there: clients count on it.
+    Lists contain no null and ``status`` is always present, as clients rely on it.
     """
     configuration = configuration_model(endpoint)
     newest = log.newest
@@ -69,7 +69,7 @@ def endpoint_model(
 
 
 def configuration_model(endpoint: Endpoint) -> models.EndpointConfigurationSpec:
-    """What of an endpoint can be changed, and how it is."""
+    """The options of an endpoint that can be changed."""
     verified = DISABLED if endpoint.datapath.disable_sip_verification else ENABLED
     return models.EndpointConfigurationSpec(
         options={SOURCE_IP_VERIFICATION: verified}, label_configuration=user_labels(endpoint)
@@ -82,22 +82,22 @@ def audit_option(audited: bool) -> dict[str, str]:
 
 
 def requested_audit(body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]) -> bool:
-    """Whether PATCH of the options of the host endpoint asks for its policy to be audited only."""
+    """Whether the host's policy is in audit mode after PATCH of the host endpoint's options."""
     return _requested(body, POLICY_AUDIT_MODE, now, immutable)
 
 
 def user_labels(endpoint: Endpoint) -> models.LabelConfigurationSpec:
-    """The labels a user put on the endpoint."""
+    """The labels that a user has added to the endpoint."""
     return models.LabelConfigurationSpec(user=sorted(endpoint.custom_labels))
 
 
 def requested_verification(
     body: models.EndpointConfigurationSpec, now: bool, immutable: Mapping[str, str]
 ) -> bool:
-    """Whether PATCH of an endpoint's options asks to verify its source; ``now`` where that is absent.
+    """Whether an endpoint's source IP is verified after PATCH of its options; ``now`` if unspecified.
 
-    Clients send all options back, those they do not change as words, others as ``0`` or ``1``. Raises
-    EndpointError 400 for an option that cannot be changed, or a value that is none.
+    Clients send all options, unchanged ones as words, others as ``0`` or ``1``. Raises EndpointError 400 for
+    an option that cannot be changed, or an invalid value.
     """
     return _requested(body, SOURCE_IP_VERIFICATION, now, immutable)
 
@@ -113,18 +113,18 @@ def _requested(
                     400, f'invalid option value "{value}" for {name}: expected {ENABLED} or {DISABLED}'
                 )
             wanted = value.lower() in ON
-        elif name not in immutable or _switched(value) != _switched(immutable[name]):
+        elif name not in immutable or _normalized(value) != _normalized(immutable[name]):
             raise EndpointError(400, f"option {name} of this endpoint cannot be changed: only {option} can")
     return wanted
 
 
-def _switched(value: str) -> str:
+def _normalized(value: str) -> str:
     text = value.lower()
     return ENABLED if text in ON else DISABLED if text in OFF else text
 
 
 def identifiers_model(endpoint: Endpoint) -> models.EndpointIdentifiers:
-    """The names of the endpoint; the legacy ones only where it was created with them."""
+    """The identifiers of the endpoint; legacy ones only if it was created with them."""
     legacy = not endpoint.disable_legacy_identifiers
     return models.EndpointIdentifiers(
         cni_attachment_id=endpoint.attachment_id,
@@ -146,7 +146,7 @@ def identity_model(endpoint: Endpoint) -> models.IdentityModel:
 
 
 def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
-    """The endpoint's labels, and which of them are a user's."""
+    """The endpoint's labels, and those that a user has added."""
     user = user_labels(endpoint)
     return models.LabelConfiguration(
         spec=user,
@@ -159,7 +159,7 @@ def labels_model(endpoint: Endpoint) -> models.LabelConfiguration:
 
 
 def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing) -> models.EndpointNetworking:
-    """Addresses and links; an empty MAC is left out, so that the plugin keeps the one it made."""
+    """Addresses and links; an empty MAC is omitted, so that the plugin keeps the one it assigned."""
     address = models.AddressPair(
         ipv4=str(endpoint.ipv4) if endpoint.ipv4 else "",
         ipv4_pool_name=endpoint.pool if endpoint.ipv4 else "",
@@ -178,7 +178,7 @@ def networking_model(endpoint: Endpoint, host_addressing: models.NodeAddressing)
 
 
 def health_model(shown: State) -> models.EndpointHealth:
-    """Health of an endpoint that shows this state; the plugin's CHECK asks for it."""
+    """The health that belongs to a state; the plugin's CHECK reads it."""
     health = health_of(shown)
     return models.EndpointHealth(
         overall_health=health.overall, bpf=health.bpf, policy=health.policy, connected=health.connected
@@ -193,12 +193,12 @@ def log_line(entry: StatusEntry) -> models.EndpointStatusChange:
 
 
 def optional_mac(mac: bytes) -> str:
-    """Text of a MAC, empty for none."""
+    """Text of a MAC; empty for a zero or empty one."""
     return "" if mac in (b"", ZERO_MAC) else mac_text(mac)
 
 
 def has_labels(labels: Iterable[str], wanted: Iterable[str]) -> bool:
-    """Whether all that are wanted are among the labels.
+    """Whether the labels contain all ``wanted`` ones.
 
     Labels are ``source:key[=value]``; without a source, or with the source ``any``, every source matches.
     """
@@ -218,9 +218,9 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
-    """The request that PUT /endpoint makes of the endpoint cell.
+    """Convert the body of PUT /endpoint/{id}.
 
-    Raises EndpointError 400 for an address or MAC that is none, and for what this agent has not got.
+    Raises EndpointError 400 for an invalid address or MAC, and for unsupported properties.
     """
     addressing = body.addressing or models.AddressPair()
     if body.properties:
@@ -250,7 +250,7 @@ def endpoint_request(body: models.EndpointChangeRequest) -> EndpointRequest:
 
 
 def requested_ipv4(text: str) -> IPv4Address | None:
-    """The address of ``a.b.c.d`` or ``a.b.c.d/length`` (delegated IPAM sends the length), None of nothing."""
+    """Parse ``a.b.c.d`` or ``a.b.c.d/length`` (delegated IPAM sends the length); None if empty."""
     if not text:
         return None
     try:
@@ -260,7 +260,7 @@ def requested_ipv4(text: str) -> IPv4Address | None:
 
 
 def requested_ipv6(text: str) -> IPv6Address | None:
-    """Likewise of IPv6."""
+    """Parse an IPv6 address with or without a prefix length; None if empty."""
     if not text:
         return None
     try:
@@ -270,7 +270,7 @@ def requested_ipv6(text: str) -> IPv6Address | None:
 
 
 def requested_mac(text: str) -> bytes:
-    """The MAC of the text, zeros of nothing."""
+    """Parse a MAC; zeros if empty."""
     if not text:
         return ZERO_MAC
     try:
@@ -280,22 +280,24 @@ def requested_mac(text: str) -> bytes:
 
 
 def requested_ifindex(number: int) -> int:
-    """The index of the pod's link; the kernel's are positive and have 31 bits, 0 is none."""
+    """Check the index of the pod's link; the kernel's are positive and have 31 bits, 0 is absent."""
     if not 0 <= number < 1 << 31:
         raise EndpointError(400, f"invalid interface-index {number}")
     return number
 
 
 def requested_cookie(text: str) -> int:
-    """The cookie of the pod's network namespace; one that cannot be read counts as absent, as upstream."""
+    """Parse the cookie of the pod's network namespace; 0 if it is invalid, as upstream."""
     readable = text.isascii() and text.isdigit() and len(text) <= 20
     return int(text) if readable and int(text) < 1 << 64 else 0
 
 
 def requested_datapath(wanted: models.EndpointDatapathConfiguration | None) -> DatapathConfiguration:
-    """The datapath configuration of a request; raises EndpointError 400 for what this datapath cannot do.
+    """Convert the datapath configuration of a request.
 
-    Packets of the pod that took another way than asked for would be lost, and all would look well.
+    Raises EndpointError 400 for unsupported options.
+
+    If an unsupported option were ignored, the pod's packets would be lost without an error.
     """
     if wanted is None:
         return DatapathConfiguration()
@@ -310,14 +312,14 @@ def requested_datapath(wanted: models.EndpointDatapathConfiguration | None) -> D
     )
 
 
-# Controllers to the wire: of the node in GET /healthz, of an endpoint in its status.
+# Controllers: of the node in GET /healthz, of an endpoint in its status.
 
 NEVER = "0001-01-01T00:00:00.000Z"
-"""The time of what has not happened: Go's zero time."""
+"""The time of an event that has not happened: Go's zero time."""
 
 
 def controller(status: ControllerState) -> models.ControllerStatus:
-    """One controller."""
+    """The model of a controller."""
     return models.ControllerStatus(
         name=status.name,
         uuid=status.uuid,
@@ -338,5 +340,5 @@ def controller(status: ControllerState) -> models.ControllerStatus:
 
 
 def timestamp(seconds: float | None) -> str:
-    """The time as text; of the year 1, where it never came."""
+    """The time as text; in the year 1 for None."""
     return NEVER if seconds is None else rfc3339(seconds)

@@ -1,4 +1,4 @@
-"""The part of the API that speaks for the endpoint cell."""
+"""The operations on endpoints."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from cells.policy.maps import EndpointPolicy, RealizedPolicy
 from lifecycle import HiveError, Member
 from lifecycle.http import Request, Response
 
-# Endpoints as the API's JSON, each encoded once for as long as it shows the same.
+# Endpoints as JSON; an endpoint is encoded again only after it has changed.
 
 
 class _Encoded(msgspec.Struct, frozen=True):
-    """A text and all it was made of."""
+    """The JSON of an endpoint, and all values that it was computed from."""
 
     endpoint: Endpoint
     newest: StatusEntry | None
-    """Of its log; the state that is shown changes with it."""
+    """The newest log line; there is a new one whenever the shown state changes."""
     policy: EndpointPolicy | None
     realized: RealizedPolicy
     proxied: list[ProxyStatistics]
@@ -51,7 +51,7 @@ class _Encoded(msgspec.Struct, frozen=True):
 
 
 class EncodedEndpoints:
-    """Remembers the texts of the endpoints of the last list of all; the rows are never changed in place."""
+    """Caches the JSON of endpoints of the last complete list; rows are never changed in place."""
 
     def __init__(self, endpoints: Endpoints, controllers: Controllers, models: EndpointPolicyModels) -> None:
         self._endpoints = endpoints
@@ -61,7 +61,7 @@ class EncodedEndpoints:
         self._last: dict[int, _Encoded] = {}
 
     def all(self, host: NodeAddressing) -> list[msgspec.Raw]:
-        """Every endpoint on a node with these addresses."""
+        """The JSON of every endpoint; ``host`` are the node's addresses."""
         if self._host != host:
             self._host = host
             self._last = {}
@@ -93,19 +93,19 @@ class EncodedEndpoints:
         )
 
 
-# The operations on endpoints: each reads its request, asks the endpoint cell, and answers.
+# The operations: each one decodes its request and calls the endpoint cell.
 
 
 class PolicyPool(Protocol):
-    """The prepared policy maps; cells.maps.PolicyMaps."""
+    """The prepared policy maps; implemented by cells.maps.PolicyMaps."""
 
     async def ready(self) -> None:
-        """Return once one is prepared."""
+        """Wait until a policy map is prepared."""
         ...
 
 
 class EndpointOperations:
-    """The handlers. What an operation waits for comes first: then it acts in one piece."""
+    """The operations. Each one awaits its preconditions before it changes anything."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class EndpointOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         one = "/v1/endpoint/{id}"
         client, missing, failed = frozenset({400}), frozenset({404}), frozenset({500})
         neither = client | missing
@@ -146,7 +146,7 @@ class EndpointOperations:
         ]
 
     async def list_endpoints(self, request: Request) -> Response:
-        """GET /endpoint: all, or those that have every label of the body; none of these is a 404."""
+        """GET /endpoint: all endpoints, or those that have every label of the body; 404 if none has."""
         host = self._host.row if self._host is not None else None
         if not request.body:
             found = self._encoded.all(config_mapping.host_addressing(self._facts.node()))
@@ -163,7 +163,7 @@ class EndpointOperations:
         return answer(200, self._model(self._find(request)))
 
     async def put_endpoint(self, request: Request) -> Response:
-        """PUT /endpoint/{id}: make the endpoint of a link that is there; the id in the path is ignored."""
+        """PUT /endpoint/{id}: create the endpoint of an existing link; the id in the path is ignored."""
         body = read_body(request, models.EndpointChangeRequest, "endpoint")
         wanted = endpoint_mapping.endpoint_request(body)
         self._check_families(wanted)
@@ -189,14 +189,14 @@ class EndpointOperations:
             raise EndpointError(500, str(error)) from error
 
     async def delete_endpoint(self, request: Request) -> Response:
-        """DELETE /endpoint/{id}: of a pod; the node's own endpoints stay."""
+        """DELETE /endpoint/{id}: delete a pod's endpoint; the node's own endpoints are refused."""
         endpoint = self._find(request)
         if endpoint.is_reserved:
             raise EndpointError(400, "endpoint may not be associated reserved labels")
         return self._deleted([endpoint])
 
     async def delete_endpoints(self, request: Request) -> Response:
-        """DELETE /endpoint: all endpoints of a container, as the plugin's DEL asks."""
+        """DELETE /endpoint: delete all endpoints of a container, for the plugin's DEL."""
         body = read_body(request, models.EndpointBatchDeleteRequest, "endpoint")
         if not body.container_id:
             return answer(400, "invalid container id")
@@ -206,12 +206,12 @@ class EndpointOperations:
         return self._deleted(found)
 
     def _deleted(self, endpoints: list[Endpoint]) -> Response:
-        """Delete them: 200, or 206 and how many things went wrong. The endpoint cell logs the errors."""
+        """Delete endpoints: 200, or 206 with the number of errors. The endpoint cell logs the errors."""
         errors = sum(len(self._endpoints.delete(endpoint)) for endpoint in endpoints)
         return answer(206, errors) if errors else empty(200)
 
     async def get_endpoint_health(self, request: Request) -> Response:
-        """GET /endpoint/{id}/healthz, which the plugin's CHECK asks."""
+        """GET /endpoint/{id}/healthz, which the plugin's CHECK reads."""
         return answer(200, endpoint_mapping.health_model(self._shown(self._find(request))[0]))
 
     async def get_endpoint_log(self, request: Request) -> Response:
@@ -230,7 +230,7 @@ class EndpointOperations:
         return answer(200, models.EndpointConfigurationStatus(realized=realized, immutable=immutable))
 
     async def patch_endpoint_config(self, request: Request) -> Response:
-        """PATCH /endpoint/{id}/config: the endpoint is built by the time of the answer."""
+        """PATCH /endpoint/{id}/config: change options; the answer follows after the regeneration."""
         endpoint = self._find(request)
         body = read_body(request, models.EndpointConfigurationSpec, "endpointConfiguration")
         if self._host is not None and endpoint is self._host.row:
@@ -250,7 +250,7 @@ class EndpointOperations:
         return _built(await self._changes.verify_source(endpoint, verify))
 
     async def patch_endpoint_labels(self, request: Request) -> Response:
-        """PATCH /endpoint/{id}/labels: ``user`` is all that a user wants on it."""
+        """PATCH /endpoint/{id}/labels: replace the user's labels."""
         endpoint = self._find_pod(request)
         body = read_body(request, models.LabelConfigurationSpec, "configuration")
         return _built(await self._changes.relabel(endpoint, body.user))
@@ -274,7 +274,7 @@ class EndpointOperations:
         return endpoint
 
     def _shown(self, endpoint: Endpoint) -> tuple[State, StatusLog]:
-        """The state it shows, and its log."""
+        """The state that clients see, and the log."""
         if self._host is not None and endpoint is self._host.row:
             return self._host.shown_state, self._host.status
         return self._endpoints.shown_state(endpoint), self._endpoints.status(endpoint.id)
@@ -296,11 +296,11 @@ class EndpointOperations:
         return replace(model, spec=self._configuration(endpoint))
 
 
-def _built(wrong: str) -> Response:
-    """The answer to a change of an endpoint, from what its build failed with."""
-    return answer(500, f"the endpoint has failed to regenerate, retrying: {wrong}") if wrong else empty(200)
+def _built(error: str) -> Response:
+    """The response to a change of an endpoint, by the error of its regeneration."""
+    return answer(500, f"the endpoint has failed to regenerate, retrying: {error}") if error else empty(200)
 
 
 def part(operations: EndpointOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("endpoints", operations.routes())

@@ -1,4 +1,4 @@
-"""Who and what an agent knows that connections are between: the ends that policies are asked of."""
+"""The ends of connections that an agent can explain: pods, addresses, names and identities."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from cells.policy.rules import Direction
 from cells.remote.shared import SharedTables
 from lifecycle import ReadTable, Table
 
-# Pods of other nodes, as far as this node knows them: by name or address, with their node and named ports.
+# Pods of other nodes: by name or address, with their node and named ports.
 
 SOMEWHERE = "its node"
 
 
 class KnownPods(msgspec.Struct, frozen=True):
-    """Pods that have one identity, or what a reserved identity stands for."""
+    """Pods that have the same identity, or a reserved identity."""
 
     ask: str
-    """A text that means it: a pod of this node, a reserved identity's name, or an identity's number."""
+    """Its name in requests: a pod of this node, a reserved identity, or the number of an identity."""
     end: End
-    """Without a key: a packet between two of these is decided by policies."""
+    """Has no key, so that policies decide also on packets between two of these pods."""
     namespace: str
     labels: tuple[str, ...]
     pods: tuple[str, ...]
-    """Those of this node, by namespace and name."""
+    """Pods on this node, by namespace and name."""
 
 
 class RemotePod(msgspec.Struct, frozen=True):
@@ -52,11 +52,11 @@ class RemotePod(msgspec.Struct, frozen=True):
     """Namespace and name."""
     address: IPAddress
     node: str
-    """The node's name; ``its node`` where that is not known."""
+    """The node's name; ``its node`` if unknown."""
 
 
 class OtherNodes:
-    """Looks pods up where this node's agent knows them from: objects, the kvstore, CiliumEndpoints."""
+    """Looks up pods of other nodes in Pod objects, the kvstore and CiliumEndpoints."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class OtherNodes:
         self._nodes = nodes
 
     def pod(self, name: str) -> RemotePod | None:
-        """The pod of this namespace and name; None where none is known, or no address of it."""
+        """The pod with this namespace and name; None if it is unknown, or has no address."""
         namespace, _, short = name.partition("/")
         row = self._remote.get((namespace, short)) if self._remote is not None else None
         if row is not None and row.prefixes:
@@ -99,7 +99,7 @@ class OtherNodes:
         return None
 
     def addresses(self, name: str) -> list[IPAddress]:
-        """All addresses of a pod that are known."""
+        """All addresses of a pod."""
         namespace, _, short = name.partition("/")
         row = self._remote.get((namespace, short)) if self._remote is not None else None
         texts = [one.partition("/")[0] for one in row.prefixes] if row is not None else []
@@ -112,7 +112,7 @@ class OtherNodes:
         return [ip_address(text) for text in dict.fromkeys(texts)]
 
     def names(self) -> Collection[str]:
-        """All that are known, by namespace and name."""
+        """All pods, by namespace and name."""
         found = {"/".join(pod.key) for pod in self._pods.all()}
         found |= {"/".join(row.key) for row in self._remote.all()} if self._remote is not None else set()
         if self._shared is not None:
@@ -120,13 +120,13 @@ class OtherNodes:
         return found
 
     def is_host_network(self, name: str) -> bool:
-        """Whether a pod has no network of its own."""
+        """Whether a pod is in the host's network namespace."""
         namespace, _, short = name.partition("/")
         pod = self._pods.get((namespace, short))
         return pod is not None and pod.spec.host_network
 
     def ports(self, name: str) -> list[NamedPodPort]:
-        """The ports that a pod's containers name."""
+        """The named ports of a pod's containers."""
         namespace, _, short = name.partition("/")
         if (pod := self._pods.get((namespace, short))) is not None:
             return sorted(of_pod(pod))
@@ -134,11 +134,11 @@ class OtherNodes:
         return sorted(of_remote(row)) if row is not None else []
 
     def node_of(self, address: IPAddress) -> ClusterNode | None:
-        """The other node that has the address, itself or in the ranges of its pods."""
+        """The other node that owns the address, or has it in its pod CIDRs."""
         return next((node for node in self._others() if _has(node, address)), None)
 
     def is_node(self, address: IPAddress) -> ClusterNode | None:
-        """The node, this one too, that has the address itself."""
+        """The node, also this one, that owns the address."""
         found = self._nodes.by("address").get(address) if self._nodes is not None else ()
         return next(iter(found), None)
 
@@ -169,11 +169,11 @@ HOST, WORLD, REMOTE_NODES = 1, (2, 9, 10), (6, 7)
 RESERVED_ENDS = ("host", "remote-node", "kube-apiserver", "world")
 POD_NAMESPACE = "io.kubernetes.pod.namespace"
 GLOBAL_IDENTITIES = range(256, 1 << 24)
-"""Of pods, on this node or on others."""
+"""Identities of pods, on all nodes."""
 
 
 class OwnPolicies:
-    """The policies of this node's pods and of the node itself, and whether they only audit."""
+    """The policies of this node's pods and of the node itself, and whether they are in audit mode."""
 
     def __init__(self, view: PolicyView | None, host: HostEndpoint | None, summary: NodeSummary) -> None:
         self._view = view
@@ -182,49 +182,49 @@ class OwnPolicies:
 
     @property
     def unread(self) -> str:
-        """Why rules may be missing; empty when all are known."""
+        """Why rules may be missing; empty if all are received."""
         return self._view.unread if self._view is not None else ""
 
     @property
     def host_row(self) -> Endpoint | None:
-        """The host's endpoint, where host endpoint is ready, host policy enforced."""
+        """The host endpoint if the host firewall is enabled."""
         return self._host.row if self._host is not None else None
 
     def policy(self, title: str, endpoint_id: int) -> _Policy | None:
-        """The policy of an endpoint; None where there are no rules."""
+        """The policy of an endpoint; None if this agent reads no rules."""
         return _Policy(self._view, title, endpoint_id) if self._view is not None else None
 
     def audited(self) -> bool:
-        """Whether policies of pods drop nothing."""
+        """Whether pods' policies are in audit mode and drop nothing."""
         return self._summary.audited()
 
     def host_audited(self) -> bool:
-        """Whether the policy of the node drops nothing."""
+        """Whether the node's policy is in audit mode and drops nothing."""
         return self.audited() or (self._host is not None and self._host.audited)
 
 
 class Neighbourhood:
-    """Which addresses names have, and which networks of rules are around pods' addresses."""
+    """The addresses of DNS names, and the networks in rules that contain pods' addresses."""
 
     def __init__(self, names: NamedAddresses | None, networks: PodNetworks | None) -> None:
         self._networks = networks
         self._names = names
 
     def addresses(self, name: str) -> list[IPAddress]:
-        """What DNS answered for a name."""
+        """The addresses that DNS returned for a name."""
         return self._names.addresses(canonical_name(name)) if self._names is not None else []
 
     def names(self, address: IPAddress) -> Collection[str]:
-        """The names that DNS gave an address, in canonical form."""
+        """The names for which DNS returned an address, in canonical form."""
         return self._names.names(address) if self._names is not None else ()
 
     def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
-        """The network around each address of a pod; nothing where networks select no pods."""
+        """The network of a rule that contains each address of a pod; empty if networks select no pods."""
         return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
 
     @property
     def selects_pods(self) -> bool:
-        """Whether networks of rules select pods."""
+        """Whether networks in rules select pods."""
         return bool(self._networks and self._networks.matched)
 
     def _around(self, address: IPAddress) -> Around:
@@ -235,7 +235,7 @@ class Neighbourhood:
 
 
 class AgentEnds:
-    """Pods, addresses, names and identities as this node knows them."""
+    """Pods, addresses, names and identities from the agent's tables."""
 
     def __init__(
         self,
@@ -257,21 +257,21 @@ class AgentEnds:
 
     @property
     def node(self) -> str:
-        """This node's name as flows have it: with its cluster's before it, unless that is ``default``."""
+        """This node's name as in flows: prefixed with its cluster's name, unless that is ``default``."""
         name, cluster = self._agent.node_name, self._agent.cluster_name
         return name if cluster == DEFAULT_CLUSTER else f"{cluster}/{name}"
 
     @property
     def audited(self) -> bool:
-        """Whether policies of pods drop nothing."""
+        """Whether pods' policies are in audit mode and drop nothing."""
         return self._own.audited()
 
     def names_of(self, address: IPAddress) -> Collection[str]:
-        """The names that DNS gave an address, in canonical form."""
+        """The names for which DNS returned an address, in canonical form."""
         return self._near.names(address)
 
     def reserved(self, name: str) -> End | None:
-        """The end of a reserved identity; None for another word."""
+        """The end of a reserved identity; None for an unknown name."""
         for number, labels in RESERVED_IDENTITIES.items():
             if f"reserved:{name}" in labels:
                 return self._numbered(name, number)
@@ -284,7 +284,7 @@ class AgentEnds:
         return self._numbered(f"identity {number}", number)
 
     def pod(self, name: str) -> End | None:
-        """The pod, of this node or another; None when none is known."""
+        """The pod, of this node or another one; None if it is unknown."""
         for one in self._endpoints.all():
             if one.pod_name and one.pod == name:
                 return self._local(one)
@@ -299,15 +299,15 @@ class AgentEnds:
         return self._remote(name, self.identity_at(remote.address), remote.node, addresses)
 
     def pods(self) -> Sequence[str]:
-        """All that are known, by namespace and name."""
+        """All pods, by namespace and name."""
         return sorted({one.pod for one in self._endpoints.all() if one.pod_name} | set(self._others.names()))
 
     def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
-        """The ports that a pod's containers name."""
+        """The named ports of a pod's containers."""
         return self._others.ports(pod)
 
     def network(self, text: str) -> End:
-        """A network has many identities here. Raises ValueError for what is none."""
+        """Refuse a network, as it may have many identities. Raises ValueError for invalid text."""
         raise UnanswerableError(f"{ip_network(text, strict=False)} is a network: give an address in it")
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
@@ -321,7 +321,7 @@ class AgentEnds:
         return [(end, "")]
 
     def named(self, name: str) -> Sequence[End]:
-        """The addresses that DNS answered for a name."""
+        """The ends at the addresses that DNS returned for a name."""
         found = self._near.addresses(name)
         if not found:
             raise UnanswerableError(
@@ -332,9 +332,9 @@ class AgentEnds:
         return [end._replace(title=f"{name} ({end.title})") for end in ends]
 
     def local(self, namespace: str) -> list[End]:
-        """This node's pods of a namespace. Raises UnanswerableError where it has none."""
-        there = (one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace)
-        found = [self._local(one) for one in there]
+        """This node's pods of a namespace. Raises UnanswerableError if there are none."""
+        local = (one for one in self._endpoints.all() if one.pod_name and one.pod_namespace == namespace)
+        found = [self._local(one) for one in local]
         if not found:
             raise UnanswerableError(f"there are no pods of namespace {namespace} on this node")
         return found
@@ -348,7 +348,7 @@ class AgentEnds:
         ]
 
     def known_pods(self) -> list[KnownPods]:
-        """All pods that are known, by identity, and networks if these select pods: this node's first."""
+        """All pods by identity, and by surrounding network if networks select pods; this node's first."""
         here: dict[tuple[int, Networks], list[Endpoint]] = {}
         for one in self._endpoints.all():
             if one.pod_name and one.identity in GLOBAL_IDENTITIES:
@@ -374,7 +374,7 @@ class AgentEnds:
         return sorted(found, key=lambda one: (not one.pods, one.namespace, one.pods, one.labels, one.ask))
 
     def _elsewhere(self) -> dict[int, list[tuple[str, End]]]:
-        """Of each identity, a pod of other nodes for each of the networks around such pods' addresses."""
+        """For each identity and each network around its pods' addresses, a pod of another node."""
         own = {str(ip_network(ip)) for one in self._endpoints.all() for ip in one.addresses}
         pods: dict[tuple[int, str], list[IPAddress]] = {}
         for row in self._prefixes.all():
@@ -390,7 +390,7 @@ class AgentEnds:
         return {identity: list(ends.values()) for identity, ends in found.items()}
 
     def identity_at(self, address: IPAddress) -> int:
-        """The identity that packets of an address have here."""
+        """The identity of packets from or to an address."""
         host = ip_network(address)
         for length in range(host.prefixlen, -1, -1):
             row = self._prefixes.get(str(host.supernet(new_prefix=length)))
@@ -446,9 +446,9 @@ class AgentEnds:
         return End(title, number, labels, elsewhere=elsewhere)
 
     def _labels(self, identity: int) -> tuple[str, ...]:
-        known = self._identities.table.get(identity)
-        if known is not None:
-            return tuple(known.labels)
+        row = self._identities.table.get(identity)
+        if row is not None:
+            return tuple(row.labels)
         return tuple(RESERVED_IDENTITIES.get(identity, ()))
 
 
@@ -461,7 +461,7 @@ class _Policy:
         self._endpoint = endpoint_id
 
     def __call__(self, direction: Direction) -> DirectionPolicy:
-        """What holds for a direction. Raises UnanswerableError before there is a policy."""
+        """The policy of a direction. Raises UnanswerableError before the first computation."""
         found = self._view.policy(self._endpoint, direction)
         if found is None:
             raise UnanswerableError(f"{self._title} has no policy yet")

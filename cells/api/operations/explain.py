@@ -1,4 +1,4 @@
-"""Why a connection of an endpoint of this node is allowed or not: what ``hive policy explain`` asks."""
+"""Explains why connections of this node's endpoints are allowed or denied, for ``hive policy``."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from lifecycle import Member
 from lifecycle.http import Request, Response
 
 MOST_ENDS: Final = 60
-"""Identities on each side of a matrix, beside the reserved ones."""
+"""Maximum number of identities on each side of a matrix, in addition to reserved ones."""
 
 TURN: Final = 50
-"""Flows that are tried before others get a turn."""
+"""Number of flows after which a trial yields to the event loop."""
 
 
 class ExplainOperations:
-    """The handlers."""
+    """The operations that explain policies."""
 
     def __init__(self, view: PolicyView | None, directory: AgentDirectory) -> None:
         self._view = view
         self._directory = directory
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/hive/policy/explain", self.get_explanation),
             Route("GET", "/hive/policy/matrix", self.get_matrix),
@@ -57,31 +57,31 @@ class ExplainOperations:
         ]
 
     async def get_explanation(self, request: Request) -> Response:
-        """GET /hive/policy/explain: both directions of a connection, as far as this node decides them."""
+        """GET /hive/policy/explain: both directions of a connection, if this node decides on them."""
         query = request.query
         name = query.get("destination", "")
         try:
-            asked = _asked(query)
+            requested = _requested_port(query)
             source = source_of(self._directory, query.get("source", ""))
-            targets = targets_of(self._directory, name, asked, source)
+            targets = targets_of(self._directory, name, requested, source)
             found = self.explain(source, name, targets)
-        except UnanswerableError as refused:
-            return answer(400, Failure(err=str(refused)))
+        except UnanswerableError as error:
+            return answer(400, Failure(err=str(error)))
         return answer(200, found)
 
     async def get_reachability(self, request: Request) -> Response:
         """GET /hive/policy/reachability: which of a namespace's pods on this node reach which on a port."""
         namespace = request.query.get("namespace", "")
         try:
-            asked = _asked(request.query)
-            there = self._directory.ends.local(namespace)
-            found = [self._reached(*pair, asked) for pair in permutations(there, 2)]
-        except UnanswerableError as refused:
-            return answer(400, Failure(err=str(refused)))
+            requested = _requested_port(request.query)
+            pods = self._directory.ends.local(namespace)
+            found = [self._reached(*pair, requested) for pair in permutations(pods, 2)]
+        except UnanswerableError as error:
+            return answer(400, Failure(err=str(error)))
         return answer(200, found)
 
     async def get_matrix(self, request: Request) -> Response:
-        """GET /hive/policy/matrix: how pods, by identity, reach each other, the node and the world."""
+        """GET /hive/policy/matrix: the verdicts between pods, by identity, and reserved identities."""
         query = request.query
         try:
             most = _most(query)
@@ -110,33 +110,33 @@ class ExplainOperations:
         return answer(200, matrix)
 
     async def post_trial(self, request: Request) -> Response:
-        """POST /hive/policy/trial: what would have become of flows with more policies in force."""
-        asked = read_body(request, TrialRequest, "policies")
+        """POST /hive/policy/trial: the verdicts on recorded flows if more policies were in force."""
+        requested = read_body(request, TrialRequest, "policies")
         if self._view is None:
             return answer(400, Failure(err="this agent follows no policies: k8s objects are not read"))
         ends = self._directory.ends
         fates: dict[Tried, int] = {}
         found = []
         try:
-            trial = self._view.trial(asked.objects, ends.node, ends.names_of)
-            for number, flow in enumerate(asked.flows):
+            trial = self._view.trial(requested.objects, ends.node, ends.names_of)
+            for number, flow in enumerate(requested.flows):
                 found.append(fates.setdefault(trial.of(flow), len(fates)))
                 if number % TURN == 0:
                     await checkpoint()
-        except UnanswerableError as refused:
-            return answer(400, Failure(err=str(refused)))
+        except UnanswerableError as error:
+            return answer(400, Failure(err=str(error)))
         return answer(200, TrialOutcome(audited=ends.audited, fates=list(fates), of=found))
 
     async def get_verdict(self, request: Request) -> Response:
-        """GET /hive/policy/verdict: which rules decided the verdict in an event of the datapath."""
+        """GET /hive/policy/verdict: the rules behind the verdict in an event of the datapath."""
         try:
             endpoint, identity, protocol, port = (
                 _number(request.query, name) for name in ("endpoint", "identity", "protocol", "port")
             )
             direction = _direction_of(request.query)
             address = _address(request.query)
-        except UnanswerableError as refused:
-            return answer(400, Failure(err=str(refused)))
+        except UnanswerableError as error:
+            return answer(400, Failure(err=str(error)))
         if self._view is None or not self._view.has_policy(endpoint):
             return answer(200, VerdictRules(verdict="unknown", rules=[]))
         match = self._view.decide(endpoint, direction, identity, protocol, port, address=address)
@@ -144,8 +144,8 @@ class ExplainOperations:
         rules = [DecidingRule(rule=one.text, labels=one.labels) for one in origins]
         return answer(200, VerdictRules(verdict=match.verdict, rules=rules))
 
-    def _reached(self, source: End, destination: End, asked: RequestedPort) -> Reached:
-        targets = targets_of(self._directory, f"pod/{destination.title}", asked, source)
+    def _reached(self, source: End, destination: End, requested: RequestedPort) -> Reached:
+        targets = targets_of(self._directory, f"pod/{destination.title}", requested, source)
         found = self.explain(source, destination.title, targets)
         return Reached(
             source=source.title,
@@ -158,7 +158,10 @@ class ExplainOperations:
 
     @staticmethod
     def explain(source: End, name: str, targets: Sequence[Target]) -> Explained:
-        """How a connection fares. Raises UnanswerableError where no end is here."""
+        """The verdict on a connection.
+
+        Raises UnanswerableError if neither end is an endpoint of this node.
+        """
         if source.policy is None and not any(one.end.policy or one.problem for one in targets):
             nodes = dict.fromkeys(one.end.elsewhere for one in targets if one.end.elsewhere)
             where = source.elsewhere or next(iter(nodes), "the node of one of them")
@@ -169,11 +172,11 @@ class ExplainOperations:
 def _chosen(
     known: Sequence[KnownPods], reserved: Sequence[KnownPods], namespace: str, most: int
 ) -> tuple[list[KnownPods], int]:
-    """Places that are not pods, at most so many pods of the namespace, or of all; how many more there are."""
-    there = [one for one in known if namespace in ("", one.namespace)]
-    if namespace and not there:
+    """Reserved ends and at most ``most`` ends of the namespace (empty: of all), and how many are omitted."""
+    matching = [one for one in known if namespace in ("", one.namespace)]
+    if namespace and not matching:
         raise UnanswerableError(f"no pods of namespace {namespace[:63]} are known")
-    return [*reserved, *there[:most]], max(0, len(there) - most)
+    return [*reserved, *matching[:most]], max(0, len(matching) - most)
 
 
 def _matrix_end(one: KnownPods) -> MatrixEnd:
@@ -226,11 +229,11 @@ def _direction_of(query: dict[str, str]) -> Direction:
             raise UnanswerableError(f"direction {other[:20]!r}: expected ingress or egress")
 
 
-def _asked(query: dict[str, str]) -> RequestedPort:
+def _requested_port(query: dict[str, str]) -> RequestedPort:
     port, protocol = query.get("port", ""), query.get("protocol", "")
     return parse_asked(f"{port}/{protocol}".rstrip("/")) if port else RequestedPort("", protocol)
 
 
 def part(operations: ExplainOperations) -> Member[ApiPart]:
-    """Explanations, as a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("policy-explain", operations.routes())

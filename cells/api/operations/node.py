@@ -1,4 +1,4 @@
-"""The parts of the API about the node: configuration, identities, prefixes, maps, nodes."""
+"""The operations on the node: configuration, identities, prefixes, maps, nodes."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ from lifecycle import Member, ReadTable, Table
 from lifecycle.http import Request, Response
 from lifecycle.jobs import TimeSlice
 
-# The node's maps as the API shows them.
+# The node's maps.
 
 
 class NodeMaps:
-    """The real MapReader."""
+    """The MapReader of the agent."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @property
     def directory(self) -> Path:
-        """Where they are pinned."""
+        """The directory of the maps' pins."""
         return self._maps.directory
 
     def names(self) -> Sequence[str]:
-        """Of all pinned maps, policy maps too."""
+        """Names of all pinned maps, including policy maps."""
         return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
 
     def cached(self, name: str) -> Map | None:
@@ -61,31 +61,31 @@ class NodeMaps:
         return next(found, None)
 
 
-# GET and PATCH /config: the daemon's settings, and the options that can change while it runs.
+# GET and PATCH /config: the daemon's settings, and the options that can change at run time.
 
 
 class ConfigOperations:
-    """The daemon's configuration."""
+    """GET and PATCH /config."""
 
     def __init__(self, enforcement: PolicyEnforcement, facts: NodeSummary) -> None:
         self._enforcement = enforcement
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/config", self.get_config),
             Route("PATCH", "/v1/config", self.patch_config),
         ]
 
     async def get_config(self, _request: Request) -> Response:
-        """GET /config; never rate limited: the plugin probes with it twice a second."""
+        """GET /config; not rate-limited, as the plugin probes with it twice a second."""
         facts = self._facts
         model = config_mapping.configuration_model(facts.node(), facts.settings(), self._enforcement.now)
         return answer(200, model)
 
     async def patch_config(self, request: Request) -> Response:
-        """PATCH /config: every endpoint's maps follow before the answer; what is unchanged does nothing."""
+        """PATCH /config: change options; the answer follows after all endpoints' maps are updated."""
         body = read_body(request, models.DaemonConfigurationSpec, "configuration")
         try:
             node = self._facts.node()
@@ -109,56 +109,56 @@ class ConfigOperations:
 
 
 def config_part(operations: ConfigOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("config", operations.routes())
 
 
 # Operations for debugging the node: identities, prefixes, maps, nodes.
 #
-# Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.absent.
+# Source: Cilium 1.17, api/v1/openapi.yaml; subsystems that are not built are in cells.api.operations.
 
 COMPATIBLE = "1.17.0"
-"""The version of Cilium with these interfaces: tools read it to know what they may ask for."""
+"""The version of Cilium that this API is compatible with; tools choose requests by it."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 KEEPALIVE = 30.0
 
 
 class CachedMap(Protocol):
-    """A map that only the agent writes to; cells.maps.Map."""
+    """A map that only the agent writes; implemented by cells.maps.Map."""
 
     log: MapLog | None
 
     def items(self) -> Iterable[tuple[bytes, bytes]]:
-        """All rows."""
+        """All entries."""
         ...
 
 
 class MapReader(Protocol):
-    """The node's maps, as the API shows them; names are those of the pins."""
+    """The node's maps, by the names of their pins."""
 
     @property
     def directory(self) -> Path:
-        """Where they are pinned."""
+        """The directory of the maps' pins."""
         ...
 
     def names(self) -> Sequence[str]:
-        """Of all maps."""
+        """Names of all maps."""
         ...
 
     def cached(self, name: str) -> CachedMap | None:
-        """A map that only the agent writes to; None where others do, or there is none."""
+        """A map that only the agent writes; None for other maps and unknown names."""
         ...
 
 
 def version_text(version: str, revision: str) -> str:
-    """Cilium's version with ours as build metadata, in the seven words into which its clients split it."""
+    """Cilium's version with ours as build metadata, as the seven words that Cilium's clients expect."""
     arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
     runtime = f"python version {platform.python_version()} linux/{arch}"
     return f"{COMPATIBLE}+hive-{version} {revision} unknown {runtime}"
 
 
 class IdentityOperations:
-    """Identities, and the prefixes that have them."""
+    """Shows identities, and the prefixes that have them."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class IdentityOperations:
         self._facts = facts
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/identity", self.list_identities),
             Route("GET", "/v1/identity/endpoints", self.count_identities),
@@ -182,13 +182,13 @@ class IdentityOperations:
         ]
 
     async def list_identities(self, request: Request) -> Response:
-        """GET /identity: all, or those that have every label of the body; none of these is a 404."""
+        """GET /identity: all identities, or those that have every label of the body; 404 if none has."""
         wanted = set(read_body(request, list[str], "labels")) if request.body else set()
         found = [each for each in self._identities.all() if wanted <= set(each.labels)]
         return answer(200, [_identity(each) for each in found]) if found else empty(404)
 
     async def count_identities(self, _request: Request) -> Response:
-        """GET /identity/endpoints: those that endpoints have, and how many."""
+        """GET /identity/endpoints: identities of endpoints, and how many endpoints have each."""
         counted = Counter(endpoint.identity for endpoint in self._endpoints.all())
         known = ((self._identities.get(number), count) for number, count in sorted(counted.items()))
         return answer(
@@ -204,9 +204,9 @@ class IdentityOperations:
         return empty(404) if found is None else answer(200, _identity(found))
 
     async def list_ips(self, request: Request) -> Response:
-        """GET /ip: the owner of every prefix; none is a 404.
+        """GET /ip: the owner of every prefix; 404 if there is none.
 
-        ``cidr`` selects those inside, labels in the body those of identities with all of the labels.
+        ``cidr`` selects prefixes inside it, labels in the body those of identities with all of the labels.
         """
         inside = parse_cidr(request.query.get("cidr", ""))
         labels = read_body(request, list[str], "labels") if request.body else []
@@ -245,12 +245,12 @@ class IdentityOperations:
 
 
 def identities_part(operations: IdentityOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("identities", operations.routes())
 
 
 class MapOperations:
-    """The node's maps, and what the agent wrote to them."""
+    """Shows the node's maps, and the agent's changes to them."""
 
     def __init__(self, maps: MapReader) -> None:
         self._maps = maps
@@ -258,7 +258,7 @@ class MapOperations:
         self._followed: set[MapLog] = set()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/map", self.list_maps),
             Route("GET", "/v1/map/{name}", self.get_map),
@@ -266,17 +266,17 @@ class MapOperations:
         ]
 
     def open(self) -> None:
-        """Let streams go on for ever: the server starts, perhaps again."""
+        """Let streams run: the server starts."""
         self._closed = False
 
     def close(self) -> None:
-        """End what would go on for ever: the server stops."""
+        """End the streams: the server stops."""
         self._closed = True
         for log in self._followed:
             log.wake()
 
     async def list_maps(self, _request: Request) -> Response:
-        """GET /map: every map; those the agent alone writes to with their rows."""
+        """GET /map: every map; with entries if only the agent writes the map."""
         return answer(200, wire.BPFMapList(maps=[self._map(name) for name in self._maps.names()]))
 
     async def get_map(self, request: Request) -> Response:
@@ -292,7 +292,7 @@ class MapOperations:
         return wire.BPFMap(path=path, cache=[wire.BPFMapEntry(key=key, value=value) for key, value in rows])
 
     async def get_map_events(self, request: Request) -> Response:
-        """GET /map/{name}/events: a line for each of the latest changes; ``follow``: and those to come."""
+        """GET /map/{name}/events: a line for each of the latest changes; ``follow``: also for new ones."""
         name = request.match_info["name"]
         cached = self._maps.cached(name)
         if cached is None or cached.log is None:
@@ -312,16 +312,16 @@ class MapOperations:
             with anyio.move_on_after(KEEPALIVE) as waiting:
                 await log.wait(seen)
             if waiting.cancelled_caught:
-                yield b"\n"  # writing finds out whether someone reads
+                yield b"\n"  # the write shows whether the client is alive
 
 
 def maps_part(operations: MapOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("maps", operations.routes(), operations.open, operations.close)
 
 
 def numbered(own: Iterable[str], others: Iterable[NodeAddressID]) -> list[wire.NodeID]:
-    """Nodes by number, each with its addresses; this one first."""
+    """Nodes by node ID, each with its addresses; this node first."""
     found: dict[int, list[str]] = {}
     for row in sorted(others, key=lambda one: (one.id, one.ip.version, one.ip)):
         found.setdefault(row.id, []).append(str(row.ip))
@@ -329,7 +329,7 @@ def numbered(own: Iterable[str], others: Iterable[NodeAddressID]) -> list[wire.N
 
 
 class NodeOperations:
-    """The nodes of the cluster, and all of this one for a report."""
+    """Shows the nodes of the cluster, and information about this node for a bug report."""
 
     def __init__(
         self,
@@ -351,7 +351,7 @@ class NodeOperations:
         self._watchers = NodeWatchers()
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/cluster/nodes", self.list_nodes),
             Route("GET", "/v1/node/ids", self.list_node_ids),
@@ -360,7 +360,7 @@ class NodeOperations:
         ]
 
     async def list_nodes(self, request: Request) -> Response:
-        """GET /cluster/nodes: all; to a client that has asked before, what has changed since."""
+        """GET /cluster/nodes: all nodes; to a client of an earlier answer, the changes since."""
         header = request.headers.get("client-id")
         number = parse_int(header, "client-id in header") if header else None
         facts = self._facts.status()
@@ -368,12 +368,12 @@ class NodeOperations:
         return answer(200, self._watchers.answer(name, number, facts.nodes))
 
     async def list_node_ids(self, _request: Request) -> Response:
-        """GET /node/ids: this node's is 0."""
+        """GET /node/ids: all node IDs; this node's is 0."""
         ips = [ip for addresses in self._facts.status().uplinks.values() for ip in addresses]
         return answer(200, numbered(ips, () if self._numbers is None else self._numbers.all()))
 
     async def dump_cgroups(self, _request: Request) -> Response:
-        """GET /cgroup-dump-metadata: no pod's control groups are looked at yet."""
+        """GET /cgroup-dump-metadata: empty, as control groups are not read yet."""
         return answer(200, wire.CgroupDumpMetadata())
 
     async def debug_info(self, _request: Request) -> Response:
@@ -401,7 +401,7 @@ class NodeOperations:
             endpoint_list=endpoints,
             policy=self._rules.policy([]) or Policy(),
             environment_variables=[
-                f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _ours(name)
+                f"{name}: {os.environ[name]}" for name in sorted(os.environ) if _is_public(name)
             ],
             cilium_memory_map=await anyio.Path("/proc/self/maps").read_text(),
             subsystem={name: str(value) for name, value in self._summary.settings().items()},
@@ -409,13 +409,13 @@ class NodeOperations:
         return answer(200, info)
 
 
-def _ours(variable: str) -> bool:
-    """Whether an environment variable may be shown: others may hold secrets."""
+def _is_public(variable: str) -> bool:
+    """Whether an environment variable may be shown; others may contain secrets."""
     return variable.startswith(("CILIUM_", "K8S_", "KUBERNETES_SERVICE_"))
 
 
 def _tunnel(row: IpcacheEntry) -> str:
-    """The node that a prefix of another one is reached through; empty for what is here, or in no tunnel."""
+    """The node through which a prefix is reached by tunnel; empty for local and natively routed prefixes."""
     return str(row.tunnel_endpoint) if int(row.tunnel_endpoint) else ""
 
 
@@ -438,5 +438,5 @@ def _event(name: str, change: MapChange) -> wire.MapEvent:
 
 
 def part(operations: NodeOperations) -> Member[ApiPart]:
-    """As a part of the API."""
+    """The operations as a part of the API."""
     return ApiPart("node", operations.routes())

@@ -1,4 +1,4 @@
-"""What the API shows of the node and of the cluster's nodes, read from the cells on each request.
+"""Information about this node and the cluster's nodes, read from other cells on each request.
 
 Source: Cilium 1.17, NodeElement of api/v1/openapi.yaml, and GET /cluster/nodes with its Client-Id.
 """
@@ -39,15 +39,15 @@ from lifecycle import Member, ReadTable, Table
 from lifecycle.process import log_level, set_log_level
 
 CLIENT_SECONDS: Final = 900.0
-"""How long a client that watches the nodes is remembered."""
+"""Seconds without a request after which a client of GET /cluster/nodes is removed."""
 
 
 def node_element(node: ClusterNode, families: Collection[Family]) -> NodeElement:
-    """A node, with the address others reach it by, and all its others as secondary ones.
+    """The model of a node: its node IPs are primary, its other addresses secondary.
 
-    ``enabled`` is whether the family is one of ``families``, those of this agent. Both are there, and of
-    secondary addresses neither is enabled, as Cilium has it: its health server ends by a family that is
-    missing, and probes what is enabled.
+    ``enabled`` means that the family is one of ``families``, those of this agent. Both families are present,
+    and secondary addresses are never enabled, as in Cilium: its health server crashes without a family, and
+    probes enabled addresses.
     """
     primary = {family: node.node_ip(family) for family in Family}
     return NodeElement(
@@ -83,13 +83,13 @@ def _addressing(
 
 
 class _Watcher(msgspec.Struct):
-    asked: float
-    """When it asked last, by the monotonic clock."""
+    requested: float
+    """Time of its last request, by the monotonic clock."""
     shown: dict[str, NodeElement]
 
 
 class NodeWatchers:
-    """The clients that ask again and again for what has changed."""
+    """The clients that poll for changes of nodes."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, _Watcher] = {}
@@ -97,23 +97,23 @@ class NodeWatchers:
     def answer(
         self, name: str, number: int | None, nodes: Iterable[NodeElement], now: float | None = None
     ) -> node_models.ClusterNodeStatus:
-        """All nodes, for a client that is not known; else those that came and went since it asked.
+        """All nodes for a new client; for others, the nodes added and removed since their last request.
 
-        One that changed went as it was and came as it is. ``name`` is this node's. Without a ``number`` the
-        client does not ask again: it is given all, and not remembered.
+        A changed node is both removed, as it was, and added, as it is. ``name`` is this node's. A client
+        without a ``number`` does not poll: it gets all nodes, and is not stored.
         """
         if number is None:
             return node_models.ClusterNodeStatus(self_name=name, nodes_added=list(nodes) or None)
         now = time.monotonic() if now is None else now
         self._watchers = {
-            known: each for known, each in self._watchers.items() if now - each.asked < CLIENT_SECONDS
+            known: each for known, each in self._watchers.items() if now - each.requested < CLIENT_SECONDS
         }
         found = {node.name: node for node in nodes}
         watcher = self._watchers.get(number)
         if watcher is None:
-            number = secrets.randbelow(1 << 31) + 1  # nor one from before a restart
+            number = secrets.randbelow(1 << 31) + 1  # differs from those before a restart
             watcher = self._watchers[number] = _Watcher(now, {})
-        before, watcher.shown, watcher.asked = watcher.shown, found, now
+        before, watcher.shown, watcher.requested = watcher.shown, found, now
         added = [node for key, node in found.items() if before.get(key) != node]
         removed = [node for key, node in before.items() if found.get(key) != node]
         return node_models.ClusterNodeStatus(
@@ -121,11 +121,11 @@ class NodeWatchers:
         )
 
 
-# Node information for the API, read from the cells on each request: nothing is cached, so nothing gets stale.
+# Node information, read on each request: nothing is cached, so nothing becomes stale.
 
 
 class PodLinks:
-    """What links and routes of pods have, and how their packets reach other nodes."""
+    """Properties of pods' links and routes, and the encapsulation of their packets."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class PodLinks:
         return self._tunnel.routing_mode
 
     def described(self, addressing: Mapping[Family, Addressing], ipam_mode: str) -> NodeFacts:
-        """What the plugin must know, with what is theirs of it."""
+        """The facts that the plugin requires."""
         return NodeFacts(
             addressing=addressing,
             mtu=self._pods.link_mtu(),
@@ -159,7 +159,7 @@ class PodLinks:
 
 
 class NodeView:
-    """The real NodeSummary."""
+    """The NodeSummary of the agent."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class NodeView:
         self._sections = sections
 
     def node(self) -> NodeFacts:
-        """Routers, pod CIDRs and MTU, and what other parts add."""
+        """Routers, pod CIDRs, MTU, and the fields that sections add."""
         facts = replace(
             self._links.described(self._router.addressing(), self._ipam.mode),
             notifications=self._datapath.notifications,
@@ -193,21 +193,21 @@ class NodeView:
         return facts
 
     def audited(self) -> bool:
-        """Whether the node's policy drops nothing and only reports what it would drop."""
+        """Whether policies of this node are in audit mode: drops are only reported."""
         return bool(self._datapath.notifications.flags & NODE_AUDITS_POLICY)
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Make the datapath report this of packets from now on; harmless when it already does."""
+        """Set which packet events the datapath sends; no-op if unchanged."""
         if notifications != self._datapath.notifications:
             self._datapath.set_notifications(notifications)
 
     def log_debug(self, on: bool) -> None:
-        """Log what helps to find a fault, or no longer; the plugin's log is the setting's alone."""
+        """Enable or disable debug logging of the agent; the plugin's log level is only in the settings."""
         if on != (log_level() == "debug"):
             set_log_level("debug" if on else "info")
 
     def settings(self) -> Mapping[str, object]:
-        """The daemon's configuration under the names ``cilium-dbg config`` shows."""
+        """The daemon's configuration, by the names in ``cilium-dbg config``."""
         config = self._config
         return {
             "BPFRoot": str(config.bpf_root),
@@ -225,7 +225,7 @@ class NodeView:
 
 
 class StatusView:
-    """The real StatusSummary: the node and its cluster, and what the sections show of the rest."""
+    """The StatusSummary of the agent: the node, its cluster, and all sections."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class StatusView:
         return agent_version(), self._datapath.build
 
     def status(self) -> StatusFacts:
-        """The contents of GET /healthz besides the verdict."""
+        """The contents of GET /healthz except the overall health."""
         version, revision = self.version()
         facts = StatusFacts(
             version=version,

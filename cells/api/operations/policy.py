@@ -1,4 +1,4 @@
-"""The operations on policies, and the policy of an endpoint as the API shows it."""
+"""The operations on policies and DNS names, and the model of an endpoint's policy."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from lifecycle.http import Refusal, Request, Response
 __all__ = ["EndpointPolicyModels", "NameOperations", "PolicyOperations", "names_part", "part"]
 
 
-# The policy of an endpoint in Cilium's words: what is enforced, for which identities, by which rules.
+# The policy of an endpoint in Cilium's form: the identities and the rules of each port.
 #
 # Source: Cilium 1.17, pkg/endpoint/api.go, pkg/policy/l4.go: L4Filter as JSON in a text.
 
 
 class EndpointPolicyModels:
-    """Makes the models of endpoints' policies."""
+    """Builds the models of endpoints' policies."""
 
     def __init__(
         self,
@@ -61,17 +61,17 @@ class EndpointPolicyModels:
         self._statistics = statistics
 
     def wanted(self, endpoint_id: int) -> EndpointPolicy | None:
-        """What should be enforced."""
+        """The desired policy."""
         return self._policies.table.get(endpoint_id)
 
     def realized(self, endpoint_id: int) -> RealizedPolicy:
-        """What its policy map has."""
+        """The policy in the policy map."""
         return self._policies.status(endpoint_id)
 
     def of(self, endpoint: Endpoint) -> models.EndpointPolicyStatus:
-        """What should be enforced, and what its policy map enforces.
+        """The desired and the realized policy.
 
-        While a map lags behind its rules, the rules before are not shown.
+        While a policy map lags behind the rules, the earlier rules are not shown.
         """
         wanted, realized = self.wanted(endpoint.id), self.realized(endpoint.id)
         written = self._policies.written(endpoint.id)
@@ -94,7 +94,7 @@ class EndpointPolicyModels:
         )
 
     def proxied(self, endpoint_id: int) -> list[models.ProxyStatistics]:
-        """What passed proxies for it, by port."""
+        """Messages that passed proxies for the endpoint, by port."""
         if self._statistics is None:
             return []
         found = self._statistics.of(endpoint_id)
@@ -147,7 +147,7 @@ def _messages(messages: Messages) -> models.MessageForwardingStatistics:
 
 
 def _identities(entries: PolicyEntries) -> dict[tuple[bool, bool], list[int]]:
-    """Those of entries without protocol and port, 0 for everybody; by whether of egress, whether denied."""
+    """Identities with an entry for all protocols and ports, 0 for any, by (egress, denied)."""
     found: dict[tuple[bool, bool], list[int]] = {
         (egress, deny): [] for egress in (False, True) for deny in (False, True)
     }
@@ -173,20 +173,20 @@ def _port_rule(use: PortUse) -> models.PolicyRule:
     )
 
 
-# The operations on policies: those of the cluster's objects can be looked at, none can be made manually.
+# The operations on policies: policies can be read, but are created only through objects.
 
 _BY_OBJECTS = always(500, "rules come from objects of the cluster or a folder of manifests: change those")
 
 
 class PolicyOperations:
-    """The handlers."""
+    """The operations on policies."""
 
     def __init__(self, policies: EndpointPolicies, view: PolicyView | None) -> None:
         self._policies = policies
         self._view = view
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/policy", self.get_policy),
             Route("PUT", "/v1/policy", _BY_OBJECTS),
@@ -195,7 +195,7 @@ class PolicyOperations:
         ]
 
     def policy(self, labels: list[str]) -> Policy | None:
-        """The rules that have all of the labels; None when labels are given and no rule has them."""
+        """The rules that have all of the labels; None if labels are given and no rule has them."""
         rules = self._view.rules(labels) if self._view is not None else []
         if labels and not rules:
             return None
@@ -203,12 +203,12 @@ class PolicyOperations:
         return Policy(policy=text, revision=self._policies.revision)
 
     async def get_policy(self, request: Request) -> Response:
-        """GET /policy: the rules in force, or those with all labels of the body; none of these is a 404."""
+        """GET /policy: the rules in force, or those with all labels of the body; 404 if none has."""
         found = self.policy(read_body(request, list[str], "labels") if request.body else [])
         return answer(200, found) if found is not None else empty(404)
 
     async def get_selectors(self, request: Request) -> Response:
-        """GET /policy/selectors: what the policies of this node's endpoints select."""
+        """GET /policy/selectors: the selectors of policies of this node's endpoints."""
         del request
         uses = self._view.selectors() if self._view is not None else []
         return answer(200, [_mapping(use) for use in uses])
@@ -224,11 +224,11 @@ def _mapping(use: SelectorUse) -> SelectorIdentityMapping:
 
 
 def part(operations: PolicyOperations) -> Member[ApiPart]:
-    """Policies, as a part of the API."""
+    """The operations on policies as a part of the API."""
     return ApiPart("policies", operations.routes())
 
 
-# The operations on names: what DNS has answered endpoints, and which names rules speak of.
+# The operations on names: the addresses that DNS returned to endpoints, and the name selectors of rules.
 #
 # Source: Cilium 1.17, /fqdn/cache, /fqdn/names.
 
@@ -236,23 +236,23 @@ LOOKUP, CONNECTION = "lookup", "connection"
 _PATTERN: Final = re.compile(r"[-a-zA-Z0-9_.*]*")
 
 
-class _Wanted(msgspec.Struct, frozen=True):
-    """Which of all that is known is asked for."""
+class _LookupFilter(msgspec.Struct, frozen=True):
+    """The filter of a request."""
 
     matches: Callable[[str], bool]
     inside: IPNetwork | None
     source: str
 
     @classmethod
-    def of(cls, request: Request) -> _Wanted:
-        """Raises Refusal 400 for what cannot be understood."""
+    def of(cls, request: Request) -> _LookupFilter:
+        """Parse the query. Raises Refusal 400 if it is invalid."""
         query = request.query
         pattern, cidr = query.get("matchpattern", ""), query.get("cidr", "")
         return cls(_matching(pattern), parse_cidr(cidr), query.get("source", ""))
 
 
 class NameOperations:
-    """The handlers."""
+    """The operations on DNS names."""
 
     def __init__(self, endpoints: Endpoints, store: NameStore | None, names: NamedAddresses | None) -> None:
         self._endpoints = endpoints
@@ -260,7 +260,7 @@ class NameOperations:
         self._names = names
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/fqdn/cache", self.get_cache, texts=frozenset({400})),
             Route(
@@ -275,27 +275,27 @@ class NameOperations:
         ]
 
     async def get_cache(self, request: Request) -> Response:
-        """GET /fqdn/cache: what DNS has answered, and what is connected to after its TTL."""
+        """GET /fqdn/cache: addresses that DNS returned, and expired ones with open connections."""
         numbers = sorted(self._store.of) if self._store is not None else ()
-        wanted = _Wanted.of(request)
+        wanted = _LookupFilter.of(request)
         return answer(200, [one for number in numbers for one in self._found(number, wanted)])
 
     async def get_endpoint_cache(self, request: Request) -> Response:
-        """GET /fqdn/cache/{id}: the same of one endpoint; an unknown one is a 404."""
+        """GET /fqdn/cache/{id}: the addresses of one endpoint; 404 for an unknown endpoint."""
         endpoint = self._endpoints.lookup(request.match_info["id"])
         if endpoint is None:
             return empty(404)
-        return answer(200, list(self._found(endpoint.id, _Wanted.of(request))))
+        return answer(200, list(self._found(endpoint.id, _LookupFilter.of(request))))
 
     async def delete_cache(self, request: Request) -> Response:
-        """DELETE /fqdn/cache: forget names; they are learnt again when pods look them up."""
+        """DELETE /fqdn/cache: remove names; they are added again when pods look them up."""
         matches = _matching(request.query.get("matchpattern", ""))
         if self._store is not None:
             self._store.forget(matches)
         return empty(200)
 
     async def get_names(self, request: Request) -> Response:
-        """GET /fqdn/names: the selectors of names in force."""
+        """GET /fqdn/names: the name selectors in force."""
         del request
         entries = [
             FQDNSelectorEntry(
@@ -306,7 +306,7 @@ class NameOperations:
         ]
         return answer(200, NameManager(selectors=entries))
 
-    def _found(self, endpoint_id: int, wanted: _Wanted) -> Iterator[DNSLookup]:
+    def _found(self, endpoint_id: int, wanted: _LookupFilter) -> Iterator[DNSLookup]:
         for one in self._all(endpoint_id):
             ips = [ip for ip in one.ips if wanted.inside is None or ip_address(ip) in wanted.inside]
             if ips and wanted.matches(one.fqdn) and wanted.source in ("", one.source):
@@ -341,7 +341,7 @@ class NameOperations:
 
 
 def _matching(pattern: str) -> Callable[[str], bool]:
-    """Whether a name is meant. Raises Refusal 400 for an invalid pattern."""
+    """A function that matches names. Raises Refusal 400 for an invalid pattern."""
     if not pattern:
         return lambda _name: True
     if _PATTERN.fullmatch(pattern) is None:
@@ -350,5 +350,5 @@ def _matching(pattern: str) -> Callable[[str], bool]:
 
 
 def names_part(operations: NameOperations) -> Member[ApiPart]:
-    """The operations as a part of the API."""
+    """The operations on DNS names as a part of the API."""
     return ApiPart("names", operations.routes())

@@ -38,11 +38,11 @@ from lifecycle.http import Refusal, Request, Response
 __all__ = ["ServiceOperations", "part"]
 
 
-# Services as clients ask for them, in our words.
+# Requested services.
 #
-# Source: Cilium 1.17, PUT /service/{id}: 460 is a frontend that is none, 461 a backend.
+# Source: Cilium 1.17, PUT /service/{id}: 460 is an invalid frontend, 461 an invalid backend.
 
-Meaning = TypeVar("Meaning")
+Value = TypeVar("Value")
 
 BAD_FRONTEND, BAD_BACKEND = 460, 461
 _STATES = {"": BackendState.ACTIVE} | {one.name.lower(): one for one in BackendState}
@@ -51,7 +51,7 @@ _POLICIES = {"": False, "Cluster": False, "Local": True}
 
 
 def requested(body: ServiceRequest) -> RequestedService:
-    """The frontend that is asked for. Raises Refusal, or FrameworkError 422 for a word that is none."""
+    """The requested frontend. Raises Refusal, or FrameworkError 422 for an unknown word."""
     given = body.frontend_address
     address = _address(BAD_FRONTEND, given.ip, given.port, given.protocol)
     flags = body.flags
@@ -67,7 +67,7 @@ def requested(body: ServiceRequest) -> RequestedService:
 
 
 def requested_backends(body: ServiceRequest, protocol: int = 0) -> tuple[Backend, ...]:
-    """The backends, of this protocol where they say none. Raises Refusal."""
+    """The requested backends; ``protocol`` is the default protocol. Raises Refusal."""
     return tuple(_requested_backend(one, protocol) for one in body.backend_addresses)
 
 
@@ -112,20 +112,20 @@ def _ext_local(flags: ServiceFlags) -> bool:
     return _word(_POLICIES, "extTrafficPolicy", policy)
 
 
-def _word(known: dict[str, Meaning], name: str, text: str) -> Meaning:
+def _word(known: dict[str, Value], name: str, text: str) -> Value:
     if text not in known:
         words = ", ".join(one for one in known if one)
         raise FrameworkError(422, 606, f"flags.{name} in body should be one of [{words}]")
     return known[text]
 
 
-# The operations on services: to read them, and to add some beside those of the cluster's objects.
+# The operations: read all services, and add services manually, without objects of the cluster.
 
 _PROTOCOLS = {number: name for name, number in PROTOCOLS.items()}
 
 
 class ServiceOperations:
-    """The handlers."""
+    """The operations on services."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ServiceOperations:
         self._manual = manual
 
     def routes(self) -> list[Route]:
-        """All of them."""
+        """All routes of the part."""
         return [
             Route("GET", "/v1/service", self.get_services),
             Route("GET", "/v1/service/{id}", self.get_service),
@@ -148,17 +148,17 @@ class ServiceOperations:
         ]
 
     async def get_services(self, request: Request) -> Response:
-        """GET /service: all of them, by number."""
+        """GET /service: all services, by number."""
         del request
         return answer(200, [service_model(one) for one in sorted(self._served.all(), key=lambda one: one.id)])
 
     async def get_service(self, request: Request) -> Response:
-        """GET /service/{id}: one, by its number; 404 without a body."""
+        """GET /service/{id}: the service with this number; 404 without a body."""
         found = self._find(request)
         return answer(200, service_model(found)) if found is not None else empty(404)
 
     async def put_service(self, request: Request) -> Response:
-        """PUT /service/{id}: 201 for a new one; with updateServices, the states of backends everywhere."""
+        """PUT /service/{id}: 201 for a new service; with updateServices, set states of backends."""
         body = read_body(request, ServiceRequest, "config")
         self._manual.check_followed()
         if body.update_services:
@@ -167,11 +167,11 @@ class ServiceOperations:
         return empty(201 if await self._manual.put(requested(body)) else 200)
 
     async def delete_service(self, request: Request) -> Response:
-        """DELETE /service/{id}: one of an object comes back with the object's next change."""
+        """DELETE /service/{id}: a service of a Service object is restored when the object changes."""
         return empty(200 if await self._manual.delete(_number(request)) else 404)
 
     async def get_redirects(self, request: Request) -> Response:
-        """GET /lrp: local redirect policies that can be done, by name."""
+        """GET /lrp: valid local redirect policies, by name."""
         del request
         found = [each for each in self._redirects.all() if each.redirect is not None]
         return answer(200, [redirect_model(each) for each in sorted(found, key=lambda one: one.name)])
@@ -187,7 +187,7 @@ def _number(request: Request) -> int:
 
 
 def service_model(served: ServedFrontend) -> ServiceModel:
-    """A frontend in Cilium's words."""
+    """The model of a frontend."""
     frontend = served.shown
     spec = ServiceSpecModel(
         id=served.id,
@@ -212,7 +212,7 @@ def service_model(served: ServedFrontend) -> ServiceModel:
 
 
 def redirect_model(redirect_row: LocalRedirect) -> LRPSpec:
-    """A policy in Cilium's words."""
+    """The model of a local redirect policy."""
     redirect, pods = redirect_row.redirect, dict(redirect_row.pods)
     return LRPSpec(
         uid=redirect_row.uid,
@@ -263,5 +263,5 @@ def _policy(*, local: bool) -> str:
 
 
 def part(operations: ServiceOperations) -> Member[ApiPart]:
-    """Services, as a part of the API."""
+    """The operations on services as a part of the API."""
     return ApiPart("services", operations.routes())

@@ -1,4 +1,4 @@
-"""The agent's status to wire models, and what operations know of the node."""
+"""The agent's status as wire models, and the interfaces to information about the node."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from cells.services import LoadBalancerOptions
 from lifecycle import HealthStatus
 
 Source = TypeVar("Source")
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class Memo(Generic[Source, Made]):
-    """Makes something of values that are replaced, not changed, when they change: once of each object."""
+class Memo(Generic[Source, Value]):
+    """Computes a value of each object of a list once; a changed object must be a new one."""
 
-    def __init__(self, make: Callable[[Source], Made]) -> None:
-        self._make = make
-        self._last: dict[int, tuple[Source, Made]] = {}
-        """By the value's id, which is unique while the value is held here."""
+    def __init__(self, compute: Callable[[Source], Value]) -> None:
+        self._compute = compute
+        self._last: dict[int, tuple[Source, Value]] = {}
+        """By id() of the source, which is unique while the source is stored here."""
 
-    def of(self, sources: Iterable[Source]) -> list[Made]:
-        """What is made of each, in their order. What is not among them this time is forgotten."""
+    def of(self, sources: Iterable[Source]) -> list[Value]:
+        """The values of the sources, in order. Values of other sources are evicted."""
         last, self._last = self._last, {}
         for source in sources:
             found = last.get(id(source))
-            self._last[id(source)] = (source, self._make(source)) if found is None else found
-        return [made for _, made in self._last.values()]
+            self._last[id(source)] = (source, self._compute(source)) if found is None else found
+        return [value for _, value in self._last.values()]
 
 
-# The agent's status to the wire: a pure function from facts to StatusResponse.
+# The agent's status: a pure function from facts to StatusResponse.
 
 LEVELS = {"ok": "OK", "degraded": "Degraded", "stopped": "Stopped", "unknown": "Unknown"}
 DISABLED = wire.Status(state="Disabled")
 NO_FLOWS = wire.HubbleStatus(state="Disabled")
 FLOWS_NOT_SERVED = wire.HubbleStatus(state="Warning", msg="Server not initialized")
-"""A file of TLS is missing or wrong, or the server has not started."""
+"""A TLS file is missing or invalid, or the server has not started."""
 NO_KUBERNETES = wire.KubernetesStatus(state="Disabled")
 OFF = wire.Switch()
 NOT_ENCRYPTED = wire.EncryptionStatus(mode="Disabled")
@@ -58,16 +58,16 @@ ACCELERATIONS = {"disabled": "Disabled", "native": "Native", "best-effort": "Bes
 
 
 class ServiceFacts(msgspec.Struct, frozen=True):
-    """What is served of what kube-proxy does."""
+    """Service features in use, as kube-proxy has them."""
 
     options: LoadBalancerOptions
     replaces_kube_proxy: bool
-    """Whether all of it is."""
+    """Whether the agent replaces kube-proxy completely."""
     sockets: bool
-    """Whether services are served at sockets."""
+    """Whether services are translated at sockets."""
     direct_routing_device: str
     acceleration: str = "disabled"
-    """As the setting bpf-lb-acceleration has it."""
+    """The value of bpf-lb-acceleration."""
 
 
 NOTHING = LoadBalancerOptions(
@@ -116,7 +116,7 @@ def proxy_replacement(facts: ServiceFacts, uplinks: Mapping[str, tuple[str, ...]
 
 
 def _annotations(options: LoadBalancerOptions) -> Iterator[str]:
-    """Of services, those that they may use."""
+    """The annotations of services that the options enable."""
     names = {
         "type": options.enable_node_port,
         "node": options.enable_node_port,
@@ -129,57 +129,57 @@ def _annotations(options: LoadBalancerOptions) -> Iterator[str]:
 
 
 class StatusFacts(msgspec.Struct):
-    """What the status is made of besides the verdict: made for each answer, filled in by sections."""
+    """Facts for the status except the overall health; created for each answer, filled in by sections."""
 
     version: str
     revision: str
-    """Distinguishes two builds of one version: the datapath's digest."""
+    """The datapath's digest, which distinguishes builds of one version."""
     cluster_name: str
     node_name: str
     node: NodeFacts
     node_ips: Mapping[Family, IPAddress]
-    """The node's own addresses, by which others know it."""
+    """The node IPs of this node."""
     nodes: Sequence[wire.NodeElement]
-    """The nodes of the cluster, this one among them."""
+    """The nodes of the cluster, including this one."""
     uplinks: Mapping[str, tuple[str, ...]]
-    """Addresses of each uplink, by its name."""
+    """Addresses of each uplink, by name."""
     identities: range = CLUSTER
-    """The numbers that identities of this cluster's pods may have."""
+    """The range of identities of this cluster's pods."""
     ipam_status: str = ""
     allocations: Mapping[str, str] = msgspec.field(default_factory=dict)
     map_sizes: Mapping[str, int] = msgspec.field(default_factory=dict)
     map_size_ratio: float = 0.0
     monitor: MonitorStatus | None = None
-    """None when the monitor is off."""
+    """None if the monitor is disabled."""
     kubernetes: wire.KubernetesStatus = NO_KUBERNETES
-    """How the API server is."""
+    """The state of the API server."""
     kvstore: wire.Status = DISABLED
-    """How the store that nodes share is."""
+    """The state of the key-value store."""
     masquerading: wire.Masquerading = NOT_MASQUERADED
     services: ServiceFacts = NOTHING_SERVED
     proxy: wire.ProxyStatus | None = None
-    """The proxy of layer 7; None where there is none."""
+    """The layer 7 proxy; None if there is none."""
     hubble: wire.HubbleStatus = NO_FLOWS
     cilium_health: wire.Status = DISABLED
-    """Probes between the nodes of the cluster."""
+    """The state of health probes between nodes."""
     encryption: wire.EncryptionStatus = NOT_ENCRYPTED
-    """How traffic between nodes is encrypted."""
+    """The encryption of traffic between nodes."""
     cluster_mesh: wire.ClusterMeshStatus | None = None
-    """Remote clusters; None where there is no mesh."""
+    """Remote clusters; None without a mesh."""
     host_firewall: bool = False
-    """Whether host endpoint is ready, host policy enforced."""
+    """Whether the host firewall is enabled."""
     host_routing: str = "Legacy"
-    """How packets get from devices to pods and back: BPF, past the stack, or Legacy."""
+    """The path of packets between devices and pods: BPF, which bypasses the stack, or Legacy."""
 
 
 class StatusSection(msgspec.Struct, frozen=True):
-    """What one part of the agent shows in the status: it fills in its fields, on each request."""
+    """A part of the status: ``fill`` sets its fields, on each request."""
 
     fill: Callable[[StatusFacts], None]
 
 
 def hubble_status(current: int, most: int, seen: int, uptime: int, *, metrics: bool) -> wire.HubbleStatus:
-    """How full Hubble's ring is, its uptime in nanoseconds, and whether metrics are served."""
+    """Fill level of Hubble's ring, its uptime in nanoseconds, and whether metrics are served."""
     minutes, seconds = divmod(uptime // 1_000_000_000, 60)
     hours, minutes = divmod(minutes, 60)
     text = f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
@@ -189,14 +189,14 @@ def hubble_status(current: int, most: int, seen: int, uptime: int, *, metrics: b
 
 
 def cilium_status(status: AgentStatus, version: str, revision: str) -> wire.Status:
-    """The verdict; the message starts ``<version> (v<version>-<revision>)``, as tools cut it there."""
+    """The overall health; the message starts ``<version> (v<version>-<revision>)``, which tools parse."""
     title = f"{version} (v{version}-{revision})"
     message = f"{title}    {status.message}" if status.message else title
     return wire.Status(state=status.state, msg=message)
 
 
 def uncontrolled(module: HealthStatus) -> ControllerStatus:
-    """A module in trouble as a failing controller: Cilium's clients show modules nowhere else."""
+    """A degraded module as a failing controller: Cilium's clients do not show modules."""
     counts = ControllerCounts(
         consecutive_failure_count=1,
         failure_count=1,
@@ -208,7 +208,7 @@ def uncontrolled(module: HealthStatus) -> ControllerStatus:
 
 
 def module_health(module: HealthStatus) -> wire.ModuleHealth:
-    """One module, as it last reported."""
+    """The last report of a module."""
     return wire.ModuleHealth(
         module_id=module.module,
         level=LEVELS[module.level],
@@ -218,7 +218,7 @@ def module_health(module: HealthStatus) -> wire.ModuleHealth:
 
 
 def trouble(module: HealthStatus) -> str:
-    """The message of a degraded module, and the error behind it where that is not in it already."""
+    """The message of a degraded module, and its error unless the message contains it."""
     if not module.error or module.error.partition(": ")[2] in module.message:
         return module.message or module.error or ""
     return f"{module.message}: {module.error}" if module.message else module.error
@@ -227,7 +227,7 @@ def trouble(module: HealthStatus) -> str:
 def brief_response(
     status: AgentStatus, health: wire.Status, version: str, revision: str
 ) -> wire.StatusResponse:
-    """What a probe reads: the verdict, ``health`` of cilium-health, and at most one failing controller."""
+    """The answer to a probe: the overall health, ``health`` of cilium-health, and one failing controller."""
     failing = (controller(each) for each in status.controllers if each.failures_in_a_row)
     return wire.StatusResponse(
         cilium=cilium_status(status, version, revision),
@@ -238,12 +238,12 @@ def brief_response(
 
 
 def stale(status: AgentStatus) -> dict[str, str]:
-    """The probes that do not answer, and since when."""
+    """The probes that do not answer, with the times since when."""
     return {name: rfc3339(since) for name, since in status.stale.items()}
 
 
 def cni_file(status: AgentStatus) -> wire.Status:
-    """The state of the CNI configuration file, as the module that writes it reports."""
+    """The state of the CNI configuration file, as reported by the module that writes it."""
     if status.cni_config is None:
         return DISABLED
     if status.cni_config.level == "degraded":
@@ -252,12 +252,12 @@ def cni_file(status: AgentStatus) -> wire.Status:
 
 
 def _of(family: Family, addresses: Iterable[str]) -> list[str]:
-    """Those of the family."""
+    """The addresses of the family."""
     return [address for address in addresses if (":" in address) is (family is Family.IPV6)]
 
 
 class StatusModels:
-    """Models of controllers and modules; only those that changed since the last answer are built again."""
+    """Models of controllers and modules; an unchanged one is taken from the last answer."""
 
     def __init__(self) -> None:
         self.controllers = Memo(controller)
@@ -265,7 +265,7 @@ class StatusModels:
 
 
 def without_peers(encryption: wire.EncryptionStatus) -> wire.EncryptionStatus:
-    """As all but /debuginfo shows it."""
+    """The encryption status without peers, which only /debuginfo has."""
     wireguard = encryption.wireguard
     if wireguard is None:
         return encryption
@@ -277,10 +277,9 @@ def without_peers(encryption: wire.EncryptionStatus) -> wire.EncryptionStatus:
 def status_response(
     status: AgentStatus, facts: StatusFacts, models: StatusModels, *, peers: bool = False
 ) -> wire.StatusResponse:
-    """Everything the agent can say of itself, with the ``peers`` that it encrypts to or without.
+    """The complete status; ``peers`` includes those of the encryption.
 
-    ``features`` is complete though there are no services: ``cilium-dbg status --verbose`` dereferences
-    every part of it.
+    ``features`` is complete also without services: ``cilium-dbg status --verbose`` dereferences every member.
     """
     name = f"{facts.cluster_name}/{facts.node_name}"
     limits = facts.node.limits
@@ -338,26 +337,26 @@ def status_response(
     )
 
 
-# Node information in the API's answers.
+# Interfaces to information about the node.
 
 
 class NodeSummary(Protocol):
-    """Node information in answers, besides endpoints and addresses."""
+    """Information about the node that operations show, and its options that they change."""
 
     def node(self) -> config_mapping.NodeFacts:
         """Routers, pod CIDRs and MTU."""
         ...
 
     def audited(self) -> bool:
-        """Whether the node's policy drops nothing and only reports what it would drop."""
+        """Whether policies of this node are in audit mode: drops are only reported."""
         ...
 
     def set_notifications(self, notifications: MonitorNotifications) -> None:
-        """Make the datapath report this of packets from now on. Raises OSError."""
+        """Set which packet events the datapath sends. Raises OSError."""
         ...
 
     def log_debug(self, on: bool) -> None:
-        """Turn the agent's debug log on or off."""
+        """Enable or disable debug logging."""
         ...
 
     def settings(self) -> Mapping[str, object]:
@@ -366,12 +365,12 @@ class NodeSummary(Protocol):
 
 
 class StatusSummary(Protocol):
-    """The agent's status in answers, besides the verdict."""
+    """The agent's status except the overall health."""
 
     def version(self) -> tuple[str, str]:
-        """The agent's version, and what distinguishes two builds of it."""
+        """The agent's version, and the digest of its datapath."""
         ...
 
     def status(self) -> StatusFacts:
-        """The contents of GET /healthz besides the verdict."""
+        """The contents of GET /healthz except the overall health."""
         ...

@@ -1,6 +1,6 @@
-"""What the cells below the API show in the status, each as a section that it fills in.
+"""Sections of the status for cells below the API; each one fills in its fields.
 
-Cells above it, such as masquerading, contribute a section of their own.
+Cells above it, such as masquerading, contribute sections of their own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["SECTIONS"]
 
 
 def addresses(ipam: Ipam) -> Member[StatusSection]:
-    """How many addresses there are, and who has them."""
+    """Allocated addresses and their owners."""
 
     def fill(facts: StatusFacts) -> None:
         facts.ipam_status, facts.allocations = ipam.status(), ipam.dump()
@@ -59,7 +59,7 @@ def addresses(ipam: Ipam) -> Member[StatusSection]:
 
 
 def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
-    """How much the maps hold."""
+    """Capacities of the maps."""
 
     def fill(facts: StatusFacts) -> None:
         facts.map_sizes, facts.map_size_ratio = map_sizes(maps), sizing.dynamic_ratio
@@ -68,7 +68,7 @@ def bpf_maps(maps: Maps, sizing: MapSizing) -> Member[StatusSection]:
 
 
 def _rings(events: Events, served: Monitor) -> MonitorStatus | None:
-    """The rings that the datapath's events come from; None where the monitor is off."""
+    """The perf rings of datapath events; None if the monitor is disabled."""
     if not served.enabled:
         return None
     cpus = os.sysconf("SC_NPROCESSORS_ONLN")
@@ -76,7 +76,7 @@ def _rings(events: Events, served: Monitor) -> MonitorStatus | None:
 
 
 def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
-    """The rings, in the status."""
+    """The perf rings of datapath events, in the status."""
 
     def fill(facts: StatusFacts) -> None:
         facts.monitor = _rings(events, served)
@@ -85,18 +85,18 @@ def monitor(events: Events, served: Monitor) -> Member[StatusSection]:
 
 
 def configured_monitor(events: Events, served: Monitor) -> Member[NodeSection]:
-    """The rings, in the configuration."""
+    """The perf rings of datapath events, in the configuration."""
     return NodeSection(lambda facts: replace(facts, monitor=_rings(events, served)))
 
 
 def configured_api_server(server: KubernetesAPI | None) -> Member[NodeSection]:
-    """Where the API server is by the settings."""
+    """The API server's URL and kubeconfig in the settings."""
     url, kubeconfig = server.configured if server is not None else ("", "")
     return NodeSection(lambda facts: replace(facts, api_server=url, kubeconfig=kubeconfig))
 
 
 def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
-    """How the API server is, and what is followed there."""
+    """The state of the API server, and the watched kinds."""
 
     def fill(facts: StatusFacts) -> None:
         if server is not None:
@@ -109,7 +109,7 @@ def api_server(server: KubernetesAPI | None) -> Member[StatusSection]:
 
 
 def kvstore(store: KVStore | None) -> Member[StatusSection]:
-    """How the store that nodes share is."""
+    """The state of the key-value store."""
 
     def fill(facts: StatusFacts) -> None:
         if store is not None:
@@ -126,7 +126,7 @@ def services(
     outside: NodePorts | None = None,
     sockets: SocketLB | None = None,
 ) -> Member[StatusSection]:
-    """What is served of what kube-proxy does."""
+    """Service features in use, as kube-proxy has them."""
 
     def fill(facts: StatusFacts) -> None:
         if options is None or reach is None or programs is None:
@@ -148,14 +148,14 @@ def proxy(
     program: EnvoyProgram | None = None,
     redirects: Table[str, HTTPRedirect] | None = None,
 ) -> Member[StatusSection]:
-    """The proxy of layer 7 and its redirects; nothing where there is none."""
+    """The layer 7 proxy and its redirects; empty without a proxy."""
 
     def fill(facts: StatusFacts) -> None:
         if ports is None or not ports.serves:
             return
         rows = list(redirects.all()) if redirects is not None else []
         external = program is not None and program.external
-        *_, address = router.addressing().values()  # IPv4 if there is, else IPv6
+        *_, address = router.addressing().values()  # IPv4 if enabled, else IPv6
         facts.proxy = wire.ProxyStatus(
             ip=str(address.ip),
             port_range="10000-20000",
@@ -171,7 +171,7 @@ def proxy(
 def flows(
     hubble: Hubble | None, server: HubbleServer | None, metrics: HubbleMetrics | None
 ) -> Member[StatusSection]:
-    """How full Hubble's ring is, and what is served of it."""
+    """Fill level of Hubble's ring, and whether flows and metrics are served."""
 
     def fill(facts: StatusFacts) -> None:
         observer = hubble.observer if hubble is not None else None
@@ -193,7 +193,7 @@ def flows(
 
 
 def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
-    """Probes between the nodes of the cluster."""
+    """The state of health probes between nodes."""
 
     def fill(facts: StatusFacts) -> None:
         facts.cilium_health = health_state(responder)
@@ -202,7 +202,7 @@ def probes(responder: ProbeResponder | None) -> Member[StatusSection]:
 
 
 def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
-    """Whether host endpoint is ready, host policy enforced."""
+    """Whether the host firewall is enabled."""
 
     def fill(facts: StatusFacts) -> None:
         facts.host_firewall = host is not None and host.enabled
@@ -211,7 +211,7 @@ def host_firewall(host: HostEndpoint | None) -> Member[StatusSection]:
 
 
 def cluster_mesh(mesh: MeshTables | None, services: MeshServices | None) -> Member[StatusSection]:
-    """Remote clusters; nothing without a mesh."""
+    """Remote clusters; empty without a mesh."""
 
     def fill(facts: StatusFacts) -> None:
         if mesh is not None and services is not None and mesh.enabled:
@@ -248,9 +248,9 @@ def mesh_status(mesh: MeshTables, services: MeshServices) -> wire.ClusterMeshSta
 
 
 def map_sizes(maps: Maps) -> dict[str, int]:
-    """Capacity of the maps, under the names and in the order of ``cilium-dbg status --verbose``."""
+    """Capacities of the maps, with the names and the order of ``cilium-dbg status --verbose``."""
     policy = maps.policies.spec.inner
-    tcp, other, *_ = maps.conntrack  # both families have as many
+    tcp, other, *_ = maps.conntrack  # equal in both families
     return {
         "Non-TCP connection tracking": other.spec.max_entries,
         "TCP connection tracking": tcp.spec.max_entries,

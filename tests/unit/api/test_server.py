@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cells.api.openapi import DESCRIBED
-from cells.api.server import BY_PLUGINS, LOOKING, may_change
+from cells.api.server import BY_PLUGINS, READ_ONLY, may_change
 from cells.api.wire import READING
 from cells.services import Frontend, FrontendKey, ServiceAddress, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
@@ -167,7 +167,7 @@ REFUSED = {
 
 async def test_every_change_by_people_has_one_line_with_what_was_and_what_is_now(tmp_path: Path) -> None:
     changing = {(one.method, one.path) for one in DESCRIBED if one.method not in READING}
-    assert changing == CHANGES.keys() | REFUSED | BY_PLUGINS | LOOKING
+    assert changing == CHANGES.keys() | REFUSED | BY_PLUGINS | READ_ONLY
     served = served_frontends()
     key = FrontendKey(ServiceAddress(IPv4Address("198.51.100.7"), 80, 6))
 
