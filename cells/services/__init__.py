@@ -1,4 +1,4 @@
-"""Services: what kube-proxy does, done in eBPF; their frontends and backends."""
+"""Services: load balancing in eBPF in place of kube-proxy; their frontends and backends."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ __all__ = [
 ]
 
 
-# Frontends and backends: what the datapath translates from and to.
+# Frontends and backends: packets to frontends are translated to backends.
 
 IPAddress = IPv4Address | IPv6Address
 
 ANY_PROTOCOL = 0
 PROTOCOLS = {"ANY": 0, "TCP": 6, "UDP": 17, "SCTP": 132}
-"""IANA protocol numbers by Kubernetes' names; 0 stands for any."""
+"""IANA protocol numbers by Kubernetes' names; 0 means any protocol."""
 
 _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 
 IPV4, IPV6 = 4, 6
 
 EXTERNAL, INTERNAL = 0, 1
-"""Scopes of a frontend: for clients outside, and for those in the cluster."""
+"""Scopes of a frontend: for clients outside the cluster, and for clients in the cluster."""
 
 DEFAULT_WEIGHT = 100
 
 
 class BackendState(IntEnum):
-    """Whether new connections may go to a backend (``cilium_lb*_backends_v3``, flags)."""
+    """Whether new connections may go to a backend (flags in ``cilium_lb*_backends_v3``)."""
 
     ACTIVE = 0
     TERMINATING = 1
@@ -62,7 +62,7 @@ class BackendState(IntEnum):
 
 
 class ServiceType(IntEnum):
-    """Why a frontend exists."""
+    """The kind of a frontend."""
 
     CLUSTER_IP = 0
     NODE_PORT = 1
@@ -105,23 +105,23 @@ class ServiceFlag(IntFlag):
     INT_LOCAL_SCOPE = 1 << 12
     TWO_SCOPES = 1 << 13
     QUARANTINED = 1 << 14
-    """Of a slot; of slot 0 it is SOURCE_RANGE_DENY."""
+    """In a slot; in slot 0 the bit is SOURCE_RANGE_DENY."""
     DSR = 1 << 15
-    """Backends on other nodes answer the client themselves, where services choose so."""
+    """Backends on other nodes answer clients directly, if services may choose the forwarding mode."""
 
 
 class ServiceAddress(bytes):
-    """An address with a port; protocol 0 stands for any.
+    """An address with a port; protocol 0 means any.
 
-    It is its bytes: the family (4 or 6), the IP address, the port and the protocol, in network order; so they
-    sort by family, address, port, protocol. There are as many as backends, looked up again and again: a
-    structure of an ``IPv4Address`` takes ten times as long to make and to hash.
+    The object is its bytes: family (4 or 6), IP address, port and protocol, in network order; so addresses
+    sort by family, address, port, protocol. There are as many as backends, and they are looked up often:
+    creating and hashing a structure with an ``IPv4Address`` takes ten times as long.
     """
 
     __slots__ = ()
 
     def __new__(cls, ip: IPAddress, port: int, protocol: int = ANY_PROTOCOL) -> Self:
-        """Raises struct.error for a number that is not a port, or no protocol."""
+        """Raises struct.error for an invalid port or protocol."""
         return cls.read(host_of(ip) + address_end(port, protocol))
 
     @classmethod
@@ -136,12 +136,12 @@ class ServiceAddress(bytes):
 
     @property
     def ip(self) -> IPAddress:
-        """The address alone."""
+        """The IP address."""
         return IPv4Address(self[1:-3]) if self[0] == IPV4 else IPv6Address(self[1:-3])
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for every address of the node."""
+        """Whether it is the unspecified address, which means all addresses of the node."""
         return self[1:-3] in _UNSPECIFIED
 
     @property
@@ -151,7 +151,7 @@ class ServiceAddress(bytes):
 
     @property
     def protocol(self) -> int:
-        """IANA's number."""
+        """IANA protocol number."""
         return self[-1]
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ class ServiceAddress(bytes):
     def __repr__(self) -> str:
         return f"{self}/{_PROTOCOL_NAMES.get(self.protocol, self.protocol)}"
 
-    def __getnewargs__(self) -> tuple[IPAddress, int, int]:  # type: ignore[override]  # what __new__ takes
+    def __getnewargs__(self) -> tuple[IPAddress, int, int]:  # type: ignore[override]  # the parameters of __new__
         return self.ip, self.port, self.protocol
 
 
@@ -170,11 +170,11 @@ _FAMILIES = {4: b"\4", 6: b"\6"}
 _UNSPECIFIED = {bytes(4), bytes(16)}
 
 address_end = struct.Struct(">HB").pack
-"""The bytes of an :class:`ServiceAddress` behind its IP address, from the port and the protocol."""
+"""The bytes of a :class:`ServiceAddress` after its IP address, from port and protocol."""
 
 
 class FrontendKey(NamedTuple):
-    """What a frontend is looked up by."""
+    """The key of a frontend."""
 
     address: ServiceAddress
     scope: int = EXTERNAL
@@ -184,7 +184,7 @@ class FrontendKey(NamedTuple):
 
 
 class ServiceName(NamedTuple):
-    """A service, or what stands for one."""
+    """Namespace and name of a service, or of a pod or policy that claims frontends like one."""
 
     namespace: str
     name: str
@@ -194,7 +194,7 @@ class ServiceName(NamedTuple):
 
 
 class Backend(msgspec.Struct, frozen=True, gc=False):
-    """A backend as one service sees it."""
+    """A backend of one service."""
 
     address: ServiceAddress
     state: BackendState = BackendState.ACTIVE
@@ -204,15 +204,15 @@ class Backend(msgspec.Struct, frozen=True, gc=False):
     zone: str = ""
     hinted_zones: tuple[str, ...] | None = None
     preferred: bool = False
-    """Whether others serve only while no preferred one is active."""
+    """Whether other backends are used only while no preferred one is active."""
     manual: bool = False
-    """Whether its state was set manually, whatever its source has."""
+    """Whether its state was set manually, and overrides the state in its source."""
     cluster: str = ""
-    """The remote cluster that it is in; empty: this one."""
+    """The remote cluster of the backend; empty: the local cluster."""
 
 
 class Frontend(msgspec.Struct, frozen=True, gc=False):
-    """A served address with its owner; the states of its backends decide which of them are selected."""
+    """An address at which a service is served; new connections go to its selectable backends."""
 
     key: FrontendKey
     type: ServiceType
@@ -225,24 +225,25 @@ class Frontend(msgspec.Struct, frozen=True, gc=False):
     source_ranges: tuple[str, ...] = ()
     source_ranges_deny: bool = False
     algorithm: str = ""
-    """How a backend is chosen for clients outside, random or maglev; empty: as for every service."""
+    """How backends are chosen for clients outside, random or maglev; empty: as configured for all services.
+    """
     direct: bool = False
-    """Backends on other nodes answer clients outside themselves, where services may choose so."""
+    """Whether backends on other nodes answer clients outside directly, if services may choose it."""
     health_check_node_port: int = 0
     loopback: bool = False
     l7_proxy_port: int = 0
     routable: bool = True
     port_name: str = ""
     number: int = 0
-    """The one it is to have; 0: any."""
+    """The requested service ID; 0: any."""
     partial: bool = False
-    """Whether backends of remote clusters may be missing: those of an earlier agent are not removed yet."""
+    """Whether backends in remote clusters may be missing; then the backends of an earlier agent stay."""
 
 
 def parse_address(text: str) -> IPAddress | None:
-    """An IP address, None where the text is none; with a zone it is none that others could ask."""
+    """Return an IP address; None if the text is invalid or has an IPv6 zone, which is local to a host."""
     try:
-        return IPv4Address(inet_pton(AF_INET, text))  # a third of the time of reading it in Python
+        return IPv4Address(inet_pton(AF_INET, text))  # a third of the time of parsing it in Python
     except (OSError, ValueError):
         pass
     try:
@@ -252,12 +253,12 @@ def parse_address(text: str) -> IPAddress | None:
 
 
 def host_of(ip: IPAddress) -> bytes:
-    """What a :class:`ServiceAddress` begins with: family and address."""
+    """The first bytes of a :class:`ServiceAddress`: family and IP address."""
     return _FAMILIES[ip.version] + ip.packed
 
 
 def parse_host(text: str) -> bytes | None:
-    """The same of a text, None for one that is not an IP address."""
+    """Return ``host_of`` a text; None if it is not an IP address."""
     try:
         return _FAMILIES[IPV4] + inet_pton(AF_INET, text)
     except (OSError, ValueError):
@@ -266,7 +267,7 @@ def parse_host(text: str) -> bytes | None:
 
 
 def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:
-    """A prefix, None where the text is none; bits of the host do not matter."""
+    """Return a prefix, ignoring host bits; None if the text is invalid."""
     try:
         return ip_network(text.strip(), strict=False)
     except ValueError:
@@ -274,12 +275,12 @@ def parse_prefix(text: str) -> IPv4Network | IPv6Network | None:
 
 
 def is_port(number: int | None) -> TypeGuard[int]:
-    """Whether a port can have this number."""
+    """Whether the number is a valid port, 1 to 65535."""
     return number is not None and 0 < number < 1 << 16
 
 
 def is_wildcard(address: IPAddress) -> bool:
-    """Whether it stands for every address of the node."""
+    """Whether it is the unspecified address, which means all addresses of the node."""
     return int(address) == 0
 
 
@@ -289,25 +290,22 @@ SPECIAL: Final[tuple[IPv4Network | IPv6Network, ...]] = tuple(
         ("0.0.0.0", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "::", "::1", "fe80::/10", "ff00::/8"),
     )
 )
-"""Unspecified, loopback, link-local and multicast: what Kubernetes refuses as an endpoint's address, too."""
+"""Unspecified, loopback, link-local and multicast: Kubernetes refuses them as addresses of endpoints, too."""
 FIRST_BYTES_OF_SPECIAL: Final = frozenset({0, 127, 169, *range(224, 240), 0xFE, 0xFF})
-"""Of either family: addresses that begin otherwise are looked at no further."""
+"""First bytes of special addresses of both families: other addresses need no further check."""
 
 
 def plain(ip: IPAddress) -> IPAddress:
-    """The address itself; of an IPv4 address that is written as IPv6, the IPv4 address."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address, and any other address unchanged."""
     return (ip.ipv4_mapped or ip) if isinstance(ip, IPv6Address) else ip
 
 
 def is_special(ip: IPAddress) -> bool:
-    """Whether it cannot be reached from other hosts: unspecified, loopback and the like."""
+    """Whether other hosts cannot reach the address: unspecified, loopback, link-local or multicast."""
     address = plain(ip)
     return address.packed[0] in FIRST_BYTES_OF_SPECIAL and any(
         address in network for network in SPECIAL if network.version == address.version
     )
-
-
-# The agent's options that change what services become.
 
 
 # The seeds of a cluster's Maglev tables and hashes.
@@ -316,7 +314,7 @@ DEFAULT_SEED = "JLfvgnHc2kaSUFaI"
 
 
 class Seed(NamedTuple):
-    """The seeds of a cluster: of names, and of packets of each family."""
+    """The hash seeds of a cluster: for backends' names, and for packets of each family."""
 
     names: int
     ipv4: int
@@ -324,21 +322,21 @@ class Seed(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Seed:
-        """From base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
+        """Parse base64 of exactly 12 bytes (``bpf-lb-maglev-hash-seed``). Raises ValueError."""
         try:
             raw = base64.b64decode(text, validate=True)
-        except ValueError:  # of characters that are none of ASCII, too
+        except ValueError:  # also for characters outside ASCII
             raise ValueError("expected base64 of 12 bytes, as of: head -c12 /dev/urandom | base64") from None
         if len(raw) != 12:
             raise ValueError(f"expected base64 of 12 bytes, this is of {len(raw)}")
         return cls(*struct.unpack(">III", raw))
 
 
-# What is served, and how.
+# Options of services.
 
 
 class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
-    """Cilium's options of the same names, and ours; the defaults are the chart's with kube-proxy replaced."""
+    """Options with the names of Cilium's settings, and our own. Defaults: the chart's, without kube-proxy."""
 
     enable_ipv4: bool = True
     enable_ipv6: bool = True
@@ -364,16 +362,16 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
     bpf_lb_proto_diff: bool = True
     enable_sctp: bool = False
     global_services: bool = False
-    """Whether remote clusters are followed: global services have their backends, too."""
+    """Whether global services have backends in remote clusters."""
     k8s_service_proxy_name: str = ""
-    """Which services are served, by their label ``service.kubernetes.io/service-proxy-name``."""
+    """The agent serves services with this label ``service.kubernetes.io/service-proxy-name``."""
     cluster_name: str = "default"
     node_port_min: int = 30000
     node_port_max: int = 32767
 
     @property
     def outside(self) -> bool:
-        """Whether anything is served to clients outside."""
+        """Whether clients outside the cluster can reach any service."""
         return (
             self.enable_node_port
             or self.enable_external_ips
@@ -387,12 +385,12 @@ class LoadBalancerOptions(msgspec.Struct, frozen=True, gc=False):
         return self.outside and (self.bpf_lb_algorithm == "maglev" or self.bpf_lb_algorithm_annotation)
 
     def serves(self, address: IPAddress) -> bool:
-        """Whether the address's family is switched on."""
+        """Whether the address's family is enabled."""
         return self.enable_ipv4 if address.version == 4 else self.enable_ipv6
 
 
 class ServingNode(msgspec.Struct, frozen=True, gc=False):
-    """The node that this agent runs on."""
+    """The node of this agent."""
 
     name: str
     zone: str = ""

@@ -1,7 +1,7 @@
-"""Backends of local redirect policies reach the redirected address itself, where a policy sets that.
+"""Backends of local redirect policies reach the redirected address itself, if a policy sets this.
 
 Reconciler: the tables ``local-redirects`` and ``endpoints`` in, the maps cilium_skip_lb4 and _lb6 out.
-Why:        a pod that stands in for an address, such as a metadata proxy, must reach the address itself.
+Why:        a pod that replaces an address, such as a metadata proxy, must reach the address itself.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from lifecycle import (
 __all__ = ["RedirectSkip", "RedirectSkips", "cell"]
 
 
-# Which sockets are not redirected, and the maps that say so.
+# Sockets that are not redirected, and their maps.
 
 SWEEP: Final = minutes(1)
 _PRESENT: Final = b"\0"
 
 
 class RedirectSkip(msgspec.Struct, frozen=True):
-    """A row of the table ``redirect-skips``: sockets of this namespace reach the address itself."""
+    """A row of the table ``redirect-skips``: sockets of this network namespace reach the address itself."""
 
     key: SkipLbKey
 
 
 class RedirectSkips:
-    """Follows both tables."""
+    """Writes the maps, if local redirect policies are enabled."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class RedirectSkips:
         tables: Tables,
     ) -> None:
         self.wanted: Derived[SkipLbKey, RedirectSkip] = Derived("redirect-skips", skips, redirects, endpoints)
-        """Who is left alone."""
+        """The desired entries."""
         if not options.enable_local_redirect_policy:
             return
         maps.use("skip_lb4", "skip_lb6")
@@ -70,14 +70,14 @@ class RedirectSkips:
 
 
 def skips(redirects: list[LocalRedirect], endpoints: list[Endpoint]) -> Mapping[SkipLbKey, RedirectSkip]:
-    """Every pod of a policy that asks for it, by each of the policy's addresses of its family."""
-    asked = [each for each in redirects if each.frontends and each.redirect and each.redirect.skip]
-    if not asked:
+    """Entries for the backends of each policy that sets it, by the policy's addresses in their family."""
+    skipping = [each for each in redirects if each.frontends and each.redirect and each.redirect.skip]
+    if not skipping:
         return {}
     cookies = {ip: each.netns_cookie for each in endpoints if each.netns_cookie for ip in each.addresses}
     keys = {
         SkipLbKey(cookies[backend.address.ip], frontend.key.address.ip, frontend.key.address.port)
-        for each in asked
+        for each in skipping
         for frontend in each.frontends
         for backend in frontend.backends
         if backend.address.ip in cookies

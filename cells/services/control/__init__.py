@@ -1,11 +1,11 @@
-"""Services, to pods and to clients outside: from objects to the maps that the datapath reads.
+"""Services, to pods and to clients outside: from Kubernetes objects to the datapath's maps.
 
-Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses that
-            serve node ports; the table ``frontends`` follows from them.
+Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses for node
+            ports; the table ``frontends`` is computed from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
-Why:        what an earlier agent installed is taken over with its numbers, and goes only once every Service
-            and EndpointSlice is known: connections through services outlive a restart. Where no source
-            of objects is set, it stays as it is, with a line in the log.
+Why:        entries of an earlier agent keep their numbers, and stale ones are removed only after all Services
+            and EndpointSlices are listed: connections through services survive a restart. Without a source of
+            objects, the entries stay, and a warning is logged.
 """
 
 from collections.abc import Iterable
@@ -116,7 +116,7 @@ SWEEP: Final = minutes(1)
 
 
 class LoadBalancerSettings(Settings, frozen=True):
-    """What of services is followed."""
+    """Which parts of services are served."""
 
     enable_external_ips_of_nodes: bool = False
     """Serve externalIPs that are a node's address: who may create services can take the node's own ports."""
@@ -156,7 +156,7 @@ def options(
     sizing: MapSizing | None = None,
     mode: NodePortMode | None = None,
 ) -> LoadBalancerOptions:
-    """What is configured for services: pods reach cluster addresses in any case."""
+    """Collect the options of services from several settings. Pods reach cluster addresses in any case."""
     programs = programs or service_programs(DatapathSettings())
     mode = mode or NodePortMode(ForwardingSettings(), programs, PodTunnel(used=False))
     first, last = programs.port_range
@@ -200,7 +200,7 @@ def watched_objects(
     devices: Table[int, Device] | None = None,
     remote: MeshServices | None = None,
 ) -> WatchedObjects:
-    """The tables of what is served, by what the options serve."""
+    """Select the tables that frontends depend on, by the enabled features."""
     redirected = served.enable_local_redirect_policy
     reached = served.enable_external_ips or served.enable_node_port
     return WatchedObjects(
@@ -224,7 +224,7 @@ def service_reports(
     refused: Table[tuple[str, str, str], RefusedAddress],
     redirects: Table[ServiceName, LocalRedirect],
 ) -> ServiceReports:
-    """All of them, but for features that are off."""
+    """The tables of reports, except those of disabled features."""
     return ServiceReports(conflicts, refused, redirects if served.enable_local_redirect_policy else None)
 
 
@@ -238,14 +238,14 @@ def watch(
     jobs: Jobs,
     log: Logger,
 ) -> ServiceWatch:
-    """Follows the objects, from the start on."""
+    """Create the watch of the objects; it runs from the start on."""
     found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log)
     jobs.one_shot("follow", found.run)
     return found
 
 
 def watch_metrics(found: ServiceWatch) -> Member[Collector]:
-    """What has become of services."""
+    """Counters of added, updated and deleted services."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Number of services events labeled by action type"
@@ -255,7 +255,7 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
 
 
 def load_balancer(options: LoadBalancerOptions, served: Table[FrontendKey, ServedFrontend]) -> LoadBalancer:
-    """Plans the maps' entries."""
+    """Create the planner of map entries."""
     maglev = None
     if options.maglev:
         seed = Seed.parse(options.bpf_lb_maglev_hash_seed)
@@ -276,7 +276,7 @@ def reconcile(
     tables: Tables,
     log: Logger,
 ) -> None:
-    """Write the table to the maps; without a source of objects leave them as an earlier agent did."""
+    """Reconcile the maps with the table; without a source of objects, leave an earlier agent's entries."""
     initial = served.initializer("read the service maps")
     if objects is ObjectSource.NOWHERE:
         jobs.one_shot("check leftover entries", partial(_leave, maps, log))
@@ -288,7 +288,7 @@ def reconcile(
 
 
 async def _leave(maps: ServiceMaps, log: Logger) -> None:
-    """Without a source of services, removing those that pods use would cut their connections."""
+    """Warn about an earlier agent's entries: removing them would cut connections of pods."""
     held = await maps.dump()
     if held:
         log.warning(

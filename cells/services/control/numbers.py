@@ -1,6 +1,6 @@
-"""Numbers of frontends and backends: never the same again before all others have been used.
+"""Numbers of frontends and backends: a freed number is reused only after all others have been used.
 
-A number that comes back soon would be taken for the old one by connections that remember it.
+Otherwise, connections that remember a number would reach its new owner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IdsExhaustedError(Exception):
 
 
 class IdAllocator(Generic[Name]):
-    """Numbers from ``first`` to ``last``; each the next free one after the last that was given, wrapping."""
+    """Allocates numbers from ``first`` to ``last``: the next free one after the last allocation, wrapping."""
 
     def __init__(self, first: int, last: int) -> None:
         self._first = first
@@ -35,7 +35,7 @@ class IdAllocator(Generic[Name]):
         return len(self._names)
 
     def allocate(self, name: Name) -> int:
-        """A number for a name. Raises IdsExhaustedError."""
+        """Return a number for a name. Raises IdsExhaustedError."""
         if len(self._names) > self._last - self._first:
             raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
         number = self._next
@@ -46,7 +46,7 @@ class IdAllocator(Generic[Name]):
         return number
 
     def allocate_all(self, names: Sequence[Name]) -> Sequence[int]:
-        """A number for each, in this order, or for none. Raises IdsExhaustedError."""
+        """Allocate a number for each name, in this order, or for none. Raises IdsExhaustedError."""
         numbers = range(self._next, self._next + len(names))
         if numbers.stop <= self._last and self._names.keys().isdisjoint(numbers):
             self._names.update(zip(numbers, names, strict=True))
@@ -57,7 +57,7 @@ class IdAllocator(Generic[Name]):
         return [self.allocate(name) for name in names]
 
     def restore(self, number: int, name: Name) -> bool:
-        """Take a number that was given before; False when another name has it. The next comes after it."""
+        """Allocate this number; False if another name has it. Later allocations continue after it."""
         if self._names.setdefault(number, name) != name:
             return False
         if number >= self._next:
@@ -65,7 +65,7 @@ class IdAllocator(Generic[Name]):
         return True
 
     def release(self, number: int) -> Name | None:
-        """Give a number back; who had it, None for a free one."""
+        """Free a number. Returns its name; None if it was free."""
         return self._names.pop(number, None)
 
     def _after(self, number: int) -> int:
@@ -76,27 +76,27 @@ LAST_BACKEND_ID: Final = (1 << 32) - 1
 
 
 class NumberedBackends:
-    """The backends that have numbers: those that maps hold, or are to hold, by the bytes of their addresses.
+    """The backends in the maps, present or planned, and their numbers, by the bytes of addresses.
 
-    There are ten times as many as frontends, and nearly all are alike: active, without a zone, in use by one
-    frontend. So only what differs from that is held of each, and many are numbered in one pass.
+    There are ten times as many as frontends, and nearly all are active, without a zone, and in use by one
+    frontend. So only deviations from that are stored, and many backends are numbered in one pass.
     """
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
-        """The number of each, to be read only."""
+        """The number of each backend; read-only for callers."""
         self._allocator: IdAllocator[bytes] = IdAllocator(1, LAST_BACKEND_ID)
         self._states: dict[bytes, BackendState] = {}
-        """Of those that are not active."""
+        """States of backends that are not active."""
         self._zones: dict[bytes, int] = {}
         self._more_users: dict[bytes, int] = {}
-        """Of those with several, how many besides the first."""
+        """Counts of users beyond the first, for backends with several."""
         self._unused: dict[bytes, None] = {}
         self.unwritten: set[int] = set()
-        """Numbers with entries that the maps may lack, or have otherwise; of all others they have these."""
+        """Numbers with entries that may be missing or outdated in the maps; all others are up to date."""
 
     def restore(self, number: int, address: ServiceAddress, state: BackendState, zone: int) -> bool:
-        """One that the maps hold, in use by none; False where it has another number already."""
+        """Add an unused backend from the maps; False if it already has another number."""
         self._allocator.restore(number, address)
         if self.numbers.setdefault(address, number) != number:
             return False
@@ -108,14 +108,17 @@ class NumberedBackends:
         return True
 
     def add(self, addresses: Sequence[bytes]) -> Sequence[int]:
-        """Number new ones, active and in use by one frontend. Raises IdsExhaustedError; then none is."""
+        """Number new backends, active and in use by one frontend.
+
+        Raises IdsExhaustedError; then none is added.
+        """
         numbers = self._allocator.allocate_all(addresses)
         self.numbers.update(zip(addresses, numbers, strict=True))
         self.unwritten.update(numbers)
         return numbers
 
     def set_state(self, address: bytes, state: BackendState) -> None:
-        """The state that its entry is to have."""
+        """Set the desired state of the backend's entry."""
         if self._states.get(address, BackendState.ACTIVE) is state:
             return
         if state is BackendState.ACTIVE:
@@ -125,7 +128,7 @@ class NumberedBackends:
         self.unwritten.add(self.numbers[address])
 
     def entries(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Key and value in the map of each of some."""
+        """The map entries of these backends: keys and values."""
         numbers, states, zones = self.numbers, self._states, self._zones
         if not states and not zones:  # as nearly always
             return zip(*active_entries(addresses, [numbers[one] for one in addresses]), strict=True)
@@ -136,17 +139,17 @@ class NumberedBackends:
         ]
 
     def missing(self, addresses: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """The same of those of some that are to be written."""
+        """The map entries of those of these backends that are unwritten."""
         unwritten = self.unwritten
         return self.entries([one for one in addresses if self.numbers[one] in unwritten]) if unwritten else ()
 
     def observe(self, version: int, held: Mapping[bytes, bytes]) -> None:
-        """The map of a family holds this: what is as it should be need not be written."""
-        right = [key for key, value in self._of_family(version) if held.get(key) == value]
-        self.unwritten = self.unwritten - {*numbers_of(right)}
+        """Compare with the entries in the map of a family; up-to-date entries need no write."""
+        current = [key for key, value in self._of_family(version) if held.get(key) == value]
+        self.unwritten = self.unwritten - {*numbers_of(current)}
 
     def wanted(self, version: int, held: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """What the map of a family is to hold; of those that are not written, what it does hold."""
+        """The desired entries in the map of a family; for unwritten backends, the present entries."""
         entries = dict(self._of_family(version))
         for key in map(backend_number, self.unwritten):
             entries.pop(key, None)
@@ -158,7 +161,7 @@ class NumberedBackends:
         return self.entries([one for one in self.numbers if one[0] == version])
 
     def use(self, addresses: Iterable[bytes]) -> None:
-        """One frontend more has them."""
+        """Count one more user of each backend."""
         unused, more = self._unused, self._more_users
         for address in addresses:
             if address in unused:
@@ -167,7 +170,7 @@ class NumberedBackends:
                 more[address] = more.get(address, 0) + 1
 
     def release(self, addresses: Iterable[bytes]) -> None:
-        """One frontend less has them."""
+        """Count one user less of each backend."""
         more = self._more_users
         for address in addresses:
             users = more.pop(address, 0)
@@ -177,12 +180,12 @@ class NumberedBackends:
                 self._unused[address] = None
 
     def unused(self) -> Iterator[tuple[ServiceAddress, bytes]]:
-        """Those that no frontend has, with their keys."""
+        """Backends without a frontend, with their keys."""
         for address in list(self._unused):
             yield ServiceAddress.read(address), backend_number(self.numbers[address])
 
     def remove(self, number: int) -> None:
-        """The maps have the number no more: it is free, and its backend goes if no frontend has it."""
+        """Free a number that was removed from the maps; remove its backend if no frontend uses it."""
         address = self._allocator.release(number)
         self.unwritten.discard(number)
         if address in self._unused and self.numbers[address] == number:
@@ -192,6 +195,6 @@ class NumberedBackends:
 
 
 def active_entries(addresses: Sequence[bytes], numbers: Sequence[int]) -> tuple[PackedColumn, PackedColumn]:
-    """Keys and values in the map of active ones without a zone, of one family."""
+    """Keys and values of active backends of one family, without a zone."""
     keys = PackedColumn(array("I", numbers).tobytes(), map_entries.NUMBER_SIZE)
     return keys, map_entries.active_backends(addresses)

@@ -1,4 +1,4 @@
-"""Tables of what became of services: served frontends, local redirect policies, and what has no room."""
+"""Tables of the results for services: served frontends, local redirect policies, refused parts, full maps."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LocalRedirect(msgspec.Struct, frozen=True):
     name: ServiceName
     uid: str
     redirect: RedirectPolicy | None = None
-    """None for a policy that cannot be served."""
+    """None if the policy is refused."""
     error: str = ""
     frontends: tuple[Frontend, ...] = ()
-    """Those that have a ready pod on this node."""
+    """Frontends with a ready pod on this node."""
     pods: tuple[tuple[str, str], ...] = ()
-    """Addresses of their backends, and the pods that have them."""
+    """Addresses of the backends, with the names of their pods."""
 
 
 def local_redirects() -> Table[ServiceName, LocalRedirect]:
@@ -50,21 +50,21 @@ def local_redirects() -> Table[ServiceName, LocalRedirect]:
     return Table("local-redirects", key=lambda one: one.name)
 
 
-# What the maps have of each frontend, and which services do not get one that they claim.
+# Frontends in the maps, and services that claim a frontend in vain.
 
 
 class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
-    """A row of the table ``services``: a frontend in the maps, by the number it has there."""
+    """A row of the table ``services``: a frontend in the maps, with its number."""
 
     id: int
     """Its reverse NAT index, the service id that Cilium's commands print."""
     frontend: Frontend
     installed: Frontend | None = None
-    """The same as the maps have it, where that differs: backends keep states that no source knows."""
+    """The frontend in the maps, if it differs: backends keep states that are in no source."""
 
     @property
     def shown(self) -> Frontend:
-        """The frontend as the maps have it."""
+        """The frontend in the maps."""
         return self.installed or self.frontend
 
     @property
@@ -73,7 +73,7 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return self.frontend.key
 
     def merged(self, row: ServedFrontend) -> ServedFrontend:
-        """As the row, with the backends and source ranges of both: the maps may have either's."""
+        """The other row, with the backends and source ranges of both, as the maps may have either."""
         frontend, old = row.shown, self.shown
         backends = with_missing(frontend.backends, old.backends)
         ranges = tuple(dict.fromkeys((*frontend.source_ranges, *old.source_ranges)))
@@ -83,23 +83,23 @@ class ServedFrontend(msgspec.Struct, frozen=True, gc=False):
         return ServedFrontend(row.id, row.frontend, both)
 
     def with_unconfirmed(self, frontend: Frontend) -> Frontend:
-        """If it is partial, with the backends of an earlier agent that no source has had since."""
+        """Add an earlier agent's backends that no source has had since, if the frontend is partial."""
         if not frontend.partial:
             return frontend
         seen = set(addresses_of(self.frontend.backends)) if self.frontend.service != NAMELESS else set()
-        left = [one for one in self.shown.backends if one.address not in seen]
-        backends = with_missing(frontend.backends, left)
+        unconfirmed = [one for one in self.shown.backends if one.address not in seen]
+        backends = with_missing(frontend.backends, unconfirmed)
         if backends is frontend.backends:
             return frontend
         return msgspec.structs.replace(frontend, backends=backends)
 
     def with_states(self, frontend: Frontend) -> Frontend:
-        """A backend that is not active keeps its state until its source changes it, or it has been away.
+        """Keep the states of inactive backends until their source changes them or they are removed.
 
-        Sources have active by default: terminating is final; other states end manually, as they were set.
+        Active is the default in sources. Terminating is final; other states are set and reset manually.
         """
         backends = self.shown.backends
-        if isinstance(backends, SliceBackends):  # all of them active
+        if isinstance(backends, SliceBackends):  # all are active
             return frontend
         states = {one.address: one.state for one in backends if one.state is not BackendState.ACTIVE}
         if not states:
@@ -121,14 +121,14 @@ class PlannedFrontend(msgspec.Struct, frozen=True, gc=False):
     """A frontend in a plan."""
 
     row: ServedFrontend
-    """What the maps have of it once the plan is written."""
+    """The row of the frontend in the maps after the plan is written."""
     dropped: frozenset[bytes]
-    """Addresses of backends that it has no more then."""
+    """Addresses of backends that the plan removes from the frontend."""
     was_served: bool
 
 
 def range_keys(row: ServedFrontend | None) -> dict[bytes, None]:
-    """The keys of the networks of its clients, as far as they are of its family."""
+    """The keys of the frontend's source ranges in its family."""
     if row is None:
         return {}
     prefixes = map(ip_network, row.shown.source_ranges)
@@ -143,7 +143,7 @@ def served_frontends() -> Table[FrontendKey, ServedFrontend]:
 
 
 class ServiceConflict(msgspec.Struct, frozen=True, gc=False):
-    """A row of the table ``service-conflicts``: a frontend that several services claim; one has it."""
+    """A row of the table ``service-conflicts``: a frontend that several services claim; one is served."""
 
     frontend: FrontendKey
     served: ServiceName
@@ -163,7 +163,7 @@ def refused_addresses() -> Table[tuple[str, str, str], RefusedAddress]:
 def address_events(
     refused: Table[tuple[str, str, str], RefusedAddress], resources: Resources
 ) -> Member[EventSource]:
-    """Addresses that a Service or a pod's host port does not get."""
+    """Events for refused addresses of Services and of pods' host ports."""
 
     def drafts(row: RefusedAddress) -> Iterator[EventDraft]:
         kind: Kind[Any] = PODS if row.part == HOST_IP else SERVICES
@@ -177,7 +177,7 @@ def address_events(
 
 
 def service_events(options: LoadBalancerOptions, resources: Resources) -> Member[EventSource]:
-    """Parts of a Service, and annotations, that are not served."""
+    """Events for parts and annotations of a Service that are not served."""
 
     def drafts(row: Service) -> Iterator[EventDraft]:
         if not served_by(row.labels, options.k8s_service_proxy_name):
@@ -192,7 +192,7 @@ def service_events(options: LoadBalancerOptions, resources: Resources) -> Member
 
 
 def backend_events(resources: Resources) -> Member[EventSource]:
-    """Addresses of endpoints that are no backends, reported of the Service."""
+    """Events for refused endpoint addresses, about the Service."""
 
     def drafts(row: EndpointSlice) -> Iterator[EventDraft]:
         refused = refused_backends(row) if row.service else []
@@ -212,7 +212,7 @@ def backend_events(resources: Resources) -> Member[EventSource]:
 
 
 def redirect_events(redirects: Table[ServiceName, LocalRedirect]) -> Member[EventSource]:
-    """Local redirect policies that are refused."""
+    """Events for refused local redirect policies."""
 
     def drafts(row: LocalRedirect) -> Iterator[EventDraft]:
         if row.error:
@@ -222,15 +222,15 @@ def redirect_events(redirects: Table[ServiceName, LocalRedirect]) -> Member[Even
     return EventSource("local redirects", redirects, drafts)
 
 
-# What of services has no room in the maps, for who asks how the agent is.
+# Frontends without room in the maps, for the agent's status.
 
 
 class MapFullError(HiveError):
-    """A map has no room for another entry."""
+    """A map is full."""
 
 
 class Shortage:
-    """The frontends that found no room when they were last tried."""
+    """The frontends for which a map was full at the last attempt."""
 
     def __init__(self) -> None:
         self._missing: dict[FrontendKey, str] = {}
@@ -239,7 +239,7 @@ class Shortage:
         return len(self._missing)
 
     def note(self, tried: Iterable[FrontendKey], failures: Mapping[FrontendKey, Exception]) -> None:
-        """What became of some of them."""
+        """Record the results of an attempt."""
         for key in tried:
             error = failures.get(key)
             if isinstance(error, MapFullError):
@@ -248,7 +248,7 @@ class Shortage:
                 self._missing.pop(key, None)
 
     def state(self) -> tuple[State, str]:
-        """Warning while something is missing: what is served goes on, and no restart would help."""
+        """Warning while a frontend is missing: served ones continue, and a restart would not help."""
         if not self._missing:
             return "Ok", ""
         count = len(self._missing)
@@ -260,12 +260,12 @@ class Shortage:
 
 
 def dependency(shortage: Shortage) -> Member[Dependency]:
-    """The room for services as something that the agent needs."""
+    """The health of load balancing, for the agent's status."""
     return Dependency("Load balancing", shortage.state)
 
 
 def metrics(shortage: Shortage) -> Member[Collector]:
-    """How much is missing."""
+    """The number of frontends that are missing for lack of room."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Frontends that are not served as they should be, as a map is full."

@@ -1,4 +1,4 @@
-"""Maglev consistent hashing: tables in C, compatible with Cilium's bit for bit."""
+"""Maglev consistent hashing in C; the tables equal Cilium's."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from cells.services.model.backends import addresses_of
 __all__ = ["MaglevBackend", "MaglevTables", "fill"]
 
 
-# Maglev lookup tables: which backend each hash goes to, the same on every node.
+# Look-up tables from hashes to backends, the same on every node.
 #
-# Names decide, not numbers: all nodes must use one form of name. The work is in C and takes no lock of the
-# interpreter: call it in a worker thread when tables are large.
+# Tables follow from backends' names, not from numbers: all nodes must use the same form of name. The C code
+# runs without the interpreter's lock: call it in a worker thread for large tables.
 
 LIBRARY = Path(__file__).resolve().parent / "objects" / "libmaglev.so"
 _STATE_NAMES = {BackendState.ACTIVE: "active", BackendState.TERMINATING: "terminating"}
 
 
 class MaglevBackend(msgspec.Struct, frozen=True):
-    """A backend as the table sees it."""
+    """A backend in a look-up table."""
 
     name: str
     id: int
@@ -49,9 +49,9 @@ def _library() -> ctypes.CDLL:
 
 
 def fill(candidates: Iterable[MaglevBackend], size: int, seed: int) -> bytes:
-    """The table: ``size`` numbers of backends, 32 bits each in the machine's order.
+    """Return the table: ``size`` numbers of backends, 32 bits each in native byte order.
 
-    Raises ValueError without candidates, or for a size that is none of Cilium's.
+    Raises ValueError without candidates, or for an unsupported size.
     """
     ordered = sorted(candidates, key=lambda one: one.name.encode())
     if not ordered or size not in MAGLEV_SIZES:
@@ -69,7 +69,7 @@ def fill(candidates: Iterable[MaglevBackend], size: int, seed: int) -> bytes:
 
 
 def name_of(backend: Backend) -> str:
-    """The name a backend is hashed by."""
+    """The name that is hashed for a backend."""
     return f"[{backend.address},State:{_STATE_NAMES.get(backend.state, backend.state.name.lower())}]"
 
 
@@ -82,7 +82,7 @@ class MaglevTables:
         self._last: tuple[Sequence[Backend], Sequence[int], bytes] = ((), (), b"")
 
     def __call__(self, backends: Sequence[Backend], ids: Mapping[bytes, int]) -> bytes:
-        """The table over some backends, by their numbers: the last one, where those are the same."""
+        """Return the table of these backends, by their numbers; the last one, if nothing changed."""
         last, their_numbers, table = self._last
         numbers = [ids[one] for one in addresses_of(backends)]
         if table and numbers == their_numbers and backends == last:
