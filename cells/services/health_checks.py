@@ -1,7 +1,7 @@
-"""What load balancers ask a node: whether it has endpoints of a service, and whether it is well.
+"""Health checks of load balancers: whether the node has endpoints of a service, and whether it is healthy.
 
-Reconciler: healthCheckNodePorts of the table ``services`` in, listening ports out; and the port that asks
-            after the whole agent, where kube-proxy had it.
+Reconciler: healthCheckNodePorts of the table ``services`` in, listening ports out; and a port for the health
+            of the whole agent, in place of kube-proxy's.
 Source:     core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
 
 Settings: enable-health-check-nodeport, kube-proxy-replacement-healthz-bind-address.
@@ -49,7 +49,7 @@ from lifecycle.tables import BatchFailures
 __all__ = ["HealthCheckPorts", "HealthCheckSettings", "HealthzServer", "cell"]
 
 
-# Settings of the answers to load balancers.
+# Settings of health checks.
 
 
 class HealthCheckSettings(Settings, frozen=True):
@@ -63,7 +63,7 @@ class HealthCheckSettings(Settings, frozen=True):
 
     @property
     def healthz(self) -> tuple[str, int] | None:
-        """Host and port; None: not asked for. Raises ValueError with one line."""
+        """Host and port; None if unset. Raises ValueError with one line."""
         text = self.kube_proxy_replacement_healthz_bind_address
         if not text:
             return None
@@ -76,24 +76,24 @@ class HealthCheckSettings(Settings, frozen=True):
         return host.removeprefix("[").removesuffix("]"), int(port)
 
     def validate(self) -> None:
-        """Refuse what is not an address with a port; raises ValueError with one line."""
+        """Raise ValueError with one line for an invalid address or port."""
         _ = self.healthz
 
 
-# Listens at the healthCheckNodePort of every service that has one.
+# Listens on the healthCheckNodePort of every service with one.
 
 SWEEP: Final = minutes(1)
 
 
 class HealthPort(msgspec.Struct, frozen=True):
-    """A row of the table ``health-check-ports``: a port and what it answers."""
+    """A row of the table ``health-check-ports``: a port and its response."""
 
     port: int
     answer: HealthAnswer
 
 
 class HealthCheckPorts:
-    """Opens and closes ports with their services; a port in use elsewhere is degraded, and tried again."""
+    """Opens and closes the ports of services. If a port is in use, health is degraded, and it is retried."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class HealthCheckPorts:
         self.ports: ReadTable[int, HealthPort] = served.filter(_is_checked).group(
             _port_of, _answered, name="health-check-ports"
         )
-        """What is answered, by port."""
+        """The responses by port."""
         if not settings.enable_health_check_nodeport:
             return
         self._target = HealthPortTarget(agent, log)
@@ -120,7 +120,7 @@ class HealthCheckPorts:
 
 
 class HealthPortTarget(Target[int, HealthPort, HealthPort]):
-    """The listening ports, as the target of a reconciler."""
+    """The listening ports as a reconciler's target."""
 
     def __init__(self, agent: AgentConfig, log: Logger) -> None:
         self._agent = agent
@@ -129,11 +129,11 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
         self._servers: dict[int, HttpServer] = {}
 
     async def observe(self) -> Mapping[int, HealthPort]:
-        """What is answered where."""
+        """The present responses by port."""
         return dict(self._answers)
 
     async def put(self, batch: Mapping[int, HealthPort]) -> None:
-        """Answer so from now on. Raises BatchError."""
+        """Listen on ports, or change their responses. Raises BatchError."""
         with BatchFailures(HiveError) as failures:
             for port, row in batch.items():
                 with failures.of(port):
@@ -142,19 +142,19 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
                     self._answers[port] = row
 
     async def drop(self, batch: Collection[int]) -> None:
-        """Listen there no more."""
+        """Close ports."""
         for port in batch:
             self._answers.pop(port, None)
             if (server := self._servers.pop(port, None)) is not None:
                 await server.close()
 
     async def close(self) -> None:
-        """Listen nowhere."""
+        """Close all ports."""
         await self.drop(list(self._servers))
 
     async def _listen(self, port: int) -> None:
         server = HttpServer(partial(self._answer, port), grace=1.0, limits=SCRAPED, log=self._log)
-        # Cancelled half-way, the server would listen without being in the list of those to close.
+        # If this were cancelled half-way, the server would listen, but drop() would not close it.
         with anyio.CancelScope(shield=True):
             await server.serve(listener("", port, ipv6=self._agent.ipv6))
             self._servers[port] = server
@@ -166,7 +166,10 @@ class HealthPortTarget(Target[int, HealthPort, HealthPort]):
 
 
 def listener(host: str, port: int, *, ipv6: bool) -> socket.socket:
-    """A listening socket, without a host at every address of the node's families. Raises HiveError."""
+    """Return a listening socket; without a host, on every address in the node's families.
+
+    Raises HiveError.
+    """
     both = not host and ipv6 and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
@@ -182,17 +185,17 @@ def _is_checked(served: ServedFrontend) -> bool:
 
 
 def _port_of(served: ServedFrontend) -> int:
-    """Of a frontend for clients inside, which its twin for those outside answers for, none."""
+    """The health check port; 0 for a frontend of internal scope, as its external twin has the port."""
     return served.frontend.health_check_node_port if served.key.scope == EXTERNAL else 0
 
 
 def _answered(port: int, served: Collection[ServedFrontend]) -> HealthPort:
-    """The service that was first numbered has the port."""
+    """The response for the service with the lowest number, if several have the port."""
     ordered = sorted(served, key=lambda one: one.id)
     return HealthPort(port, health_answers(one.shown for one in ordered)[port])
 
 
-# The port that asks after the whole agent, as kube-proxy's did: ``/healthz`` with two times.
+# The port for the health of the agent, as in kube-proxy: ``/healthz`` with two times.
 #
 # Source: kube-proxy's health server; Cilium 1.17, kube-proxy-replacement-healthz-bind-address.
 
@@ -205,7 +208,7 @@ def now() -> datetime:
 
 
 class Healthz:
-    """The answers: 200 while the agent is well, 503 with the time when it was last seen so."""
+    """Responses: 200 while the agent is well, otherwise 503 with the last time when it was well."""
 
     def __init__(self, is_well: Callable[[], bool], clock: Callable[[], datetime] = now) -> None:
         self._is_well = is_well
@@ -213,7 +216,7 @@ class Healthz:
         self._last_well = clock()
 
     async def answer(self, request: Request) -> Response:
-        """Any method; 404 for any other path."""
+        """Respond to any method; 404 for any other path."""
         if request.path != "/healthz":
             return Response(404, b"404 page not found\n", "text/plain; charset=utf-8", dict(_NOSNIFF))
         current, well = self._clock(), self._is_well()
@@ -224,7 +227,7 @@ class Healthz:
 
 
 class HealthzServer:
-    """Listens if it is asked for. Its hook raises HiveError where the address cannot be had."""
+    """Listens if the address is set. Its hook raises HiveError if the address is not available."""
 
     def __init__(
         self,
@@ -244,7 +247,7 @@ class HealthzServer:
             lifecycle.append(Hook("serve kube-proxy's healthz", self._start, self._server.close))
 
     async def _start(self) -> None:
-        assert self._address is not None  # noqa: S101  (or there is no hook)
+        assert self._address is not None  # noqa: S101  (the hook needs it)
         host, port = self._address
         with anyio.CancelScope(shield=True):
             await self._server.serve(listener(host, port, ipv6=self._agent.ipv6))
@@ -252,7 +255,7 @@ class HealthzServer:
 
 
 def go_time(moment: datetime) -> str:
-    """As Go prints a time of UTC: fractions of a second without zeros at the end."""
+    """A UTC time in Go's format: fractions of a second without trailing zeros."""
     fraction = f".{moment.microsecond:06d}".rstrip("0").rstrip(".") if moment.microsecond else ""
     return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} +0000 UTC"
 

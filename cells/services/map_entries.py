@@ -1,4 +1,4 @@
-"""Entries of the load-balancing maps as bytes, read back after a restart, and the numbers they are under."""
+"""Entries of the load-balancing maps as bytes, plans of writes, and reading the entries after a restart."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _FLAG_OF_TYPE = {
     ServiceType.LOCAL_REDIRECT: ServiceFlag.LOCAL_REDIRECT,
 }
 _TYPE_FLAGS = [_FLAG_OF_TYPE[each].value if each in _FLAG_OF_TYPE else 0 for each in sorted(ServiceType)]
-"""By the number of the type: hashing a member of an enumeration calls Python."""
+"""By the number of the type: hashing an enumeration member calls Python code."""
 _EXT_LOCAL, _INT_LOCAL = ServiceFlag.EXT_LOCAL_SCOPE.value, ServiceFlag.INT_LOCAL_SCOPE.value
 _TWO_SCOPES, _AFFINITY = ServiceFlag.TWO_SCOPES.value, ServiceFlag.AFFINITY.value
 _ROUTABLE, _SOURCE_RANGE = ServiceFlag.ROUTABLE.value, ServiceFlag.SOURCE_RANGE.value
 _L7, _LOOPBACK = ServiceFlag.L7_LOAD_BALANCER.value, ServiceFlag.LOOPBACK.value
 
 ALGORITHMS = {"": 0, "random": 1, "maglev": 2}
-"""Slot 0: the algorithm for clients outside the node; 0 means the service's own."""
+"""In slot 0: the algorithm for clients outside the node; 0 means the default for all services."""
 
 _SOURCE_RANGE_DENY = ServiceFlag.QUARANTINED.value
 _DSR = ServiceFlag.DSR.value
-"""What the bit means of slot 0."""
+"""Meanings of these bits in slot 0."""
 
 _FROM_OUTSIDE = (ServiceType.NODE_PORT, ServiceType.LOAD_BALANCER, ServiceType.EXTERNAL_IPS)
 
@@ -51,7 +51,7 @@ _OF_ONE_NODE = (ServiceType.HOST_PORT, ServiceType.LOCAL_REDIRECT)
 
 
 def service_flags(frontend: Frontend, *, affinity: bool) -> int:
-    """As a plain number: combining members of an enumeration costs more than all else here."""
+    """Flags of slot 0, as a plain number: combining enumeration members would take most of the time."""
     return (
         _TYPE_FLAGS[frontend.type]
         | (_EXT_LOCAL if frontend.ext_local and frontend.type in _FROM_OUTSIDE else 0)
@@ -85,22 +85,22 @@ SOURCE_RANGES = {version: f"cilium_lb{version}_source_range" for version in (4, 
 
 _U16, _U32 = struct.Struct("<H").pack, struct.Struct("<I").pack
 _BE16 = struct.Struct(">H").pack
-_AFTER_PROTOCOL = struct.Struct(">BHBx").pack  # the number of the cluster, which is 0, has no order
+_AFTER_PROTOCOL = struct.Struct(">BHBx").pack  # byte order does not matter for the cluster's number 0
 _AFTER_SLOT = struct.Struct("<BBxx").pack
 _MASTER = struct.Struct("<IH2sHH").pack
 _SLOTS = [_U16(slot) for slot in range(1 << 8)]
-"""Numbers of the slots that nearly every frontend has."""
+"""Slot numbers, prepared for nearly all frontends."""
 
 
 @cache
 def _slot_ends(protocol: int, scope: int) -> list[bytes]:
-    """What the keys of those slots end with."""
+    """The last bytes of the keys of these slots."""
     tail = _AFTER_SLOT(protocol, scope)
     return [slot + tail for slot in _SLOTS]
 
 
 BACKEND_ENDS = [_AFTER_PROTOCOL(state, 0, 0) for state in sorted(BackendState)]
-"""What a backend's value ends with behind its address, by state, without a zone."""
+"""The bytes of a backend's value after its address, by state, without a zone."""
 
 _QUARANTINED = ServiceFlag.QUARANTINED.value
 NUMBER_SIZE = 4
@@ -112,16 +112,16 @@ Entries = dict[str, dict[bytes, bytes]]
 """Entries by map."""
 
 TABLE: Final = b""
-"""In place of a look-up table that exists but is not read, as these are large."""
+"""Replaces the contents of a look-up table that was not read because of its size."""
 
 UNKNOWN: Final = b"?"
-"""An entry that may or may not have been written."""
+"""The value of an entry that may or may not have been written."""
 
 LOOK_UP_TABLES: Final = frozenset(MAGLEV.values())
 
 
 def digest(table: bytes) -> bytes:
-    """What is remembered of a look-up table, which is large."""
+    """Digest of a look-up table, stored in place of the large table."""
     return hashlib.sha256(table).digest()
 
 
@@ -140,21 +140,21 @@ class MapWrite(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Entries of one map that are set, in this order, or removed where there are no values."""
+    """Entries of one map to set, in this order, or to delete if ``values`` is None."""
 
     map: str
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
 
     def writes(self) -> Iterator[MapWrite]:
-        """One by one."""
+        """The entries one by one."""
         values = self.values if self.values is not None else (None,) * len(self.keys)
         for key, value in zip(self.keys, values, strict=True):
             yield MapWrite(MapKey(self.map, key), value)
 
 
 class WriteStep(IntEnum):
-    """The steps of a plan: what is pointed at before what points there, and the other way round to remove."""
+    """The steps of a plan: referenced entries are added before references, and deleted after them."""
 
     BACKENDS = 0
     MATCHES_CUT = 1
@@ -189,9 +189,9 @@ _SETTING = frozenset(
 
 
 class WritePlan:
-    """Writes for some frontends, done step by step, each with one call for a map.
+    """Writes for some frontends, executed step by step, with one call per step and map.
 
-    In this order no entry ever points at one that is not there, wherever the agent is killed.
+    In this order no entry ever refers to a missing one, even if the agent is killed between two writes.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class WritePlan:
         self._chosen: dict[str, tuple[list[bytes], list[Sequence[int]], list[bytes]]] = {}
 
     def at(self, step: WriteStep, name: str) -> dict[bytes, bytes]:
-        """What is written to a map in one step; of a step that removes, the keys."""
+        """The writes to a map in one step; in a step that deletes, only the keys matter."""
         by_map = self._steps[step]
         if by_map is None:
             by_map = self._steps[step] = {}
@@ -210,22 +210,22 @@ class WritePlan:
         return entries
 
     def remove(self, step: WriteStep, name: str, keys: Iterable[bytes]) -> None:
-        """Remove entries in a step."""
+        """Delete entries in a step."""
         self.at(step, name).update(dict.fromkeys(keys, b""))
 
     def add(self, step: WriteStep, name: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write many entries that the map does not have, ahead of the others of the step."""
+        """Write many new entries, before the other writes of the step."""
         self._new.setdefault((step, name), []).append((keys, values))
 
     def add_slots(self, name: str, keys: bytes, values: bytes) -> None:
-        """Write the slots of a frontend that the map does not have: all keys, and as many values."""
+        """Write the slots of a new frontend: joined keys and joined values."""
         if (columns := self._new_slots.get(name)) is None:
             columns = self._new_slots[name] = ([], [])
         columns[0].append(keys)
         columns[1].append(values)
 
     def add_chosen(self, name: str, keys: bytes, backends: Sequence[int], frontend: int) -> None:
-        """The same of slots with backends that are all in use, by their numbers and the frontend's."""
+        """Write the slots of a new frontend, with selectable backends only, by their and its number."""
         if (columns := self._chosen.get(name)) is None:
             columns = self._chosen[name] = ([], [], [])
         columns[0].append(keys)
@@ -233,7 +233,7 @@ class WritePlan:
         columns[2].append(_BE16(frontend) * len(backends))
 
     def batches(self) -> Iterator[Batch]:
-        """What is to be written, in order."""
+        """All writes in order."""
         for step, by_map in zip(_STEPS, self._steps, strict=True):
             for (when, name), columns in self._new.items():
                 if when is step:
@@ -256,7 +256,7 @@ class WritePlan:
 
 
 def batched(writes: Iterable[MapWrite]) -> list[Batch]:
-    """The same in as few batches as their order allows."""
+    """Group writes into as few batches as their order allows."""
     found: list[Batch] = []
     for (name, sets), group in groupby(writes, key=lambda one: (one.where.map, one.value is not None)):
         ones = list(group)
@@ -266,12 +266,12 @@ def batched(writes: Iterable[MapWrite]) -> list[Batch]:
 
 
 def service_key(frontend: FrontendKey, slot: int) -> MapKey:
-    """Slot 0 is the frontend itself, the others its backends."""
+    """The key of a slot: slot 0 is the frontend, the others are its backends."""
     return MapKey(SERVICES[frontend.address.version], slot_keys(frontend, slot, slot + 1)[0])
 
 
 def slot_keys(frontend: FrontendKey, first: int, end: int) -> list[bytes]:
-    """The keys of slots ``first`` to ``end``, without that."""
+    """The keys of slots ``first`` to ``end`` - 1."""
     address, scope = frontend
     head, protocol = address[1:-1], address[-1]
     if end <= len(_SLOTS):
@@ -300,7 +300,7 @@ def slot_key_column(frontend: FrontendKey, count: int) -> bytes:
 
 
 def slots_behind(held: Mapping[bytes, bytes], key: FrontendKey, last: int) -> list[bytes]:
-    """The slots behind the last one of a frontend, from the end on: so they never have a gap."""
+    """The slots after ``last`` of a frontend, in descending order, so that deleting them leaves no gap."""
     if not held:
         return []
     (master,) = slot_keys(key, 0, 1)
@@ -323,14 +323,14 @@ def master_value(
     algorithm: int = 0,
     proxy_port: int = 0,
 ) -> bytes:
-    """Slot 0: how many backends, and what holds for the frontend."""
+    """Slot 0: counts of backends, and the frontend's properties."""
     union = struct.unpack("<H", struct.pack(">H", proxy_port))[0] if proxy_port else timeout
     union |= algorithm << 24
     return _MASTER(union, count, _BE16(number), flags, quarantined)
 
 
 def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
-    """Slots of a frontend by its number, joined: which backends, first those in use."""
+    """Values of a frontend's slots, joined: backends' numbers, selectable ones first."""
     words = array("I", (0, int.from_bytes(_BE16(number), "little") << 16, 0)) * len(backends)
     words[::3] = array("I", backends)
     if active < len(backends):
@@ -339,7 +339,7 @@ def slot_values(backends: Sequence[int], number: int, active: int) -> bytes:
 
 
 def _chosen_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
-    """Slots of several frontends with backends in use: of each slot the backend, and 16 bits the frontend."""
+    """Joined slots of several frontends, by selectable backends; ``frontends`` has 16 bits per slot."""
     numbers = array("I")
     for some in backends:
         numbers.extend(some)
@@ -351,17 +351,17 @@ def _chosen_slots(backends: Iterable[Sequence[int]], frontends: bytes) -> bytes:
 
 
 def backend_number(number: int) -> bytes:
-    """The key of a backend, whatever its family."""
+    """The key of a backend, in both families."""
     return _U32(number)
 
 
 def numbers_of(keys: Sequence[bytes]) -> Sequence[int]:
-    """The backends' numbers that are in keys."""
+    """The numbers of backends in these keys."""
     return array("I", joined(keys))
 
 
 def active_backends(addresses: Sequence[bytes]) -> PackedColumn:
-    """The values of active backends of one family, without a zone, made by column: of all at once."""
+    """Values of active backends of one family, without a zone; built by column, for all at once."""
     width = len(addresses[0]) if addresses else 1
     blank = bytes(width - 1) + BACKEND_ENDS[BackendState.ACTIVE]
     values, given = bytearray(blank * len(addresses)), b"".join(addresses)
@@ -371,12 +371,12 @@ def active_backends(addresses: Sequence[bytes]) -> PackedColumn:
 
 
 def backend_value(address: bytes, state: BackendState, zone: int = 0) -> bytes:
-    """A backend's address and state."""
+    """The value of a backend."""
     return address[1:] + (_AFTER_PROTOCOL(state, 0, zone) if zone else BACKEND_ENDS[state])
 
 
 def reverse_nat_key(number: int, version: int) -> MapKey:
-    """What replies of a frontend's backends are translated to."""
+    """The key of the address to which replies of a frontend's backends are translated."""
     return MapKey(REVERSE_NAT[version], _BE16(number))
 
 
@@ -386,24 +386,24 @@ def reverse_nat_value(address: ServiceAddress) -> bytes:
 
 
 def source_range_key(number: int, prefix: IPv4Network | IPv6Network) -> MapKey:
-    """A range of clients that a frontend serves."""
+    """The key of a frontend's source range."""
     head = struct.pack("<I", 32 + prefix.prefixlen) + struct.pack(">Hxx", number)
     return MapKey(SOURCE_RANGES[prefix.version], head + prefix.network_address.packed)
 
 
 def affinity_key(number: int, backend: int) -> MapKey:
-    """A backend that clients of a frontend may stay with."""
+    """The key of a backend that may keep clients of a frontend."""
     return MapKey(AFFINITY_MATCH, struct.pack("<I", backend) + struct.pack(">Hxx", number))
 
 
 def maglev_key(number: int, version: int) -> MapKey:
-    """The look-up table of a frontend, in the outer map."""
+    """The key of a frontend's look-up table in the outer map."""
     return MapKey(MAGLEV[version], _BE16(number))
 
 
-# What the maps say of frontends and backends that an earlier agent installed.
+# Frontends and backends of an earlier agent in the maps.
 #
-# Names, annotations and session affinity are not in the maps: they come from the sources again.
+# Names, annotations and session affinity are not in the maps; the sources provide them again.
 
 Maps = Mapping[str, Mapping[bytes, bytes]]
 """Every entry of the load-balancing maps, by map."""
@@ -412,13 +412,13 @@ FAMILIES = {4: 4, 6: 16}
 """Bytes of an address by family."""
 
 _STATES: Mapping[int, BackendState] = {state.value: state for state in BackendState}
-"""Others are of no version of Cilium."""
+"""No version of Cilium has other states."""
 
 NAMELESS = ServiceName("", "")
 
 
 class RestoredFrontend(NamedTuple):
-    """A frontend that the maps hold, with its number and its slots as they are; a missing one is empty."""
+    """A frontend in the maps, with its number and the values of its slots; a missing slot is empty."""
 
     id: int
     frontend: Frontend
@@ -427,11 +427,11 @@ class RestoredFrontend(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What the maps hold. ``ranges`` and ``affinity`` are keyed by the frontend's number."""
+    """The contents of the maps. ``ranges`` and ``affinity`` are keyed by the frontend's number."""
 
     frontends: list[RestoredFrontend]
     stray_slots: list[MapKey]
-    """Slots without a slot 0: an agent was killed before it wrote that, or after it deleted it."""
+    """Slots without slot 0: an agent was killed before it wrote, or after it deleted, slot 0."""
     backends: dict[int, Backend]
     zones: dict[int, int]
     ranges: dict[int, dict[MapKey, str]]
@@ -439,7 +439,7 @@ class Restored(NamedTuple):
 
 
 def read(maps: Maps, families: tuple[int, ...]) -> Restored:
-    """Read the maps of the families that are in use. A slot without its backend is left out."""
+    """Read the maps of enabled families. A slot without its backend is left out."""
     backends: dict[int, Backend] = {}
     zones: dict[int, int] = {}
     for family in families:
@@ -462,7 +462,7 @@ def read(maps: Maps, families: tuple[int, ...]) -> Restored:
 def _frontends(
     maps: Maps, family: int, backends: Mapping[int, Backend], ranges: Mapping[int, Mapping[MapKey, str]]
 ) -> tuple[list[RestoredFrontend], list[MapKey]]:
-    """The frontends of a family, and the slots that belong to none."""
+    """The frontends of a family, and slots without a frontend."""
     masters: dict[FrontendKey, bytes] = {}
     slots: dict[FrontendKey, dict[int, bytes]] = {}
     length = FAMILIES[family]
@@ -514,7 +514,7 @@ def _frontend(
 
 
 def _with_slot_state(backend: Backend, slot: bytes) -> Backend:
-    """A slot may be quarantined although the shared entry of the backend is active."""
+    """Apply a slot's flag: it may be quarantined although the shared backend entry is active."""
     flags = ServiceFlag(int.from_bytes(slot[8:10], "little"))
     if ServiceFlag.QUARANTINED in flags and backend.state is BackendState.ACTIVE:
         return Backend(backend.address, BackendState.QUARANTINED)

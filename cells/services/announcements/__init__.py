@@ -1,14 +1,14 @@
 """Addresses of services on the local network: one node answers ARP for each, so that clients find it.
 
 Source:     CiliumL2AnnouncementPolicies, Services, this node's CiliumNode and devices. The table
-            ``l2-candidates`` follows from them: the services this node may answer for.
-Controller: an election by Lease for each of those, the table ``l2-leases``: who answers.
-Reconciler: the table ``l2-announce``, addresses of services with a lease of this node, in; the map
+            ``l2-candidates`` is computed from them: the services that this node may announce.
+Controller: an election by Lease for each candidate; the table ``l2-leases`` has the holders.
+Reconciler: the table ``l2-announce``, addresses of services whose lease this node holds, in; the map
             ``cilium_l2_responder_v4`` and gratuitous ARP out. The programs on native devices answer.
-Why:        no host on a bare network has a load balancer's address: one node at a time has to answer for it.
-            An agent that cannot renew its leases stops answering; so does a node without an agent: its
-            programs read when the agent was last alive.
-Source:     Cilium 1.17, L2 announcements: IPv4 alone. A policy's status lists what cannot be followed.
+Why:        without a load balancer, no host on a network has the address: one node at a time must answer.
+            An agent that cannot renew its leases stops answering; so do the programs of a node without an
+            agent, as they read the agent's heartbeat.
+Source:     Cilium 1.17, L2 announcements: only IPv4. A policy's status lists its faults.
 """
 
 from __future__ import annotations
@@ -65,25 +65,25 @@ __all__ = [
 ]
 
 
-# The addresses that this node's programs answer ARP for; neighbours learn new ones by gratuitous ARP.
+# Addresses for which this node's programs answer ARP; gratuitous ARP announces new ones to neighbours.
 
 
 class L2Announcement(msgspec.Struct, frozen=True):
-    """A row of the table ``l2-announce``: this node answers who asks for the address by the device."""
+    """A row of the table ``l2-announce``: this node answers for the address on the device."""
 
     ip: IPv4Address
     ifindex: int
     device: str
     mac: str
-    """What is answered."""
+    """The MAC in answers."""
     services: tuple[str, ...]
-    """The service that has the address: ``namespace/name``."""
+    """The services with this address: ``namespace/name``."""
 
 
 def announced(
     candidates: Iterable[L2Candidate], leases: Iterable[L2Lease]
 ) -> dict[L2ResponderKey, L2Announcement]:
-    """The devices and addresses of services with a lease of this node."""
+    """The addresses, by device, of services whose lease this node holds."""
     held = {lease.service for lease in leases if lease.held}
     found: dict[L2ResponderKey, L2Announcement] = {}
     for candidate in sorted(candidates, key=lambda row: row.service):
@@ -96,24 +96,24 @@ def announced(
 
 
 class Responder:
-    """The programs' map as the target of a reconciler."""
+    """The programs' map as a reconciler's target."""
 
     def __init__(self, kernel: ResponderKernel) -> None:
         self._kernel = kernel
         self._announced: dict[L2ResponderKey, str] = {}
-        """The MAC last announced. Addresses of an earlier agent count as announced."""
+        """The MAC that was last announced. Addresses of an earlier agent count as announced."""
 
     async def observe(self) -> Mapping[L2ResponderKey, None]:
-        """The keys it has."""
+        """The present keys."""
         return dict.fromkeys(self._kernel.held())
 
     def matches(self, row: L2Announcement, observed: None) -> bool:
-        """Whether the network knows the MAC, too: of this agent, or of an earlier one."""
+        """Whether this agent, or an earlier one, announced this MAC to the network."""
         del observed
         return self._announced.setdefault(L2ResponderKey(row.ip, row.ifindex), row.mac) == row.mac
 
     async def put(self, batch: Mapping[L2ResponderKey, L2Announcement]) -> None:
-        """Answer for these addresses, and announce the new ones by gratuitous ARP. Raises BatchError."""
+        """Answer for addresses, and announce new ones by gratuitous ARP. Raises BatchError."""
         failures: dict[L2ResponderKey, Exception] = {}
         frames: dict[L2ResponderKey, Frame] = {}
         for key, row in batch.items():
@@ -136,7 +136,7 @@ class Responder:
             raise BatchError(failures)
 
     async def drop(self, batch: Collection[L2ResponderKey]) -> None:
-        """Answer for these no more. Raises BatchError."""
+        """Stop answering for addresses. Raises BatchError."""
         with BatchFailures(OSError) as failures:
             for key in batch:
                 with failures.of(key):
@@ -144,13 +144,13 @@ class Responder:
                     self._kernel.delete(key)
 
 
-# Follows policies, services, this node and its devices to what it answers for.
+# Candidates and announcements, from policies, services, this node and its devices.
 
 INTERVAL: Final = seconds(30)
 
 
 class L2Candidates:
-    """The services that this node may answer for."""
+    """Computes the services that this node may announce."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class L2Candidates:
         self.table: Derived[tuple[str, str], L2Candidate] = Derived(
             "l2-candidates", self._candidates, policies, announced_services, nodes, devices, refused
         )
-        """By namespace and name."""
+        """Candidates by namespace and name."""
         if settings.enable_l2_announcements:
             tables.add(self.table)
 
@@ -181,14 +181,14 @@ class L2Candidates:
         devices: list[Device],
         refused: list[RefusedAddress],
     ) -> Mapping[Key, L2Candidate]:
-        if not nodes:  # by its labels policies choose it
+        if not nodes:  # policies select nodes by labels
             return {}
         found = [each for each in native_uplinks(devices) if each.has_ethernet]
         return candidates(policies, services, nodes[0].labels, found, refused)
 
 
 class Announcements:
-    """What this node answers for. Without ``enable-l2-announcements`` there is nothing."""
+    """Announces addresses of services on the network, with ``enable-l2-announcements``."""
 
     def __init__(
         self,
@@ -208,11 +208,11 @@ class Announcements:
         if not settings.enable_l2_announcements:
             return
         self.candidates = found.table
-        """The services this node may answer for."""
+        """The services that this node may announce."""
         self.announced: Derived[L2ResponderKey, L2Announcement] = Derived(
             "l2-announce", announced, self.candidates, elections.leases
         )
-        """What it does answer for, by address and index of the device."""
+        """The announced addresses, by address and index of the device."""
         reconciler: Reconciler[L2ResponderKey, L2Announcement] = Reconciler(
             self.announced, Responder(kernel), full_every=INTERVAL
         )
@@ -222,20 +222,20 @@ class Announcements:
         elections.follow(self.candidates)
 
     async def _start(self) -> None:
-        asked = "enable-l2-announcements=true"
+        option = "enable-l2-announcements=true"
         if self._source is not ObjectSource.API_SERVER:
             raise UsageError(
-                f"{asked}: nodes elect the one that answers by Leases, which need an API server;"
+                f"{option}: nodes elect the one that answers by Leases, which need an API server;"
                 " set k8s-api-server or k8s-kubeconfig-path, or leave it out"
             )
         if not self._agent.ipv4:
             raise UsageError(
-                f"{asked}: only IPv4 addresses are announced, and enable-ipv4 is false; leave it out"
+                f"{option}: only IPv4 addresses are announced, and enable-ipv4 is false; leave it out"
             )
 
 
 def agent_liveness(settings: AnnouncementSettings) -> AgentLiveness:
-    """As long as others wait for a node that does not renew its leases."""
+    """The programs' limit for the age of the heartbeat: the lease duration, as other nodes wait so long."""
     answers = settings.enable_l2_announcements
     return AgentLiveness(int(settings.l2_announcements_lease_duration * 1000) if answers else 0)
 

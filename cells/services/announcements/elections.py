@@ -1,7 +1,7 @@
-"""Which node answers for each service: an election by Lease.
+"""Elects, by a Lease, the node that answers ARP for a service.
 
-Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace, held by name of
-        node. client-go's leader election.
+Source: Cilium 1.17: leases ``cilium-l2announce-<namespace>-<name>`` in the agents' namespace; holders are
+names of nodes. client-go's leader election.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cells.netlink.rows import parse_mac
 from cells.services.announcements.policies import L2Candidate
 from lifecycle import Change, Jobs, Logger, ReadTable, Table, Tables, Timer, minutes
 
-# The maps by which programs answer, and gratuitous ARP.
+# The maps of the answering programs, and gratuitous ARP.
 #
 # Source: RFC 826; RFC 5227 section 2.3, announcing an address.
 
@@ -48,48 +48,48 @@ Frame = tuple[str, IPv4Address, str]
 
 
 class ResponderKernel(Protocol):
-    """What the programs look at, and the network. Methods raise OSError."""
+    """The programs' maps, and the network. Methods raise OSError."""
 
     def held(self) -> list[L2ResponderKey]:
-        """What is answered for."""
+        """The announced addresses."""
         ...
 
     def add(self, key: L2ResponderKey) -> bool:
-        """Answer for it, too; whether it is new. The count of one that is there stays."""
+        """Answer for an address; whether it is new. The counter of a present entry stays."""
         ...
 
     def delete(self, key: L2ResponderKey) -> None:
-        """Answer for it no more."""
+        """Stop answering for an address."""
         ...
 
     def alive(self, moment: int) -> None:
-        """When the agent was last alive, in nanoseconds of CLOCK_MONOTONIC."""
+        """Write the agent's heartbeat, in nanoseconds of CLOCK_MONOTONIC."""
         ...
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
-        """Announce addresses by gratuitous ARP; returns what failed. Called in a worker thread."""
+        """Announce addresses by gratuitous ARP; returns failed ones. Called in a worker thread."""
         ...
 
 
 class KernelResponder:
-    """The real one."""
+    """The maps in the kernel, and real sockets."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, settings: AnnouncementSettings) -> ResponderKernel:
-        """This node's."""
+        """The implementation for this node."""
         if settings.enable_l2_announcements:
             maps.use("l2_responder4")
         return KernelResponder(maps)
 
     def held(self) -> list[L2ResponderKey]:
-        """What is answered for."""
+        """The announced addresses."""
         return [L2ResponderKey.unpack(raw) for raw, _ in self._maps.l2_responder4.items()]
 
     def add(self, key: L2ResponderKey) -> bool:
-        """Answer for it, too; whether it is new."""
+        """Answer for an address; whether it is new."""
         found = self._maps.l2_responder4
         try:
             found.update(key.pack(), _NONE_YET, NOEXIST)
@@ -100,21 +100,21 @@ class KernelResponder:
         return True
 
     def delete(self, key: L2ResponderKey) -> None:
-        """Answer for it no more."""
+        """Stop answering for an address."""
         self._maps.l2_responder4.delete(key.pack())
 
     def alive(self, moment: int) -> None:
-        """When the agent was last alive."""
+        """Write the agent's heartbeat."""
         self._maps.runtime_config.update(_INDEX, _TIME.pack(moment))
 
     def announce(self, frames: Mapping[L2ResponderKey, Frame]) -> dict[L2ResponderKey, OSError]:
         """Announce addresses by gratuitous ARP. Closing the socket waits for RCU."""
         failed: dict[L2ResponderKey, OSError] = {}
         try:
-            made = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+            opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         except OSError as error:  # without CAP_NET_RAW
             return dict.fromkeys(frames, error)
-        with closing(made) as own:
+        with closing(opened) as own:
             for key, (device, ip, mac) in frames.items():
                 try:
                     own.sendto(announcement(ip, parse_mac(mac)), (device, 0))
@@ -124,7 +124,7 @@ class KernelResponder:
 
 
 def announcement(ip: IPv4Address, mac: bytes) -> bytes:
-    """A gratuitous ARP request, which gives a network the MAC of an address."""
+    """A gratuitous ARP request, which announces the MAC of an address."""
     header = BROADCAST + mac + struct.pack(">HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1)
     return header + mac + ip.packed + bytes(6) + ip.packed
 
@@ -134,7 +134,7 @@ COLLECT: Final = minutes(1)
 
 
 class L2Lease(msgspec.Struct, frozen=True):
-    """A row of the table ``l2-leases``: the node that answers for a service; empty when unknown."""
+    """A row of the table ``l2-leases``: the holder of a service's lease; empty if unknown."""
 
     service: Key
     lease: str
@@ -144,11 +144,11 @@ class L2Lease(msgspec.Struct, frozen=True):
 
 
 class Elections:
-    """Takes part in the election for every service that this node may answer for; the leases are a table.
+    """Takes part in the election for every service that this node may announce; the leases are a table.
 
-    The table is initialized once the server has answered about each service known at the start, or after one
-    lease duration: until then the addresses of an earlier agent stay. Only then the programs see a live
-    agent, so that they never answer for an address that another node may have.
+    The table is initialized once the server has answered for each initial candidate, or after one lease
+    duration: until then an earlier agent's addresses stay. Only then is the heartbeat written, so that the
+    programs never answer for an address that another node may have.
     """
 
     def __init__(
@@ -171,14 +171,14 @@ class Elections:
         self._log = log
         self._jobs = jobs
         self.leases: Table[tuple[str, str], L2Lease] = Table("l2-leases", key=lambda row: row.service)
-        """Who answers for which service."""
+        """The holder of each service's lease."""
         self._first = self.leases.initializer("holders of leases")
         self._electing: set[Key] = set()
         if settings.enable_l2_announcements:
             tables.add(self.leases)
 
     def follow(self, candidates: ReadTable[tuple[str, str], L2Candidate]) -> None:
-        """Take part from now on."""
+        """Take part in elections from now on."""
         settings = self._settings
         alive = self._jobs.timer(
             "write the agent's heartbeat", self._live, settings.agent_liveness_update_interval
@@ -215,7 +215,7 @@ class Elections:
             group.start_soon(self._elect, candidates, row.service)
 
     async def _begin(self, services: Iterable[Key], alive: Timer) -> None:
-        """The table is known once it has all of these."""
+        """Initialize the table once it has all of these services, or after one lease duration."""
         with anyio.move_on_after(self._settings.l2_announcements_lease_duration):
             async with anyio.create_task_group() as group:
                 for key in services:
@@ -224,7 +224,7 @@ class Elections:
         alive.trigger()
 
     async def _elect(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
-        """Take part for as long as the service is a candidate."""
+        """Take part in the election while the service is a candidate."""
         self._electing.add(key)
         try:
             while key in candidates:
@@ -239,7 +239,7 @@ class Elections:
 
     async def _stand(self, candidates: ReadTable[tuple[str, str], L2Candidate], key: Key) -> None:
         """Wait for the lease, and hold it until it is lost."""
-        from cells.kubernetes.leases import Election  # loaded where there is a server
+        from cells.kubernetes.leases import Election  # needed only with an API server
 
         settings, name, own = self._settings, lease_name(key), self._agent.node_name
 
@@ -261,7 +261,7 @@ class Elections:
             finally:
                 announce("")
                 if key in candidates and not election.lost:
-                    self._kernel.alive(0)  # the agent ends: others may answer from now on
+                    self._kernel.alive(0)  # the agent stops: another node may answer from now on
 
         await election.run(hold)
 
@@ -270,7 +270,7 @@ class Elections:
         self._kernel.alive(time.monotonic_ns())
 
     async def collect(self) -> None:
-        """Delete leases without a holder, of services without a candidate."""
+        """Delete leases without a holder whose service is no candidate."""
         from cells.kubernetes.client.errors import ConflictError
         from cells.kubernetes.leases import LEASES
 
@@ -281,7 +281,7 @@ class Elections:
             name, version = one["metadata"]["name"], one["metadata"]["resourceVersion"]
             held = (one.get("spec") or {}).get("holderIdentity")
             if not held and name.startswith(PREFIX) and name not in ours:
-                with suppress(ConflictError):  # another node has just taken it
+                with suppress(ConflictError):  # another node has just acquired it
                     await client.delete(LEASES, name, self._namespace, version=version)
 
 
@@ -293,5 +293,5 @@ async def _until_removed(
 
 
 def lease_name(service: Key) -> str:
-    """Of the Lease by which nodes agree upon who answers."""
+    """The name of the service's Lease."""
     return PREFIX + "-".join(service)

@@ -1,4 +1,4 @@
-"""Announcement policies: what they say, the services this node may answer for, and policies' conditions.
+"""Announcement policies: parsing, the candidate services for this node, and policies' conditions.
 
 Source: Cilium 1.17; k8s.io/apimachinery/pkg/apis/meta/v1 LabelSelectorAsSelector.
 """
@@ -38,7 +38,7 @@ _PREFIX: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]
 
 
 class L2Policy(NamedTuple):
-    """A policy in force."""
+    """A valid policy."""
 
     name: str
     nodes: LabelSelector | None
@@ -48,25 +48,25 @@ class L2Policy(NamedTuple):
     balancers: bool
 
     def is_for(self, node_labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels follows it."""
+        """Whether the policy selects a node with these labels."""
         return self.nodes is None or self.nodes.matches(node_labels)
 
     def announces(self, service_labels: dict[str, str]) -> bool:
-        """Whether it selects a service with these labels."""
+        """Whether the policy selects a service with these labels."""
         return self.services is None or self.services.matches(service_labels)
 
     def uses(self, device: str) -> bool:
-        """Whether it is for a device of this name: any expression is found in it, or there is none."""
+        """Whether the policy selects the device, by an expression that matches in its name; all if none."""
         return not self.interfaces or any(each.search(device) for each in self.interfaces)
 
 
 def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Mapping[str, str]]:
-    """The policy, None if it cannot be followed; and its faults, by type of condition."""
+    """Parse a policy: None if it is invalid, and its faults by type of condition."""
     spec = policy.spec
     faults: dict[str, str] = {}
     for kind, selector in ((BAD_NODES, spec.node_selector), (BAD_SERVICES, spec.service_selector)):
-        if wrong := next(_wrong(selector), ""):
-            faults[kind] = wrong
+        if fault := next(_faults_of(selector), ""):
+            faults[kind] = fault
     expressions: list[Regexp] = []
     for text in spec.interfaces or ():
         try:
@@ -86,20 +86,20 @@ def read_policy(policy: CiliumL2AnnouncementPolicy) -> tuple[L2Policy | None, Ma
     return found, {}
 
 
-def _wrong(selector: LabelSelector | None) -> Iterator[str]:
+def _faults_of(selector: LabelSelector | None) -> Iterator[str]:
     if selector is None:
         return
     for key, value in (selector.match_labels or {}).items():
-        yield from _wrong_key(key)
-        yield from _wrong_value(key, value)
+        yield from _faults_of_key(key)
+        yield from _faults_of_value(key, value)
     for one in selector.match_expressions or ():
-        yield from _wrong_key(one.key)
+        yield from _faults_of_key(one.key)
         values = one.values or ()
         if one.operator in {"In", "NotIn"}:
             if not values:
                 yield f"key {one.key!r}: for 'in', 'notin' operators, values set can't be empty"
             for value in values:
-                yield from _wrong_value(one.key, value)
+                yield from _faults_of_value(one.key, value)
         elif one.operator in {"Exists", "DoesNotExist"}:
             if values:
                 yield f"key {one.key!r}: values set must be empty for exists and does not exist"
@@ -107,28 +107,28 @@ def _wrong(selector: LabelSelector | None) -> Iterator[str]:
             yield f"{one.operator!r} is not a valid label selector operator"
 
 
-def _wrong_key(key: str) -> Iterator[str]:
+def _faults_of_key(key: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if not _NAME.fullmatch(name) or (slash and not (_PREFIX.fullmatch(prefix) and len(prefix) <= 253)):
         yield f"key {key!r}: expected a label's name, with or without a prefix such as example.com/"
 
 
-def _wrong_value(key: str, value: str) -> Iterator[str]:
+def _faults_of_value(key: str, value: str) -> Iterator[str]:
     if value and not _NAME.fullmatch(value):
         yield f"value {value!r} of key {key!r}: expected at most 63 letters, digits, '-', '_' and '.'"
 
 
-# The services this node may answer for, by policies, services, this node and its devices.
+# Candidates: the services that this node may announce, by policies, services, the node and its devices.
 #
-# Source: Cilium 1.17. Services of other classes are left alone, and addresses of IPv6 are not announced.
+# Source: Cilium 1.17. Services of other classes are ignored, and IPv6 addresses are not announced.
 
 L2_CLASS: Final = "io.cilium/l2-announcer"
 NAME, NAMESPACE = "io.kubernetes.service.name", "io.kubernetes.service.namespace"
-"""Labels that every service has for selectors."""
+"""Labels that selectors see on every service."""
 
 
 class L2Place(NamedTuple):
-    """An address, and the device by which it is asked for."""
+    """An address and the device on which ARP requests for it arrive."""
 
     ip: IPv4Address
     ifindex: int
@@ -137,7 +137,7 @@ class L2Place(NamedTuple):
 
 
 class L2Candidate(msgspec.Struct, frozen=True):
-    """A row of the table ``l2-candidates``: a service, and where this node would answer for it."""
+    """A row of the table ``l2-candidates``: a service, and its addresses by device of this node."""
 
     service: Key
     policies: tuple[str, ...]
@@ -147,7 +147,7 @@ class L2Candidate(msgspec.Struct, frozen=True):
 
 
 def announceable(service: Service, proxy: str) -> bool:
-    """Whether a policy could select it: an address for clients outside, no other class or proxy."""
+    """Whether a policy could select it: it has an outside address, and no other class or proxy."""
     return (
         served_by(service.labels, proxy)
         and service.spec.load_balancer_class in {None, L2_CLASS}
@@ -165,7 +165,10 @@ def candidates(
     devices: Sequence[Device],
     refused: Iterable[RefusedAddress] = (),
 ) -> dict[Key, L2Candidate]:
-    """By namespace and name. ``devices``: those that programs are on; ``refused``: what is not served."""
+    """Candidates by namespace and name.
+
+    ``devices``: those with programs; ``refused``: addresses that are not served.
+    """
     unserved = {(one.service, one.part, one.address) for one in refused}
     read = (read_policy(each)[0] for each in policies)
     followed = sorted(each for each in read if each is not None and each.is_for(node_labels))
@@ -175,9 +178,9 @@ def candidates(
         names: list[str] = []
         places: dict[L2Place, None] = {}
         for policy in followed:
-            if policy.announces(labels) and (here := list(_places(policy, service, devices, unserved))):
+            if policy.announces(labels) and (own_places := list(_places(policy, service, devices, unserved))):
                 names.append(policy.name)
-                places |= dict.fromkeys(here)
+                places |= dict.fromkeys(own_places)
         if places:
             local = service.spec.external_traffic_policy == "Local"
             found[service.key] = L2Candidate(service.key, tuple(names), tuple(sorted(places)), local)
@@ -197,7 +200,7 @@ def _places(
 
 
 def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Iterator[IPv4Address]:
-    """To answer for an address of the router, or of another host, would draw the traffic of all to it."""
+    """The policy's addresses of the service, except refused ones, which would divert other hosts' traffic."""
     texts: list[tuple[str, str]] = []
     if policy.balancers:
         ingress = service.status.load_balancer.ingress or ()
@@ -206,23 +209,23 @@ def _addresses(policy: L2Policy, service: Service, unserved: _Unserved) -> Itera
         texts += [(EXTERNAL_IPS, text) for text in service.spec.external_ips or ()]
     name = ServiceName(*service.key)
     for part, text in texts:
-        with suppress(ValueError):  # a name, or an address of IPv6
+        with suppress(ValueError):  # a host name or an IPv6 address
             ip = IPv4Address(text)
             if (name, part, ip) not in unserved:
                 yield ip
 
 
-# What cannot be followed of a CiliumL2AnnouncementPolicy, written to its ``status.conditions``.
+# Faults of a CiliumL2AnnouncementPolicy, written to its ``status.conditions``.
 #
-# Controller: the table of policies in, conditions out; one is only made for a fault, and becomes False once
-#             that is mended.
-# Source:     Cilium 1.17: types io.cilium/bad-…, reason error. Agents may patch that status, no more.
+# Controller: the table of policies in, conditions out. A condition is created for a fault, and becomes False
+#             when the fault is removed.
+# Source:     Cilium 1.17: types io.cilium/bad-…, reason error. Agents may only patch this status.
 
 REASON = "error"
 
 
 class PolicyConditions:
-    """Writes conditions. Every node may: what is right already is left alone."""
+    """Writes conditions. Every node may write them; up-to-date ones are not written."""
 
     def __init__(
         self,
@@ -244,12 +247,12 @@ class PolicyConditions:
                 await self._write(change.row)
 
     async def _write(self, policy: CiliumL2AnnouncementPolicy) -> None:
-        from cells.kubernetes.client.errors import NotFoundError  # loaded where there is a server
+        from cells.kubernetes.client.errors import NotFoundError  # needed only with an API server
 
         _, faults = read_policy(policy)
         for kind, text in faults.items():
-            wrong = f"{kind}: {text}"
-            self._log.warning("an announcement policy cannot be applied", policy=policy.name, error=wrong)
+            fault = f"{kind}: {text}"
+            self._log.warning("an announcement policy cannot be applied", policy=policy.name, error=fault)
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         wanted = conditions(policy, faults, now)
         if wanted is None:
@@ -265,7 +268,7 @@ class PolicyConditions:
 def conditions(
     policy: CiliumL2AnnouncementPolicy, faults: Mapping[str, str], now: str
 ) -> list[dict[str, Any]] | None:
-    """All conditions as they should be; None where they are. ``faults``: texts by type; ``now``: RFC 3339."""
+    """All desired conditions; None if they are up to date. ``faults``: texts by type; ``now``: RFC 3339."""
     held = {each.type: each for each in policy.status.conditions or ()}
     wanted = dict(held)
     for kind in FAULTS:

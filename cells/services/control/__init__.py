@@ -1,6 +1,6 @@
 """Services, to pods and to clients outside: from Kubernetes objects to the datapath's maps.
 
-Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and the addresses for node
+Source:     the tables of Services, EndpointSlices, Nodes and, for host ports, Pods, and addresses for node
             ports; the table ``frontends`` is computed from them.
 Reconciler: ``frontends`` in, the maps ``cilium_lb*`` out; their only writer.
 Why:        entries of an earlier agent keep their numbers, and stale ones are removed only after all Services

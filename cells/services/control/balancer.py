@@ -1,7 +1,7 @@
-"""Frontends to map entries: their numbers, and the writes that make the maps serve them.
+"""Plans map entries for frontends: allocates numbers, and plans the writes.
 
-What is planned is the difference between the entries that frontends need and those that the maps hold. Of a
-plan that fails nothing stays: the next one begins with what the maps hold then.
+A plan is the difference between the entries that frontends need and the present entries. Nothing is left of a
+failed plan: the next one starts from the entries that the maps have then.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from lifecycle import ReadTable
 LAST_SERVICE_ID: Final = 65534
 
 MaglevTable = Callable[[Sequence[Backend], Mapping[bytes, int]], bytes]
-"""The look-up table over some backends, by their numbers, as the bytes of the inner map's entry."""
+"""Computes the look-up table over backends, by their numbers, as the bytes of the inner map's entry."""
 
 
 class LoadBalancer:
-    """Plans writes by what the maps hold, and keeps numbers.
+    """Plans writes by the present map entries, and keeps the numbers.
 
-    The slots that the maps hold of a frontend follow from its row in the table ``services``. Those of
-    frontends that are ``unsettled`` do not: restored ones, and those with a plan that is not written, or
-    failed. Their rows have every backend and source range that may be there, and ``held`` has their slots.
+    The slots of a frontend in the maps follow from its row in the table ``services``, except for frontends
+    that are ``unsettled``: restored ones, and those with an unwritten or failed plan. Their rows have every
+    backend and source range that may be in the maps, and ``held`` has their slots.
     """
 
     def __init__(
@@ -81,29 +81,29 @@ class LoadBalancer:
         self._maglev = maglev
         self._last_service_id = last_service_id
         self._own_backends = {BACKENDS[family] for family in self._families()}
-        self._forget_all()
+        self._reset()
 
-    def _forget_all(self) -> None:
+    def _reset(self) -> None:
         self.held: Entries = {}
-        """The entries of the maps: of look-up tables a digest, of services those of unsettled frontends, and
-        of backends those with a second number: the others follow from their numbers."""
+        """Present entries: digests of look-up tables, slots of unsettled frontends, and backends with a
+        second number. Other slots follow from rows, other backends from their numbers."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
         self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
         self._backends = NumberedBackends()
         self._second_numbers: dict[int, str] = {}
-        """Of restored backends with several, by map: slots may lead there until they are written."""
+        """Second numbers of restored backends, with their map: slots may refer to them until rewritten."""
         self._unread: set[MapKey] = set()
-        """Restored look-up tables, which may lead to any backend until they are written."""
+        """Restored look-up tables, which may refer to any backend until they are written."""
 
     def realised(self, key: FrontendKey) -> ServedFrontend | None:
-        """What the maps have of a frontend, or may have."""
+        """The frontend as it is, or may be, in the maps."""
         return self.unsettled.get(key) or self._served.get(key)
 
-    # What an earlier agent left.
+    # Entries of an earlier agent.
 
     def restore(self, held: Entries) -> WritePlan:
-        """Start from the contents of the maps. Entries that belong to no frontend are marked for removal."""
-        self._forget_all()
+        """Start from the contents of the maps. Returns a plan that removes stray entries."""
+        self._reset()
         self.held = held
         found = read(held, self._families())
         self._restore_backends(found)
@@ -140,7 +140,7 @@ class LoadBalancer:
         for number, backend in found.backends.items():
             address = backend.address
             if not self._backends.restore(number, address, backend.state, found.zones[number]):
-                # it has another number: an agent ended before all led there
+                # an earlier agent ended before it rewrote all slots to one number
                 self._second_numbers[number] = BACKENDS[address.version]
         for version in self._families():
             held = self.held.pop(BACKENDS[version], {})
@@ -149,7 +149,7 @@ class LoadBalancer:
             self.held[BACKENDS[version]] = {key: held[key] for key in second if key in held}
 
     def wanted(self, held: Entries) -> Entries:
-        """What the maps are to hold, but for slots. Of backends that are not written, what they do hold."""
+        """The desired entries, except slots. For unwritten backends, the present ones."""
         found = {**self.held}
         for version, name in BACKENDS.items():
             found[name] = found.get(name, {}) | self._backends.wanted(version, held.get(name, _NOTHING))
@@ -166,7 +166,7 @@ class LoadBalancer:
         plan.remove(WriteStep.MATCHES_CUT, AFFINITY_MATCH, stray)
 
     def _remove_families_that_are_off(self, plan: WritePlan) -> None:
-        """Nothing can lead there any more."""
+        """Remove entries of disabled families: no packet reaches them."""
         for family in {4, 6} - set(self._families()):
             for step, names in (
                 (WriteStep.SLOTS_DROPPED, SERVICES),
@@ -175,12 +175,12 @@ class LoadBalancer:
             ):
                 plan.remove(step, names[family], self.held.get(names[family], ()))
 
-    # Frontends that are to be served.
+    # Frontends that are added or changed.
 
     def put_all(
         self, frontends: Collection[Frontend], plan: WritePlan
     ) -> tuple[list[PlannedFrontend], dict[FrontendKey, Exception]]:
-        """Plan to serve frontends, new or changed: those planned, and the errors of those that are not."""
+        """Plan to serve new or changed frontends. Returns the planned ones, and errors of the others."""
         planned: list[PlannedFrontend] = []
         failures: dict[FrontendKey, Exception] = {}
         numbered = self._number_new(frontends, plan) if len(frontends) > 1 else _NONE_NEW
@@ -197,10 +197,10 @@ class LoadBalancer:
     def _number_new(
         self, frontends: Collection[Frontend], plan: WritePlan
     ) -> Mapping[FrontendKey, Sequence[int]]:
-        """Number, in one pass, the backends of new frontends: as nearly all are at a start.
+        """Number the backends of new frontends in one pass: at a start nearly all are new.
 
-        Of each frontend of which all backends are active, and in use by no other. Others are left out, and so
-        are all where numbers may not suffice.
+        Skips frontends with inactive backends, or with backends that others use; skips all if numbers may not
+        suffice.
         """
         if len(self._service_ids) + len(frontends) > self._last_service_id:
             return _NONE_NEW
@@ -219,7 +219,7 @@ class LoadBalancer:
         return found
 
     def _with_own_backends(self, frontends: Collection[Frontend]) -> Mapping[int, Sequence[Frontend]]:
-        """The new ones, by family, of which all backends are active, and in use by no other."""
+        """New frontends, by family, whose backends are all active and not used by others."""
         known = self._backends.numbers.keys()
         found: dict[int, list[Frontend]] = {version: [] for version in BACKENDS}
         seen: set[bytes] = set()
@@ -234,13 +234,13 @@ class LoadBalancer:
         return found
 
     def _put_new(self, frontend: Frontend, numbers: Sequence[int], plan: WritePlan) -> PlannedFrontend:
-        """Plan to serve a new frontend with these backends, all of which are chosen, in this order."""
+        """Plan to serve a new frontend with these backends, all selectable, in this order."""
         key = frontend.key
         name = SERVICES[key.address[0]]
         number = self._service_ids.allocate(key)
         row = ServedFrontend(number, frontend)
         self.unsettled[key] = row
-        if self.held.setdefault(name, {}) or not isinstance(numbers, range):  # slots are in order of numbers
+        if self.held.setdefault(name, {}) or not isinstance(numbers, range):  # slots are sorted by numbers
             self._put_entries(row, None, plan)
         else:
             first, others = map_entries.slot_key_columns(key, len(numbers))
@@ -252,7 +252,7 @@ class LoadBalancer:
         return PlannedFrontend(row, _NO_ADDRESSES, was_served=False)
 
     def put(self, frontend: Frontend, plan: WritePlan) -> PlannedFrontend:
-        """Plan to serve a frontend, new or changed. Raises IdsExhaustedError; then nothing is planned."""
+        """Plan to serve a new or changed frontend. Raises IdsExhaustedError; then nothing is planned."""
         key, wanted = frontend.key, frontend
         old = self.realised(key)
         before = _NO_ADDRESSES
@@ -278,7 +278,7 @@ class LoadBalancer:
         return PlannedFrontend(row, before - now, was_served)
 
     def settle(self, planned: Collection[PlannedFrontend]) -> None:
-        """What was planned of frontends is written: their rows show what the maps have."""
+        """The plan of these frontends is written: their rows show the entries in the maps."""
         for one in planned:
             self._release(one.dropped)
             del self.unsettled[one.row.key]
@@ -295,13 +295,13 @@ class LoadBalancer:
                 held.pop(key, None)
 
     def _unsettle(self, old: ServedFrontend | None) -> None:
-        """The maps will have something else than the row of a frontend shows."""
+        """Note that the maps are about to differ from the frontend's row."""
         if old is not None and old.key not in self.unsettled:
             self.unsettled[old.key] = old
             self.held.setdefault(SERVICES[old.key.address.version], {}).update(self.slots_of(old))
 
     def slots_of(self, row: ServedFrontend) -> Iterable[tuple[bytes, bytes]]:
-        """The slots of a frontend, as its row shows them: keys and values."""
+        """The slots of a frontend by its row: keys and values."""
         master, values, _ = self._slots(row)
         slots = PackedColumn(values, SLOT_SIZE)
         return zip(map_entries.slot_keys(row.key, 0, len(slots) + 1), (master, *slots), strict=True)
@@ -314,9 +314,9 @@ class LoadBalancer:
         return frontend.number
 
     def _use_backends(self, frontend: Frontend, more: frozenset[bytes], plan: WritePlan) -> None:
-        """Number new backends; write what the maps lack, and the states that are others now.
+        """Number new backends; plan missing entries and changed states.
 
-        ``more`` are those that the frontend did not have.
+        ``more`` has the addresses that the frontend did not have before.
         """
         backends, own = self._backends, frontend.backends
         addresses = addresses_of(own)
@@ -333,11 +333,11 @@ class LoadBalancer:
                 elif one.address in fresh or not (one.manual or one.state is BackendState.TERMINATING):
                     continue
                 backends.set_state(one.address, one.state)
-        name = BACKENDS[frontend.key.address[0]]  # they are of its family
+        name = BACKENDS[frontend.key.address[0]]  # backends are of its family
         plan.at(WriteStep.BACKENDS, name).update(backends.missing(addresses))
 
     def _number_new_backends(self, addresses: Sequence[bytes], name: str, plan: WritePlan) -> Sequence[int]:
-        """Number active ones that the map of this name does not have, each in use by one frontend."""
+        """Number new active backends of one frontend each, and add their entries to the plan."""
         if not addresses:
             return ()
         numbers = self._backends.add(addresses)
@@ -348,7 +348,7 @@ class LoadBalancer:
         self._backends.release(sorted(addresses))
 
     def _slots(self, row: ServedFrontend) -> tuple[bytes, bytes, Sequence[Backend]]:
-        """Slot 0, the others joined, and the backends that one is chosen from; all have their numbers."""
+        """Slot 0, the other slots joined, and the backends for new connections. All have numbers."""
         frontend, known = row.shown, self._backends.numbers
         chosen: Sequence[Backend] = frontend.backends
         others: Sequence[Backend] = ()
@@ -363,7 +363,7 @@ class LoadBalancer:
         return self._master(row, len(preferred or chosen), len(others)), slots, preferred or chosen
 
     def _master(self, row: ServedFrontend, count: int, quarantined: int) -> bytes:
-        """Slot 0: how many backends are chosen from, and how many others there are."""
+        """Slot 0: counts of backends for new connections, and of other backends."""
         frontend = row.shown
         affinity = frontend.affinity_timeout > 0 and not frontend.l7_proxy_port
         return map_entries.master_value(
@@ -377,7 +377,7 @@ class LoadBalancer:
         )
 
     def _put_entries(self, row: ServedFrontend, old: ServedFrontend | None, plan: WritePlan) -> None:
-        """What a frontend needs in the maps, its backends being numbered."""
+        """Plan the entries of a frontend with numbered backends."""
         master, slots, backends = self._slots(row)
         self._put_slots(row.key, master, slots, plan)
         self._put_translation(row, plan)
@@ -393,7 +393,7 @@ class LoadBalancer:
     def _put_more(
         self, row: ServedFrontend, old: ServedFrontend | None, backends: Sequence[Backend], plan: WritePlan
     ) -> None:
-        """What only some frontends need; ``backends`` are those that one is chosen from."""
+        """Plan entries for optional features; ``backends`` are those for new connections."""
         frontend, number = row.shown, row.id
         matching = (
             frontend.affinity_timeout and not frontend.l7_proxy_port and self._options.enable_session_affinity
@@ -406,7 +406,7 @@ class LoadBalancer:
             self._put_table(frontend, number, backends, plan)
 
     def _in_order(self, frontend: Frontend) -> Sequence[Backend]:
-        """By their numbers."""
+        """The backends in order of their numbers."""
         known = self._backends.numbers
         ids = [known[address] for address in addresses_of(frontend.backends)]
         if ids == sorted(ids):
@@ -460,7 +460,7 @@ class LoadBalancer:
     def _put_table(
         self, frontend: Frontend, number: int, backends: Sequence[Backend], plan: WritePlan
     ) -> None:
-        """Without backends the old look-up table stays; it goes with the frontend."""
+        """Plan the look-up table. Without backends the old one stays until the frontend is removed."""
         where = map_entries.maglev_key(number, frontend.key.address.version)
         was = self.held.get(where.map, _NOTHING).get(where.key)
         if not self._has_table(frontend):
@@ -481,7 +481,7 @@ class LoadBalancer:
         return self._maglev(backends, self._backends.numbers) if self._maglev is not None else b""
 
     def look_up_tables(self, places: Collection[MapKey]) -> Mapping[MapKey, bytes]:
-        """The look-up tables that belong at some places; a place that no frontend has is left out."""
+        """Compute the look-up tables of these keys; keys without a frontend are left out."""
         rows = {
             map_entries.maglev_key(row.id, row.key.address.version): row
             for row in (*self._served.all(), *self.unsettled.values())
@@ -489,10 +489,10 @@ class LoadBalancer:
         found = {where: self._slots(rows[where])[2] for where in places if where in rows}
         return {where: self._table(backends) for where, backends in found.items() if backends}
 
-    # Frontends and backends that are to be served no more.
+    # Frontends and backends that are removed.
 
     def drop(self, key: FrontendKey, plan: WritePlan) -> None:
-        """Plan to serve a frontend no more; nothing for an unknown one."""
+        """Plan to remove a frontend; an unknown one is ignored."""
         old = self.realised(key)
         if old is None:
             return
@@ -519,15 +519,15 @@ class LoadBalancer:
                 if where.key in self.held.get(where.map, _NOTHING):
                     plan.remove(step, where.map, [where.key])
 
-    def forget(self, key: FrontendKey) -> None:
-        """The maps no longer have this frontend; an unknown one is ignored."""
+    def removed(self, key: FrontendKey) -> None:
+        """Release the numbers of a frontend that was removed from the maps; an unknown one is ignored."""
         old = self.unsettled.pop(key, None)
         if old is not None:
             self._release(set(addresses_of(old.shown.backends)))
             self._service_ids.release(old.id)
 
     def collect(self) -> WritePlan:
-        """The backends that nothing leads to; none while it is not known what look-up tables lead to."""
+        """Plan to remove unused backends; none while restored look-up tables may refer to them."""
         plan = WritePlan()
         if self._unread:
             return plan
@@ -543,10 +543,10 @@ class LoadBalancer:
                     plan.remove(WriteStep.BACKENDS_DROPPED, name, [key])
         return plan
 
-    # What became of writes.
+    # Results of writes.
 
     def written(self, batch: Batch) -> None:
-        """The maps hold this now."""
+        """Record a batch as written."""
         held = self.held.setdefault(batch.map, {})
         if batch.map in LOOK_UP_TABLES:
             self._unread -= {MapKey(batch.map, key) for key in batch.keys}
@@ -560,26 +560,26 @@ class LoadBalancer:
             for key in batch.keys:
                 held.pop(key, None)
             if batch.map in self._own_backends:
-                self._forget_backends(batch.keys)
+                self._remove_backends(batch.keys)
 
-    def learn(self, held: Entries) -> None:
-        """Take from the maps what it is not known whether it was written."""
+    def resolve_unknown(self, held: Entries) -> None:
+        """Replace entries of unknown state by the present entries."""
         for name, own in self.held.items():
-            there = held.get(name, _NOTHING)
+            present = held.get(name, _NOTHING)
             for key in [key for key, value in own.items() if value == UNKNOWN]:
-                if key not in there:
+                if key not in present:
                     del own[key]
                 elif name not in LOOK_UP_TABLES:
-                    own[key] = there[key]
+                    own[key] = present[key]
 
     def maybe_written(self, batch: Batch) -> None:
-        """Some of it may have been written; how much is unknown."""
+        """Record that an unknown part of the batch was written."""
         if batch.map in self._own_backends:
             self._backends.unwritten.update(numbers_of(batch.keys))
         elif batch.values is not None:
             self.held.setdefault(batch.map, {}).update(dict.fromkeys(batch.keys, UNKNOWN))
 
-    def _forget_backends(self, keys: Iterable[bytes]) -> None:
+    def _remove_backends(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             number = int.from_bytes(key, "little")
             self._second_numbers.pop(number, None)
@@ -587,7 +587,7 @@ class LoadBalancer:
 
 
 def _all_chosen(backends: Sequence[Backend]) -> bool:
-    """Whether new connections may go to each of them alike."""
+    """Whether all backends are selectable, and none is preferred."""
     if isinstance(backends, SliceBackends):
         return True
     return not [one for one in backends if one.preferred or one.state is not BackendState.ACTIVE]

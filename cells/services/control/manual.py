@@ -1,9 +1,9 @@
-"""Services requested manually, and backends taken out of use manually, beside what objects say.
+"""Services and states of backends that are set manually, in addition to objects.
 
 Source: Cilium 1.17, PUT and DELETE of /service/{id}: its statuses and texts.
 
-A manual frontend lasts until an object changes the same frontend, or the agent restarts.
-A call that is refused changes nothing.
+A manual frontend lasts until an object changes the same frontend, or the agent restarts. A refused call
+changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lifecycle import ReadTable, Table
 from lifecycle.http import Refusal
 
 PATIENCE = 10.0
-"""Seconds that a call waits for the maps."""
+"""Seconds that a call waits for the maps to be written."""
 
 _MAY_BECOME = {
     BackendState.ACTIVE: frozenset(BackendState),
@@ -47,17 +47,17 @@ _MAY_BECOME = {
 
 
 class ManualService(msgspec.Struct, frozen=True):
-    """A row of the table ``manual-services``: the frontend last set for an address."""
+    """A row of the table ``manual-services``: the frontend that was last set for an address."""
 
     key: FrontendKey
     turn: int
-    """Increases with every call, as a call may repeat the one before."""
+    """Increases with every call, so that repeated calls change the row, too."""
     frontend: Frontend | None
-    """None: it is not to be served."""
+    """None: not served."""
 
 
 class ManualState(msgspec.Struct, frozen=True):
-    """A row of the table ``backend-states``: the state last set for a backend."""
+    """A row of the table ``backend-states``: the state that was last set for a backend."""
 
     address: ServiceAddress
     turn: int
@@ -75,7 +75,7 @@ def manual_states() -> Table[ServiceAddress, ManualState]:
 
 
 class RequestedService(msgspec.Struct, frozen=True):
-    """A frontend as requested; its protocol counts only if the agent distinguishes protocols."""
+    """A requested frontend; its protocol is ignored unless the agent distinguishes protocols."""
 
     number: int
     key: FrontendKey
@@ -87,7 +87,7 @@ class RequestedService(msgspec.Struct, frozen=True):
 
 
 def frontend_of(requested: RequestedService, node_name: str, options: LoadBalancerOptions) -> Frontend:
-    """The frontend, with the backends that its traffic policy leaves on this node."""
+    """The frontend, with the backends that its traffic policy allows on this node."""
     key = _of_protocol(requested.key.address, options)
     outside = requested.type in _TWO_SCOPED
     local = requested.ext_local
@@ -121,7 +121,10 @@ def _of_protocol(address: ServiceAddress, options: LoadBalancerOptions) -> Servi
 
 
 class ManualServices:
-    """The only writer of both tables. Methods raise Refusal, with the status that Cilium answers."""
+    """Sets manual services and states; the only writer of both tables.
+
+    Methods raise Refusal with the status that Cilium returns.
+    """
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class ManualServices:
         self._turn = 0
 
     async def put(self, requested: RequestedService) -> bool:
-        """Serve a frontend by the number it names; whether there was none. Returns once it is in the maps."""
+        """Serve a frontend by its number. Returns once it is in the maps: whether it is new."""
         self.check_followed()
         if not self._options.serves(requested.key.address.ip):
             raise Refusal(500, f"IPv{requested.key.address.version} is off on this node")
@@ -152,7 +155,7 @@ class ManualServices:
         before = self._services.get(frontend.key)
         row = self._override(frontend.key, frontend)
         with anyio.move_on_after(PATIENCE):
-            await self._served.wait_for(frontend.key, lambda row: _is(row.frontend, frontend))
+            await self._served.wait_for(frontend.key, lambda row: _is_served(row.frontend, frontend))
             return created
         if self._services.get(frontend.key) == row:
             with self._services.txn() as rows:
@@ -164,7 +167,7 @@ class ManualServices:
         raise Refusal(500, f"{frontend.key} {text} after {PATIENCE:g} s: see hive status --verbose")
 
     async def delete(self, number: int) -> bool:
-        """Serve a frontend no more; whether there was one. Returns once it is in the maps no more."""
+        """Remove a frontend. Returns once it is out of the maps: whether it existed."""
         found = next((one for one in self._served.all() if one.id == number), None)
         if found is None:
             return False
@@ -176,17 +179,17 @@ class ManualServices:
         raise Refusal(500, f"{found.key} is still in the maps after {PATIENCE:g} s")
 
     async def set_states(self, backends: Sequence[Backend]) -> None:
-        """Give backends these states wherever they serve; unknown ones are left alone."""
+        """Set the states of backends in all frontends; unknown backends are ignored."""
         self.check_followed()
         served = self._served.all()
         known = {one.address: one for one in check_states(backends, served)}
         with self._states.txn() as rows:
             for backend in known.values():
                 rows.put(ManualState(backend.address, self._next(), backend.state))
-        having = [one.key for one in _having(known, served)]
+        having = [one.key for one in _serving(known, served)]
         with anyio.move_on_after(PATIENCE):
             for key in having:
-                await self._served.wait_for(key, lambda row: _stand(row.shown, known))
+                await self._served.wait_for(key, lambda row: _have_states(row.shown, known))
             return
         raise Refusal(500, f"not in the maps after {PATIENCE:g} s: see hive status --verbose")
 
@@ -200,7 +203,7 @@ class ManualServices:
         return self._turn
 
     def check_followed(self) -> None:
-        """Raise Refusal where nothing is put in the maps: without a source of objects."""
+        """Raise Refusal without a source of objects, as the maps are not written then."""
         if not self._followed:
             raise Refusal(
                 501,
@@ -209,19 +212,19 @@ class ManualServices:
             )
 
 
-def _is(served: Frontend, wanted: Frontend) -> bool:
-    """Whether the frontend is served; its backends' states do not count, as they are set separately."""
+def _is_served(served: Frontend, wanted: Frontend) -> bool:
+    """Whether the frontend is served, ignoring backends' states, which are set separately."""
     have, want = ({one.address for one in each.backends} for each in (served, wanted))
     bare = [msgspec.structs.replace(each, backends=()) for each in (served, wanted)]
     return have == want and bare[0] == bare[1]
 
 
-def _stand(served: Frontend, wanted: Mapping[ServiceAddress, Backend]) -> bool:
+def _have_states(served: Frontend, wanted: Mapping[ServiceAddress, Backend]) -> bool:
     return all(one.state is wanted[one.address].state for one in served.backends if one.address in wanted)
 
 
 def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool:
-    """Whether a frontend with its number is a new one. Raises Refusal."""
+    """Whether the frontend is new. Raises Refusal for a conflict of numbers or families."""
     key, number = frontend.key, frontend.number
     if not 0 < number < 1 << 16:
         raise Refusal(500, f"invalid service ID {number}")
@@ -243,38 +246,38 @@ def check_frontend(frontend: Frontend, served: Sequence[ServedFrontend]) -> bool
 
 
 def check_states(backends: Sequence[Backend], served: Sequence[ServedFrontend]) -> list[Backend]:
-    """The backends that a frontend has, of any protocol where the request names none.
+    """Select the backends in use; a backend without a protocol means those of all protocols.
 
-    Raises Refusal when one cannot become what it is to be.
+    Raises Refusal for an invalid transition of states.
     """
-    asked = {address for one in backends for address in _meant(one.address)}
+    asked = {address for one in backends for address in _of_each_protocol(one.address)}
     now = {
         each.address: each.state
-        for one in _having(asked, served)
+        for one in _serving(asked, served)
         for each in one.shown.backends
         if each.address in asked
     }
     known = [
         msgspec.structs.replace(one, address=address)
         for one in backends
-        for address in _meant(one.address)
+        for address in _of_each_protocol(one.address)
         if address in now
     ]
-    wrong = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
-    if wrong:
-        raise Refusal(501, "\n".join(_cannot(one, now[one.address]) for one in wrong))
+    invalid = [one for one in known if one.state not in _MAY_BECOME[now[one.address]]]
+    if invalid:
+        raise Refusal(501, "\n".join(_cannot(one, now[one.address]) for one in invalid))
     return known
 
 
-def _meant(address: ServiceAddress) -> Iterable[ServiceAddress]:
-    """The address, without a protocol those of every protocol."""
+def _of_each_protocol(address: ServiceAddress) -> Iterable[ServiceAddress]:
+    """The address; without a protocol, the addresses of every protocol."""
     if address.protocol != ANY_PROTOCOL:
         return (address,)
     return [ServiceAddress(address.ip, address.port, protocol) for protocol in PROTOCOLS.values()]
 
 
-def _having(addresses: Collection[bytes], served: Iterable[ServedFrontend]) -> Iterator[ServedFrontend]:
-    """The frontends with a backend of these addresses."""
+def _serving(addresses: Collection[bytes], served: Iterable[ServedFrontend]) -> Iterator[ServedFrontend]:
+    """Frontends with a backend of these addresses."""
     wanted = frozenset(addresses)
     return (one for one in served if not wanted.isdisjoint(addresses_of(one.shown.backends)))
 

@@ -1,4 +1,4 @@
-"""Frontends to the load-balancing maps, and keeping them so."""
+"""Writes frontends to the load-balancing maps, and repairs the maps."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ FAILURES: Final = (OSError, HiveError)
 
 
 class ServiceMaps(Protocol):
-    """The maps themselves. All raise OSError; a write to a full map raises MapFullError."""
+    """The load-balancing maps. All methods raise OSError; a write to a full map raises MapFullError."""
 
     async def dump(self) -> Entries:
-        """Every entry of every map, of look-up tables TABLE."""
+        """Every entry of every map; TABLE in place of look-up tables."""
         ...
 
     def write(self, batch: Batch) -> None:
-        """Set entries of one map, or remove them; one that is not there is removed.
+        """Set or delete entries of one map; deleting a missing entry is a no-op.
 
-        Of several some may have been written when it raises.
+        If it raises, some entries may have been written.
         """
         ...
 
     async def write_tables(self, batch: Batch) -> None:
-        """The same of look-up tables, for which the kernel waits."""
+        """Write look-up tables, for which the kernel waits."""
         ...
 
 
 class KernelServices:
-    """The real maps, in the kernel."""
+    """The maps in the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, options: LoadBalancerOptions) -> ServiceMaps:
-        """The maps of this node: those that services of these settings need."""
+        """The maps that services need with these options."""
         maps.use("services4", "services6", "backends4", "backends6", "reverse_nat4", "reverse_nat6")
         maps.use("source_range4", "source_range6")
         if options.enable_session_affinity:
@@ -74,7 +74,7 @@ class KernelServices:
         return KernelServices(maps)
 
     async def dump(self) -> Entries:
-        """In a thread, through descriptors of its own, as the loop may use the others meanwhile."""
+        """Read in a thread through its own descriptors, as the event loop may use the others meanwhile."""
         return await to_thread.run_sync(self._dump)
 
     def _dump(self) -> Entries:
@@ -88,7 +88,7 @@ class KernelServices:
         return {name: entries for name, entries in found.items() if entries}
 
     async def write_tables(self, batch: Batch) -> None:
-        """In a thread. New tables at once: the kernel waits once for all of them."""
+        """Write in a thread, in one batch, so that the kernel waits once for all new tables."""
         await to_thread.run_sync(self._write_tables, batch)
 
     def _write_tables(self, batch: Batch) -> None:
@@ -96,20 +96,20 @@ class KernelServices:
             inner = outer.spec.inner
             if outer.spec.name != batch.map or inner is None:
                 continue
-            with map_by_id(outer.id, outer.spec.name, writable=True) as table, ExitStack() as made:
+            with map_by_id(outer.id, outer.spec.name, writable=True) as table, ExitStack() as created:
                 entries = []
                 for where, value in batch.writes():
                     if value is None:
                         table.delete(where.key)
                         continue
-                    numbers = made.enter_context(create_map(inner))
+                    numbers = created.enter_context(create_map(inner))
                     numbers.update(bytes(4), value)
                     entries.append((where.key, struct.pack("<I", numbers.fd)))
                 with _full(table):
                     table.update_batch(entries)
 
     def write(self, batch: Batch) -> None:
-        """Set entries, or remove them, with one system call."""
+        """Set or delete entries with one system call."""
         table = self._by_name[batch.map]
         if batch.values is None:
             self._remove(table, batch.keys)
@@ -146,7 +146,7 @@ class KernelServices:
 
 @contextmanager
 def _full(table: Map) -> Iterator[None]:
-    """Say what to do about a full map."""
+    """Raise MapFullError with advice if the map is full."""
     try:
         yield
     except BpfError as error:
@@ -156,17 +156,17 @@ def _full(table: Map) -> Iterator[None]:
 
 
 MOST_BACKENDS: Final = 65535
-"""Of a frontend: its slot 0 counts them in 16 bits."""
+"""The limit for a frontend: its slot 0 counts backends in 16 bits."""
 _SLOTS: Final = frozenset(SERVICES.values())
 _CHUNK: Final = 256
-"""Frontends that are taken over at a time."""
+"""Frontends between two yields to the event loop."""
 
 
 class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
-    """Writes what is to be served where the maps hold something else; the only writer of ``services``.
+    """Writes frontends that differ from the maps; the only writer of ``services``.
 
-    The first observation takes over what an earlier agent left, and puts in force what differs: it runs only
-    once the table is complete. After a failure it starts from the beginning.
+    The first observation takes over an earlier agent's entries and applies the differences: it runs only once
+    the table is complete. After a failure it starts from the beginning.
     """
 
     def __init__(
@@ -187,10 +187,10 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._taken_over = False
 
     async def observe(self) -> Mapping[FrontendKey, Frontend]:
-        """The frontends that are in the maps as they should be. Repairs foreign changes."""
+        """The frontends with correct entries in the maps. Reverts changes by other programs."""
         held = await self._maps.dump()
         if self._taken_over:
-            await self._mend(held)
+            await self._repair(held)
         else:
             await self._take_over(held)
         unsettled = self._balancer.unsettled
@@ -203,7 +203,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         self._report(batch, await self._put(batch.values()) | await self._collect(batch))
 
     async def drop(self, batch: Collection[FrontendKey]) -> None:
-        """Serve frontends no more. Raises BatchError."""
+        """Remove frontends. Raises BatchError."""
         failures = await self._drop(batch) | await self._collect(batch)
         self._report(batch, failures)
 
@@ -213,15 +213,15 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
             raise BatchError(failures)
 
     async def _take_over(self, held: Entries) -> None:
-        """Go on from what the maps hold: as long as nothing differs, nothing is written."""
+        """Continue from the entries of the maps; unchanged ones are not written."""
         if error := await self._write(self._balancer.restore(held)):
             raise error
         unserved = {*self._balancer.unsettled, *self._served.keys()} - {*self._table.keys()}
-        await self._drop(unserved)  # of what fails the rest is drop()'s
+        await self._drop(unserved)  # drop() retries failed ones
         frontends = self._table.all()
         for first in range(0, len(frontends), _CHUNK):
             chunk = frontends[first : first + _CHUNK]
-            self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() tries again
+            self._shortage.note([one.key for one in chunk], await self._put(chunk))  # put() retries them
             if first + _CHUNK < len(frontends):
                 await anyio.lowlevel.checkpoint()
         await self._collect(())
@@ -230,7 +230,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
             self._initial.done()
 
     async def _put(self, frontends: Collection[Frontend]) -> dict[FrontendKey, Exception]:
-        """Those that fail. When not all fits, as much as does: nothing is left of what cannot be served."""
+        """Serve frontends; returns the errors. If not all fit, serve as many as fit, and undo the others."""
         failures: dict[FrontendKey, Exception] = {}
         plan, planned = self._plan(frontends, failures)
         if await self._write(plan) is None:
@@ -279,7 +279,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                 rows.put(one.row)
 
     async def _drop(self, keys: Collection[FrontendKey]) -> dict[FrontendKey, Exception]:
-        """Those that fail."""
+        """Remove frontends; returns the errors."""
         plan = WritePlan()
         for key in keys:
             self._balancer.drop(key, plan)
@@ -290,7 +290,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         with self._served.txn() as rows:
             for key in keys:
                 if key not in failures:
-                    self._balancer.forget(key)
+                    self._balancer.removed(key)
                     rows.delete(key)
         return failures
 
@@ -300,17 +300,20 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return await self._write(plan, singly=True)
 
     async def _undo(self, key: FrontendKey) -> None:
-        """Take back what was written of a frontend that is not served at all: others may need the room."""
+        """Remove the entries of a frontend that is not served, as others may need the room."""
         if await self._remove(key) is None:
-            self._balancer.forget(key)
+            self._balancer.removed(key)
 
     async def _collect(self, tried: Iterable[FrontendKey]) -> dict[FrontendKey, Exception]:
-        """Remove backends that nothing leads to; where that fails, those were tried in vain."""
+        """Remove unused backends; if this fails, return the error for all tried frontends."""
         error = await self._write(self._balancer.collect())
         return dict.fromkeys(tried, error) if error is not None else {}
 
     async def _write(self, plan: WritePlan, *, singly: bool = False) -> Exception | None:
-        """Write a plan up to what fails: the error. Slots of new frontends count only where others fail."""
+        """Write a plan up to a failure, and return the error.
+
+        Slots of new frontends are recorded only then.
+        """
         slots: list[Batch] = []
         try:
             for step in plan.batches():
@@ -327,15 +330,15 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                         slots.append(batch)
                     else:
                         self._balancer.written(batch)
-            slots.clear()  # of frontends that are settled
+            slots.clear()  # recorded by settle()
         finally:
             for batch in slots:
                 self._balancer.written(batch)
         return None
 
-    async def _mend(self, held: Entries) -> None:
-        """Write what others changed: what is pointed at first, and what is too much last."""
-        self._balancer.learn(held)
+    async def _repair(self, held: Entries) -> None:
+        """Revert changes by other programs: first entries that others refer to; extra entries last."""
+        self._balancer.resolve_unknown(held)
         missing, extra = _differences(held, await self._wanted(held))
         in_order = (*sorted(missing, key=_rank), *sorted(extra, key=_rank, reverse=True))
         for (name, _), group in groupby(in_order, key=lambda each: (each.where.map, _rank(each))):
@@ -347,7 +350,7 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
                     self._maps.write(batch)
 
     async def _wanted(self, held: Entries) -> Entries:
-        """All that the maps are to hold."""
+        """All desired entries."""
         balancer = self._balancer
         found = balancer.wanted(held)
         slots: Entries = {name: {**found.get(name, {})} for name in SERVICES.values()}
@@ -360,35 +363,37 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         return found | slots
 
     def _with_tables(self, writes: Sequence[MapWrite]) -> Iterator[MapWrite]:
-        """The same with the look-up tables that are to be written in place of TABLE."""
+        """Replace TABLE by the look-up tables."""
         tables = self._balancer.look_up_tables({one.where for one in writes if one.value is not None})
         for where, value in writes:
             yield MapWrite(where, tables.get(where) if value is not None else None)
 
 
 def _entries(batch: Batch) -> Iterator[Batch]:
-    """The same one by one."""
+    """Split a batch into batches of one entry."""
     for (name, key), value in batch.writes():
         yield Batch(name, (key,), (value,) if value is not None else None)
 
 
 def _differences(held: Entries, wanted: Entries) -> tuple[list[MapWrite], list[MapWrite]]:
-    """What is missing, or is another, and what is too much."""
+    """Missing or different entries, and extra entries."""
     missing, extra = [], []
     for name in {*held, *wanted}:
-        here, there = held.get(name, {}), wanted.get(name, {})
+        present, desired = held.get(name, {}), wanted.get(name, {})
         if name in LOOK_UP_TABLES:
-            here = {key: there.get(key, TABLE) for key in here}  # whether they are there
-        if here != there:
+            present = {key: desired.get(key, TABLE) for key in present}  # compares keys only
+        if present != desired:
             missing += [
-                MapWrite(MapKey(name, key), there[key]) for key in there if here.get(key) != there[key]
+                MapWrite(MapKey(name, key), value)
+                for key, value in desired.items()
+                if present.get(key) != value
             ]
-            extra += [MapWrite(MapKey(name, key), None) for key in here if key not in there]
+            extra += [MapWrite(MapKey(name, key), None) for key in present if key not in desired]
     return missing, extra
 
 
 def _rank(write: MapWrite) -> tuple[bool, bool, str]:
-    """Backends and translations before frontends, and of these the slots before slot 0."""
+    """Backends and translations come before frontends, and a frontend's slots before its slot 0."""
     is_frontend = "_services_" in write.where.map
     slot = write.where.key[-6:-4] if is_frontend else b""
     return is_frontend, slot == b"\0\0", write.where.map

@@ -1,6 +1,6 @@
 """Services, EndpointSlices, host ports of pods and this node to frontends.
 
-Controller: tables of objects and the addresses that serve node ports in, the table ``frontends`` out.
+Controller: tables of objects and the addresses for node ports in, the table ``frontends`` out.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ Feed = Callable[[ServiceCatalog, Change[Any, Row]], None]
 
 
 STEP = 8
-"""Rows between two looks at the clock: each takes from some microseconds to 0.1 ms."""
+"""Rows between two checks of the clock: each takes from some microseconds to 0.1 ms."""
 
 
 class _Follow(msgspec.Struct, frozen=True):
-    """A table that frontends follow from: what its rows mean now, and as they change."""
+    """A table that frontends depend on: processes its initial rows, then its changes."""
 
     first: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
     follow: Callable[[ServiceCatalog], Coroutine[Any, Any, None]]
@@ -68,7 +68,7 @@ def _order(ip: IPAddress) -> tuple[int, int]:
 
 
 class WatchedObjects(NamedTuple):
-    """What frontends follow from. What nothing is served of is None."""
+    """The tables that frontends depend on; None for disabled features."""
 
     services: ReadTable[tuple[str, str], Service]
     slices: ReadTable[tuple[str, str], EndpointSlice]
@@ -79,15 +79,15 @@ class WatchedObjects(NamedTuple):
     manual: ReadTable[FrontendKey, ManualService] | None = None
     states: ReadTable[ServiceAddress, ManualState] | None = None
     devices: ReadTable[int, Device] | None = None
-    """The node's devices: host ports may have their addresses."""
+    """The node's devices: host ports may use their addresses."""
     cluster: ReadTable[str, ClusterNode] | None = None
-    """The nodes of the cluster. Services do not wait for it, as nodes may need services to become known."""
+    """The nodes of the cluster. The first frontends do not wait for it: reading nodes may need services."""
     remote: ReadTable[RemoteServiceKey, RemoteService] | None = None
-    """Services of remote clusters. Those of this cluster do not wait for it."""
+    """Services of remote clusters. The first frontends do not wait for it."""
 
 
 class ServiceReports(msgspec.Struct, frozen=True):
-    """The tables of what is not served as requested. None stands for features that are off."""
+    """The tables of refused requests; None for disabled features."""
 
     conflicts: Table[FrontendKey, ServiceConflict] | None = None
     refused: Table[tuple[str, str, str], RefusedAddress] | None = None
@@ -95,7 +95,7 @@ class ServiceReports(msgspec.Struct, frozen=True):
 
 
 class ServiceWatch:
-    """Maintains the frontends, and initializes their table once all objects have been listed."""
+    """Maintains the frontends, and initializes their table once all objects are listed."""
 
     def __init__(
         self,
@@ -122,16 +122,16 @@ class ServiceWatch:
         self._refused_backends: dict[ServiceName, tuple[RefusedBackend, ...]] = {}
         self._first = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
-        """Services that were added, updated and deleted, by these words."""
+        """Counts of ``add``, ``update`` and ``delete`` of services."""
 
     async def run(self) -> None:
-        """Follow the objects for ever; run again after an error, it begins anew."""
+        """Follow the objects until cancelled. A restart after an error begins anew."""
         objects = self._objects
         self._node = ServingNode(self._node_name())
         again = self._frontends.initialized
         catalog = ServiceCatalog(
             *(self._options, self._node, objects.slices),
-            frontends() if again else self._frontends,  # what is served stays until all is found again
+            frontends() if again else self._frontends,  # served ones stay until all are found again
             objects.remote,
         )
         for table in objects:
@@ -145,7 +145,7 @@ class ServiceWatch:
             *self._followed(objects.cluster, _cluster_node_changed),
             *self._followed(objects.slices, self._slice_changed),
             *self._followed(objects.remote, _remote_changed),
-            *self._followed(objects.services, self._service_changed),  # each has its backends at once
+            *self._followed(objects.services, self._service_changed),  # after their slices
             *self._followed(objects.pods, self._pod_changed),
             *self._followed(objects.redirects, self._redirect_changed),
             *self._followed(objects.states, _override_state),
@@ -167,7 +167,7 @@ class ServiceWatch:
                 group.start_soon(self._complete, catalog, objects.remote)
 
     async def _complete(self, catalog: ServiceCatalog, remote: ReadTable[Any, Any]) -> None:
-        """Remove what only an earlier agent knew of global services, once remote clusters are known."""
+        """Once remote clusters are listed, remove an earlier agent's backends that none of them has."""
         await remote.wait_initialized()
         await _in_slices(catalog, ServiceCatalog.remote_changed, catalog.remote_listed())
         self._report(catalog)
@@ -189,13 +189,13 @@ class ServiceWatch:
         yield _Follow(first, follow)
 
     def _addresses_changed(self, catalog: ServiceCatalog, _: Change[IPAddress, NodePortAddress]) -> None:
-        """All of them, whichever has changed."""
+        """Read all addresses, whichever changed."""
         table = self._objects.addresses
         rows = table.all() if table is not None else []
         self._move(catalog, addresses=tuple(sorted((row.ip for row in rows), key=_order)))
 
     def _device_changed(self, catalog: ServiceCatalog, change: Change[int, Device]) -> None:
-        """All of them, where addresses have changed."""
+        """Read the addresses of all devices, if a device's addresses changed."""
         table = self._objects.devices
         if table is None or _addresses(change.old) == _addresses(change.row):
             return
@@ -212,7 +212,7 @@ class ServiceWatch:
         catalog.upsert_service(row)
 
     def _slice_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]) -> None:
-        """A slice may come to belong to another service."""
+        """Update the old and the new service of a slice, as its label may change."""
         old, row = change.old, change.row
         if old is not None and (row is None or row.service != old.service):
             catalog.slices_changed(ServiceName(old.namespace, old.service))
@@ -240,7 +240,7 @@ class ServiceWatch:
             )  # fmt: skip
 
     def _report_backends(self, old: EndpointSlice | None, row: EndpointSlice) -> None:
-        """Endpoints that are no host's addresses, once for each time that they come."""
+        """Log invalid endpoint addresses, once until they change."""
         refused = refused_backends(row)
         if not refused or self._log is None or (old is not None and refused_backends(old) == refused):
             return
@@ -251,7 +251,7 @@ class ServiceWatch:
         )  # fmt: skip
 
     def _report_faults(self, old: Service | None, row: Service) -> None:
-        """What a service asks for and does not get, once for each time that it asks."""
+        """Log the parts of a service that are not served, once until they change."""
         log = self._log
         if log is None or not served_by(row.labels, self._options.k8s_service_proxy_name):
             return
@@ -266,7 +266,7 @@ class ServiceWatch:
                 log.warning("part of a service is not served", service=name, part=part, reason=fault)
 
     def _pod_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Pod]) -> None:
-        """Only pods of this node have host ports here; no service may have the address of any."""
+        """Serve host ports of this node's pods, and reserve the addresses of all pods."""
         old, row = change.old, change.row
         if row is not None and row.spec.node_name == self._node.name:
             catalog.upsert_pod(row)
@@ -280,7 +280,7 @@ class ServiceWatch:
     def _redirect_changed(
         self, catalog: ServiceCatalog, change: Change[tuple[str, str], CiliumLocalRedirectPolicy]
     ) -> None:
-        """A policy that cannot be served redirects nothing; its row has the reason."""
+        """A refused policy redirects nothing; its row has the reason."""
         row = change.row
         known = row or change.old
         if known is None:
@@ -301,7 +301,7 @@ class ServiceWatch:
         catalog.delete_redirect(name)
 
     def _report_unpaired(self, name: ServiceName, redirect: RedirectPolicy) -> None:
-        """Ports that a policy names and does not redirect, as it is read."""
+        """Log the ports of a policy that it does not redirect, when the policy is read."""
         ports = ", ".join(f"{each.name} ({each.port})" for each in redirect.unpaired)
         if ports and self._log is not None:
             self._log.warning(
@@ -311,14 +311,14 @@ class ServiceWatch:
             )  # fmt: skip
 
     def _report(self, catalog: ServiceCatalog) -> None:
-        """Everything that is not served as it was asked for."""
+        """Report all refused requests."""
         self._publish_redirects(catalog)
         self._report_conflicts(catalog)
         self._report_refused(catalog)
         self._report_remote(catalog)
 
     def _report_remote(self, catalog: ServiceCatalog) -> None:
-        """Remote backends that are refused, once for each time that they come."""
+        """Log refused backends of remote clusters, once until they change."""
         before, now = self._refused_backends, dict(catalog.refused_backends)
         if now == before:
             return
@@ -334,7 +334,7 @@ class ServiceWatch:
                     )  # fmt: skip
 
     def _report_refused(self, catalog: ServiceCatalog) -> None:
-        """Addresses that no service may have: in the table, and once in the log."""
+        """Write refused addresses to the table, and log each once."""
         before, now = self._reserved, dict(catalog.refused)
         if now == before:
             return
@@ -365,7 +365,7 @@ class ServiceWatch:
             rows.replace_all([*rows_now, *self._refused.values()])
 
     def _report_conflicts(self, catalog: ServiceCatalog) -> None:
-        """Frontends that a service claims and another has: in the table, and once in the log."""
+        """Write frontends with several claims to the table, and log each once."""
         before, now = self._contested, dict(catalog.contested)
         if now == before:
             return
@@ -396,7 +396,7 @@ class ServiceWatch:
         labels: Mapping[str, str] | None = None,
         addresses: tuple[IPAddress, ...] | None = None,
     ) -> None:
-        """The node has other labels, or other addresses."""
+        """Apply changed labels or addresses of the node."""
         node = self._node
         if labels is not None:
             zone, exposure = labels.get(ZONE_LABEL, ""), labels.get(EXPOSURE_LABEL, "")
@@ -409,7 +409,7 @@ class ServiceWatch:
         catalog.move(node)
 
     def _node_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], NodeObject]) -> None:
-        """Only this node counts, and of it only what decides which backends are used."""
+        """Apply the labels of this node; other nodes are ignored."""
         row = change.row
         if row is None or row.name != self._node.name:
             return
@@ -419,9 +419,9 @@ class ServiceWatch:
 async def _in_slices(
     catalog: ServiceCatalog, feed: Callable[[ServiceCatalog, Item], None], batch: Sequence[Item]
 ) -> None:
-    """Feed a batch in slices of some milliseconds, each a transaction; other tasks run between them.
+    """Feed a batch in slices of some milliseconds, each one transaction, yielding to the event loop.
 
-    A row that changes meanwhile comes again with a later batch; rows of other tables are always the latest.
+    A row that changes meanwhile comes again in a later batch; other tables are always read as they are now.
     """
     fed = 0
     while fed < len(batch):
@@ -438,7 +438,7 @@ async def _in_slices(
 
 
 def _addresses(device: Device | None) -> tuple[IPAddress, ...]:
-    """Those that host ports may have: not those of the agent's own devices."""
+    """The addresses that host ports may use: none of the agent's own devices."""
     if device is None or device.name.startswith(OURS):
         return ()
     return tuple(each.ip for each in device.addresses)
@@ -454,7 +454,7 @@ def _local_redirect(catalog: ServiceCatalog, redirect: RedirectPolicy) -> LocalR
 
 
 def _cluster_node_changed(catalog: ServiceCatalog, change: Change[str, ClusterNode]) -> None:
-    """No service may have a node's addresses, nor its pods'."""
+    """Reserve a node's addresses and its pods': no service may have them."""
     row = change.row
     found = node_reservations(row.name, row.addresses, row.all_cidrs()) if row is not None else ()
     catalog.reserve(f"node {change.key}", found)

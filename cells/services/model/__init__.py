@@ -1,4 +1,4 @@
-"""Kubernetes' services as the datapath serves them: frontends, backends, and which serve which.
+"""Computes frontends, and their backends, from Kubernetes' services.
 
 Values and tables; no cell.
 """
@@ -58,20 +58,20 @@ __all__ = ["ServiceCatalog"]
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 OF_OTHER_CLUSTERS = "endpointslice-mesh-controller.cilium.io"
-"""Who copies the slices of other clusters, which agents do not read."""
+"""The controller that copies slices of other clusters; agents ignore its slices."""
 
 _SYSTEM: Final = {
     ServiceName("default", "kubernetes"): "an address of the API server",
     ServiceName("kube-system", "kube-dns"): "an address of the cluster's DNS server",
 }
-"""Services that the whole cluster depends on."""
+"""Services on which the whole cluster depends."""
 
 
 class ServiceCatalog:
-    """Services, and the frontends that follow from them and their slices: those are found in their own table.
+    """Computes frontends from services, their slices and other objects, and writes the table.
 
-    A service without slices is served without backends, so that its clients are refused, as Kubernetes asks
-    of proxies. The recorded tree waits for the first slice, even an empty one.
+    A service without slices is served without backends, so that its clients are refused, as Kubernetes
+    requires of proxies. Cilium instead waits for the first slice, even an empty one.
     """
 
     def __init__(
@@ -84,37 +84,37 @@ class ServiceCatalog:
     ) -> None:
         self._remote = remote.by(BY_NAME) if remote is not None else None
         self.remote_known = remote is None or remote.initialized
-        """Whether none of the backends in remote clusters is missing."""
+        """Whether the remote clusters are listed, so that no remote backend is missing."""
         self.refused_backends: dict[ServiceName, tuple[RefusedBackend, ...]] = {}
-        """Addresses in remote clusters that serve no part of a global service here."""
+        """Addresses in remote clusters that are refused as backends, by global service."""
         self._options = options
         self._node = node
         self._services: dict[ServiceName, Service] = {}
         self._slices = slices.by("service")
         self._pods: dict[ServiceName, Pod] = {}
         self.redirects: dict[ServiceName, RedirectPolicy] = {}
-        """The redirections to pods of this node."""
+        """Local redirect policies."""
         self.redirected: dict[ServiceName, list[Frontend]] = {}
-        """The frontends of each redirection that has pods here."""
+        """The frontends of each local redirect policy with ready pods on this node."""
         self.refused_redirects: dict[ServiceName, str] = {}
-        """Redirections of an address that is not theirs, and why."""
+        """Policies that may not redirect their address, with the reason."""
         self._own_addresses: Collection[IPAddress] | None = None
         self._outdated: dict[ServiceName, None] = {}
         self._reserved = ReservedAddresses()
-        self._asked: dict[ServiceName, set[IPAddress]] = {}
-        self._askers: dict[IPAddress, dict[ServiceName, None]] = {}
-        """Services by the addresses outside that they ask for."""
+        self._requested: dict[ServiceName, set[IPAddress]] = {}
+        self._requesters: dict[IPAddress, dict[ServiceName, None]] = {}
+        """Services by the outside addresses that they request."""
         self.refused: dict[ServiceName, tuple[RefusedAddress, ...]] = {}
-        """What of that they do not get; of pods, as ``pod/NAME``, addresses of host ports."""
+        """Refused addresses by service, and of host ports by ``pod/NAME``."""
         self._claims = Claims(frontends)
 
     @property
     def changes(self) -> Claims:
-        """For ``with``: what changes inside appears together in the table of frontends."""
+        """A context manager: changes within it appear together in the table of frontends."""
         return self._claims
 
     def upsert_service(self, service: Service) -> None:
-        """A service, new or changed."""
+        """Add or update a service."""
         name = ServiceName(service.metadata.namespace, service.metadata.name)
         if not served_by(service.labels, self._options.k8s_service_proxy_name):
             self._remove(name)
@@ -122,36 +122,36 @@ class ServiceCatalog:
             return
         before = self._services.get(name)
         self._services[name] = service
-        self._changes(name)
+        self._update(name)
         self._redirects_of(name)
         if before is None or not same_cluster_addresses(before, service):
             self._reserve_cluster_addresses(name, service)
 
     def delete_service(self, name: ServiceName) -> None:
-        """A service that no longer exists."""
+        """Remove a service."""
         self._remove(name)
         self._reserve_cluster_addresses(name, None)
 
     def _remove(self, name: ServiceName) -> None:
         self._services.pop(name, None)
-        self._changes(name)
+        self._update(name)
         self._redirects_of(name)
 
     def remote_changed(self, name: ServiceName) -> None:
-        """Remote clusters have other backends of a service."""
+        """Update a service whose backends in remote clusters changed."""
         service = self._services.get(name)
         if service is not None and is_global(service):
-            self._changes(name)
+            self._update(name)
 
     def remote_listed(self) -> Sequence[ServiceName]:
-        """No remote backend is missing any more: the services that are to be changed for it."""
+        """Remote clusters are listed now: returns the services to update."""
         self.remote_known = True
         return [name for name, service in self._services.items() if is_global(service)]
 
     def slices_changed(self, name: ServiceName) -> None:
-        """A service has other slices, or others than before."""
+        """Update a service whose slices changed."""
         if name in self._services:
-            self._changes(name)
+            self._update(name)
         use = _SYSTEM.get(name)
         if use is not None:
             texts = [
@@ -166,34 +166,37 @@ class ServiceCatalog:
             self.reserve(f"endpoints of {name}", found)
 
     def reserve(self, name: str, reservations: Iterable[Reservation]) -> None:
-        """These addresses and ranges are an object's: services that ask for one outside lose or regain it."""
+        """Replace the reservations of an object.
+
+        Services that request these addresses lose or regain them.
+        """
         changed = self._reserved.replace(name, reservations)
-        if changed and (self._askers or self.redirects):  # else no one asks for an address outside
+        if changed and (self._requesters or self.redirects):  # otherwise no object requests outside addresses
             self._reconsider(changed)
 
     def _reconsider(self, changed: Iterable[IPAddress | IPNetwork]) -> None:
-        """Services and redirections that ask for one of these addresses lose or regain it."""
+        """Update services and policies that request one of these addresses."""
         affected: dict[ServiceName, None] = {}
         for what in changed:
             if isinstance(what, IPv4Address | IPv6Address):
-                affected |= self._askers.get(what, {})
+                affected |= self._requesters.get(what, {})
             else:
-                for ip, names in self._askers.items():
+                for ip, names in self._requesters.items():
                     if ip in what:
                         affected |= names
         for each in affected:
-            self._changes(each)
+            self._update(each)
         for redirect in list(self.redirects.values()):
             if redirect.address is not None:
                 self._redirect(redirect)
 
     def _reserve_cluster_addresses(self, name: ServiceName, service: Service | None) -> None:
         changed = self._reserved.replace_cluster(name, cluster_hosts(service) if service is not None else [])
-        if changed and (self._askers or self.redirects):
+        if changed and (self._requesters or self.redirects):
             self._reconsider([ip_address(host[1:]) for host in changed])
 
     def move(self, node: ServingNode) -> None:
-        """The node has changed: its addresses, its zone, its exposure. Many may be outdated by that."""
+        """Update the node's addresses, zone or exposure. This may make many services outdated."""
         before, self._node = self._node, node
         for name, service in self._services.items():
             if may_differ(service, before, node, self._options):
@@ -201,19 +204,19 @@ class ServiceCatalog:
         self._outdated.update(dict.fromkeys(self._pods))
 
     def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
-        """The addresses of the node's devices: host ports are served at no others, and may be outdated."""
+        """Set the addresses of the node's devices: host ports are served only there, and may be outdated."""
         self._own_addresses = addresses
         self._outdated.update(dict.fromkeys(self._pods))
 
     def take_outdated(self) -> Sequence[ServiceName]:
-        """Services and pods with frontends that do not follow from the node as it is: for refresh()."""
+        """Services and pods that are outdated after a change of the node, for refresh()."""
         found, self._outdated = self._outdated, {}
         return list(found)
 
     def refresh(self, name: ServiceName) -> None:
-        """Find the frontends of a service or pod again."""
+        """Compute the frontends of a service or pod again."""
         if name in self._services:
-            self._changes(name)
+            self._update(name)
         elif (pod := self._pods.get(name)) is not None:
             self._host_ports(name, pod)
 
@@ -228,14 +231,14 @@ class ServiceCatalog:
         self._claims.replace(name, [one for one in found if one.key.address.ip not in foreign])
 
     def upsert_pod(self, pod: Pod) -> None:
-        """A pod of this node, new or changed: its host ports, and what is redirected to it."""
+        """Add or update a pod of this node: its host ports, and the policies that redirect to it."""
         name = pod_claimant(pod.metadata.namespace, pod.metadata.name)
         self._pods[name] = pod
         self._host_ports(name, pod)
         self._redirects_in(pod.metadata.namespace)
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """A pod that no longer exists."""
+        """Remove a pod."""
         key = pod_claimant(namespace, name)
         self._pods.pop(key, None)
         self.refused.pop(key, None)
@@ -243,23 +246,23 @@ class ServiceCatalog:
         self._redirects_in(namespace)
 
     def upsert_redirect(self, redirect: RedirectPolicy) -> None:
-        """A redirection to pods of this node, new or changed."""
+        """Add or update a local redirect policy."""
         self.redirects[redirect.name] = redirect
         self._redirect(redirect)
 
     def delete_redirect(self, name: ServiceName) -> None:
-        """A redirection that no longer exists."""
+        """Remove a local redirect policy."""
         self.redirects.pop(name, None)
         self.redirected.pop(name, None)
         self.refused_redirects.pop(name, None)
         self._claims.replace(redirect_claimant(name), [])
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
-        """Serve this manually, or nothing if None, until an object changes the same frontend."""
+        """Serve a frontend manually, or not at all if None, until an object changes the same frontend."""
         self._claims.override(key, frontend)
 
     def clear_override(self, key: FrontendKey) -> None:
-        """Serve what objects say of the frontend."""
+        """Serve the frontend by the objects again."""
         self._claims.clear_override(key)
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> None:
@@ -267,7 +270,7 @@ class ServiceCatalog:
         self._claims.set_state(address, state)
 
     def pods_of(self, namespace: str) -> dict[str, str]:
-        """The names of a namespace's pods here, by address."""
+        """Names of the namespace's pods on this node, by address."""
         pods = [pod for pod in self._pods.values() if pod.namespace == namespace]
         return {address: pod.name for pod in pods for address in pod.addresses}
 
@@ -295,11 +298,11 @@ class ServiceCatalog:
 
     @property
     def contested(self) -> Mapping[FrontendKey, tuple[ServiceName, ...]]:
-        """Frontends that several services claim: the one that is served, then those that are not."""
+        """Frontends that several services claim: the served claimant, then the others."""
         return self._claims.contested
 
-    def _changes(self, name: ServiceName) -> None:
-        """What became of a service's frontends; unchanged ones are left out."""
+    def _update(self, name: ServiceName) -> None:
+        """Compute a service's frontends; unchanged ones are not written."""
         service = self._services.get(name)
         frontends: list[Frontend] = []
         if service is not None:
@@ -318,7 +321,7 @@ class ServiceCatalog:
         self._claims.replace(name, frontends)
 
     def _with_remote(self, name: ServiceName, service: Service, local: Backends) -> Backends:
-        """Note which remote addresses are refused."""
+        """Add remote backends, and record the refused ones."""
         remote = self._remote.get(name) if self._remote is not None else ()
         backends, refused = with_remote(local, remote, affinity_of(service), self._options)
         if refused:
@@ -330,23 +333,23 @@ class ServiceCatalog:
     def _refuse(
         self, name: ServiceName, service: Service | None
     ) -> Collection[tuple[ServiceType, IPAddress]]:
-        """Note which addresses outside a service asks for, and which of them it does not get."""
-        asked = list(outside_addresses(service, self._options)) if service is not None else []
-        if not asked and name not in self._asked:  # as of nearly all
+        """Record the outside addresses that a service requests; returns the refused ones."""
+        requested = list(outside_addresses(service, self._options)) if service is not None else []
+        if not requested and name not in self._requested:  # as for nearly all services
             self.refused.pop(name, None)
             return ()
-        wanted = {plain(ip) for _, _, ip, _ in asked}
-        for ip in self._asked.pop(name, set()) - wanted:
-            del self._askers[ip][name]
-            if not self._askers[ip]:
-                del self._askers[ip]
+        wanted = {plain(ip) for _, _, ip, _ in requested}
+        for ip in self._requested.pop(name, set()) - wanted:
+            del self._requesters[ip][name]
+            if not self._requesters[ip]:
+                del self._requesters[ip]
         for ip in wanted:
-            self._askers.setdefault(ip, {})[name] = None
+            self._requesters.setdefault(ip, {})[name] = None
         if wanted:
-            self._asked[name] = wanted
+            self._requested[name] = wanted
         refused = {
             (type_, ip): RefusedAddress(name, ip, part, reason, announced_only=not served)
-            for type_, part, ip, served in asked
+            for type_, part, ip, served in requested
             if (reason := self._reserved.refusal(ip, type_, self._options))
         }
         if refused:
@@ -356,7 +359,7 @@ class ServiceCatalog:
         return refused
 
     def _slices_of(self, name: ServiceName) -> list[EndpointSlice]:
-        """Those that agents read."""
+        """The service's slices, except copies from other clusters and slices of headless services."""
         return [
             slice_
             for slice_ in self._slices.get(name)

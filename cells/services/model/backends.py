@@ -1,5 +1,4 @@
-"""EndpointSlices and services of remote clusters to backends, by the port name they serve, and the answers of
-health check node ports.
+"""Backends from EndpointSlices and services of remote clusters, and responses of health check ports.
 
 Source: discovery.k8s.io/v1, KEP-1669 (terminating endpoints), KEP-2433 (topology hints); Cilium 1.17, global
         services.
@@ -58,17 +57,17 @@ __all__ = [
 
 
 WEIGHT = "service.cilium.io/weight"
-"""Annotation of a slice: the weight of its backends where maglev chooses, as of Cilium 1.20."""
+"""Annotation of a slice: the weight of its backends with Maglev, as in Cilium 1.20."""
 _HEAVIEST = 65535
 
 Backends = Mapping[str, Sequence[Backend]]
-"""Backends by port name, in order of address."""
+"""Backends by port name, sorted by address."""
 
 
 class SliceBackends(Sequence[Backend]):
-    """The backends of one port of a slice, all of them active: a column of addresses.
+    """The active backends of one port of a slice, as a column of addresses.
 
-    A backend is made when it is read. There are ten times as many as services, and next to none is looked at.
+    Backends are created when they are read: there are ten times as many as services, and few are read.
     """
 
     __slots__ = ("_endpoints", "_port_name", "_weight", "addresses")
@@ -109,7 +108,7 @@ class SliceBackends(Sequence[Backend]):
         )
 
     def extended(self, more: Sequence[Backend], at: Iterable[int]) -> Sequence[Backend]:
-        """These, and some of others."""
+        """These backends, and selected ones of ``more``."""
         if not isinstance(more, SliceBackends) or self.shared() != more.shared():
             return (*self, *(more[each] for each in at))
         addresses = [*self.addresses, *(more.addresses[each] for each in at)]
@@ -117,7 +116,7 @@ class SliceBackends(Sequence[Backend]):
         return SliceBackends(addresses, endpoints, *self.shared())
 
     def shared(self) -> tuple[str, int]:
-        """The name of the port, and the weight of each."""
+        """The port name and the weight, which are the same for all."""
         return self._port_name, self._weight
 
     def __eq__(self, other: object) -> bool:
@@ -138,15 +137,15 @@ class SliceBackends(Sequence[Backend]):
 
 
 def addresses_of(backends: Sequence[Backend]) -> Sequence[bytes]:
-    """Their addresses, in their order."""
+    """The backends' addresses, in the same order."""
     return backends.addresses if isinstance(backends, SliceBackends) else [one.address for one in backends]
 
 
 def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> BackendState | None:
-    """The state of an endpoint, None when it must not serve.
+    """The state of an endpoint; None if it must not serve.
 
-    Not ready and serving no more: none. Not ready, serving and terminating: connections there go on. What
-    has no ready condition is ready.
+    An endpoint that is not ready and not serving has none. One that is not ready, serving and terminating
+    keeps its connections. An endpoint without a ready condition is ready.
     """
     if conditions.ready is not False:
         return BackendState.ACTIVE
@@ -156,18 +155,18 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
 
 
 def weight_of(slice_: EndpointSlice) -> int:
-    """The weight that its annotation gives its backends. Raises ValueError unless it is a number above 0."""
+    """The weight by the annotation. Raises ValueError unless it is a number from 1 to 65535."""
     text = (slice_.metadata.annotations or {}).get(WEIGHT)
     if text is None:
         return DEFAULT_WEIGHT
-    digits = text.lstrip("0")[:6]  # a longer number is too large as well
+    digits = text.lstrip("0")[:6]  # six digits suffice to detect larger numbers
     if not (text.isascii() and text.isdigit() and digits and int(digits) <= _HEAVIEST):
         raise ValueError(f"{text!r}: expected a number from 1 to {_HEAVIEST}")
     return int(digits)
 
 
 def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequence[Backend]:
-    """Backends, and behind them what was there before and has none of their addresses."""
+    """Append the previous backends whose addresses are missing."""
     now = set(addresses_of(backends))
     missing = [at for at, address in enumerate(addresses_of(before)) if address not in now]
     if not missing:
@@ -178,9 +177,9 @@ def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequ
 
 
 def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend]]:
-    """The backends that new connections may go to, and the others.
+    """The backends for new connections, and the others.
 
-    Active ones; of those the preferred, if there are any. Where none is active, terminating ones serve on.
+    Selectable are the active backends, or the terminating ones if none is active.
     """
     active = [one for one in backends if one.state is BackendState.ACTIVE]
     if len(active) == len(backends):
@@ -192,17 +191,17 @@ def selectable(backends: Sequence[Backend]) -> tuple[list[Backend], list[Backend
 
 
 def backends_by_port(backends: Backends) -> Iterator[tuple[str, int, int, list[Backend]]]:
-    """The backends that clients of a headless service get, by name, number and protocol of their port."""
+    """The backends that clients of a headless service resolve, by port name, number and protocol."""
     for name, some in backends.items():
         found: dict[tuple[int, int], list[Backend]] = {}
         for one in selectable(some)[0]:
             found.setdefault((one.address.port, one.address.protocol), []).append(one)
-        for (port, protocol), meant in found.items():
-            yield name, port, protocol, meant
+        for (port, protocol), selected in found.items():
+            yield name, port, protocol, selected
 
 
 def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -> Backends:
-    """The backends of a service's slices. An address in several is active if it is active in one."""
+    """The backends of a service's slices. An address in several slices is active if it is active in one."""
     if len(slices) == 1 and (columns := _columns(slices[0], options)) is not None:
         return columns
     found: dict[str, dict[ServiceAddress, Backend]] = {}
@@ -212,9 +211,9 @@ def backends_of(slices: Sequence[EndpointSlice], options: LoadBalancerOptions) -
 
 
 def _columns(slice_: EndpointSlice, options: LoadBalancerOptions) -> Backends | None:
-    """The backends of a service's only slice. None unless each endpoint is ready, with one address.
+    """The backends of a service's only slice; None unless each endpoint is ready and has one address.
 
-    That is so of nearly all, and most of the time goes here that reading services takes.
+    Nearly all slices qualify, and reading services spends most of its time here.
     """
     endpoints = slice_.endpoints
     if not endpoints or slice_.address_type not in _FAMILIES:
@@ -242,7 +241,7 @@ def _columns(slice_: EndpointSlice, options: LoadBalancerOptions) -> Backends | 
 
 
 def _hosts(endpoints: Sequence[SliceEndpoint], family: int) -> list[bytes]:
-    """Their addresses, up to the first that is not ready, or has another than one that backends may have."""
+    """The endpoints' addresses, up to the first endpoint that is not ready or has no single valid address."""
     found = []
     for endpoint in endpoints:
         texts = endpoint.addresses
@@ -259,7 +258,7 @@ def _hosts(endpoints: Sequence[SliceEndpoint], family: int) -> list[bytes]:
 
 
 def _hinted(endpoint: SliceEndpoint) -> tuple[str, ...] | None:
-    """The zones that an endpoint is for; None where any may use it."""
+    """The zones in an endpoint's hints; None if there are no hints."""
     hints = endpoint.hints.for_zones if endpoint.hints is not None else None
     return tuple([each.name for each in hints]) if hints else None
 
@@ -267,7 +266,7 @@ def _hinted(endpoint: SliceEndpoint) -> tuple[str, ...] | None:
 def _add(
     found: dict[str, dict[ServiceAddress, Backend]], slice_: EndpointSlice, options: LoadBalancerOptions
 ) -> None:
-    """Each backend of a slice."""
+    """Add the backends of a slice."""
     if slice_.address_type not in _FAMILIES:
         return
     mark, family = _FAMILIES[slice_.address_type]
@@ -291,7 +290,7 @@ def _add(
             if packed[0] in FIRST_BYTES_OF_SPECIAL and is_special(ip_address(packed)):
                 continue
             for name, end, of_port in ports:
-                address = new(ServiceAddress, mark + packed + end)  # Address.read(), without its call
+                address = new(ServiceAddress, mark + packed + end)  # ServiceAddress.read(), inlined
                 held = of_port.get(address)
                 if held is None or state < held.state:
                     of_port[address] = Backend(
@@ -300,7 +299,7 @@ def _add(
 
 
 def _weight(slice_: EndpointSlice) -> int:
-    """Of its backends. An invalid annotation is reported when the slice is read."""
+    """The weight of the slice's backends. An invalid annotation is reported when the slice is read."""
     try:
         return weight_of(slice_) if slice_.metadata.annotations else DEFAULT_WEIGHT
     except ValueError:
@@ -308,33 +307,33 @@ def _weight(slice_: EndpointSlice) -> int:
 
 
 def _protocol(name: str, options: LoadBalancerOptions) -> int | None:
-    """Its number, None for one that is not served; ANY where protocols are not distinguished."""
+    """The protocol number; None if unsupported; ANY if protocols are not distinguished."""
     number = PROTOCOLS.get(name)
     return number if number is None or options.bpf_lb_proto_diff else ANY_PROTOCOL
 
 
-# Backends of remote clusters, beside those of this one.
+# Backends in remote clusters.
 
 Affinity = Literal["", "local", "remote"]
-"""Which backends of a global service are preferred: those of this cluster, those of others, or none."""
+"""Which backends of a global service are preferred: local ones, remote ones, or none."""
 
 
 class RefusedBackend(NamedTuple):
-    """An address that a remote cluster has for a global service, and that serves no part of it here."""
+    """An address in a remote cluster that is refused as a backend of a global service."""
 
     cluster: str
     address: str
     reason: str
     conflict: bool = True
-    """Whether a backend elsewhere has the address."""
+    """Whether the address is a backend in another cluster."""
 
 
 def with_remote(
     local: Backends, remote: Iterable[RemoteService], affinity: Affinity, options: LoadBalancerOptions
 ) -> tuple[Backends, list[RefusedBackend]]:
-    """The backends of a global service, by port name, and the addresses of remote ones that are refused.
+    """Merge the backends of a global service, by port name; also return refused remote addresses.
 
-    An address that several clusters have is that of this cluster, else of the first by name.
+    An address in several clusters counts for the local cluster, or else for the first by name.
     """
     found = {name: _preferred(some, preferred=affinity == "local") for name, some in local.items()}
     owners = {address[:-3]: "" for some in local.values() for address in addresses_of(some)}
@@ -368,7 +367,7 @@ def _add_remote(
     affinity: Affinity,
     options: LoadBalancerOptions,
 ) -> None:
-    """Each port of a remote backend; those without a protocol that is served are left out."""
+    """Add each port of a remote backend, except ports with unsupported protocols."""
     for name, port in ports.items():
         number = _protocol(port.protocol, options)
         if number is None or not is_port(port.port):
@@ -380,7 +379,7 @@ def _add_remote(
 
 
 def refused_backends(slice_: EndpointSlice) -> list[str]:
-    """Addresses of its endpoints that are no backends: Kubernetes takes no such endpoints."""
+    """Special addresses of endpoints, which are refused as backends; Kubernetes refuses them, too."""
     doubtful = [
         text
         for endpoint in slice_.endpoints or ()
@@ -391,19 +390,19 @@ def refused_backends(slice_: EndpointSlice) -> list[str]:
 
 
 _SPECIAL_TEXTS = ("0", "127.", "169.254.", "22", "23", ":", "f", "F")
-"""How special addresses begin."""
+"""First characters of special addresses."""
 _FAMILIES = {"IPv4": (b"\4", int(AF_INET)), "IPv6": (b"\6", int(AF_INET6))}
-"""How an :class:`ServiceAddress` begins, and which texts are one."""
+"""The first byte of a :class:`ServiceAddress`, and the family for parsing, by address type."""
 new = bytes.__new__
 
 
-# The answer of a service's health check node port: whether this node has endpoints of its own.
+# The response of a service's health check node port: whether this node has local endpoints.
 #
 # Source: core/v1 ServiceSpec.healthCheckNodePort; kube-proxy's service health server.
 
 
 class HealthAnswer(NamedTuple):
-    """What an HTTP request for any path gets."""
+    """The response to any HTTP request."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -411,10 +410,10 @@ class HealthAnswer(NamedTuple):
 
 
 def health_answers(frontends: Iterable[Frontend]) -> dict[int, HealthAnswer]:
-    """The answers by port, for every service that has a health check port.
+    """The responses by port, for every service with a health check port.
 
-    200 while an active backend is local, 503 without one; a service behind a proxy always has one. Of several
-    services with one port, the answer is for that of the first frontend.
+    200 while an active backend is local, otherwise 503; a service behind a proxy always has one. If several
+    services have one port, the first frontend's service counts.
     """
     counts: dict[int, tuple[ServiceName, int]] = {}
     for frontend in frontends:

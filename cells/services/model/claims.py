@@ -1,10 +1,9 @@
-"""Claims on addresses: which no service may have, and which of several services is served at one.
+"""Claims on addresses: which addresses services may not have, and which of several services is served.
 
-Those of the cluster itself, and of no host at all, are refused. Who may write Services may put any address
-into externalIPs (CVE-2020-8554): one that the cluster uses would draw its traffic away from it. Load
-balancers' addresses come from controllers, as users cannot write a status: those may be a node's (the class
-``io.cilium/node``) or one that they share with the API server. Local redirect policies are of a namespace,
-and take no cluster address of another one.
+Addresses that the cluster uses, or no host has, are refused: users who may write Services may put any address
+into externalIPs (CVE-2020-8554), and divert the cluster's traffic. Addresses of load balancers come from
+controllers, as users cannot write a status; so these may be a node's (the class ``io.cilium/node``) or the
+API server's. Local redirect policies may not redirect a cluster address of another namespace.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ __all__ = [
 IPNetwork = IPv4Network | IPv6Network
 
 EXTERNAL_IPS, INGRESS = "externalIPs", "status.loadBalancer.ingress"
-"""The fields of a Service that have addresses outside."""
+"""The fields of a Service with addresses for clients outside."""
 HOST_IP: Final = "hostIP"
-"""The field of a pod's port that has an address of the node."""
+"""The field of a pod's port with an address of the node."""
 FOREIGN_HOST_IP: Final = "is not an address of this node's devices"
 SPECIAL_ADDRESS: Final = "is loopback, link-local, multicast or unspecified"
 
@@ -71,7 +70,7 @@ _OUTSIDE: Final = (ServiceType.EXTERNAL_IPS, ServiceType.LOAD_BALANCER)
 
 
 class Holder(IntEnum):
-    """What kind of address it is; the first that holds an address counts."""
+    """The kind of use of an address; the lowest value takes precedence."""
 
     CLUSTER_IP = 1
     ROUTER = 2
@@ -82,33 +81,33 @@ class Holder(IntEnum):
 
 
 class Reservation(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
-    """An address or a range, and its use in words.
+    """An address or a range, and a description of its use.
 
-    Every service has some, and hashing an address calls Python: it is hashed once.
+    Every service has some; the hash is cached, as hashing an address calls Python code.
     """
 
     what: IPAddress | IPNetwork
     holder: Holder
     use: str
     namespace: str = ""
-    """The owner: the service that has the cluster address."""
+    """The namespace of the service with the cluster address."""
 
 
 class RefusedAddress(msgspec.Struct, frozen=True):
-    """An address that a service, or a host port of a pod, asks for and does not get."""
+    """An address that a service or a pod's host port requests in vain."""
 
     service: ServiceName
-    """Of a pod ``pod/NAME``, which no service is called."""
+    """For a pod ``pod/NAME``, which is not a valid name of a service."""
     address: IPAddress
     part: str
     """The field of the object."""
     reason: str
     announced_only: bool = False
-    """Whether it would not be served anyway, and is refused to be announced: by BGP, or on the network."""
+    """Whether it is not served anyway, and only its announcement (BGP, L2) is refused."""
 
     @property
     def outcome(self) -> str:
-        """What becomes of it, in words."""
+        """The consequence, in words."""
         return "not announced" if self.announced_only else "not served"
 
     @property
@@ -122,19 +121,19 @@ _NO_HOSTS: Final[list[bytes]] = []
 
 
 class ReservedAddresses:
-    """Addresses and ranges in use, by the object that has them."""
+    """Addresses and ranges in use, by the object that uses them."""
 
     def __init__(self) -> None:
         self._by_object: dict[str, frozenset[Reservation]] = {}
         self._held: dict[IPAddress | IPNetwork, dict[Reservation, int]] = {}
         self._cluster_of: dict[ServiceName, list[bytes]] = {}
         self._cluster: dict[bytes, dict[ServiceName, None]] = {}
-        """Services by their cluster addresses: as each has some, a reservation is made when one asks."""
+        """Services by cluster address: reservations for them are created only when one is looked up."""
         self._lengths: dict[int, dict[int, int]] = {4: {}, 6: {}}
-        """How many ranges have each length, by family: an address is looked up once for each."""
+        """Numbers of ranges by family and prefix length: each length needs one look-up of an address."""
 
     def replace(self, name: str, reservations: Iterable[Reservation]) -> Collection[IPAddress | IPNetwork]:
-        """An object has these and no others; returns the addresses and ranges that changed."""
+        """Replace the reservations of an object. Returns the changed addresses and ranges."""
         reservations = frozenset(
             [
                 msgspec.structs.replace(each, what=plain(each.what))
@@ -157,7 +156,7 @@ class ReservedAddresses:
         return [each.what for each in before ^ reservations]
 
     def replace_cluster(self, name: ServiceName, hosts: list[bytes]) -> Collection[bytes]:
-        """A service has these cluster addresses and no others; returns those that changed."""
+        """Replace the cluster addresses of a service. Returns the changed ones."""
         before = self._cluster_of.get(name, _NO_HOSTS)
         if hosts == before:
             return ()
@@ -190,12 +189,12 @@ class ReservedAddresses:
                 del lengths[one.what.prefixlen]
 
     def serves(self, frontend: Frontend, options: LoadBalancerOptions) -> bool:
-        """Whether its service may have the frontend's address."""
+        """Whether the service of the frontend may have its address."""
         ip, type_ = frontend.key.address.ip, frontend.type
         return type_ not in _OUTSIDE or not self.refusal(ip, type_, options)
 
     def refusal(self, ip: IPAddress, type_: ServiceType, options: LoadBalancerOptions) -> str:
-        """Why no service may have the address for such a frontend; empty where one may."""
+        """Why no service may have the address in a frontend of this type; empty if one may."""
         address = plain(ip)
         if is_special(address):
             return SPECIAL_ADDRESS
@@ -211,10 +210,10 @@ class ReservedAddresses:
         return ""
 
     def redirect_refusal(self, ip: IPAddress, namespace: str) -> str:
-        """Why no policy of the namespace may redirect the address; empty where one may.
+        """Why no policy of the namespace may redirect the address; empty if one may.
 
-        Addresses outside and link-local ones, such as those of metadata and DNS servers, may be redirected,
-        and cluster addresses of the namespace's own services.
+        Policies may redirect outside addresses, link-local ones, such as those of metadata and DNS servers,
+        and cluster addresses of services in their own namespace.
         """
         address = plain(ip)
         if is_special(address) and not address.is_link_local:
@@ -250,7 +249,7 @@ def node_reservations(
 
 
 def pod_reservations(pod: Pod) -> Iterator[Reservation]:
-    """A pod's addresses. Those in the node's network have the node's."""
+    """A pod's addresses; none for pods in the host's network, as they have the node's."""
     if pod.spec.host_network or pod.finished:
         return
     for ip in map(parse_address, pod.addresses):
@@ -261,8 +260,7 @@ def pod_reservations(pod: Pod) -> Iterator[Reservation]:
 def outside_addresses(
     service: Service, options: LoadBalancerOptions
 ) -> Iterator[tuple[ServiceType, str, IPAddress, bool]]:
-    """The addresses at which clients outside are to reach it, with the field they are in, and whether it is
-    served there. Where it is not, as a headless one, it may still be announced."""
+    """A service's addresses for clients outside, by field, and whether they are served or only announced."""
     served = service.spec.type != "ExternalName" and service.spec.cluster_ip != "None"
     for each in service.status.load_balancer.ingress or ():
         ip = parse_address(each.ip) if each.is_of_nodes else None
@@ -275,7 +273,7 @@ def outside_addresses(
 
 
 def cluster_hosts(service: Service) -> list[bytes]:
-    """The cluster addresses of a service, served here or not, each once, by family and address."""
+    """The cluster addresses of a service, whether served here or not, each once, as family and address."""
     spec = service.spec
     texts = spec.cluster_ips or ()
     if spec.cluster_ip and spec.cluster_ip not in texts:
@@ -287,15 +285,15 @@ def cluster_hosts(service: Service) -> list[bytes]:
 
 
 def same_cluster_addresses(one: Service, other: Service) -> bool:
-    """Whether two states of a service have the same cluster addresses."""
+    """Whether two versions of a service have the same cluster addresses."""
     return one.spec.cluster_ip == other.spec.cluster_ip and one.spec.cluster_ips == other.spec.cluster_ips
 
 
-# What a service's spec asks for and does not get: for the log, the only place that shows it.
+# Parts of a service's spec that are not served, for log and events.
 
 
 def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
-    """Parts of the spec that are not served, with the reason."""
+    """The parts of the spec that are not served, with the reason."""
     spec = service.spec
     if spec.type == "ExternalName" or spec.cluster_ip == "None":
         return
@@ -316,7 +314,7 @@ def unserved_of(service: Service, options: LoadBalancerOptions) -> Iterator[tupl
 
 
 def _faults_in_address(name: str, text: str) -> Iterator[str]:
-    """Special addresses outside are reported with all others that no service may have."""
+    """Invalid addresses. Special outside addresses are reported with other refused addresses."""
     parsed = parse_address(text)
     if text and parsed is None:
         yield f"{text!r}: expected an IP address"
@@ -338,7 +336,7 @@ def _faults(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
 
 
 def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator[str]:
-    """Its checksum is over the whole packet, so ports are not translated. A named target may be any."""
+    """SCTP's checksum covers the whole packet, so ports are not translated. Named targets are not checked."""
     if not options.enable_sctp:
         yield "enable-sctp is off: SCTP is dropped"
         return
@@ -348,28 +346,27 @@ def _faults_in_sctp(port: ServicePort, options: LoadBalancerOptions) -> Iterator
             yield f"{number}: SCTP keeps its port, and the target's is {target}: expected one number"
 
 
-# Of several services that claim a frontend, one is served.
+# One of several claims on a frontend is served.
 
 CLAIMANT: Final = "claimant"
-"""The index of the table ``frontends`` by who claims the row."""
+"""The index of the table ``frontends`` by the claimant of the row."""
 
 
 def frontends() -> Table[FrontendKey, Frontend]:
-    """The ``frontends`` table: every address that is served, with its backends, by address and scope."""
+    """The ``frontends`` table: every served address, with its backends, by address and scope."""
     return Table("frontends", key=lambda one: one.key, indexes={CLAIMANT: lambda one: (claimant(one),)})
 
 
 class Claims:
-    """Which of the frontends that are claimed are served; the only writer of the table ``frontends``.
+    """Selects one of several claims on a frontend; the only writer of the table ``frontends``.
 
-    A frontend that several claim is served for one of them until that claim goes. What is set manually holds
-    until a claimant changes the same frontend. The state that a backend was given manually holds
-    until no frontend has the backend any more.
+    A frontend is served for one claimant until that claim is withdrawn. A manual setting lasts until a
+    claimant changes the frontend, a manual state of a backend until no frontend has the backend.
 
-    The claim on a frontend is its row. Held beside the table is only what differs from the rows: frontends
-    with several claims, with one and a manual setting, or with backends in a state that was set manually.
+    The only claim on a frontend is stored as its row. Claims are stored separately if they differ from the
+    row: several claims, a manual setting, or backends with manual states.
 
-    Inside a ``with`` block all changes appear together, at its end; without one those of each call.
+    Within a ``with`` block all changes appear together, at its end; otherwise those of each call.
     """
 
     def __init__(self, table: Table[FrontendKey, Frontend]) -> None:
@@ -378,16 +375,16 @@ class Claims:
         self._rows = table.txn()
         self._depth = 0
         self._written: dict[ServiceName, dict[FrontendKey, None]] = {}
-        """Frontends by claimant that the transaction put, and the index does not have yet."""
-        self._beside: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
-        self._beside_of: dict[ServiceName, dict[FrontendKey, None]] = {}
+        """Frontends, by claimant, that the transaction put, and that are not yet in the index."""
+        self._claims: dict[FrontendKey, dict[ServiceName, Frontend]] = {}
+        self._keys_of: dict[ServiceName, dict[FrontendKey, None]] = {}
         self._manual: dict[FrontendKey, Frontend | None] = {}
         """None: not served, whatever the claims."""
         self._states: dict[ServiceAddress, BackendState] = {}
-        self._having: dict[ServiceAddress, FrontendKey] = {}
-        """Of each of those one frontend that has it: only where that one changes are others searched."""
+        self._user_of: dict[ServiceAddress, FrontendKey] = {}
+        """For each of these backends one frontend with it: others are searched only if this one changes."""
         self.contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
-        """Frontends that several services claim: the one that is served, then those that are not."""
+        """Frontends that several services claim: the served claimant, then the others."""
 
     def __enter__(self) -> Self:
         if not self._depth:
@@ -404,20 +401,20 @@ class Claims:
             self._rows.__exit__(kind, error, trace)
 
     def clear(self) -> None:
-        """Forget what is in the table from before, in a ``with`` block that puts what is claimed now."""
+        """Remove previous rows, within a ``with`` block that puts the present claims."""
         self._rows.replace_all(())
 
     def move_to(self, table: Table[FrontendKey, Frontend]) -> None:
-        """Go on in another table, in place of its rows: they change in one step."""
+        """Continue with another table: replace its rows in one step."""
         with table.txn() as rows:
             rows.replace_all(self._table.all())
         self._table, self._index, self._rows = table, table.by(CLAIMANT), table.txn()
 
     def replace(self, owner: ServiceName, frontends: Iterable[Frontend]) -> None:
-        """The frontends that one owner claims are these from now on."""
+        """Replace the claims of one owner."""
         wanted = {frontend.key: frontend for frontend in frontends}
         with self:
-            for key in self._claimed_by(owner, besides=wanted):
+            for key in self._claimed_by(owner, exclude=wanted):
                 self._withdraw(key, owner)
             for key, frontend in wanted.items():
                 self._claim(key, owner, frontend)
@@ -425,7 +422,7 @@ class Claims:
                 self._forget_states()
 
     def override(self, key: FrontendKey, frontend: Frontend | None) -> None:
-        """Serve this manually, or nothing if None, whatever the claims for the frontend."""
+        """Serve this manually, or nothing if None, in place of any claim."""
         with self:
             claims = self._claims_on(key)
             self._manual[key] = frontend
@@ -433,7 +430,7 @@ class Claims:
             self._forget_states()
 
     def clear_override(self, key: FrontendKey) -> None:
-        """Serve again who claims the frontend."""
+        """Serve the claimant of the frontend again."""
         with self:
             claims = self._claims_on(key)
             self._manual.pop(key, None)
@@ -441,42 +438,42 @@ class Claims:
             self._forget_states()
 
     def set_state(self, address: ServiceAddress, state: BackendState) -> None:
-        """Set a backend's state manually, wherever it serves; a backend of no frontend is ignored."""
+        """Set a backend's state manually, in all frontends; a backend without a frontend is ignored."""
         with self:
-            having = [key for key in self._keys() if self._has(key, address)]
-            if having:
+            users = [key for key in self._keys() if self._has(key, address)]
+            if users:
                 self._states[address] = state
-                self._having[address] = having[0]
-            for key in having:
+                self._user_of[address] = users[0]
+            for key in users:
                 self._settle(key, self._claims_on(key))
 
-    def _claimed_by(self, owner: ServiceName, *, besides: Container[FrontendKey]) -> Iterable[FrontendKey]:
-        """Others than these. The index has rows that the transaction replaced, and lacks those it put."""
-        found = [*self._index.keys(owner), *self._written.get(owner, ()), *self._beside_of.get(owner, ())]
+    def _claimed_by(self, owner: ServiceName, *, exclude: Container[FrontendKey]) -> Iterable[FrontendKey]:
+        """The owner's frontends except ``exclude``. The index misses changes of the transaction."""
+        found = [*self._index.keys(owner), *self._written.get(owner, ()), *self._keys_of.get(owner, ())]
         if not found:
             return ()
-        more = [key for key in found if key not in besides]
+        more = [key for key in found if key not in exclude]
         return [
             key
             for key in dict.fromkeys(more)
-            if self._is_only_of(key, owner) or owner in self._beside.get(key, ())
+            if self._is_only_of(key, owner) or owner in self._claims.get(key, ())
         ]
 
     def _is_only_of(self, key: FrontendKey, owner: ServiceName) -> bool:
         row = self._rows.get(key)
-        return row is not None and key not in self._beside and claimant(row) == owner
+        return row is not None and key not in self._claims and claimant(row) == owner
 
     def _claims_on(self, key: FrontendKey) -> Mapping[ServiceName, Frontend]:
-        claims = self._beside.get(key)
+        claims = self._claims.get(key)
         if claims is None:
             row = self._rows.get(key)
             claims = {claimant(row): row} if row is not None else {}
         return claims
 
     def _claim(self, key: FrontendKey, owner: ServiceName, frontend: Frontend) -> None:
-        if key not in self._beside and not self._states:
+        if key not in self._claims and not self._states:
             row = self._rows.get(key)
-            if row is None or claimant(row) == owner:  # as nearly all are: no other claims it
+            if row is None or claimant(row) == owner:  # nearly always: the only claimant
                 self._written.setdefault(owner, {})[key] = None
                 self._rows.put(frontend)
                 return
@@ -490,19 +487,19 @@ class Claims:
         self._settle(key, {name: one for name, one in self._claims_on(key).items() if name != owner})
 
     def _settle(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
-        """Put the row that follows from these claims, and hold the claims unless the row is the only one."""
-        for name in self._beside.pop(key, ()):
-            del self._beside_of[name][key]
-            if not self._beside_of[name]:
-                del self._beside_of[name]
+        """Put the row that follows from these claims, and store the claims unless the row is the only one."""
+        for name in self._claims.pop(key, ()):
+            del self._keys_of[name][key]
+            if not self._keys_of[name]:
+                del self._keys_of[name]
         self._contest(key, claims)
         manual = key in self._manual
         plain = self._manual[key] if manual else _first(claims)
         served = _with_states(plain, self._states) if plain is not None else None
         if manual or len(claims) > 1 or served is not plain:
-            self._beside[key] = dict(claims)
+            self._claims[key] = dict(claims)
             for name in claims:
-                self._beside_of.setdefault(name, {})[key] = None
+                self._keys_of.setdefault(name, {})[key] = None
         elif served is not None:
             self._written.setdefault(next(iter(claims)), {})[key] = None
         if served is None:
@@ -511,7 +508,7 @@ class Claims:
             self._rows.put(served)
 
     def _contest(self, key: FrontendKey, claims: Mapping[ServiceName, Frontend]) -> None:
-        """Note whether several services claim it. A redirect ahead of its own service does not count."""
+        """Record whether several services claim it; a redirect of its own service does not count."""
         self.contested.pop(key, None)
         served = _first(claims) if len(claims) > 1 else None
         if served is not None and served.type is not ServiceType.LOCAL_REDIRECT:
@@ -520,25 +517,25 @@ class Claims:
 
     def _keys(self) -> Iterable[FrontendKey]:
         written = [key for keys in self._written.values() for key in keys]
-        return dict.fromkeys([*self._table.keys(), *written, *self._beside])
+        return dict.fromkeys([*self._table.keys(), *written, *self._claims])
 
     def _has(self, key: FrontendKey, address: ServiceAddress) -> bool:
         frontend = self._manual[key] if key in self._manual else _first(self._claims_on(key))
         return frontend is not None and address in addresses_of(frontend.backends)
 
     def _forget_states(self) -> None:
-        for address, having in list(self._having.items()):
-            if self._has(having, address):
+        for address, user in list(self._user_of.items()):
+            if self._has(user, address):
                 continue
             other = next((key for key in self._keys() if self._has(key, address)), None)
             if other is not None:
-                self._having[address] = other
+                self._user_of[address] = other
             else:
-                del self._states[address], self._having[address]
+                del self._states[address], self._user_of[address]
 
 
 def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendState]) -> Frontend:
-    """A source that ends a backend takes precedence over a state set manually."""
+    """Apply manual states. A backend that terminates by its source stays terminating."""
     if not states or states.keys().isdisjoint(addresses_of(frontend.backends)):
         return frontend
     backends = tuple(
@@ -551,10 +548,10 @@ def _with_states(frontend: Frontend, states: Mapping[ServiceAddress, BackendStat
 
 
 def _first(claims: Mapping[ServiceName, Frontend]) -> Frontend | None:
-    """The claim that is served: of a service before that of a host port, else the oldest.
+    """The claim that is served: a service's before a host port's, otherwise the oldest.
 
-    A cluster address goes before what clients outside reach: no other service may take it. What is
-    redirected goes before cluster addresses, and after all that clients outside reach.
+    A cluster address takes precedence over addresses for clients outside: no other service may take it. A
+    redirect takes precedence over cluster addresses, but not over addresses for clients outside.
     """
     if len(claims) < 2:
         return next(iter(claims.values()), None)

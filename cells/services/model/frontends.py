@@ -1,4 +1,4 @@
-"""A Service to the addresses it is served at.
+"""The frontends of a Service.
 
 Source: core/v1 ServiceSpec; KEP-1860 (ipMode), KEP-2086 (internal traffic policy).
 """
@@ -51,28 +51,28 @@ __all__ = [
 ]
 
 
-# What a service asks for by its annotations.
+# Annotations of services.
 #
-# Source: Cilium 1.17, pkg/annotation/k8s.go. An invalid value counts as absent, and is reported.
+# Source: Cilium 1.17, pkg/annotation/k8s.go. An invalid value is reported and ignored.
 
 PREFIX = "service.cilium.io/"
 TYPES = PREFIX + "type"
-"""Which frontends a service has, such as ``LoadBalancer`` or ``LoadBalancer,ClusterIP``."""
+"""The types of a service's frontends, such as ``LoadBalancer`` or ``LoadBalancer,ClusterIP``."""
 ALGORITHM = PREFIX + "lb-algorithm"
-"""``random`` or ``maglev``, where bpf-lb-algorithm-annotation lets services say so."""
+"""``random`` or ``maglev``, if bpf-lb-algorithm-annotation lets services choose."""
 FORWARDING = PREFIX + "forwarding-mode"
-"""``dsr`` or ``snat``, where bpf-lb-mode-annotation or bpf-lb-algorithm-annotation lets services say so."""
+"""``dsr`` or ``snat``, if bpf-lb-mode-annotation or bpf-lb-algorithm-annotation lets services choose."""
 SOURCE_RANGES = PREFIX + "src-ranges-policy"
-"""``deny``, for all clients but those of loadBalancerSourceRanges; else ``allow``."""
+"""``deny`` refuses the clients in loadBalancerSourceRanges; ``allow`` refuses all others."""
 NODE_SELECTOR = PREFIX + "node-selector"
-"""The nodes that have the service, as a selector of their labels; goes before EXPOSURE_LABEL."""
+"""A label selector for the nodes that serve it; takes precedence over EXPOSURE_LABEL."""
 
 GLOBAL = PREFIX + "global"
-"""``true``: backends of the services with this name in remote clusters serve it, too."""
+"""``true``: services with this name in remote clusters contribute backends."""
 AFFINITY = PREFIX + "affinity"
-"""Of a global service, which backends are preferred: ``local`` or ``remote``."""
+"""The preferred backends of a global service: ``local`` or ``remote``."""
 SHARED = PREFIX + "shared"
-"""Of a global service, whether remote clusters may use its backends; read by what exports services."""
+"""Whether remote clusters may use backends of a global service; read by the exporter of services."""
 
 _TYPES = frozenset({"ClusterIP", "NodePort", "LoadBalancer"})
 _READ = (FORWARDING, ALGORITHM, EXPOSURE_LABEL, NODE_SELECTOR, SOURCE_RANGES, TYPES, GLOBAL, AFFINITY, SHARED)
@@ -81,7 +81,7 @@ _ALIASES: Final = {
     AFFINITY: "io.cilium/service-affinity",
     SHARED: "io.cilium/shared-service",
 }
-"""Their old names, which count where the new name is absent."""
+"""Old names, which count if the new name is absent."""
 _NAMES: Final = {alias: name for name, alias in _ALIASES.items()}
 _REQUESTS = "requests are not balanced, connections are"
 _NOT_BUILT = {
@@ -91,14 +91,14 @@ _NOT_BUILT = {
     PREFIX + "global-sync-endpoint-slices": ("true", "slices of remote clusters are not copied"),
     PREFIX + "weight": ("", "it is one of EndpointSlices, and weighs their backends"),
 }
-"""Annotations, the value that asks for something, and what happens instead.
+"""Unsupported annotations: the value that requests the feature, and what happens instead.
 
-Without a value, the annotation alone asks. One that needs a second annotation is reported with that one.
+An empty value means any. An annotation that needs a second one is reported with that one.
 """
 
 
 class ServiceAnnotations(msgspec.Struct, frozen=True, gc=False):
-    """What the annotations of a service mean here."""
+    """The annotations of a service, parsed."""
 
     types: frozenset[str] = _TYPES
     algorithm: str = ""
@@ -110,7 +110,7 @@ NOTHING = ServiceAnnotations()
 
 
 def service_annotations(service: Service, options: LoadBalancerOptions) -> ServiceAnnotations:
-    """Read them; what the agent does not let services choose is left out."""
+    """Parse the annotations; choices that the agent does not allow are ignored."""
     given = service.metadata.annotations
     if not given:
         return NOTHING
@@ -125,24 +125,24 @@ def service_annotations(service: Service, options: LoadBalancerOptions) -> Servi
 
 
 def _types(text: str) -> frozenset[str]:
-    """None of them if one is not known."""
+    """Parse a list of types; empty if one is unknown."""
     asked = frozenset(one.strip() for one in text.split(",")) if text else frozenset()
     return asked if asked <= _TYPES else frozenset()
 
 
 def is_global(service: Object) -> bool:
-    """Whether it is to have the backends of remote clusters, where those are followed."""
+    """Whether the service has backends in remote clusters, if the agent is in a cluster mesh."""
     given = service.annotations
     return bool(given) and _text(given, GLOBAL) == "true"
 
 
 def is_shared(service: Object) -> bool:
-    """Whether remote clusters may use its backends: of each global service, unless it is annotated not to."""
+    """Whether remote clusters may use its backends: a global service without ``shared: false``."""
     return is_global(service) and _text(service.annotations, SHARED, "true") == "true"
 
 
 def affinity_of(service: Object) -> Affinity:
-    """Which backends are preferred. Only global services have an affinity; other words are none."""
+    """The preferred backends of a global service. Invalid values mean no preference."""
     return _AFFINITIES.get(_text(service.annotations, AFFINITY), "") if is_global(service) else ""
 
 
@@ -154,7 +154,7 @@ _AFFINITIES: Final[Mapping[str, Affinity]] = {"local": "local", "remote": "remot
 
 
 def is_exposed(service: Service, node: ServingNode) -> bool:
-    """Whether this node is to have the service. A selector that cannot be read selects no node."""
+    """Whether this node serves the service. An invalid selector selects no node."""
     metadata = service.metadata
     given = metadata.annotations or {}
     selector = given.get(NODE_SELECTOR)
@@ -168,7 +168,7 @@ def is_exposed(service: Service, node: ServingNode) -> bool:
 
 
 def faults_of(service: Service, options: LoadBalancerOptions) -> Iterator[tuple[str, str]]:
-    """Annotations that do nothing, with the reason, for the log."""
+    """Annotations without effect, with the reason, for the log."""
     given = service.metadata.annotations
     for name, text in (given or {}).items():
         known = _NAMES.get(name, name)
@@ -227,7 +227,7 @@ def _fault_of_selector(text: str, _: Service, __: LoadBalancerOptions) -> str:
 
 
 def _fault_in_mesh(name: str, text: str, service: Service, options: LoadBalancerOptions) -> str:
-    """Of annotations of global services."""
+    """Faults in annotations of global services."""
     if not options.global_services:
         asks = name == GLOBAL and text == "true"
         return "no remote clusters are followed: see cluster-id and clustermesh-config" if asks else ""
@@ -242,7 +242,7 @@ _IN_MESH: Final = {
     AFFINITY: (("local", "remote", "none"), "no backend is preferred"),
     SHARED: (("true", "false"), "the service is not shared"),
 }
-"""Values, of which errors name the first two, and what holds for others."""
+"""Valid values, of which errors name the first two, and the effect of other values."""
 _FAULTS = {TYPES: _fault_of_types, SOURCE_RANGES: _fault_of_ranges, NODE_SELECTOR: _fault_of_selector}
 
 
@@ -259,7 +259,7 @@ def _fault_of_choice(name: str, text: str, service: Service, options: LoadBalanc
 
 
 def _is_outside(service: Service, options: LoadBalancerOptions) -> bool:
-    """Whether clients outside may come to have an address of the service."""
+    """Whether any frontend of the service may be for clients outside."""
     spec = service.spec
     return (
         options.bpf_lb_external_clusterip
@@ -275,7 +275,7 @@ HEADLESS = "None"
 LOCAL = "Local"
 _WITH_NODE_PORTS = ("NodePort", "LoadBalancer")
 NO_RANGES = ("0.0.0.0/32",)
-"""A range that no client is in, of either family."""
+"""A range without any client, for both families."""
 _CLUSTER_IP, _LOAD_BALANCER = ServiceType.CLUSTER_IP, ServiceType.LOAD_BALANCER
 _EXTERNAL_IPS, _NODE_PORT = ServiceType.EXTERNAL_IPS, ServiceType.NODE_PORT
 _WITH_TWINS = (_LOAD_BALANCER, _NODE_PORT)
@@ -288,7 +288,7 @@ def frontends_of(
 ) -> list[Frontend]:
     """The frontends of a service on this node, with their backends.
 
-    None for a headless or external-name service, and for one that is exposed on other nodes only.
+    Empty for headless and external-name services, and for services that only other nodes serve.
     """
     if service.spec.type == "ExternalName" or is_headless(service):
         return []
@@ -298,7 +298,7 @@ def frontends_of(
 
 
 def may_differ(service: Service, old: ServingNode, new: ServingNode, options: LoadBalancerOptions) -> bool:
-    """Whether a service may have other frontends, or other backends, once the node has changed."""
+    """Whether the change of the node may change the service's frontends or backends."""
     if old.name != new.name or (options.enable_service_topology and old.zone != new.zone):
         return True
     if old.node_port_addresses != new.node_port_addresses and service.spec.type in _WITH_NODE_PORTS:
@@ -307,12 +307,12 @@ def may_differ(service: Service, old: ServingNode, new: ServingNode, options: Lo
 
 
 def is_headless(service: Service) -> bool:
-    """Whether it has no address: its name stands for its backends'."""
+    """Whether it has no cluster address: its name resolves to its backends' addresses."""
     return service.spec.cluster_ip == HEADLESS
 
 
 class _Conversion:
-    """One service, on one node, at one moment."""
+    """Converts one service for one node."""
 
     def __init__(
         self, service: Service, backends: Backends, node: ServingNode, options: LoadBalancerOptions
@@ -330,7 +330,7 @@ class _Conversion:
         )
 
     def frontends(self) -> list[Frontend]:
-        """Cluster addresses, load balancer addresses, external addresses, node ports, in this order."""
+        """Cluster addresses, load balancer addresses, external addresses and node ports, in this order."""
         spec, options = self._spec, self._options
         found: list[Frontend] = []
         cluster_ips = self._hosts(spec.cluster_ips or ((spec.cluster_ip,) if spec.cluster_ip else ()))
@@ -339,7 +339,7 @@ class _Conversion:
             self._add(found, cluster_ips, ports, _CLUSTER_IP)
         ingress = self._service.status.load_balancer.ingress
         if ingress and options.enable_node_port and self._wants(_LOAD_BALANCER):
-            # what is sent to a load balancer's proxy goes there
+            # with ipMode Proxy, packets go to the load balancer itself
             hosts = self._hosts([one.ip for one in ingress if one.is_of_nodes])
             self._add(found, hosts, ports, _LOAD_BALANCER)
         if spec.external_ips and options.enable_external_ips:
@@ -354,18 +354,18 @@ class _Conversion:
         return found
 
     def _wants(self, type_: ServiceType) -> bool:
-        """Whether the service is to have such frontends."""
+        """Whether the service has frontends of this type."""
         return self._annotations is NOTHING or type_.text in self._annotations.types
 
     def _direct(self, protocol: int) -> bool:
-        """Whether its backends on other nodes answer clients outside themselves, where it may say so."""
+        """Whether backends on other nodes answer clients outside directly, if services may choose it."""
         if not self._options.bpf_lb_mode_annotation:
             return False
         mode = self._annotations.forwarding or self._options.bpf_lb_mode
         return mode == "dsr" or (mode == "hybrid" and protocol in (ANY_PROTOCOL, PROTOCOLS["TCP"]))
 
     def _unique_ports(self) -> Sequence[ServicePort]:
-        """The ports: each number once for a protocol, once in all where protocols are not distinguished."""
+        """The ports, each number once per protocol, or once if protocols are not distinguished."""
         ports = self._spec.ports or ()
         if len(ports) < 2:
             return ports
@@ -376,7 +376,7 @@ class _Conversion:
         return list(found.values())
 
     def _hosts(self, texts: Sequence[str]) -> list[bytes]:
-        """Addresses of families that are on, each once, and none that other hosts cannot reach."""
+        """Addresses of enabled families, each once, except special ones."""
         found = []
         for text in dict.fromkeys(texts) if len(texts) > 1 else texts:
             host = parse_host(text)
@@ -391,7 +391,7 @@ class _Conversion:
     def _add(
         self, found: list[Frontend], hosts: Sequence[bytes], ports: Sequence[ServicePort], type_: ServiceType
     ) -> None:
-        """The frontends of some addresses and ports."""
+        """Add the frontends of these addresses and ports."""
         if not hosts:
             return
         options, annotations = self._options, self._annotations
@@ -432,7 +432,7 @@ class _Conversion:
                     found.append(one)
 
     def _source_ranges(self) -> tuple[str, ...]:
-        """The source ranges allowed, or by the annotation denied. If none can be parsed, none is allowed."""
+        """The allowed or, by annotation, denied ranges. If none can be parsed, none is allowed."""
         given = self._spec.load_balancer_source_ranges
         if not given or not self._options.enable_svc_source_range_check:
             return ()
@@ -452,7 +452,7 @@ class _Conversion:
         return min(client_ip.timeout_seconds, LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
-        """The backends of a frontend's family that its traffic policy and zone leave."""
+        """The backends that the frontend's family, traffic policy and zone allow."""
         backends = self._of_family(port.name, version)
         if self._options.enable_service_topology:
             backends = self._in_zone(backends)
@@ -462,7 +462,7 @@ class _Conversion:
         return backends
 
     def _of_family(self, port_name: str, version: int) -> Sequence[Backend]:
-        """They are in the order of their addresses, so the first and last show whether all fit."""
+        """The backends of a family. They are sorted, so the first and last show whether all match."""
         backends = self._backends.get(port_name, ())
         addresses = addresses_of(backends)
         if not addresses or addresses[0][0] == version == addresses[-1][0]:
@@ -470,7 +470,7 @@ class _Conversion:
         return tuple([one for one in backends if one.address.version == version])
 
     def _in_zone(self, backends: Sequence[Backend]) -> Sequence[Backend]:
-        """Those hinted for our zone, and those that never are; all where hints cannot decide."""
+        """Backends for the node's zone, and those that never have hints; all if hints do not suffice."""
         zone = self._node.zone
         if not zone or self._ext_local or self._int_local:
             return backends
@@ -484,11 +484,11 @@ class _Conversion:
 
 
 def _may_be_hinted(backend: Backend) -> bool:
-    """Kubernetes hints endpoints of this cluster, if they are not terminating."""
+    """Whether Kubernetes sets hints for it: only for local endpoints that are not terminating."""
     return not backend.cluster and backend.state is BackendState.ACTIVE
 
 
 def seen_inside(frontends: Sequence[Frontend]) -> list[Frontend]:
-    """The frontends as clients in the cluster see them: of an address with two scopes the internal one."""
+    """Frontends for clients in the cluster: of an address with two scopes, the internal one."""
     internal = {one.key.address for one in frontends if one.key.scope == INTERNAL}
     return [one for one in frontends if one.key.scope == INTERNAL or one.key.address not in internal]

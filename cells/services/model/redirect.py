@@ -1,7 +1,7 @@
-"""What goes to pods of this node: by local redirect policies, and by host ports.
+"""Traffic to pods of this node: local redirect policies and host ports.
 
-Source: Cilium 1.17, CiliumLocalRedirectPolicy. An address of its own, or a service's cluster addresses, as
-        long as a selected pod of the node is ready; without one a service has its own backends again.
+Source: Cilium 1.17, CiliumLocalRedirectPolicy. A policy redirects an address, or a service's cluster
+addresses, while a selected pod of the node is ready; otherwise the service uses its own backends.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = ["RedirectPolicy", "read_redirect"]
 
 # Host ports of pods as frontends.
 #
-# Source: core/v1 ContainerPort. Ports of the NodePort range are left to NodePort services. A hostIP is an
-#         address of the node: who may create pods must not take another host's.
+# Source: core/v1 ContainerPort. Ports in the NodePort range are for NodePort services only. A hostIP must be
+#         an address of the node: users who may create pods must not take over another host's address.
 
 WILDCARDS: Mapping[int, IPAddress] = {4: IPv4Address(0), 6: IPv6Address(0)}
 
 
 def host_port_frontends(pod: Pod, node: ServingNode, options: LoadBalancerOptions) -> list[Frontend]:
-    """The frontends of a pod's host ports on this node; of two for one address the later."""
+    """The frontends of a pod's host ports on this node; the later one, if two have the same address."""
     if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
     found: dict[FrontendKey, Frontend] = {}
@@ -62,7 +62,7 @@ def host_port_frontends(pod: Pod, node: ServingNode, options: LoadBalancerOption
 
 
 def foreign_host_ips(pod: Pod, own: Collection[IPAddress], options: LoadBalancerOptions) -> list[IPAddress]:
-    """The addresses that a pod's host ports ask for, and that are not the node's ``own``."""
+    """The hostIPs of a pod's host ports that are not in ``own``, the node's addresses."""
     if not options.enable_host_port or pod.spec.host_network or pod.finished:
         return []
     given = {parse_address(port.host_ip): None for port in _host_ports(pod) if port.host_port}
@@ -102,34 +102,34 @@ def _host_ports(pod: Pod) -> Iterator[ContainerPort]:
         yield from container.ports or ()
 
 
-# Who claims the frontends of pods and redirections: services claim theirs by their own names.
+# The claimants of host ports and redirects; services claim their frontends by their own names.
 
 _HOST_PORT: Final = "/host-port/"
 _REDIRECT: Final = "-local-redirect"
 
 
 def pod_claimant(namespace: str, name: str) -> ServiceName:
-    """Under which name a pod claims its host ports; no service is called so."""
+    """The name by which a pod claims its host ports; not a valid name of a service."""
     return ServiceName(namespace, f"pod/{name}")
 
 
 def redirect_claimant(redirect: ServiceName) -> ServiceName:
-    """Under which name a redirection claims its frontends; no service is called so."""
+    """The name by which a policy claims its frontends; not a valid name of a service."""
     return ServiceName(redirect.namespace, f"redirect/{redirect.name}")
 
 
 def host_port_name(namespace: str, pod: str, port: int) -> ServiceName:
-    """What the frontends of a pod's host port have in place of a service."""
+    """The service name in the frontends of a pod's host port."""
     return ServiceName(namespace, f"{pod}{_HOST_PORT}{port}")
 
 
 def redirect_name(redirect: ServiceName) -> ServiceName:
-    """What the frontends of a redirection have in place of a service."""
+    """The service name in the frontends of a local redirect policy."""
     return ServiceName(redirect.namespace, redirect.name + _REDIRECT)
 
 
 def claimant(frontend: Frontend) -> ServiceName:
-    """Which service, pod or redirection claims a frontend, unless it is set manually."""
+    """The service, pod or policy that claims a frontend, unless the frontend is set manually."""
     name = frontend.service
     if frontend.type is ServiceType.HOST_PORT:
         return pod_claimant(name.namespace, name.name.partition(_HOST_PORT)[0])
@@ -139,7 +139,7 @@ def claimant(frontend: Frontend) -> ServiceName:
 
 
 class LocalRedirectPort(msgspec.Struct, frozen=True):
-    """A port, by the name that a frontend's and a backend's have in common."""
+    """A port; the names of frontends' and backends' ports match."""
 
     name: str
     port: int
@@ -147,27 +147,27 @@ class LocalRedirectPort(msgspec.Struct, frozen=True):
 
 
 class RedirectPolicy(msgspec.Struct, frozen=True):
-    """A policy, read: either an address or a service is redirected."""
+    """A parsed policy, which redirects either an address or a service."""
 
     name: ServiceName
     uid: str
     address: IPAddress | None
     service: ServiceName | None
     ports: tuple[LocalRedirectPort, ...]
-    """None: every port of the service."""
+    """Empty: every port of the service."""
     backend_ports: tuple[LocalRedirectPort, ...]
     selector: LabelSelector
     skip: bool
-    """Pods that are redirected to reach the address itself."""
+    """Whether the backend pods reach the address itself."""
 
     @property
     def unpaired(self) -> list[LocalRedirectPort]:
-        """The ports it names that no backend port fits: they are not redirected."""
+        """The ports without a matching backend port, which are not redirected."""
         return [port for port in self.ports if _paired(port, self.ports, self.backend_ports) is None]
 
     @property
     def kind(self) -> str:
-        """What of a frontend it names, in Cilium's words."""
+        """The kind of frontend, in Cilium's words."""
         if self.address is not None:
             return "IP + named ports" if len(self.ports) > 1 else "IP + port"
         if not self.ports:
@@ -176,7 +176,7 @@ class RedirectPolicy(msgspec.Struct, frozen=True):
 
 
 def read_redirect(policy: CiliumLocalRedirectPolicy) -> RedirectPolicy:
-    """The redirect of a policy. Raises ValueError, one line, where it cannot be served."""
+    """Parse a policy. Raises ValueError, one line, if it is invalid."""
     spec = policy.spec
     if spec is None:
         raise ValueError("spec is missing: expected redirectFrontend and redirectBackend")
@@ -240,7 +240,7 @@ def redirect_frontends(
 
 
 def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
-    """Whether a pod is one of the policy's: of its namespace, on this node, selected, ready."""
+    """Whether a pod is a backend: in the policy's namespace, on this node, selected and ready."""
     if pod.namespace != redirect.name.namespace or pod.spec.node_name != node.name or pod.finished:
         return False
     return pod.is_ready and redirect.selector.matches(pod.metadata.labels or {})
@@ -249,7 +249,7 @@ def serves(redirect: RedirectPolicy, pod: Pod, node: ServingNode) -> bool:
 def _targets(
     redirect: RedirectPolicy, service: Service | None
 ) -> tuple[list[IPAddress], Sequence[LocalRedirectPort]]:
-    """The addresses and ports that a policy redirects."""
+    """The redirected addresses and ports."""
     if redirect.address is not None:
         return [redirect.address], redirect.ports
     if service is None:
@@ -266,9 +266,10 @@ def _targets(
 def _paired(
     port: LocalRedirectPort, ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]
 ) -> LocalRedirectPort | None:
-    """The backend port for one of the redirected ports; None where none fits.
+    """The backend port of a redirected port; None if none matches.
 
-    Several are paired by name. A single one may have no name: then the first backend port is its own.
+    Several ports are paired by name. A single port without a match by name is paired with the first backend
+    port.
     """
     default = backends[0] if len(ports) == 1 else None
     target = next((each for each in backends if each.name and each.name == port.name), default)
@@ -278,7 +279,7 @@ def _paired(
 def _backends(
     target: LocalRedirectPort, named: str, ip: IPAddress, pods: Sequence[Pod], options: LoadBalancerOptions
 ) -> Iterator[Backend]:
-    """Pods at a port, by addresses of the family of ``ip``; if ``named``, those with a port of this name."""
+    """Pods at a port, in the family of ``ip``; with ``named``, only pods with a port of this name."""
     for pod in sorted(pods, key=lambda one: one.name):
         if named and named not in {each.name for each in pod.named_ports}:
             continue
@@ -309,7 +310,7 @@ def _port(where: str, given: ObjectPort) -> LocalRedirectPort:
 
 
 def _check_pairs(ports: Sequence[LocalRedirectPort], backends: Sequence[LocalRedirectPort]) -> None:
-    """At least one port of the frontend has its backend port, of the same protocol."""
+    """Raise ValueError unless a port of the frontend has a backend port of the same protocol."""
     if not ports or any(_paired(port, ports, backends) for port in ports):
         return
     if len(ports) == 1:

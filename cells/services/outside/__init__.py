@@ -1,9 +1,9 @@
-"""Clients outside the node: by which of its addresses services are served to them.
+"""Services for clients outside the node: the node's addresses that serve them.
 
-Controller: the node's devices in, the table ``node-port-addresses`` out: where node ports are served.
-Reconciler: the table ``node-port`` follows them into the map ``hive_nodeport``. From it the programs on
-            native devices know that clients outside are served, and the source of packets to other nodes.
-Why:        addresses come and go; a node port is served at those there are.
+Controller: the node's devices in, the table ``node-port-addresses`` out: the addresses for node ports.
+Reconciler: the table ``node-port``, computed from them, into the map ``hive_nodeport``. It enables services
+            for clients outside in the programs on native devices, and has the source of packets to nodes.
+Why:        addresses are added and removed; node ports must be served at the present ones.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 
-# Which addresses of the node serve node ports, and which one it asks other nodes from.
+# The node's addresses that serve node ports, and its source address towards other nodes.
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
@@ -87,7 +87,7 @@ class NodePortAddress(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What decides about addresses."""
+    """The settings that select addresses."""
 
     ranges: Sequence[IPNetwork]
     """``nodeport-addresses``."""
@@ -109,22 +109,22 @@ def _uses(
 def node_port_addresses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> Mapping[IPAddress, NodePortAddress]:
-    """Where node ports are served, by address. ``node_ips``: by which others know the node."""
+    """The addresses that serve node ports. ``node_ips``: the node's published addresses."""
     uses, _ = _uses(devices, node_ips, selection)
     return {one.address: NodePortAddress(one.address, one.device) for one in uses if one.node_port}
 
 
 def direct_device(devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection) -> str:
-    """The device towards other nodes, empty if there is none."""
+    """The device towards other nodes; empty if there is none."""
     return _uses(devices, node_ips, selection)[1] or ""
 
 
 def direct_addresses(
     devices: Iterable[Device], node_ips: Sequence[IPAddress], selection: Selection
 ) -> Mapping[int, IPAddress]:
-    """What packets to backends on other nodes come from, by family: 4, 6.
+    """The source address of packets to backends on other nodes, by family: 4, 6.
 
-    Of the device towards other nodes the address that serves node ports, else its primary one, else the
+    On the device towards other nodes, the address that serves node ports, else the primary one; else the
     node's own.
     """
     uses, direct = _uses(devices, node_ips, selection)
@@ -139,7 +139,7 @@ def direct_addresses(
     return found
 
 
-# Where node ports are served, as tables and as the programs know it.
+# The tables of these addresses, and the configuration of the programs.
 
 INTERVAL: Final = seconds(30)
 _LOCAL: Final = "net/ipv4/ip_local_port_range"
@@ -149,30 +149,30 @@ _FORWARDING6: Final = {"net/ipv6/conf/all/forwarding": "1"}
 
 
 class NodePortMap(Protocol):
-    """hive_nodeport, and who else serves. All raise OSError."""
+    """The map hive_nodeport, and netfilter rules of other programs. All methods raise OSError."""
 
     def read(self) -> NodePortConfig:
-        """What the programs know."""
+        """The present configuration of the programs."""
         ...
 
     def write(self, config: NodePortConfig) -> None:
-        """Write the facts that the programs read."""
+        """Write the configuration of the programs."""
         ...
 
     def found_rules(self) -> FoundRules:
-        """Others' rules of netfilter that the node has; called in a thread."""
+        """Netfilter rules of other programs on the node; called in a thread."""
         ...
 
 
 class KernelFacts:
-    """The real one."""
+    """The map in the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, reach: ServiceReach, programs: ServicePrograms) -> NodePortMap:
-        """This node's. Clients outside take translations, and programs in drivers their neighbours."""
+        """The implementation for this node; selects the maps that clients outside need."""
         if reach.outside:
             maps.use("snat4", "snat6")
             if programs.accelerates:
@@ -180,15 +180,15 @@ class KernelFacts:
         return KernelFacts(maps)
 
     def read(self) -> NodePortConfig:
-        """What the programs know."""
+        """The present configuration of the programs."""
         return NodePortConfig.unpack(self._maps.nodeport.lookup(bytes(4)) or bytes(NodePortConfig.SIZE))
 
     def write(self, config: NodePortConfig) -> None:
-        """Write the facts that the programs read."""
+        """Write the configuration of the programs."""
         self._maps.nodeport.update(bytes(4), config.pack())
 
     def found_rules(self) -> FoundRules:
-        """Others' rules of netfilter that the node has."""
+        """Netfilter rules of other programs on the node."""
         return found_rules()
 
 
@@ -241,7 +241,7 @@ class ForwardingSettings(Settings, frozen=True):
 
 
 class NodePortMode:
-    """How backends are chosen for clients outside, and how packets to other nodes are sent and come back."""
+    """How backends are selected for clients outside, and how packets reach and leave other nodes."""
 
     def __init__(self, settings: ForwardingSettings, programs: ServicePrograms, tunnel: PodTunnel) -> None:
         self._settings = settings
@@ -252,24 +252,27 @@ class NodePortMode:
         """random or maglev, for services that choose none."""
         self.hash_seed = settings.bpf_lb_maglev_hash_seed
         self.services_choose_algorithm = settings.bpf_lb_algorithm_annotation
-        """Whether they do, by an annotation."""
+        """Whether services choose it by annotation."""
         self.services_choose_forwarding = settings.bpf_lb_mode_annotation or (
             settings.bpf_lb_algorithm_annotation and not tunnel.used
         )
-        """Whether they do. Cilium 1.17 reads that annotation by the switch of the algorithm; either is taken
-        for it. A backend cannot answer directly to what came through a tunnel."""
+        """Whether services choose it by annotation.
+
+        Cilium 1.17 reads this annotation if the algorithm may be chosen; either setting enables it here.
+        Backends cannot answer clients directly after a tunnel.
+        """
         self.flags = (
             NODEPORT_ON
             | (_CHOSEN if self.services_choose_forwarding else _DIRECT[settings.bpf_lb_mode])
             | NODEPORT_MAGLEV * (settings.bpf_lb_algorithm == "maglev")
             | NODEPORT_XDP * programs.accelerates
         )
-        """As the programs have it, for a node that serves clients outside."""
+        """The programs' flags, for a node that serves clients outside."""
         self.seed = Seed.parse(settings.bpf_lb_maglev_hash_seed)[1:]
-        """Where hashes of maglev begin."""
+        """The seeds of packets' hashes."""
 
     def check(self) -> None:
-        """Raises UsageError for a mode that tunnels do not allow."""
+        """Raise UsageError for a mode that is impossible with a tunnel."""
         if self._tunnelled and (mode := self._settings.bpf_lb_mode) != "snat":
             raise UsageError(
                 f"bpf-lb-mode={mode}: packets in a tunnel do not carry the service's address;"
@@ -283,7 +286,7 @@ class NodePortMode:
 
 
 class NodePortSysctls:
-    """What the node's kernel needs for clients outside."""
+    """Sysctls for clients outside."""
 
     def __init__(
         self, settings: NodePortSettings, agent: AgentConfig, programs: ServicePrograms, sysctls: Sysctls
@@ -294,7 +297,7 @@ class NodePortSysctls:
         self._sysctls = sysctls
 
     def keep(self) -> None:
-        """Enable forwarding, and keep ports of services from connections. Raises HiveError."""
+        """Enable forwarding, and reserve ports of services. Raises HiveError."""
         if self._agent.ipv4:
             self._sysctls.keep(_FORWARDING)
         if self._agent.ipv6:
@@ -309,33 +312,33 @@ class NodePortSysctls:
 
 
 class ServingAddresses:
-    """Which of the node's addresses serve clients outside, and reach backends on other nodes."""
+    """Selects the node's addresses that serve clients outside, or reach backends on other nodes."""
 
     def __init__(
         self, settings: NodePortSettings, reach: ServiceReach, agent: AgentConfig, own: NodeAddresses
     ) -> None:
         self.node = own.table
-        """Those by which others know the node."""
+        """The node's published addresses."""
         self.direct_device = settings.direct_routing_device
-        """That is asked for; empty: that of the node's own address."""
+        """The configured device; empty: the device with the node's own address."""
         self._serves = reach.node_ports or reach.host_ports
         self._own = own
         self._on = {4: agent.ipv4, 6: agent.ipv6}
         self._selection = Selection(settings.nodeport_addresses, settings.direct_routing_device)
 
     def served(self, devices: Iterable[Device]) -> Mapping[IPAddress, NodePortAddress]:
-        """Where node ports and host ports are."""
+        """The addresses for node ports and host ports."""
         if not self._serves:
             return {}
         found = node_port_addresses(devices, self._node_ips(), self._selection)
         return {ip: row for ip, row in found.items() if self._on[ip.version]}
 
     def towards_nodes(self, devices: Iterable[Device]) -> str:
-        """The device towards other nodes, empty if there is none."""
+        """The device towards other nodes; empty if there is none."""
         return direct_device(devices, self._node_ips(), self._selection)
 
     def sources(self, devices: Iterable[Device]) -> tuple[IPv4Address, IPv6Address]:
-        """What packets to backends on other nodes come from; unspecified of a family that is off."""
+        """The source addresses of packets to backends on other nodes; unspecified in disabled families."""
         found = direct_addresses(devices, self._node_ips(), self._selection)
         ipv4, ipv6 = found.get(4), found.get(6)
         return (
@@ -348,7 +351,7 @@ class ServingAddresses:
 
 
 class NodePorts:
-    """Where clients outside are served; a node that serves none has an empty table."""
+    """Serves clients outside; the table of addresses is empty on a node that does not."""
 
     def __init__(
         self,
@@ -374,7 +377,7 @@ class NodePorts:
         self.addresses: Derived[IPAddress, NodePortAddress] = Derived(
             "node-port-addresses", self._served, *sources
         )
-        """Where node ports are served, by address."""
+        """The addresses that serve node ports."""
         self._read_others = facts.found_rules
         self._direct: Derived[str, str] = Derived("direct-device", self._direct_device, *sources)
         self._facts: Derived[str, NodePortConfig] = Derived("node-port", self._wanted, *sources)
@@ -387,7 +390,7 @@ class NodePorts:
 
     @property
     def direct_device(self) -> str:
-        """The device towards other nodes, empty if there is none."""
+        """The device towards other nodes; empty if there is none."""
         return self._direct.get(_ONLY) or ""
 
     def _direct_device(self, devices: list[Device], _: list[NodeAddress]) -> Mapping[str, str]:
@@ -414,7 +417,7 @@ class NodePorts:
         self._log.info("external clients are served", node_port_addresses=served)
 
     async def _look_for_others(self) -> None:
-        """Beside the start: reading many rules takes its time, and changes nothing here."""
+        """Log rules of other programs. A job, as reading many rules takes long, and nothing depends on it."""
         try:
             found = await to_thread.run_sync(self._read_others)
         except OSError as error:
@@ -440,22 +443,22 @@ _DIRECT: Final = {"snat": 0, "hybrid": NODEPORT_DSR_TCP, "dsr": NODEPORT_DSR_TCP
 
 
 class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
-    """hive_nodeport as the target of a reconciler."""
+    """The map hive_nodeport as a reconciler's target."""
 
     def __init__(self, facts: NodePortMap) -> None:
         self._facts = facts
 
     async def observe(self) -> Mapping[str, NodePortConfig]:
-        """What the programs know."""
+        """The present configuration."""
         return {_ONLY: self._facts.read()}
 
     async def put(self, batch: Mapping[str, NodePortConfig]) -> None:
-        """Write the changed facts that the programs read."""
+        """Write the changed configuration."""
         for row in batch.values():
             self._facts.write(row)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """There is always a row."""
+        """Clear the configuration; the table always has a row."""
         for _ in batch:
             self._facts.write(NodePortConfig())
 

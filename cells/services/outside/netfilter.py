@@ -1,4 +1,4 @@
-"""Whether others' rules of netfilter are in this network namespace: they are looked for, and never touched.
+"""Detects netfilter rules of other programs in this network namespace; it never changes them.
 
 Source: kube-proxy's chains (iptables) and its tables named kube-proxy (nftables); kernel include/uapi/linux/
         netfilter/nf_tables.h, netfilter_ipv4/ip_tables.h (IPT_SO_GET_INFO, IPT_SO_GET_ENTRIES).
@@ -25,15 +25,15 @@ _TABLE_NAME = 1
 _CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_USE = 1, 3, 4, 6
 _GET_INFO, _GET_ENTRIES = 64, 65
 _HOOKS_AT, _COUNT_AT = 32, 76
-"""Where struct ipt_getinfo, of 84 bytes, has the hooks of a table, and how many entries and bytes it has."""
+"""Offsets in struct ipt_getinfo, of 84 bytes: hooks of a table, and its numbers of entries and bytes."""
 
 
 class FoundRules(msgspec.Struct, frozen=True):
-    """Where there are rules, as people call it."""
+    """Frameworks and tables with rules, by their common names."""
 
     kube_proxy: list[str]
     others: list[str]
-    """In tables where kube-proxy has none."""
+    """Tables without rules of kube-proxy."""
 
 
 class _Legacy(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class _Legacy(msgspec.Struct, frozen=True):
 
     name: str
     tables: Path
-    """Tables there are; to ask for one that is not would make it."""
+    """The file that lists present tables; requesting any other would create it."""
     family: socket.AddressFamily
     level: int
 
@@ -53,7 +53,7 @@ _LEGACY: Final = (
 
 
 def found_rules() -> FoundRules:
-    """Look for them, without those that only other address families see. Raises OSError."""
+    """Detect rules, except for address families other than IP. Raises OSError."""
     found = FoundRules([], [])
     for of_kube_proxy, name in (*_by_nftables(), *_by_iptables_legacy()):
         where = found.kube_proxy if of_kube_proxy else found.others
@@ -89,7 +89,7 @@ def _name(text: bytes) -> str:
 
 
 def _rules_of(chain: dict[int, bytes]) -> int:
-    """How many rules a chain has that packets come to; none of one that others only jump to."""
+    """Number of a base chain's rules; 0 for a chain that is only a target of jumps."""
     return int.from_bytes(chain.get(_CHAIN_USE, b""), "big") if _CHAIN_HOOK in chain else 0
 
 
@@ -108,7 +108,7 @@ def _by_iptables_legacy() -> Iterator[tuple[bool, str]]:
 
 
 def _entries(legacy: _Legacy, table: bytes) -> bytes:
-    """As the kernel has them; nothing of a table that has no rules but each hook's policy, and its end."""
+    """The entries of a table as raw bytes; empty if it has only the hooks' policies and the end."""
     with socket.socket(legacy.family, socket.SOCK_RAW, socket.IPPROTO_RAW) as sock:
         info = _get(sock, legacy.level, _GET_INFO, table.ljust(84, b"\0"))
         (hooks,) = struct.unpack_from("I", info, _HOOKS_AT)
@@ -119,7 +119,7 @@ def _entries(legacy: _Legacy, table: bytes) -> bytes:
 
 
 def _get(sock: socket.socket, level: int, option: int, asked: bytes) -> bytes:
-    """As socket.getsockopt(), of which the kernel reads what it is asked."""
+    """Like socket.getsockopt(), but with a buffer that the kernel reads, too."""
     libc = ctypes.CDLL(None, use_errno=True)
     answer = ctypes.create_string_buffer(asked, len(asked))
     length = ctypes.c_uint(len(asked))

@@ -1,9 +1,9 @@
-"""Services at the socket: who connects to one talks to a backend from the start.
+"""Services at the socket: connect() to a service connects to a backend.
 
-Edge: programs attached to the root of the control groups, for every process of the node and its pods; they
-      read the maps of the services.
-Why:  a connection is translated once, before there is a packet, and costs what a direct one costs. The links
-      are pinned: programs serve on while no agent runs, and another build replaces them in place.
+Edge: programs attached to the root control group, for every process of the node and its pods; they read the
+      maps of services.
+Why:  a connection is translated once, before its first packet, and then costs the same as a direct one. The
+      links are pinned: programs work while no agent runs, and another build replaces them in place.
 
 Settings: bpf-lb-sock, bpf-lb-sock-hostns-only, cgroup-root, node-port-bind-protection.
 """
@@ -64,17 +64,17 @@ from lifecycle import (
 __all__ = ["SocketHooks", "SocketKernel", "SocketLB", "SocketLBSettings", "SocketTermination", "cell"]
 
 
-# Keeps the programs of socket load balancing attached, or takes them off.
+# Keeps the programs of socket load balancing attached, or detaches them.
 
 INTERVAL: Final = seconds(30)
 OLDEST: Final = (5, 18)
-"""bpf_set_retval: gives connect() to a service without backends its error."""
+"""bpf_set_retval: sets the error of connect() to a service without backends."""
 
 
 class SocketLB:
-    """The hook attaches the programs, and every half a minute what is missing is put back.
+    """Attaches the programs at the start, and reattaches missing ones every 30 seconds.
 
-    What cannot be attached does not keep the node from starting: health is degraded, and it is tried again.
+    A failure to attach does not stop the node's start: health is degraded, and it is retried.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class SocketLB:
         self.enabled = settings.serves(services)
         """Whether services are served at sockets."""
         self.host_only = settings.bpf_lb_sock_hostns_only
-        """Of the node's own network namespace alone."""
+        """Whether only in the node's own network namespace."""
         self.found = 0
-        """Programs found detached or replaced, so far."""
+        """Number of programs that were found detached or replaced."""
         self._settings = settings
         self._programs = programs
         self._hooks = hooks
@@ -107,7 +107,7 @@ class SocketLB:
             self._timer = jobs.timer("compare socket programs", self.compare, INTERVAL)
 
     async def compare(self) -> None:
-        """Look at what is attached, and attach what is not as it should be. Raises HiveError, OSError."""
+        """Reattach programs that are missing or replaced. Raises HiveError, OSError."""
         if not self._attached:
             await self._attach()
             return
@@ -173,7 +173,7 @@ class SocketLB:
 
 
 def check_kernel(release: str) -> None:
-    """Raise UsageError on a kernel without bpf_set_retval for programs at sockets."""
+    """Raise UsageError if the kernel has no bpf_set_retval for programs at sockets."""
     version = version_of(release)
     if version is not None and version < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -183,22 +183,22 @@ def check_kernel(release: str) -> None:
         )
 
 
-# Ends sockets after their backend has stopped serving: applications connect again, and get another one.
+# Closes sockets of removed backends: applications connect again, and reach another backend.
 #
-# Controller: the table ``services`` and what the programs remember of sockets in, ended sockets out.
-# Why:        a UDP socket connected to a backend would send there for ever: no packet reports the end to
-#             the application.
+# Controller: the table ``services`` and the map of translated sockets in, closed sockets out.
+# Why:        a UDP socket would send to a removed backend for ever: no packet reports the removal to the
+#             application.
 #
-# What is looked for is not what has just changed, but every socket that was sent to a backend by a service
-# that has it no more: a restart in between misses none. A socket is ended only if it is connected to that
-# backend, and is, by the kernel's number of it, the very one that the service sent there: those that are not
-# connected, that were connected to the pod directly, or that another service sent there, stay.
+# A check examines every socket whose service no longer has its backend, not only recent changes: so a restart
+# misses none. A socket is closed only if it is connected to that backend, and its cookie shows that the
+# service sent it there: unconnected sockets, and those that were connected to the pod directly or by another
+# service, stay.
 
 TCP, UDP, ANY = 6, 17, 0
 
 
 class SocketTermination:
-    """A job, if services are served at sockets."""
+    """Closes sockets of removed backends, if services are served at sockets."""
 
     def __init__(
         self,
@@ -211,23 +211,23 @@ class SocketTermination:
         log: Logger,
     ) -> None:
         self.ended = 0
-        """Sockets ended so far."""
+        """Number of closed sockets."""
         self._served = served
         self._kernel = kernel
         self._log = log
         self._protocols = (UDP, TCP) if settings.bpf_lb_sock_terminate_all_protos else (UDP,)
         self._pods = settings.bpf_lb_sock_terminate_pod_connections and not sockets.host_only
-        self._looked_for: set[ReverseSkKey] = set()
+        self._checked: set[ReverseSkKey] = set()
         self._due = asyncio.Event()
         if sockets.enabled:
             jobs.one_shot("watch for removed backends", self._watch)
-            jobs.observe("close sockets of removed backends", self._looks, self._look)
+            jobs.observe("close sockets of removed backends", self._checks, self._check)
 
     async def _watch(self) -> None:
-        """Check sockets: at first, for what was removed while no agent ran, and after each removal.
+        """Schedule a check at the start, for earlier removals, and after each removal of a backend.
 
-        It never waits for a look. Changes of a row that wait are one change: a backend that was added and
-        removed meanwhile would not be in it.
+        It must not wait for a check: changes of a row that queue up are merged, and a backend that was added
+        and removed meanwhile would be missed.
         """
         changes = self._served.changes()
         await self._served.wait_initialized()
@@ -237,18 +237,18 @@ class SocketTermination:
             if any(lost_backends(each, self._protocols) for each in batch):
                 self._due.set()
 
-    async def _looks(self) -> AsyncIterator[None]:
-        """An item for each look that is due."""
+    async def _checks(self) -> AsyncIterator[None]:
+        """An item for each scheduled check."""
         while True:
             await self._due.wait()
             self._due.clear()
             yield
 
-    async def _look(self, _: None) -> None:
+    async def _check(self, _: None) -> None:
         remembered = await to_thread.run_sync(lambda: list(self._kernel.remembered()))
-        frontends = {each.id: each for each in self._served.all()}  # no older than what is remembered
-        stale = {key for key, asked in remembered if not still_serves(frontends, key, asked)}
-        fresh = stale - self._looked_for
+        frontends = {each.id: each for each in self._served.all()}  # read after the map, so never older
+        stale = {key for key, value in remembered if not still_serves(frontends, key, value)}
+        fresh = stale - self._checked
         if fresh:
             ended = await to_thread.run_sync(
                 partial(self._kernel.end, fresh, self._protocols, pods=self._pods)
@@ -256,11 +256,11 @@ class SocketTermination:
             self.ended += ended
             if ended:
                 self._log.info("closed sockets that were connected to removed backends", sockets=ended)
-        self._looked_for = stale  # only now: after an error they are looked for again
+        self._checked = stale  # after an error, they are checked again
 
 
 def lost_backends(change: Change[FrontendKey, ServedFrontend], protocols: Iterable[int]) -> bool:
-    """Whether a frontend of these protocols has a backend no more."""
+    """Whether a frontend of these protocols lost a backend."""
     old, new = change.old, change.row
     if old is None or old.key.address.protocol not in {ANY, *protocols}:
         return False
@@ -269,20 +269,20 @@ def lost_backends(change: Change[FrontendKey, ServedFrontend], protocols: Iterab
 
 
 def still_serves(frontends: Mapping[int, ServedFrontend], sent: ReverseSkKey, asked: ReverseSk) -> bool:
-    """Whether the service that a socket asked for has the backend it was sent to."""
+    """Whether the service of a socket still has the socket's backend."""
     served = frontends.get(asked.rev_nat_index)
     if served is None:
         return False
     address = served.key.address
     if address.port != asked.port or (int(address.ip) and address.ip != asked.ip):
-        return False  # the number is another service's by now
+        return False  # another service has the number now
     return any(
         (each.address.ip, each.address.port) == (sent.ip, sent.port) for each in served.frontend.backends
     )
 
 
 def socket_metrics(sockets: SocketLB, termination: SocketTermination) -> Member[Collector]:
-    """Programs repaired and sockets ended, as metrics."""
+    """Counters of repaired programs and closed sockets."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Socket programs that others detached or replaced."

@@ -1,4 +1,4 @@
-"""Sockets in the kernel: the hooks of programs, what these remember, and the end of a socket."""
+"""Socket load balancing in the kernel: attached programs, their map of sockets, and closing sockets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cells.netlink.namespaces import run_in_each
 from cells.services.sockets.links import CgroupRoot, SocketPrograms, detach_all, find_root
 from lifecycle import Settings
 
-# Sockets of a network namespace: those connected to some peers, and their end.
+# Sockets of a network namespace: listing those with peers, and closing them.
 #
 # Source: sock_diag(7), include/uapi/linux/inet_diag.h; net/ipv4/udp_diag.c, tcp_diag.c.
 
@@ -47,20 +47,20 @@ _WITH_PEER: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 1
 
 
 class DiagSocket(msgspec.Struct, frozen=True):
-    """A socket with a peer, as the kernel describes it."""
+    """A socket with a peer, as sock_diag describes it."""
 
     family: int
     cookie: int
     peer: IPv4Address | IPv6Address
-    """An IPv4 address also where an IPv6 socket has it mapped."""
+    """An IPv4-mapped peer of an IPv6 socket is an IPv4 address."""
     port: int
-    """Of the peer."""
+    """The peer's port."""
     id: bytes
-    """The kernel's own words, to end it by."""
+    """The kernel's identifier, for destroy()."""
 
 
 class SocketDiag:
-    """A netlink socket of the network namespace that the calling thread is in. All raise OSError."""
+    """A netlink socket in the network namespace of the calling thread. All methods raise OSError."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG)
@@ -79,7 +79,7 @@ class SocketDiag:
             yield from self._answers(family)
 
     def destroy(self, found: DiagSocket, protocol: int) -> bool:
-        """End the socket: its owner gets ECONNABORTED. False if it has ended, or is not this one any more."""
+        """Close the socket: its owner gets ECONNABORTED. False if it is already closed, or has changed."""
         body = _REQUEST_BODY.pack(found.family, protocol, 0, 0, _WITH_PEER) + found.id
         self._send(_SOCK_DESTROY, _REQUEST | _ACK, body)
         data = self._socket.recv(1 << 16)
@@ -168,46 +168,46 @@ _INDEX: Final = bytes(4)
 
 
 class SocketHooks(Protocol):
-    """Where the programs at sockets are attached. All but configure() is for one worker thread at a time.
+    """The programs at sockets. Except configure(), only for one worker thread at a time.
 
-    All raise OSError and HiveError.
+    All methods raise OSError and HiveError.
     """
 
     def configure(self, config: SockConfig) -> None:
-        """Write the node's facts for the programs."""
+        """Write the configuration of the programs."""
         ...
 
     def attach(self, cgroup_root: Path) -> tuple[CgroupRoot, list[str]]:
-        """Attach to a control group, mounted there if need be; names of those that were not attached."""
+        """Attach to a control group, mounting it if necessary; returns the names of changed programs."""
         ...
 
     def missing(self) -> list[str]:
-        """Names of programs detached or replaced since then."""
+        """Names of programs that were detached or replaced since attach()."""
         ...
 
     def take_off(self) -> list[str]:
-        """Leave no program of ours attached; the names of those that were."""
+        """Detach all programs; returns their names."""
         ...
 
     def close(self) -> None:
-        """Give up descriptors: what is attached serves on."""
+        """Close descriptors; the programs stay attached."""
         ...
 
 
 class SocketKernel(Protocol):
-    """Sockets, and what the programs remember of them. For a worker thread; all raise OSError."""
+    """Sockets, and the programs' map of them. For a worker thread; all methods raise OSError."""
 
     def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
-        """Sockets with the backends they were sent to, and what they had asked for."""
+        """Sockets with their backends, and the requested services."""
         ...
 
     def end(self, sent: Iterable[ReverseSkKey], protocols: Iterable[int], *, pods: bool) -> int:
-        """End those sockets that are connected to these backends, of pods too with ``pods``; how many."""
+        """Close sockets connected to these backends, with ``pods`` in pods, too; returns how many."""
         ...
 
 
 class KernelSocketHooks:
-    """The real ones."""
+    """The programs in the kernel."""
 
     def __init__(self, agent: AgentConfig, maps: Maps) -> None:
         self._agent = agent
@@ -217,7 +217,7 @@ class KernelSocketHooks:
 
     @staticmethod
     def provided(agent: AgentConfig, maps: Maps) -> SocketHooks:
-        """Those of this node."""
+        """The implementation for this node."""
         return KernelSocketHooks(agent, maps)
 
     def configure(self, config: SockConfig) -> None:
@@ -251,21 +251,21 @@ class KernelSocketHooks:
 
 
 class KernelSockets:
-    """The real :class:`~cells.services.sockets.kernel.SocketKernel`."""
+    """The sockets of the kernel."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     @staticmethod
     def provided(maps: Maps, settings: SocketLBSettings, services: ServiceReach) -> SocketKernel:
-        """Those of this node."""
+        """The implementation for this node."""
         if settings.serves(services):
             maps.use("reverse_sk4", "reverse_sk6")
         return KernelSockets(maps)
 
     def remembered(self) -> Iterable[tuple[ReverseSkKey, ReverseSk]]:
         for held in (self._maps.reverse_sk4, self._maps.reverse_sk6):
-            with map_by_id(held.id, held.spec.name) as table:  # this thread's own
+            with map_by_id(held.id, held.spec.name) as table:  # a descriptor of this thread
                 for key, value in table.items():
                     yield ReverseSkKey.unpack(key), ReverseSk.unpack(value)
 

@@ -1,7 +1,7 @@
 """The programs at sockets: loaded, linked to a control group, pinned.
 
-A link holds one program at one hook. It is pinned, so it outlives the agent; another build replaces the
-program of the link, and no call on a socket goes without one.
+A link holds one program at one hook. Its pin outlives the agent; another build replaces the program of the
+link, and no call on a socket runs without a program.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from lifecycle import HiveError
 
 # The control group with the processes to serve.
 #
-# Source: Documentation/admin-guide/cgroup-v2.rst. With version 1 beside it (a hybrid mount) every process is
-#         in a group of version 2 as well.
+# Source: Documentation/admin-guide/cgroup-v2.rst. With version 1 mounted, too (a hybrid mount), every process
+#         is still in a group of version 2.
 
 CGROUP2_SUPER_MAGIC: Final = 0x63677270  # linux/magic.h
 
@@ -53,7 +53,9 @@ class CgroupRoot(msgspec.Struct, frozen=True):
 
 
 def find_root(path: Path) -> CgroupRoot:
-    """The control group at ``path``, mounted there if nothing is. Raises HiveError, one line.
+    """The control group at ``path``; cgroup v2 is mounted there if necessary.
+
+    Raises HiveError, one line.
 
     Touches the kernel: for a worker thread.
     """
@@ -61,7 +63,7 @@ def find_root(path: Path) -> CgroupRoot:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
         if filesystem_type(path) != CGROUP2_SUPER_MAGIC:
             mount_cgroup2(path)
-        # The first group alone has no such file; but a container's namespace shows its own as the first.
+        # Only the machine's root group lacks the file; the root of a container's cgroup namespace has it.
         return CgroupRoot(path, path.stat().st_ino, not (path / "cgroup.events").exists())
     except OSError as error:
         raise HiveError(
@@ -71,7 +73,7 @@ def find_root(path: Path) -> CgroupRoot:
 
 
 def filesystem_type(path: Path) -> int:
-    """The f_type of the filesystem, see statfs(2). Raises OSError."""
+    """The filesystem's f_type, see statfs(2). Raises OSError."""
     answer = (ctypes.c_long * 32)()
     _check(_libc().statfs(os.fsencode(path), answer), path)
     return int(answer[0])
@@ -109,11 +111,11 @@ HOOKS: Final[Mapping[str, int]] = MappingProxyType(
         "cil_sock_release": 34,
     }
 )
-"""Programs and where they are attached, in numbers of enum bpf_attach_type."""
+"""Programs, and their hooks as numbers of enum bpf_attach_type."""
 
 
 class SocketPrograms:
-    """The links of this node. For one worker thread at a time; all raise BpfError and LoadError."""
+    """The links of this node. For one worker thread at a time; all methods raise BpfError and LoadError."""
 
     def __init__(self, pins: Path, data: bytes, tables: Collection[Map]) -> None:
         self._pins = pins
@@ -122,9 +124,9 @@ class SocketPrograms:
         self._links: dict[str, int] = {}
 
     def attach(self, root: CgroupRoot) -> list[str]:
-        """Attach our program to every hook of the control group; the names of those that had another.
+        """Attach the programs to every hook of the control group; returns the names of changed links.
 
-        What is attached as it should be is left alone.
+        Up-to-date links are not touched.
         """
         self._pins.mkdir(mode=0o755, parents=True, exist_ok=True)
         unpin_unfinished(self._pins, HOOKS)
@@ -140,17 +142,17 @@ class SocketPrograms:
                 os.close(group)
 
     def missing(self, root: CgroupRoot) -> list[str]:
-        """Names of links detached, unpinned or replaced since :meth:`attach`."""
-        return [name for name in HOOKS if not self._is_right(name, root)]
+        """Names of links that were detached, unpinned or replaced since :meth:`attach`."""
+        return [name for name in HOOKS if not self._is_current(name, root)]
 
     def close(self) -> None:
-        """Give up the descriptors; what is pinned runs on."""
+        """Close the descriptors; pinned programs stay attached."""
         for descriptor in self._links.values():
             os.close(descriptor)
         self._links.clear()
 
     def _attach_one(self, name: str, program: int, group: int, group_id: int) -> bool:
-        """Whether there was anything to do."""
+        """Attach one program; whether anything changed."""
         path = self._pins / name
         link = self._links.pop(name, None)
         if link is None:
@@ -171,13 +173,13 @@ class SocketPrograms:
         if previous is not None:
             try:
                 if info is not None:
-                    # What nothing refers to is taken off some time later: clients there would be served.
+                    # An unreferenced link is detached only some time later, and would serve clients there.
                     detach_link(previous)
             finally:
                 os.close(previous)
         return True
 
-    def _is_right(self, name: str, root: CgroupRoot) -> bool:
+    def _is_current(self, name: str, root: CgroupRoot) -> bool:
         link = self._links.get(name)
         info = None if link is None else link_info(link)
         if info is None or info.cgroup != root.id or not _pinned(self._pins / name, info.id):
@@ -186,7 +188,7 @@ class SocketPrograms:
 
 
 def detach_all(pins: Path) -> list[str]:
-    """Take off what an agent attached, and the pins; the names of what there was. Raises OSError."""
+    """Detach an agent's programs and remove the pins; returns their names. Raises OSError."""
     found = [name for name in HOOKS if (pins / name).exists()]
     for name in found:
         link = _open(pins / name)
@@ -202,7 +204,7 @@ def detach_all(pins: Path) -> list[str]:
 def _open(path: Path) -> int | None:
     try:
         return open_link(path)
-    except BpfError:  # nothing is pinned, or something else: it will be replaced
+    except BpfError:  # nothing or something else is pinned: it will be replaced
         return None
 
 
@@ -218,7 +220,7 @@ def _pinned(path: Path, number: int) -> bool:
 
 
 def _runs(info: CgroupLinkInfo, program: int, tables: Collection[Map]) -> bool:
-    """Whether the link has this very program on these very maps."""
+    """Whether the link has this program with these maps."""
     try:
         current = program_by_id(info.program)
     except BpfError:
@@ -227,5 +229,5 @@ def _runs(info: CgroupLinkInfo, program: int, tables: Collection[Map]) -> bool:
         was, is_ = program_info(current), program_info(program)
     finally:
         os.close(current)
-    known = {table.id for table in tables}  # each load has maps of its own for constants
+    known = {table.id for table in tables}  # each load has its own maps for constants
     return (was.tag, was.name, known & {*was.map_ids}) == (is_.tag, is_.name, known & {*is_.map_ids})
