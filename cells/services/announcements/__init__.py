@@ -3,7 +3,7 @@
 Source:     CiliumL2AnnouncementPolicies, Services, this node's CiliumNode and devices. The table
             ``l2-candidates`` is computed from them: the services that this node may announce.
 Controller: an election by Lease for each candidate; the table ``l2-leases`` has the holders.
-Reconciler: the table ``l2-announce``, addresses of services whose lease this node holds, in; the map
+Reconciler: the table ``l2-announce``, addresses of services with a lease of this node, in; the map
             ``cilium_l2_responder_v4`` and gratuitous ARP out. The programs on native devices answer.
 Why:        without a load balancer, no host on a network has the address: one node at a time must answer.
             An agent that cannot renew its leases stops answering; so do the programs of a node without an
@@ -83,7 +83,7 @@ class L2Announcement(msgspec.Struct, frozen=True):
 def announced(
     candidates: Iterable[L2Candidate], leases: Iterable[L2Lease]
 ) -> dict[L2ResponderKey, L2Announcement]:
-    """The addresses, by device, of services whose lease this node holds."""
+    """The addresses, by device, of services with a lease of this node."""
     held = {lease.service for lease in leases if lease.held}
     found: dict[L2ResponderKey, L2Announcement] = {}
     for candidate in sorted(candidates, key=lambda row: row.service):

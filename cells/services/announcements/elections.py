@@ -270,7 +270,7 @@ class Elections:
         self._kernel.alive(time.monotonic_ns())
 
     async def collect(self) -> None:
-        """Delete leases without a holder whose service is no candidate."""
+        """Delete leases without a holder and without a candidate service."""
         from cells.kubernetes.client.errors import ConflictError
         from cells.kubernetes.leases import LEASES
 

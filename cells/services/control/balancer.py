@@ -219,7 +219,7 @@ class LoadBalancer:
         return found
 
     def _with_own_backends(self, frontends: Collection[Frontend]) -> Mapping[int, Sequence[Frontend]]:
-        """New frontends, by family, whose backends are all active and not used by others."""
+        """New frontends, by family, with active backends only that no other frontend uses."""
         known = self._backends.numbers.keys()
         found: dict[int, list[Frontend]] = {version: [] for version in BACKENDS}
         seen: set[bytes] = set()

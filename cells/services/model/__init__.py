@@ -138,7 +138,7 @@ class ServiceCatalog:
         self._redirects_of(name)
 
     def remote_changed(self, name: ServiceName) -> None:
-        """Update a service whose backends in remote clusters changed."""
+        """Update a service after a change of its backends in remote clusters."""
         service = self._services.get(name)
         if service is not None and is_global(service):
             self._update(name)
@@ -149,7 +149,7 @@ class ServiceCatalog:
         return [name for name, service in self._services.items() if is_global(service)]
 
     def slices_changed(self, name: ServiceName) -> None:
-        """Update a service whose slices changed."""
+        """Update a service after a change of its slices."""
         if name in self._services:
             self._update(name)
         use = _SYSTEM.get(name)

@@ -166,7 +166,7 @@ def weight_of(slice_: EndpointSlice) -> int:
 
 
 def with_missing(backends: Sequence[Backend], before: Sequence[Backend]) -> Sequence[Backend]:
-    """Append the previous backends whose addresses are missing."""
+    """Append the previous backends with missing addresses."""
     now = set(addresses_of(backends))
     missing = [at for at, address in enumerate(addresses_of(before)) if address not in now]
     if not missing:

@@ -189,8 +189,8 @@ def check_kernel(release: str) -> None:
 # Why:        a UDP socket would send to a removed backend for ever: no packet reports the removal to the
 #             application.
 #
-# A check examines every socket whose service no longer has its backend, not only recent changes: so a restart
-# misses none. A socket is closed only if it is connected to that backend, and its cookie shows that the
+# A check examines every socket with a backend that its service no longer has, not only recent changes: so a
+# restart misses none. A socket is closed only if it is connected to that backend, and its cookie shows that a
 # service sent it there: unconnected sockets, and those that were connected to the pod directly or by another
 # service, stay.
 
