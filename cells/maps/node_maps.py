@@ -1,7 +1,8 @@
-"""The node's maps: opened where they are pinned, made where they are not.
+"""The node's maps: opened at their pins, or created.
 
-Every program refers to every map, and a preallocated one takes tens of megabytes. So a map that no cell uses
-has a stand-in: one entry, nothing in it, pinned beside the programs, where no tool takes it for the map.
+Every program refers to every map, and a preallocated map takes tens of megabytes. So a map that no cell uses
+is replaced by a stand-in: an empty map of one entry, pinned beside the programs, where no tool takes it for
+the map.
 """
 
 import errno
@@ -40,10 +41,10 @@ _SIZE_OPTIONS = {
 
 
 class PreparedMaps:
-    """Maps of a new node that another thread makes while Python imports the agent's cells.
+    """Maps of a new node that another thread creates while Python imports the agent's cells.
 
-    They are not pinned, so a start that fails leaves nothing. For a worker thread: methods wait until they
-    are made. ``made``: each has the attributes that it was made by; a failure counts as none.
+    They are not pinned, so a failed start leaves nothing. Methods wait until the maps exist: call them in a
+    worker thread. If their creation failed, there are none.
     """
 
     def __init__(self, made: Future[tuple[Map, ...]]) -> None:
@@ -51,7 +52,7 @@ class PreparedMaps:
         self._taken: set[str] = set()
 
     def create(self, spec: MapSpec) -> Map:
-        """The unpinned map of exactly these attributes, or one that is made now. Raises BpfError."""
+        """The prepared, unpinned map of exactly these attributes, or a new one. Raises BpfError."""
         for table in self._maps():
             if table.spec == spec and spec.name not in self._taken:
                 self._taken.add(spec.name)
@@ -59,7 +60,7 @@ class PreparedMaps:
         return create_map(spec)
 
     def close(self) -> None:
-        """Close those that create() has not given."""
+        """Close the maps that create() did not return."""
         for table in self._maps():
             if table.spec.name not in self._taken:
                 self._taken.add(table.spec.name)
@@ -72,7 +73,7 @@ class PreparedMaps:
 class Maps:
     """The maps shared by all endpoints. Reading one before the hook ran raises NotStartedError.
 
-    A Map has one buffer: touch these from the event loop only, or open your own by ``.id``.
+    A Map has one buffer: use these on the event loop only, or open another by its ``id``.
     """
 
     lxc: Map
@@ -80,7 +81,7 @@ class Maps:
     ipcache: Map
     """cilium_ipcache: IpcacheKey to IpcacheValue, the identity of every prefix."""
     policy_prefixes: Map
-    """hive_policy_prefixes: IpcacheKey to a number, networks of policies where those select pods."""
+    """hive_policy_prefixes: IpcacheKey to identity, for CIDR policies that also select pods."""
     ct4_tcp: Map
     """cilium_ct4_global: CtKey to CtEntry."""
     ct4_any: Map
@@ -92,7 +93,7 @@ class Maps:
     fragments4: Map
     """cilium_ipv4_frag_datagrams: FragmentPorts of datagrams in fragments."""
     fragments6: Map
-    """cilium_ipv6_frag_datagrams: the same of IPv6."""
+    """cilium_ipv6_frag_datagrams: the same for IPv6."""
     metrics: Map
     """cilium_metrics: MetricsKey to one MetricsValue for each CPU."""
     events: Map
@@ -102,98 +103,98 @@ class Maps:
     node: Map
     """hive_node: index 0 to NodeConfig."""
     links: Map
-    """hive_links: rows of hive_endpoints as each processor remembers them; the programs' own."""
+    """hive_links: hive_endpoints rows cached by each CPU; written by the programs."""
     passage: Map
-    """hive_passage: the packet that each processor's program for pods has in hand; the programs' own."""
+    """hive_passage: the packet that each CPU's pod program handles; written by the programs."""
     epoch: Map
     """hive_epoch: see Epochs."""
     epochs: Epochs
-    """The policy epochs, which maps advance as they change."""
+    """The policy epochs. Maps advance them on writes."""
     policies: Map
     """hive_policies: endpoint id to its policy map."""
     services4: Map
-    """cilium_lb4_services_v2: frontends, and which backends they have."""
+    """cilium_lb4_services_v2: frontends and their backends."""
     services6: Map
-    """cilium_lb6_services_v2: the same of IPv6."""
+    """cilium_lb6_services_v2: the same for IPv6."""
     backends4: Map
     """cilium_lb4_backends_v3: backend id to address, port and state."""
     backends6: Map
-    """cilium_lb6_backends_v3: the same of IPv6."""
+    """cilium_lb6_backends_v3: the same for IPv6."""
     reverse_nat4: Map
     """cilium_lb4_reverse_nat: reverse NAT index to the address and port of the frontend."""
     reverse_nat6: Map
-    """cilium_lb6_reverse_nat: the same of IPv6."""
+    """cilium_lb6_reverse_nat: the same for IPv6."""
     affinity4: Map
-    """cilium_lb4_affinity: which backend a client had, and when last; the programs' own."""
+    """cilium_lb4_affinity: a client's last backend, and when; written by the programs."""
     affinity6: Map
-    """cilium_lb6_affinity: the same of IPv6."""
+    """cilium_lb6_affinity: the same for IPv6."""
     affinity_match: Map
-    """cilium_lb_affinity_match: which backends clients of a frontend may be sent back to."""
+    """cilium_lb_affinity_match: backends to which clients of a frontend may return."""
     reverse_sk4: Map
-    """cilium_lb4_reverse_sk: ReverseSkKey to ReverseSk, what sockets asked for; the programs' own."""
+    """cilium_lb4_reverse_sk: ReverseSkKey to ReverseSk, sockets' original destinations; by programs."""
     reverse_sk6: Map
-    """cilium_lb6_reverse_sk: the same of IPv6."""
+    """cilium_lb6_reverse_sk: the same for IPv6."""
     skip_lb4: Map
-    """cilium_skip_lb4: SkipLbKey, sockets that reach an address itself though it is redirected."""
+    """cilium_skip_lb4: SkipLbKey, destinations to which a namespace's sockets connect directly."""
     skip_lb6: Map
-    """cilium_skip_lb6: the same of IPv6."""
+    """cilium_skip_lb6: the same for IPv6."""
     sock: Map
     """hive_sock: index 0 to SockConfig."""
     source_range4: Map
-    """cilium_lb4_source_range: clients that a frontend serves, or not."""
+    """cilium_lb4_source_range: client prefixes that a frontend allows or denies."""
     source_range6: Map
-    """cilium_lb6_source_range: the same of IPv6."""
+    """cilium_lb6_source_range: the same for IPv6."""
     maglev4: Map
     """cilium_lb4_maglev: reverse NAT index to a map of one entry, numbers of backends."""
     maglev6: Map
-    """cilium_lb6_maglev: the same of IPv6."""
+    """cilium_lb6_maglev: the same for IPv6."""
     nodeport: Map
     """hive_nodeport: index 0 to NodePortConfig."""
     nodeport_neighbours4: Map
-    """cilium_nodeport_neigh4: a client outside to the MAC its packets come from; the programs' own."""
+    """cilium_nodeport_neigh4: external client to source MAC of its packets; written by programs."""
     nodeport_neighbours6: Map
-    """cilium_nodeport_neigh6: the same of IPv6."""
+    """cilium_nodeport_neigh6: the same for IPv6."""
     tunnel: Map
     """hive_tunnel: index 0 to TunnelConfig."""
     tunnels: Map
-    """cilium_tunnel_map: TunnelKey to TunnelValue, which node has which pods."""
+    """cilium_tunnel_map: TunnelKey to TunnelValue, the nodes of pod networks."""
     nodes: Map
-    """cilium_node_map_v2: NodeKey to NodeValue, the addresses of the other nodes."""
+    """cilium_node_map_v2: NodeKey to NodeValue, addresses of other nodes."""
     snat4: Map
-    """cilium_snat_v4_external: NatKey to NatEntry, flows with a translated source; the programs' own."""
+    """cilium_snat_v4_external: NatKey to NatEntry, flows with SNAT; written by the programs."""
     snat6: Map
-    """cilium_snat_v6_external: the same of IPv6."""
+    """cilium_snat_v6_external: the same for IPv6."""
     ipmasq4: Map
-    """cilium_ipmasq_v4: networks on the way to which nothing is masqueraded."""
+    """cilium_ipmasq_v4: destinations to which packets are not masqueraded."""
     ipmasq6: Map
-    """cilium_ipmasq_v6: the same of IPv6."""
+    """cilium_ipmasq_v6: the same for IPv6."""
     devices: Map
     """hive_devices: ifindex to DeviceConfig."""
     encrypt_state: Map
-    """cilium_encrypt_state: index 0 to the number of the key that IPsec encrypts with; 0: none."""
+    """cilium_encrypt_state: index 0 to the key number with which IPsec encrypts; 0: none."""
     pod_networks: Map
-    """hive_pod_networks: IpcacheKey to 1, where other nodes' pods have their addresses; 0: this node's."""
+    """hive_pod_networks: IpcacheKey to 1 for other nodes' pod networks, to 0 for this node's."""
     encryption: Map
     """hive_encryption: index 0 to EncryptionConfig."""
     encryption_paths: Map
-    """hive_encryption_paths: IpcacheKey to the ifindex by which nodes are sent to while a key is rotated."""
+    """hive_encryption_paths: IpcacheKey to the ifindex for a node during a key rotation."""
     l2_responder4: Map
-    """cilium_l2_responder_v4: L2ResponderKey to how many were answered, addresses of services."""
+    """cilium_l2_responder_v4: L2ResponderKey to the number of replies, for services' addresses."""
     egress_gateway4: Map
-    """cilium_egress_gw_policy_v4: EgressKey to EgressValue, which node pods leave the cluster by."""
+    """cilium_egress_gw_policy_v4: EgressKey to EgressValue, the gateways of pods."""
     runtime_config: Map
-    """cilium_runtime_config: what changes while programs run; index AGENT_LIVENESS."""
+    """cilium_runtime_config: values that change while programs run; index AGENT_LIVENESS."""
     entry: Map
-    """hive_entry: programs the dispatchers call."""
+    """hive_entry: programs that the dispatchers call."""
     l3_entry: Map
-    """hive_l3_entry: those of devices without Ethernet headers."""
+    """hive_l3_entry: programs of devices without Ethernet headers."""
     xdp_entry: Map
-    """hive_xdp_entry: the one that the dispatcher in devices' drivers calls."""
+    """hive_xdp_entry: the program that the XDP dispatcher calls."""
 
     created: frozenset[str]
-    """Names of the maps this start made. Programs loaded earlier use others, if any: reload them."""
+    """Names of the maps that this start created. Programs loaded earlier use other maps: reload them."""
     unused: frozenset[str] = frozenset()
-    """Names of the maps that no cell uses: their attributes are stand-ins, which stay empty."""
+    """Names of maps that no cell uses: their attributes are stand-ins."""
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class Maps:
         self._open: list[Map] = []
         lifecycle.append(Hook("open the maps", self._start, self._stop))
 
-    if not TYPE_CHECKING:  # a type checker should know the attributes there are, and no others
+    if not TYPE_CHECKING:  # type checkers must reject unknown attributes
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in Maps.__annotations__:
@@ -223,10 +224,10 @@ class Maps:
             raise AttributeError(name)
 
     def use(self, *attributes: str, both_families: bool = False) -> None:
-        """Add these maps to those of every node. For constructors of cells that read or write them.
+        """Add maps to those of every node. For constructors of cells that read or write the maps.
 
-        Of a family that pods do not have a map is used only with ``both_families``. Raises RuntimeError once
-        the maps are open and these are not among them; a cell that is enabled again uses what it had.
+        A map of an address family that pods lack is added only with ``both_families``. Raises RuntimeError if
+        the maps are open without these; a cell that is enabled again uses the maps it had.
         """
         if unknown := sorted(set(attributes) - Maps.__annotations__.keys()):
             raise AttributeError(f"Maps has no {', '.join(unknown)}")
@@ -236,17 +237,17 @@ class Maps:
         self._used |= wanted
 
     def uses(self, attribute: str) -> bool:
-        """Whether a cell uses the map; known once all are constructed."""
+        """Whether a cell uses the map; complete once all cells are constructed."""
         return attribute in self._used
 
     @property
     def conntrack(self) -> tuple[Map, ...]:
-        """The maps of flows that are used."""
+        """The conntrack maps in use."""
         return self._of_these(self.ct4_tcp, self.ct4_any, self.ct6_tcp, self.ct6_any)
 
     @property
     def nat(self) -> tuple[Map, ...]:
-        """The maps of translated flows that are used."""
+        """The NAT maps in use."""
         return self._of_these(self.snat4, self.snat6)
 
     def _of_these(self, *tables: Map) -> tuple[Map, ...]:
@@ -254,19 +255,19 @@ class Maps:
 
     @property
     def directory(self) -> Path:
-        """Where the maps are pinned."""
+        """The directory of the maps' pins."""
         return self._directory
 
     def all(self) -> tuple[Map, ...]:
-        """Every open map, stand-ins too: what programs are loaded onto."""
+        """All open maps, with the stand-ins: programs are loaded with these."""
         return tuple(self._open)
 
     def used(self) -> tuple[Map, ...]:
-        """The maps without the stand-ins."""
+        """The open maps without the stand-ins."""
         return self._of_these(*self._open)
 
     def pins(self) -> dict[Path, Map]:
-        """Every open map, by where it is pinned."""
+        """All open maps by the path of their pin."""
         return {self._place(table.spec.name) / table.spec.name: table for table in self._open}
 
     def _place(self, name: str) -> Path:
@@ -279,12 +280,12 @@ class Maps:
             self._log.warning(
                 "bpf-policy-map-max lowered", asked=settings.bpf_policy_map_max, entries=found.policy
             )
-        if settings.bpf_nat_global_max not in {None, NAT, found.nat}:  # asked for, other than by the default
+        if settings.bpf_nat_global_max not in {None, NAT, found.nat}:  # the default is lowered silently
             raise UsageError(
                 f"bpf-nat-global-max={settings.bpf_nat_global_max}: expected at most"
                 f" {found.ct_tcp + found.ct_any}, the entries of the conntrack maps of this node"
             )
-        # Making a large preallocated map takes tens of milliseconds.
+        # Creating a large preallocated map takes tens of milliseconds.
         await to_thread.run_sync(self._open_all)
 
     def _open_all(self) -> None:
@@ -314,16 +315,16 @@ class Maps:
         self.created = frozenset(created)
 
     def catch_up(self) -> None:
-        """Take over what programs in force have written meanwhile to maps that this start replaced.
+        """Copy entries that current programs wrote to replaced maps since the maps were copied.
 
-        Right before others are put in force, in their thread: what begins between this and :meth:`settle` is
-        all that those do not know at first.
+        Call it in the thread that replaces the programs, right before: connections that begin between this
+        call and :meth:`settle` are unknown to the new programs until settle().
         """
         for retired, current in self._retired():
             retired.catch_up(current)
 
     async def settle(self) -> None:
-        """Remove maps that this start replaced or no longer uses, once no program in force uses them."""
+        """Remove replaced and unused maps, once no program uses them."""
         await to_thread.run_sync(self._settle)
 
     def _settle(self) -> None:
@@ -346,16 +347,16 @@ class Maps:
 
     async def _stop(self) -> None:
         for table in self._open:
-            table.close()  # the pins stay: the datapath works on without us
+            table.close()  # the pins stay: the datapath continues without the agent
         self._open.clear()
 
 
 def open_or_create(
     spec: MapSpec, directory: Path, log: Logger, create: Callable[[MapSpec], Map] = create_map
 ) -> tuple[Map, bool]:
-    """The map pinned as ``spec.name``, or a new one pinned there; and whether it is new.
+    """The map pinned as ``spec.name``, or a new pinned map; and whether it is new.
 
-    Of a pinned one that does not fit the entries are taken over: see migration. Raises HiveError, one line,
+    Entries of a pinned map with other attributes are copied: see migration. Raises HiveError, one line,
     naming the map.
     """
     path = directory / spec.name
@@ -364,11 +365,11 @@ def open_or_create(
             if spec.same_as(pinned.spec) and not takes_inner(pinned, spec):
                 pinned.close()
                 table = create_map(spec)
-                replace_pin(table.fd, path)  # its maps have another size: create them again
+                replace_pin(table.fd, path)  # the inner maps have another size: create them again
                 table.spec = spec
                 return table, True
             if spec.same_as(pinned.spec):
-                pinned.spec = spec  # which also has what the kernel does not show: the inner map
+                pinned.spec = spec  # with the inner map, which the kernel does not report
                 return pinned, False
             with pinned:
                 table = migrate(pinned, spec, path, log)
@@ -387,9 +388,9 @@ def open_or_create(
 
 
 def stand_in(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = create_map) -> Map:
-    """A map of one entry that programs can be loaded onto in place of such a one, pinned in ``directory``.
+    """An empty map of one entry in place of a map that no cell uses, pinned in ``directory``.
 
-    The same at every start, so that programs in force need not be loaded again. Raises HiveError, one line.
+    It is the same at every start, so programs need no reload. Raises HiveError, one line.
     """
     small = stand_in_spec(spec)
     path = directory / spec.name
@@ -408,30 +409,30 @@ def stand_in(spec: MapSpec, directory: Path, create: Callable[[MapSpec], Map] = 
 
 
 def stand_in_spec(spec: MapSpec) -> MapSpec:
-    """What stands in for a map."""
+    """The attributes of a map's stand-in."""
     return replace(spec, max_entries=1)
 
 
 def node_specs(settings: MapSettings) -> dict[str, MapSpec]:
-    """The maps of this node, by their attributes of Maps, as if all were used."""
+    """Attributes of the node's maps, by the names in Maps, as if all were used."""
     found = sizes(settings, node_memory())
     return map_specs(found, preallocate=settings.preallocate_bpf_maps, cpus=possible_cpus())
 
 
 def node_memory() -> int:
-    """Bytes of the node's memory."""
+    """The node's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def takes_inner(outer: Map, spec: MapSpec) -> bool:
-    """Whether the wanted inner maps go into a map of maps: the kernel only refuses others."""
+    """Whether a map of maps accepts the wanted inner maps; the kernel refuses those of other sizes."""
     if spec.inner is None or spec.type is not MapType.HASH_OF_MAPS:
         return True
     with create_map(spec.inner) as inner:
         try:
             outer.update(bytes(spec.key_size), struct.pack("<I", inner.fd), EXIST)
         except BpfError as error:
-            return error.errno == errno.ENOENT  # nothing there to replace: number 0 is never used
+            return error.errno == errno.ENOENT  # no entry to replace: index 0 is never used
     return True
 
 

@@ -1,4 +1,4 @@
-"""Policy maps: a pool of endpoint ids with a map each, made before pods need them."""
+"""Policy maps: their entries as immutable values, and writing them with few system calls."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 __all__ = ["EntryChanges", "PolicyEntryMap", "PolicyMap"]
 
 
-# The entries of a policy map as a value: changing some costs little, and so does telling two apart.
+# The entries of a policy map as an immutable value: copies with changes and comparisons are cheap.
 #
-# Why: an identity that comes changes one entry of a thousand in each of a hundred maps, in most of them the
-#      same.
+# Why: a new identity changes one entry of a thousand in each of a hundred maps, in most of them the same
+#      entry.
 
 _FAN: Final = 16
-"""Entries are in so many groups of as many slices, by their identity. Values that follow from one another
-share those that are alike; a copy has as few references as can be, as each is to another part of memory."""
+"""Entries are split by identity into this many groups of this many slices. Copies share unchanged slices,
+and have few references, because each points to another part of memory."""
 
-_FEW: Final = 8  # up to so many entries, single writes are quicker than a batch
+_FEW: Final = 8  # up to this number, single writes are faster than a batch
 
 _T = TypeVar("_T")
 _Slice = dict[PolicyKey, PolicyEntry]
@@ -35,7 +35,7 @@ _NO_GROUP: Final[_Group] = [_NOTHING] * _FAN
 
 
 class PolicyEntryWrite(msgspec.Struct, frozen=True):
-    """An entry to be set, as values and as the kernel has it."""
+    """An entry to set, as values and packed."""
 
     key: PolicyKey
     entry: PolicyEntry
@@ -43,11 +43,11 @@ class PolicyEntryWrite(msgspec.Struct, frozen=True):
 
 
 _Step = tuple[Sequence[tuple[bytes, bytes]], Sequence[bytes]]
-"""What is set and then taken out to change a map, in order."""
+"""The entries to set, then the keys to delete, in order."""
 
 
 class EntryChanges:
-    """Entries that are set and keys that are taken out, packed once for all maps that get them."""
+    """Entries to set and keys to delete, packed once for all maps that get them."""
 
     __slots__ = ("_by_group", "_step", "_writes", "new", "removed")
 
@@ -57,14 +57,14 @@ class EntryChanges:
         self._writes: tuple[PolicyEntryWrite, ...] | None = None
         self._by_group: _ByGroup | None = None
         self._step: tuple[object, _Step] | None = None
-        """With the version of the entries that it is from: these would hold those before, and so on."""
+        """The last result of step(), with the version (not the entries) it was computed for."""
 
     @property
     def writes(self) -> tuple[PolicyEntryWrite, ...]:
-        """What is set, in the order in which it is written: denies before allows.
+        """The entries to set, in the order of writing: denies before allows.
 
-        Where something is conditional, what decides a packet comes before what would let it through
-        otherwise.
+        If an allow is conditional, entries of higher precedence are written first, so that no packet is
+        allowed without its condition meanwhile.
         """
         if self._writes is None:
             writes = [
@@ -77,7 +77,7 @@ class EntryChanges:
         return self._writes
 
     def step(self, present: Mapping[PolicyKey, PolicyEntry]) -> _Step:
-        """The system calls' arguments for a map that has these; made once for maps that have the same."""
+        """Arguments of the system calls for a map with these entries; cached for equal maps."""
         version = present.version if isinstance(present, PolicyEntryMap) else None
         if self._step is not None and self._step[0] is version:
             return self._step[1]
@@ -100,7 +100,7 @@ class EntryChanges:
 
     @property
     def by_group(self) -> _ByGroup:
-        """By group and slice of a PolicyEntryMap, those that are taken out as None."""
+        """The changes by group and slice of a PolicyEntryMap; None for keys to delete."""
         if self._by_group is None:
             self._by_group = {}
             for key, entry in chain(((key, None) for key in self.removed), self.new.items()):
@@ -110,7 +110,7 @@ class EntryChanges:
 
 
 def precedence(key: PolicyKey) -> tuple[int, bool, int]:
-    """Of two entries that are for a packet, that with the larger one decides (see policy_choose() in C)."""
+    """Sort key: of two entries that match a packet, the larger key decides (policy_choose() in C)."""
     return bool(key.protocol) + bool(key.port_bits), bool(key.identity), key.port_bits
 
 
@@ -119,7 +119,7 @@ _ByGroup = dict[int, dict[int, list[tuple[PolicyKey, PolicyEntry | None]]]]
 
 
 class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
-    """Never changed: :meth:`changed` gives another one."""
+    """Immutable entries of a policy map; :meth:`changed` returns a copy."""
 
     __slots__ = ("changes", "groups", "length", "previous", "version", "whole")
 
@@ -137,12 +137,12 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         self.length = len(entries)
         self.version = object()
         self.previous: object = None
-        """The version that ``changes`` were made to."""
+        """The version from which ``changes`` lead to this one."""
         self.changes: EntryChanges | None = None
         self.whole: EntryChanges | None = None
 
     def changed(self, changes: EntryChanges) -> PolicyEntryMap:
-        """With these entries, and without those that are taken out."""
+        """A copy with these changes."""
         groups = self.groups.copy()
         length = self.length
         for at, slices in changes.by_group.items():
@@ -164,7 +164,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
 
     @property
     def from_nothing(self) -> EntryChanges:
-        """All entries, for a map that has none. Few are packed once, for all pods that are alike."""
+        """All entries as changes of an empty map; cached if few, for pods with the same policy."""
         if self.whole is not None:
             return self.whole
         changes = EntryChanges(dict(self.items()), ())
@@ -173,8 +173,8 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         return changes
 
     def difference(self, previous: PolicyEntryMap) -> EntryChanges:
-        """Entries that ``previous`` may not have, or otherwise, and keys of those that it may have alone."""
-        if self.changes is not None and self.previous is previous.version:  # as nearly always
+        """The changes that lead from ``previous`` to these entries."""
+        if self.changes is not None and self.previous is previous.version:  # the usual case
             return self.changes
         new: _Slice = {}
         removed: list[PolicyKey] = []
@@ -194,7 +194,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
     @overload
     def get(self, key: PolicyKey, default: PolicyEntry | _T, /) -> PolicyEntry | _T: ...
     def get(self, key: PolicyKey, default: object = None, /) -> object:
-        """As of any mapping, but without an exception for what is not there."""
+        """As Mapping.get(), without an exception for missing keys."""
         return self.groups[key.identity % _FAN][key.identity // _FAN % _FAN].get(key, default)
 
     def __iter__(self) -> Iterator[PolicyKey]:
@@ -204,7 +204,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
         return self.length
 
     def items(self) -> ItemsView[PolicyKey, PolicyEntry]:
-        """As of any mapping, but without a search for each."""
+        """As Mapping.items(), without a look-up for each key."""
         return _Items(self)
 
     def __eq__(self, other: object) -> bool:
@@ -219,7 +219,7 @@ class PolicyEntryMap(Mapping[PolicyKey, PolicyEntry]):
 
 
 def _different(one: PolicyEntryMap, other: PolicyEntryMap) -> Iterator[tuple[_Slice, _Slice]]:
-    """The slices that the two do not share."""
+    """Pairs of slices that the two maps do not share."""
     for ours, theirs in zip(one.groups, other.groups, strict=True):
         if ours is not theirs:
             yield from (pair for pair in zip(ours, theirs, strict=True) if pair[0] is not pair[1])
@@ -233,7 +233,7 @@ class _Items(ItemsView[PolicyKey, PolicyEntry]):
         return (item for group in groups for one in group if one for item in one.items())  # most are empty
 
 
-# One endpoint's policy map: made equal to what is wanted, by as few writes as possible.
+# One endpoint's policy map: set to the wanted entries by as few writes as possible.
 
 
 class PolicyMap:
@@ -246,21 +246,21 @@ class PolicyMap:
         self.map = table
         table.epochs = self._epochs = epochs
         self._present: Mapping[PolicyKey, PolicyEntry] = {}
-        """Its entries: as they were last made, or as the kernel has them."""
+        """The entries as last written, or as read from the kernel."""
 
     def __repr__(self) -> str:
         return f"<PolicyMap {self.endpoint_id} {self.map!r}>"
 
     def replace(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
-        """Make the map hold exactly these verdicts: denies, then allows, then deletions, of allows first.
+        """Set exactly these verdicts: write denies, then allows, then delete, allows first.
 
-        So after any of the writes it allows nothing that neither policy does, and denies nothing both allow.
-        Nor does anything pass by a proxy that is to read it, or without its authentication: where there is
-        one, what decides first is written first, and deleted last.
+        So after any single write the map allows nothing that both policies deny, and denies nothing that both
+        allow. Nor does a packet bypass a proxy or authentication that it needs: if there are conditional
+        entries, those of higher precedence are written first and deleted last.
 
-        An entry with the same verdict is not touched, so its counters go on. If any changed, the endpoint's
-        flows are evaluated anew from the next packet on. Raises BpfError (ENOSPC: more entries than
-        bpf-policy-map-max); what was written until then stays. A full map is closed rather than open: allows
+        Entries with an unchanged verdict are not written and keep their counters. After a change, the
+        endpoint's flows are evaluated again from the next packet on. Raises BpfError (ENOSPC: more entries
+        than bpf-policy-map-max) and keeps what was written. A full map fails closed: allows are deleted to
         make room for denies.
         """
         with self._epochs:
@@ -282,12 +282,11 @@ class PolicyMap:
             raise
 
     def _deny_first(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> None:
-        """In a full map: have what is to be denied, at the cost of what is allowed. Raises BpfError if even
-        that has no room; then nothing is allowed.
+        """In a full map, make room for the denies by deleting allows.
 
-        Packets may be dropped that both policies allow; none passes that neither does. So all allows go, the
-        broadest first, where less than all would open something: what passes a proxy or is authenticated, or
-        what denies that make room were for.
+        Raises BpfError, without allows, if the denies alone do not fit. Packets that both policies allow may
+        be dropped; none passes that both deny. So all allows are deleted, the broadest first, if deleting
+        only some could let a packet pass: with conditional entries, or if stale denies make room.
         """
         present = self._present
         allows = [key for key, old in present.items() if not old.deny]
@@ -313,11 +312,11 @@ class PolicyMap:
         self._present = {key: old for key, old in self._present.items() if key not in dropped}
 
     def _difference(self, wanted: Mapping[PolicyKey, PolicyEntry]) -> EntryChanges:
-        """What the map may lack or have otherwise, or too much."""
+        """The changes that lead to the wanted entries."""
         present = self._present
         if isinstance(present, PolicyEntryMap) and isinstance(wanted, PolicyEntryMap):
             return wanted.difference(present)
-        if not present and isinstance(wanted, PolicyEntryMap):  # a new pod's: it waits for it
+        if not present and isinstance(wanted, PolicyEntryMap):  # a new pod, which waits for this call
             return wanted.from_nothing
         missing = {
             key: entry
@@ -328,28 +327,28 @@ class PolicyMap:
 
     @property
     def entries(self) -> int:
-        """How many it has, as far as we wrote them."""
+        """Number of entries, as far as this object wrote or read them."""
         return len(self._present)
 
     @property
     def held(self) -> Mapping[PolicyKey, PolicyEntry]:
-        """What it has, as far as we wrote or read it; with the counters of that time."""
+        """The entries as last written or read, with the counters of that time."""
         return self._present
 
     def dump(self) -> dict[PolicyKey, PolicyEntry]:
-        """What the kernel has, with its counters."""
+        """The kernel's entries, with their counters."""
         return {PolicyKey.unpack(key): PolicyEntry.unpack(value) for key, value in self.map.items()}
 
     def reload(self) -> None:
-        """Take what the kernel has as the state to start from."""
+        """Read the kernel's entries again."""
         self._present = self.dump()
 
     def clear(self) -> None:
-        """Empty the map, whatever is in it."""
+        """Delete all entries, also those that other programs wrote."""
         with self._epochs:
             self._drop([key.pack() for key in self._present])
             self._present = {}
-            if self.map.first_key() is not None:  # written by someone else
+            if self.map.first_key() is not None:  # another program wrote entries
                 self.map.clear()
 
     def _write(self, changes: EntryChanges) -> None:
@@ -359,7 +358,6 @@ class PolicyMap:
             self._drop(drops)
 
     def _put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Set entries, in their order."""
         if len(entries) <= _FEW:
             for key, value in entries:
                 self.map.update(key, value)
@@ -373,7 +371,7 @@ class PolicyMap:
             except BpfError as error:
                 if error.errno != errno.ENOENT:
                     raise
-                for key in keys:  # one did not exist: the rest one by one
+                for key in keys:  # a key was missing: delete the others singly
                     self.map.delete(key)
         else:
             for key in keys:

@@ -1,7 +1,7 @@
-"""rtnetlink messages of our own, for the path that users wait for: adding and deleting pods.
+"""rtnetlink without pyroute2: links, addresses, routes and filters of pods and the node.
 
-Edge: the kernel's links, addresses, routes and filters, as a few packed messages per exchange.
-Why:    pyroute2 takes 10 to 30 ms a pod; these batches take 0.4 ms together.
+Edge: the kernel's network configuration, by batches of packed messages.
+Why:    adding a pod with pyroute2 takes 10 to 30 ms; these batches take 0.4 ms.
 """
 
 from cells.netlink.links import HostLinks

@@ -61,7 +61,7 @@ _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11
 _NETLINK_GET_STRICT_CHK = 12
 _ANSWER = struct.Struct("=IHHIIi")  # nlmsghdr, and of an NLMSG_ERROR the negative errno
-_RECEIVE = 32768  # netlink_dump() never makes a larger datagram
+_RECEIVE = 32768  # the largest datagram of netlink_dump()
 _DUMP_TRIES = 10
 _LIBRARY = Path(__file__).resolve().parent / "ahead" / "objects" / "libahead.so"
 
@@ -99,19 +99,19 @@ def open_socket(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -
 
     ``strict``: the kernel applies the filters of dump requests (Linux 4.20 and later).
     """
-    made = socket.socket(
+    opened = socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol
     )
     try:
-        made.bind((0, 0))
-        made.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
-        made.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
+        opened.bind((0, 0))
+        opened.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        opened.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
         if strict:
-            made.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
+            opened.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, 1)
     except BaseException:
-        made.close()
+        opened.close()
         raise
-    return made.detach()
+    return opened.detach()
 
 
 class Connection:
@@ -146,7 +146,7 @@ class Connection:
         """The sequence number of the batch's first request, and the datagram."""
         first = self._sequence + 1
         self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
-        return first, encode(requests, first, acknowledge=not _asks(requests[-1]))
+        return first, encode(requests, first, acknowledge=not _expects_reply(requests[-1]))
 
     def _receive(self, what: str) -> bytes:
         try:
@@ -174,7 +174,7 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
     replies: list[Message] = []
     failure: NetlinkError | None = None
     datagram = receive(final.what)
-    if len(datagram) >= _ANSWER.size:  # the acknowledgement, most often: no request failed before it
+    if len(datagram) >= _ANSWER.size:  # usually the acknowledgement: no request failed
         _, kind, _, answered, _, code = _ANSWER.unpack_from(datagram)
         if kind == NLMSG_ERROR and answered == first + len(requests) - 1 and not code:
             return replies
@@ -182,7 +182,7 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
         for message in messages(datagram):
             position = message.sequence - first
             if not 0 <= position < len(requests):
-                continue  # left over from an exchange that broke off
+                continue  # of an earlier, aborted exchange
             if message.type in {NLMSG_ERROR, NLMSG_DONE}:
                 failure = failure or _failure(requests[position], message)
             else:
@@ -194,14 +194,14 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
         datagram = receive(final.what)
 
 
-def _asks(request: Request) -> bool:
+def _expects_reply(request: Request) -> bool:
     """Whether the reply itself ends the exchange: rtnetlink types repeat in fours (new, delete, get, set)."""
     return request.type & 3 == 2 or request.flags & NLM_F_DUMP == NLM_F_DUMP
 
 
 def _ends(message: Message, final: Request) -> bool:
     """Whether this is the final message for the last request."""
-    if message.type == NLMSG_ERROR or not _asks(final):
+    if message.type == NLMSG_ERROR or not _expects_reply(final):
         return message.type == NLMSG_ERROR
     return message.type == NLMSG_DONE or final.flags & NLM_F_DUMP != NLM_F_DUMP
 
@@ -273,7 +273,7 @@ class Ahead:
         os.close(self._fd)
 
 
-# Notifications: an event for each burst of messages, which are not read.
+# Notifications: that something changed; the messages are not parsed.
 #
 # Source: rtnetlink(7); classic BPF of linux/filter.h: the kernel drops unwanted messages, and pods cause
 # many. pyroute2, which could parse the messages, takes 0.1 s and 13 MB to import.
