@@ -1,10 +1,10 @@
-"""The endpoints of this node: containers' attachments to its network.
+"""The endpoints of this node: attachments of containers to its network.
 
-Controller and kernel edge: a request becomes a row of the ``endpoints`` table, rows in BPF maps, a program
-on the link and a state directory; all of it or nothing.
+Controller and kernel edge: a request becomes a row of the ``endpoints`` table, entries in BPF maps, a program
+on the link and a state directory, or fails without leaving any of them.
 
-Why: making an endpoint is what a pod waits for, so it is synchronous and touches the kernel as little as
-     possible; what is slow (conntrack, retries) happens afterwards.
+Why: a pod waits for its endpoint, so creation is synchronous and makes few system calls. Slow work
+     (conntrack clean-up, retries) follows later.
 """
 
 from __future__ import annotations
@@ -126,28 +126,28 @@ __all__ = [
 ]
 
 
-# Endpoints as Cilium's metrics.
+# Cilium's metrics of endpoints.
 #
 # Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*.
 
 
 def families(endpoints: Endpoints) -> Iterator[MetricFamily]:
-    """How many endpoints there are in which state."""
-    there = endpoints.all()
-    yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(there))
+    """Metrics of endpoints: their number, their states and their regenerations."""
+    present = endpoints.all()
+    yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(present))
     yield gauge(
         "cilium_endpoint_state",
         "Count of all endpoints, tagged by different endpoint states",
-        Counter(endpoints.shown_state(endpoint).value for endpoint in there),
+        Counter(endpoints.shown_state(endpoint).value for endpoint in present),
         "endpoint_state",
     )
     yield from _builds(endpoints.builds)
 
 
 def _builds(builds: Builds) -> Iterator[MetricFamily]:
-    """Regenerations, under the names of both, of endpoints and of their policy, as Cilium still has it.
+    """Metrics of regenerations, under both of Cilium's names: of endpoints and of policy.
 
-    Cilium declares the outcome ``failure`` and counts under ``fail``: both are there.
+    Cilium declares the outcome ``failure`` but counts under ``fail``, so both are exported.
     """
     outcomes = {"success": builds.succeeded, "fail": builds.failed, "failure": 0}
     took = {("total", status): spread for status, spread in builds.took.items() if spread.count}
@@ -171,16 +171,16 @@ def _builds(builds: Builds) -> Iterator[MetricFamily]:
         )
 
 
-# How the endpoint cell is put together.
+# Assembly of the cell.
 
 
 def endpoint_table() -> Table[int, Endpoint]:
-    """The ``endpoints`` table, by endpoint id; indexed by every name and by container."""
+    """The ``endpoints`` table, by endpoint id; indexed by registered names and by container."""
     return Table("endpoints", key=lambda endpoint: endpoint.id, indexes=INDEXES)
 
 
 def endpoint_maps(maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> EndpointMaps:
-    """The node's maps, as endpoints use them."""
+    """The node's BPF maps, as endpoints use them."""
     return KernelMaps(maps, local, collector)
 
 
@@ -205,12 +205,12 @@ def state_files(agent: AgentConfig) -> StateFiles:
 
 
 def pod_routing(settings: EndpointSettings) -> PodRouting:
-    """As the settings have it."""
+    """Whether pods have their own routes, from the settings."""
     return PodRouting(own_routes=settings.enable_endpoint_routes)
 
 
 def pod_metadata(pods: KubernetesPods) -> PodMetadata:
-    """What new endpoints take from their pods."""
+    """Labels and MAC addresses of pods, for new endpoints."""
     return pods
 
 
@@ -226,7 +226,7 @@ def pod_labels_watch(
     health: Health,
     log: Logger,
 ) -> PodLabelsWatch:
-    """Endpoints follow their pods."""
+    """The controller that applies changes of pods' and namespaces' labels to endpoints."""
     return PodLabelsWatch(
         pods,
         changes,
@@ -241,7 +241,7 @@ def pod_labels_watch(
 
 
 def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
-    """Endpoints as metrics."""
+    """Metrics of endpoints."""
 
     async def collect() -> Iterable[metrics.MetricFamily]:
 

@@ -1,4 +1,4 @@
-"""What of endpoints can be set, and changed while the agent runs."""
+"""Changes of endpoints at run time: labels, source verification and policy enforcement."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cells.policy import Enforcement
 from cells.policy.maps import EndpointPolicies, NodePolicy
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 
-# What can be changed of one endpoint while it lives: a user's labels, and whether its source is verified.
+# Changes of one endpoint: labels, and whether its source addresses are verified.
 #
 # Source: Cilium 1.17, PATCH /endpoint/{id}/labels and /config.
 
 
 class EndpointChanges:
-    """Changes an endpoint, and has it built; what went wrong with that is tried again."""
+    """Changes an endpoint and regenerates it; failed regenerations are retried."""
 
     def __init__(self, endpoints: Endpoints, regenerations: Regenerations, identities: Identities) -> None:
         self._endpoints = endpoints
@@ -36,9 +36,10 @@ class EndpointChanges:
         self._keep = identities.filter
 
     async def relabel(self, endpoint: Endpoint, wanted: Iterable[str]) -> str:
-        """Make these all the labels that a user put on it; what its build failed with, if it did.
+        """Replace the labels that a user put on the endpoint.
 
-        Raises EndpointError 500.
+        Returns the error of the regeneration; empty if it succeeded, or nothing changed. Raises EndpointError
+        500.
         """
         custom = tuple(wanted)
         if not await self._endpoints.relabel(endpoint.id, lambda now: with_custom(now, custom, self._keep)):
@@ -46,16 +47,20 @@ class EndpointChanges:
         return await self._built(endpoint, "updated security labels")
 
     def is_outdated(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> bool:
-        """Whether its pod's labels, if they are known, or its identity are no longer what it has."""
+        """Whether the endpoint's labels or identity differ from those its pod should have.
+
+        ``labels`` are the pod's; None if they are unknown, then only the identity is compared.
+        """
         if labels is not None and of_pod(endpoint, labels, self._keep) != labels_of(endpoint):
             return True
         return not self._identities.stands_for(endpoint.identity, endpoint.labels)
 
     async def follow_pod(self, endpoint: Endpoint, labels: Iterable[Label] | None) -> str:
-        """Make these the labels of its pod, what a user put on it stays; what its build failed with.
+        """Apply the labels of the endpoint's pod; labels that a user added stay.
 
-        None leaves the labels; an identity that does not stand for them any more is changed in any case.
-        Raises EndpointError 500.
+        Returns the error of the regeneration; empty if it succeeded, or nothing changed. With None for
+        ``labels`` only the identity is replaced, if it no longer represents the endpoint's labels. Raises
+        EndpointError 500.
         """
         pod = None if labels is None else tuple(labels)
 
@@ -67,7 +72,10 @@ class EndpointChanges:
         return await self._built(endpoint, "updated security labels")
 
     async def verify_source(self, endpoint: Endpoint, verify: bool) -> str:
-        """Let it send from its own addresses only, or from any; what its build failed with."""
+        """Allow packets from the endpoint's own addresses only, or from any address.
+
+        Returns the error of the regeneration; empty if it succeeded, or nothing changed.
+        """
         if endpoint.datapath.disable_sip_verification is not verify:
             return ""
         self._endpoints.verify_source(endpoint.id, verify)
@@ -77,20 +85,20 @@ class EndpointChanges:
         return await self._regenerations.request(endpoint.id, Level.DATAPATH, reason).result()
 
 
-# Changes what is enforced while the agent runs, and has endpoints follow.
+# Changes of the configuration of all endpoints.
 #
 # Source: Cilium 1.17, the daemon's configuration.
 
 
 class Enforced(msgspec.Struct, frozen=True):
-    """What can be changed while the agent runs."""
+    """The configuration that can change while the agent runs."""
 
     enforcement: Enforcement
     source_ip_verification: bool
 
 
 class PolicyEnforcement:
-    """Makes endpoints follow what is enforced."""
+    """Changes the enforcement mode and source verification of all endpoints."""
 
     def __init__(
         self,
@@ -108,14 +116,14 @@ class PolicyEnforcement:
 
     @property
     def now(self) -> Enforced:
-        """What is enforced."""
+        """The current configuration."""
         return Enforced(self._policy.enforcement, self._endpoints.source_ip_verification)
 
     def refusal(self, wanted: Enforced) -> str:
-        """Why this cannot be enforced now, in one line; empty when it can.
+        """Why the change is impossible now, in one line; empty if it is possible.
 
-        Restored endpoints keep their policies until all rules are known, in whichever mode: without the rules
-        what a mode leaves open is unknown.
+        Restored endpoints keep their policies until all rules are received, whatever the mode: without the
+        rules, the traffic that a mode allows is unknown.
         """
         policies = self._policies
         keeping = sum(policies.awaits_rules(endpoint.id) for endpoint in self._endpoints.all())
@@ -127,10 +135,10 @@ class PolicyEnforcement:
         )
 
     async def change(self, wanted: Enforced) -> list[int]:
-        """Enforce this from now on; the endpoints for which that failed, which are tried again.
+        """Apply the configuration; return the endpoints that failed to regenerate, which are retried.
 
-        Nothing happens when it is enforced already; refusal() was asked before. When it returns, every
-        endpoint's maps say so, or what a later change wants.
+        A no-op if it is already current. Call refusal() first. On return, the maps of every other endpoint
+        conform to this configuration or a later one.
         """
         if wanted == self.now:
             return []
@@ -143,24 +151,24 @@ class PolicyEnforcement:
             revision=self._policy.revision,
         )
         reason = "agent configuration update"
-        asked = [
+        requested = [
             self._regenerations.request(endpoint.id, Level.POLICY, reason)
             for endpoint in self._endpoints.all()
         ]
-        wrong = [one.endpoint_id for one in asked if await one.result()]
-        return [number for number in wrong if self._endpoints.get(number) is not None]
+        failed = [one.endpoint_id for one in requested if await one.result()]
+        return [number for number in failed if self._endpoints.get(number) is not None]
 
 
 # Endpoints follow the labels of their pods and namespaces.
 #
-# Controller: tables of pods, namespaces, identities and endpoints in, changes of endpoints out.
+# Controller: tables of pods, namespaces, identities and endpoints in; changed endpoints out.
 # Source:     Cilium 1.17, updates of pods and namespaces.
 
 RETRY: Final = Backoff(first=1.0, maximum=30.0)
 
 
 class PodLabelsWatch:
-    """Looks again at the endpoints of what has changed, each on its own: one may wait for its identity."""
+    """Applies changes of pods' and namespaces' labels; endpoints do not wait for each other's identities."""
 
     def __init__(
         self,
@@ -183,50 +191,50 @@ class PodLabelsWatch:
         self._due: set[int] = set()
         self._busy: set[int] = set()
         self._failing: dict[int, str] = {}
-        self._asked = anyio.Event()
+        self._pending = anyio.Event()
         jobs.observe("pods", pod_table.changes, self._follow_pods)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
         jobs.observe("identities", identities.changes, self._follow_identities)
-        jobs.observe("endpoints", partial(endpoints.changes, only=self._lags), self._follow_endpoints)
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._needs_update), self._follow_endpoints)
         jobs.one_shot("rules", self._follow_rules)
         jobs.one_shot("pod-labels", self._run)
 
     async def _follow_rules(self) -> None:
-        """Labels count from the moment on that the rules are known."""
+        """Check all endpoints once the rules are received: no pod has labels before."""
         await self._pods.ready()
-        self._look(one.id for one in self._endpoints.all())
+        self._check(one.id for one in self._endpoints.all())
 
     async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
-        self._look_at({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))
+        self._check_by({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))
 
     async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
-        self._look_at({change.key for change in changes}, lambda one: ("", one.pod_namespace))
+        self._check_by({change.key for change in changes}, lambda one: ("", one.pod_namespace))
 
     async def _follow_endpoints(self, changes: list[Change[int, Endpoint]]) -> None:
-        """One that was started or restored may have missed a change of its pod."""
-        self._look(change.row.id for change in changes if change.row is not None)
+        """Check new and restored endpoints: they may have missed a change of their pods."""
+        self._check(change.row.id for change in changes if change.row is not None)
 
-    def _lags(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
+    def _needs_update(self, _key: Hashable, _old: Endpoint | None, row: Endpoint | None) -> bool:
         return row is not None and self._is_outdated(row.id)
 
     async def _follow_identities(self, changes: list[Change[int, Identity]]) -> None:
-        """Endpoints with changed labels or numbers are left out."""
-        self._look_at({change.key for change in changes}, lambda one: one.identity)
+        """Check endpoints that have a changed identity."""
+        self._check_by({change.key for change in changes}, lambda one: one.identity)
 
-    def _look_at(self, keys: set[Any], key_of: Any) -> None:
-        self._look(one.id for one in self._endpoints.all() if key_of(one) in keys)
+    def _check_by(self, keys: set[Any], key_of: Any) -> None:
+        self._check(one.id for one in self._endpoints.all() if key_of(one) in keys)
 
-    def _look(self, numbers: Iterable[int]) -> None:
+    def _check(self, numbers: Iterable[int]) -> None:
         self._due.update(numbers)
         if self._due:
-            self._asked.set()
+            self._pending.set()
 
     async def _run(self) -> None:
         async with anyio.create_task_group() as tasks:
             while True:
                 if not self._due - self._busy:
-                    self._asked = anyio.Event()
-                    await self._asked.wait()
+                    self._pending = anyio.Event()
+                    await self._pending.wait()
                 for number in self._due - self._busy:
                     self._due.discard(number)
                     if self._is_outdated(number):
@@ -241,7 +249,7 @@ class PodLabelsWatch:
         return self._changes.is_outdated(endpoint, self._labels(endpoint))
 
     def _labels(self, endpoint: Endpoint) -> list[Label] | None:
-        """Those of its pod, None where there is nothing new to know of it."""
+        """Labels of the endpoint's pod; None if it has none, or its object is not received."""
         if not endpoint.pod_name:
             return None
         return self._pods.of(endpoint.pod_namespace, endpoint.pod_name, endpoint.pod_uid)
@@ -260,7 +268,7 @@ class PodLabelsWatch:
             self._set_error(number, "")
         finally:
             self._busy.discard(number)
-            self._look([number])
+            self._check([number])
 
     def _set_error(self, number: int, error: str) -> None:
         if not error:

@@ -1,9 +1,10 @@
-"""A CiliumEndpoint for every pod of this node: its address and identity, for all other nodes.
+"""Writes a CiliumEndpoint for every pod of this node: its addresses and identity, for other nodes.
 
-Controller and reconciler: endpoints, pods, policies and this node in, the table ``ciliumendpoint`` out, which
-        objects of an API server are made equal to. From manifests it is only shown.
+Controller and reconciler: endpoints, pods, policies and this node in; the table ``ciliumendpoint`` and
+objects of the API server out. With manifests as the source, only the table is written.
 
-Why: other nodes know a pod's packets by it. It goes with its pod, and is written only when it differs.
+Why: other nodes find the identity of a pod's packets by these objects. An object has its pod as owner, so
+     Kubernetes deletes both; it is written only if it differs.
 """
 
 from __future__ import annotations
@@ -72,19 +73,19 @@ SHOWN_AS_READY = frozenset(
         State.DISCONNECTED,
     }
 )
-"""States that come and go with every build: telling each would be a write each."""
+"""States that every build passes through: showing each would cost a write to the API server."""
 
 
 class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``ciliumendpoint``: what the object of a pod is to say."""
+    """A row of the table ``ciliumendpoint``: the desired object of a pod."""
 
     namespace: str
     name: str
     pod: str
-    """The owner, with its UID; both are empty where the pod's object has none."""
+    """Name of the owner. It and the UID are empty if the pod's object has no UID."""
     pod_uid: str
     node_name: str
-    """The node of the agent that writes it."""
+    """The node of the agent that writes the object."""
     labels: Mapping[str, str]
     status: CiliumEndpointStatus
 
@@ -95,14 +96,14 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> int:
-        """All of it as a number, to compare with KnownEndpoint."""
+        """Hash of the row, to compare with KnownEndpoint."""
         return digest(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
 
 
 def pod_endpoint(
     endpoint: Endpoint, pod: Pod, policy: RealizedPolicy | None, node: ClusterNode | None
 ) -> PodEndpoint | None:
-    """The object to write for an endpoint; None while it has no identity, or if it is not a pod."""
+    """The desired object of an endpoint; None while it has no identity, or if it is not a pod's."""
     if not endpoint.identity or pod.spec.host_network or node is None:
         return None
     legacy = not endpoint.disable_legacy_identifiers
@@ -143,13 +144,13 @@ def pod_endpoint(
 
 
 def named_ports(pod: Pod) -> Iterator[NamedPort]:
-    """The ports that a pod's containers name."""
+    """The named ports of a pod's containers."""
     for port in pod.named_ports:
         yield NamedPort(name=port.name, port=port.container_port, protocol=port.protocol)
 
 
 def body(wanted: PodEndpoint) -> dict[str, Any]:
-    """The whole object, for who creates it; it goes with its pod."""
+    """The whole object, to create it."""
     return {
         "apiVersion": CILIUM_ENDPOINTS.api_version,
         "kind": CILIUM_ENDPOINTS.kind,
@@ -165,14 +166,14 @@ def body(wanted: PodEndpoint) -> dict[str, Any]:
 
 
 def owners(wanted: PodEndpoint) -> list[dict[str, Any]]:
-    """The pod, if it has a UID: a static pod's call may come before its object."""
+    """The owner reference to the pod; none if it has no UID, as a static pod before its object exists."""
     if not wanted.pod_uid:
         return []
     return [{"apiVersion": "v1", "kind": "Pod", "name": wanted.pod, "uid": wanted.pod_uid}]
 
 
 def status(wanted: PodEndpoint) -> dict[str, Any]:
-    """The status as it is written; ``enforcing`` must be there, also when it is false."""
+    """The status as JSON, always with ``enforcing``: the CRD requires it."""
     wire: dict[str, Any] = msgspec.to_builtins(wanted.status)
     for direction in wire.get("policy", {}).values():
         direction.setdefault("enforcing", False)
@@ -180,7 +181,7 @@ def status(wanted: PodEndpoint) -> dict[str, Any]:
 
 
 def of_object(row: CiliumEndpoint) -> PodEndpoint:
-    """An object's contents, to compare."""
+    """Contents of an object, to compare with the desired row."""
     pod, pod_uid = owner_of(row)
     return PodEndpoint(
         namespace=row.namespace,
@@ -209,7 +210,7 @@ def pod_endpoints() -> Table[tuple[str, str], PodEndpoint]:
 
 @after(ExposedEndpoints)
 class PodEndpoints:
-    """Keeps the table; it is complete once restored endpoints, pods and this node are known."""
+    """Maintains the table; it is initialized once restored endpoints, pods and this node are listed."""
 
     def __init__(
         self,
@@ -226,14 +227,14 @@ class PodEndpoints:
         self._policies = policies
         self._nodes = nodes
         self._own = ""
-        """The name of this node's row."""
+        """Name of this node's row."""
         self._first = table.initializer("endpoints and their pods")
         self._names: dict[int, tuple[str, str]] = {}
-        """The objects to write, by endpoint."""
+        """Key of the desired object, by endpoint id."""
         self._claims: dict[tuple[str, str], dict[int, PodEndpoint]] = {}
-        """Objects by endpoint: of two of one pod (its old sandbox got no DEL) the newer is written."""
-        jobs.observe("endpoints", partial(endpoints.changes, only=self._matters), self._follow)
-        jobs.observe("policies", partial(policies.changes, only=self._differs), self._follow)
+        """Candidates for an object by endpoint id: if an old sandbox got no DEL, the newer endpoint wins."""
+        jobs.observe("endpoints", partial(endpoints.changes, only=self._is_relevant), self._follow)
+        jobs.observe("policies", partial(policies.changes, only=self._affects), self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)
         jobs.observe("node", self._own_row, self._follow_node)
 
@@ -251,18 +252,18 @@ class PodEndpoints:
         self._publish(one.id for one in self._endpoints.all())
         self._first.done()
 
-    def _matters(self, number: Hashable, old: Endpoint | None, row: Endpoint | None) -> bool:
-        """Whether an object (there is none without pods) has to say something else, or may be made."""
-        alike = (
+    def _is_relevant(self, number: Hashable, old: Endpoint | None, row: Endpoint | None) -> bool:
+        """Whether a change of an endpoint may change an object. Without pods there are none."""
+        same_object = (
             old is not None
             and row is not None
             and {old.state, row.state} <= SHOWN_AS_READY
             and replace(old, state=row.state) == row
         )
-        return not alike and (number in self._names or len(self._pods) > 0)
+        return not same_object and (number in self._names or len(self._pods) > 0)
 
-    def _differs(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
-        """Whether an object has to say something else; one that is yet to be made will read the policy."""
+    def _affects(self, number: Hashable, old: RealizedPolicy | None, row: RealizedPolicy | None) -> bool:
+        """Whether a change of a policy changes an existing row; a new row reads the policy itself."""
         return number in self._names and _enforced(old) != _enforced(row)
 
     async def _follow(self, changes: Sequence[Change[Any, Any]]) -> None:
@@ -306,22 +307,22 @@ class PodEndpoints:
 
 
 def _enforced(policy: RealizedPolicy | None) -> tuple[bool, bool] | None:
-    """All of an object's contents that the agent writes."""
+    """The part of a policy that the object shows."""
     return None if policy is None else (policy.ingress_enforced, policy.egress_enforced)
 
 
-# Keeps the CiliumEndpoint objects of this node's pods up to date.
+# Reconciles the CiliumEndpoint objects of this node's pods.
 #
-# Reconciler: Table[tuple[str, str], PodEndpoint] in, objects of an API server out.
-# Source:     Cilium 1.17, sync-to-k8s-ciliumendpoint: updates test the UID, lest another object is changed.
+# Reconciler: the table ``ciliumendpoint`` in, objects of the API server out.
+# Source:     Cilium 1.17, sync-to-k8s-ciliumendpoint; updates test the UID: a recreated object stays.
 
 SWEEP: Final = minutes(5)
 BATCH: Final = 16
-"""Objects written before others are looked at again."""
+"""Objects that one round of the reconciler writes."""
 
 
 class CiliumEndpointObjects:
-    """The reconciler's target: the objects of pods on this node."""
+    """The target of the reconciler: CiliumEndpoint objects of this node's pods."""
 
     def __init__(
         self,
@@ -338,7 +339,7 @@ class CiliumEndpointObjects:
         self._nodes = nodes
 
     async def observe(self) -> Mapping[Key, KnownEndpoint]:
-        """The objects that say they are of this node."""
+        """Listed objects that name this node, except those that the server has lost."""
         own = self._own_addresses()
         lost = {
             (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
@@ -346,22 +347,22 @@ class CiliumEndpointObjects:
         return {row.key: row for row in self._table.all() if row.node in own and row.key not in lost}
 
     def matches(self, row: PodEndpoint, observed: KnownEndpoint) -> bool:
-        """Whether the object has those contents."""
+        """Whether the object is up to date."""
         return row.digest == observed.digest
 
     def _own_addresses(self) -> set[str]:
         return {str(each.ip) for node in self._nodes.all() if node.local for each in node.addresses}
 
     async def put(self, batch: Mapping[Key, PodEndpoint]) -> None:
-        """Create objects, or change their status. Raises BatchError."""
+        """Create objects, or update them. Raises BatchError."""
         await self._each(batch, batch)
 
     async def drop(self, batch: Collection[Key]) -> None:
-        """Delete them; only the object that was seen. Raises BatchError."""
+        """Delete objects that still name this node, with their UID as condition. Raises BatchError."""
         await self._each(batch, {})
 
     async def _each(self, keys: Collection[Key], wanted: Mapping[Key, PodEndpoint]) -> None:
-        from cells.kubernetes.client.errors import KubernetesError  # loaded where there is a server
+        from cells.kubernetes.client.errors import KubernetesError  # loaded only with an API server
 
         with BatchFailures(KubernetesError) as failures:
             for key in keys:
@@ -379,30 +380,30 @@ class CiliumEndpointObjects:
         if wanted.key not in self._table:
             try:
                 await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
-            except ConflictError:  # the watch is late, or an earlier pod of the name left it
+            except ConflictError:  # the watch is late, or an earlier pod of this name left it
                 pass
             else:
                 return
         try:
-            there = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
+            found = await client.get(CILIUM_ENDPOINTS, wanted.name, wanted.namespace)
         except NotFoundError:
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
             return
-        held = of_object(there)
-        if held == wanted:
+        current = of_object(found)
+        if current == wanted:
             return
-        if held.pod_uid and held.pod_uid != wanted.pod_uid:
-            await self._delete(wanted.key, there.metadata.uid)
+        if current.pod_uid and current.pod_uid != wanted.pod_uid:
+            await self._delete(wanted.key, found.metadata.uid)
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
             return
         changes: list[dict[str, Any]] = [
-            {"op": "test", "path": "/metadata/uid", "value": there.metadata.uid},
+            {"op": "test", "path": "/metadata/uid", "value": found.metadata.uid},
             {"op": "add", "path": "/status", "value": status(wanted)},
         ]
-        if held.node_name != wanted.node_name:
-            marked = {**there.annotations, NODE_NAME: wanted.node_name}
+        if current.node_name != wanted.node_name:
+            marked = {**found.annotations, NODE_NAME: wanted.node_name}
             changes.append({"op": "add", "path": "/metadata/annotations", "value": marked})
-        if (held.labels, held.pod_uid) != (wanted.labels, wanted.pod_uid):
+        if (current.labels, current.pod_uid) != (wanted.labels, wanted.pod_uid):
             changes += [
                 {"op": "add", "path": "/metadata/labels", "value": dict(wanted.labels)},
                 {"op": "add", "path": "/metadata/ownerReferences", "value": owners(wanted)},
@@ -413,29 +414,29 @@ class CiliumEndpointObjects:
             await client.create(CILIUM_ENDPOINTS, body(wanted), wanted.namespace)
 
     async def _drop(self, key: Key) -> None:
-        """Delete the object, if it still names this node."""
+        """Delete the object if it still names this node."""
         from cells.kubernetes.client.errors import NotFoundError
 
         try:
-            there = await self._api.client.get(CILIUM_ENDPOINTS, key[1], key[0])
+            found = await self._api.client.get(CILIUM_ENDPOINTS, key[1], key[0])
         except NotFoundError:
             return
-        networking = there.status.networking
+        networking = found.status.networking
         if networking is not None and networking.node in self._own_addresses():
-            await self._delete(key, there.metadata.uid)
+            await self._delete(key, found.metadata.uid)
 
     async def _delete(self, key: Key, uid: str) -> None:
         from cells.kubernetes.client.errors import ConflictError
 
         try:
             await self._api.client.delete(CILIUM_ENDPOINTS, key[1], key[0], uid=uid)
-        except ConflictError:  # another one has the name by now: nothing of ours
+        except ConflictError:  # another object has this name now
             return
 
 
 @after(PodEndpoints)
 class CiliumEndpointSync:
-    """Has objects follow, where there is an API server; nothing is deleted before all of them are known."""
+    """Reconciles the objects of the API server; deletes none before all objects are listed."""
 
     def __init__(
         self,
@@ -468,7 +469,7 @@ class CiliumEndpointSync:
         )
         tables.add(self._reconciler.statuses)
         jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
-        jobs.observe("changed by others", self._changes, self._look)
+        jobs.observe("changed by others", self._changes, self._correct)
         jobs.observe("lost objects", forgotten.changes, self._write_lost)
 
     async def _changes(self) -> AsyncIterator[Sequence[Change[tuple[str, str], KnownEndpoint]]]:
@@ -477,11 +478,11 @@ class CiliumEndpointSync:
             yield changes
 
     async def _write_lost(self, _: object) -> None:
-        """What the server has lost is written again."""
+        """Write objects again that the server has lost."""
         self._reconciler.trigger()
 
-    async def _look(self, changes: Sequence[Change[tuple[str, str], KnownEndpoint]]) -> None:
-        """Objects of ours that were changed are corrected."""
+    async def _correct(self, changes: Sequence[Change[tuple[str, str], KnownEndpoint]]) -> None:
+        """Correct objects of this node that others changed."""
         for change in changes:
             wanted = self._wanted.get(change.key)
             if wanted is not None and (change.row is None or change.row.digest != wanted.digest):

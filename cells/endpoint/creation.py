@@ -1,9 +1,9 @@
-"""The creation of an endpoint, in two phases: it waits for its identity, then it is built.
+"""Creation of an endpoint in two phases: it waits for its identity, then it is built.
 
 Source: Cilium 1.17, the endpoint manager: states, order of creation.
 
-All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made
-endpoint.
+Everything except the wait for an identity is synchronous on the event loop, so other tasks never see a partly
+built endpoint.
 """
 
 import time
@@ -27,69 +27,69 @@ from cells.netlink.rows import parse_unicast_mac
 from cells.observe.controllers import Controllers, Rules
 from cells.policy.maps import EndpointPolicies
 
-# How builds of endpoints went, and how long they took.
+# Outcomes and durations of builds.
 
 
 class Builds:
-    """Every build there was, those at creation too."""
+    """Counts regenerations of endpoints, including the first one at creation."""
 
     def __init__(self) -> None:
         self.took = {"success": Histogram(), "failure": Histogram()}
-        """Seconds."""
+        """Duration in seconds."""
 
     @property
     def succeeded(self) -> int:
-        """How many worked."""
+        """Number of successful builds."""
         return self.took["success"].count
 
     @property
     def failed(self) -> int:
-        """How many did not."""
+        """Number of failed builds."""
         return self.took["failure"].count
 
     def count(self, began: float, *, worked: bool) -> None:
-        """Count one that began at this perf_counter() and is over."""
+        """Count a build that has ended; ``began`` is its start by time.perf_counter()."""
         self.took["success" if worked else "failure"].observe(time.perf_counter() - began)
 
 
-# Retries regenerations that failed.
+# Retries of failed regenerations.
 #
 # Source: Cilium 1.17, regeneration recovery: after n x 2 s, linear.
 
 BACKOFF = 2.0
-"""Seconds by which the wait before each further attempt grows."""
+"""Seconds; each attempt waits this much longer than the one before."""
 
 
 class RegenerationError(Exception):
-    """Raised when an endpoint could not be built once more."""
+    """Raised if a retried regeneration fails again."""
 
 
 def controllers_of(endpoint_id: int) -> str:
-    """The owner of the endpoint's controllers."""
+    """Name of the owner of the endpoint's controllers."""
     return f"endpoint-{endpoint_id}"
 
 
 class RegenerationRecovery:
-    """A controller for each endpoint that failed to build: ``endpoint-<id>-regeneration-recovery``."""
+    """Retries failed regenerations: controllers ``endpoint-<id>-regeneration-recovery``."""
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers
         self._recovering: set[int] = set()
-        """Endpoints with a failed last attempt, or one that still runs."""
+        """Endpoints that are being retried."""
         self._recovered: set[int] = set()
-        """Endpoints that have the controller: all that ever needed it."""
+        """Endpoints with a controller, which stays after a success."""
 
     def recover(self, endpoint_id: int, attempt: Callable[[int], Awaitable[str]]) -> None:
-        """Run ``attempt`` now, and after 2, 4, 6 … seconds, until it succeeds."""
+        """Call ``attempt`` now, and after 2, 4, 6 … seconds, until it returns no error."""
         if endpoint_id in self._recovering:
             return
         self._recovering.add(endpoint_id)
         self._recovered.add(endpoint_id)
 
         async def retry() -> None:
-            wrong = await attempt(endpoint_id)
-            if wrong:
-                raise RegenerationError(f"regeneration recovery failed: {wrong}")
+            error = await attempt(endpoint_id)
+            if error:
+                raise RegenerationError(f"regeneration recovery failed: {error}")
             self._recovering.discard(endpoint_id)
 
         name = f"endpoint-{endpoint_id}-regeneration-recovery"
@@ -97,7 +97,7 @@ class RegenerationRecovery:
         self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
 
     def removed(self, endpoint_id: int) -> None:
-        """The endpoint is removed: nothing is tried for it any longer."""
+        """Stop the retries of a removed endpoint."""
         if endpoint_id in self._recovered:
             self._recovered.discard(endpoint_id)
             self._recovering.discard(endpoint_id)
@@ -108,20 +108,20 @@ class NewEndpoint(msgspec.Struct, eq=False):
     """An endpoint in creation."""
 
     endpoint: Endpoint
-    """As it is while it waits for its identity."""
+    """The row to show while the endpoint waits for its identity."""
     request: EndpointRequest
     identity: Identity | None = None
-    """None: it has to be waited for, see Endpoints.identify()."""
+    """None if no identity is assigned yet: call Endpoints.identify()."""
     waiting: anyio.CancelScope | None = None
-    """Of the one who waits."""
+    """Cancels the wait for the identity."""
     ended: str = model.DELETED
-    """Why nothing comes of it, once it is given up."""
+    """The error for the requester if the creation is abandoned."""
     labelled: bool = True
-    """Whether the labels of its pod are known; else they are waited for before its identity."""
+    """Whether the labels of the pod are received. If not, identify() waits for them first."""
 
 
 class EndpointCreation:
-    """Makes endpoints; those in creation are known by their numbers."""
+    """Creates endpoints; creations in progress are stored by endpoint id."""
 
     def __init__(
         self,
@@ -143,19 +143,20 @@ class EndpointCreation:
         self._new: dict[int, NewEndpoint] = {}
 
     def of(self, endpoint_id: int) -> NewEndpoint | None:
-        """The creation under way of the endpoint with this number."""
+        """The creation in progress with this endpoint id."""
         return self._new.get(endpoint_id)
 
     def begin(self, request: EndpointRequest) -> NewEndpoint:
-        """The first half: the endpoint has a number; it is listed if its identity is to come.
+        """First phase: allocate an id, and an identity if one is available at once.
 
-        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
-        when no policy map is prepared (await PolicyMaps.ready() and call again).
+        The endpoint is listed if it has to wait for its identity. Raises EndpointError 400 for an invalid
+        request and 500 if the kernel refuses; PoolEmpty if no policy map is prepared (await
+        PolicyMaps.ready() and call again).
         """
         if self._realization.own_routes:
             request = replace(request, datapath=request.datapath.with_endpoint_routes(wanted=True))
-        known = self._known_now(request)
-        labels, mac = self._labels_now(request, known), _mac(request, known)
+        pod = self._pod_now(request)
+        labels, mac = self._labels_now(request, pod), _mac(request, pod)
         self._registry.check_unused(request.attachment_id, request.addresses)
         try:
             number = self._policies.acquire()
@@ -178,15 +179,15 @@ class EndpointCreation:
         except NoIdentityError as error:
             self.give_up(new)
             raise EndpointError(500, str(error)) from error
-        if new.identity is None:  # else complete() follows before anyone could look
+        if new.identity is None:  # otherwise complete() follows before other tasks run
             self._registry.put(endpoint)
         return new
 
     async def identify(self, new: NewEndpoint) -> None:
-        """Wait until the endpoint has its labels and identity; returns at once when it has.
+        """Wait until the endpoint has labels and an identity; return at once if it has both.
 
-        Raises EndpointError 500 when there is none for it, or it was deleted meanwhile; nothing is left then,
-        nor when this is cancelled.
+        Raises EndpointError 500 if no identity can be allocated, or the endpoint was deleted meanwhile. After
+        an error or a cancellation nothing of the endpoint is left.
         """
         if new.identity is not None:
             return
@@ -200,21 +201,21 @@ class EndpointCreation:
             if new.identity is None:
                 self.give_up(new)
         if self._new.get(new.endpoint.id) is not new:
-            if new.identity is not None:  # it came in the very moment of the deletion
+            if new.identity is not None:  # allocated just as the endpoint was deleted
                 self._identities.release(new.identity.id)
             raise EndpointError(500, new.ended)
 
     def complete(self, new: NewEndpoint) -> Endpoint:
-        """The second half: regenerate it for the first time; it comes back in state ready.
+        """Second phase: build the endpoint; return it in state ready.
 
-        Synchronous. The link is attached but not brought up: that is the caller's last step. Raises
-        EndpointError 500 for a kernel or disk that refuses, or when the endpoint was deleted meanwhile;
-        whatever is raised, nothing is left behind.
+        Synchronous. Attaches the program but leaves the link down: the caller sets the link up last. Raises
+        EndpointError 500 if the kernel or the disk refuses, or the endpoint was deleted meanwhile. After any
+        error nothing of the endpoint is left.
         """
         began = time.perf_counter()
         if self._new.get(new.endpoint.id) is not new or new.identity is None:
             raise EndpointError(500, new.ended)
-        # The states in between are visible to none: all this runs without a pause of the event loop.
+        # Intermediate states are only logged: no other task runs until the endpoint is ready.
         ready = replace(new.endpoint, identity=new.identity.id, state=State.READY)
         status, now = self._registry.status(ready.id), time.time()
         for message, state in model.FIRST_BUILD:
@@ -239,7 +240,7 @@ class EndpointCreation:
         return ready
 
     def give_up(self, new: NewEndpoint) -> None:
-        """Nothing comes of a creation: number, name and identity are free. Harmless if repeated."""
+        """Abandon a creation: free its id, names and identity. A second call is a no-op."""
         if self._new.get(new.endpoint.id) is not new:
             return
         del self._new[new.endpoint.id]
@@ -251,47 +252,47 @@ class EndpointCreation:
             new.waiting.cancel()
 
     def _supersede(self, endpoint: Endpoint) -> None:
-        """Give up the creation of an earlier endpoint of the pod: the runtime has another sandbox for it."""
+        """Abandon the creation of an earlier endpoint of the pod: the runtime has created another sandbox."""
         for new in list(self._new.values()) if endpoint.pod_name else ():
             before = new.endpoint
             if (before.pod_namespace, before.cep_name) == (endpoint.pod_namespace, endpoint.cep_name):
                 new.ended = model.SUPERSEDED
                 self.give_up(new)
 
-    def _known_now(self, request: EndpointRequest) -> PodFacts | None:
-        """What is known of the pod of an endpoint to be; None: nothing yet, or it has none."""
+    def _pod_now(self, request: EndpointRequest) -> PodFacts | None:
+        """Labels and MAC address of the pod, if its object is received; None if not, or without a pod."""
         return self._pods.lookup(_pod_of(request)) if self._has_pod(request) else None
 
     def _has_pod(self, request: EndpointRequest) -> bool:
-        """Whether an object of its pod is to be expected."""
+        """Whether the endpoint has a pod, and a source of pod objects is configured."""
         named = request.pod_namespace and request.pod_name and not request.reserved
         return bool(named) and self._pods.followed
 
-    def _labels_now(self, request: EndpointRequest, known: PodFacts | None) -> EndpointLabels | None:
-        """The labels of an endpoint to be; None while its pod is not known. Raises EndpointError 400."""
+    def _labels_now(self, request: EndpointRequest, pod: PodFacts | None) -> EndpointLabels | None:
+        """Labels of the new endpoint; None until its pod is received. Raises EndpointError 400."""
         if request.reserved:
             return EndpointLabels(RESERVED_IDENTITIES[request.reserved])
         called = called_labels(request, self._pods.cluster, self._identities.filter)
         if not self._has_pod(request):
             return called
-        return None if known is None else merged_labels(request, known.labels, self._identities.filter)
+        return None if pod is None else merged_labels(request, pod.labels, self._identities.filter)
 
     async def _label(self, new: NewEndpoint) -> None:
-        """Wait for the pod: its labels, without any it begins with reserved:init, and its MAC address."""
+        """Wait for the pod's labels (reserved:init if it has none) and MAC address."""
         if new.labelled:
             return
-        known = await self._pods.resolve(_pod_of(new.request))
+        pod = await self._pods.resolve(_pod_of(new.request))
         labels = INIT
-        if known or new.request.labels:
-            labels = merged_labels(new.request, known.labels if known else (), self._identities.filter)
-        mac = _mac(new.request, known)
+        if pod or new.request.labels:
+            labels = merged_labels(new.request, pod.labels if pod else (), self._identities.filter)
+        mac = _mac(new.request, pod)
         new.endpoint = replace(new.endpoint, labels=labels.identity, info_labels=labels.info, pod_mac=mac)
         new.labelled = True
         if self._new.get(new.endpoint.id) is new:
             self._registry.put(new.endpoint)
 
     def _stop_expirations(self, request: EndpointRequest) -> None:
-        """The addresses are in use: they stay. Raises IpamError when no such timer runs."""
+        """Keep the addresses allocated. Raises IpamError if an expiration timer does not exist."""
         for address, pool, uuid in (
             (request.ipv6, request.ipv6_pool, request.ipv6_expiration_uuid),
             (request.ipv4, request.pool, request.expiration_uuid),
@@ -305,7 +306,7 @@ def _pod_of(request: EndpointRequest) -> PodName:
 
 
 def _mac(request: EndpointRequest, pod: PodFacts | None) -> bytes:
-    """The MAC address that the pod's annotation asks for, else the one it has. Raises EndpointError 400."""
+    """MAC address of the pod's annotation, or else of the request. Raises EndpointError 400."""
     if pod is None or not pod.mac:
         return request.pod_mac
     try:

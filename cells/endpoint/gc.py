@@ -1,8 +1,8 @@
 """Removes endpoints without a link: their namespaces ended without a DEL.
 
-Controller: looks at the links of the ``endpoints`` table, removes what has had none for a while.
-Why:        a runtime that is killed with its pods never calls DEL; addresses, ids and policy maps would be
-            lost.
+Controller: checks the links of the ``endpoints`` table; removes an endpoint if two checks miss its link.
+
+Why: a runtime that is killed with its pods never calls DEL; addresses, ids and policy maps would leak.
 """
 
 import math
@@ -47,29 +47,29 @@ class EndpointGCSettings(Settings, frozen=True):
             yield f"endpoint-gc-interval={value}: expected 0s, or 1s and more"
 
 
-# Marks endpoints without links, and removes those it finds marked at the next look.
+# Marks endpoints without a link, and removes them at the next check.
 #
 # Source: Cilium 1.17, endpoint garbage collection: mark and sweep, every endpoint-gc-interval.
 
 
 class LinkPresence:
-    """Which endpoints' links are there."""
+    """Checks whether the links of endpoints exist."""
 
-    def __init__(self, is_there: Callable[[int, str], bool] = is_present) -> None:
-        self._is_there = is_there
+    def __init__(self, exists: Callable[[int, str], bool] = is_present) -> None:
+        self._exists = exists
 
     def missing(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of endpoints without their links: 2 us each."""
-        return {each.id for each in endpoints if not self._is_there(each.ifindex, each.ifname)}
+        """Ids of endpoints without their links; 2 µs per endpoint."""
+        return {each.id for each in endpoints if not self._exists(each.ifindex, each.ifname)}
 
 
 def link_presence() -> LinkPresence:
-    """This node's."""
+    """Checks links of this node's kernel."""
     return LinkPresence()
 
 
 class EndpointGC:
-    """A job that looks every so often. A pod that goes the usual way is never seen here."""
+    """Checks the links of endpoints periodically. Pods that are removed by DEL never get here."""
 
     def __init__(
         self,
@@ -90,11 +90,11 @@ class EndpointGC:
         self._health = health.child("gc")
         self._log = log
         self._marked: dict[int, float] = {}
-        """Endpoints without links when it looked last: id to time of creation."""
+        """Endpoints that the last check found without a link: id to time of creation."""
         jobs.timer("collect", self.collect, float(settings.endpoint_gc_interval) or math.inf)
 
     async def collect(self) -> None:
-        """Remove what was without its link last time too, and mark what is so now."""
+        """Remove endpoints that this check and the last one found without a link; mark the others."""
         endpoints = {each.id: each for each in self._table.all()}
         missing = await anyio.to_thread.run_sync(self._links.missing, list(endpoints.values()))
         marked: dict[int, float] = {}

@@ -1,10 +1,10 @@
-"""The node itself as an endpoint: what it may send and get, by policies with a nodeSelector.
+"""The node itself as an endpoint: policies with a nodeSelector restrict its traffic.
 
-Kernel edge: a policy map, and whether the programs go by it.
+Kernel edge: a policy map, and whether the programs enforce it.
 
-Why: a policy map outlives the agent, and stays in force meanwhile: restore must not take it for a pod's that
-     is removed. Until the rules are known the node goes by the policy of an earlier agent, or by none:
-     neither a start nor a restart locks it up or opens it.
+Why: a policy map outlives the agent and is enforced meanwhile, so restore must not remove it as that of a
+     deleted pod. Until all rules are received, the policy of the previous agent stays, or none is enforced:
+     a restart neither locks the node up nor opens it.
 
 Source: Cilium 1.17, the host endpoint.
 Settings: enable-host-firewall.
@@ -52,20 +52,20 @@ COMPLETED: Final = "Completed endpoint regeneration with no pending regeneration
 
 
 class HostPrograms(Protocol):
-    """The node's programs; cells.datapath.Datapath."""
+    """The node's programs, as the host endpoint uses them; cells.datapath.Datapath."""
 
     @property
     def host_policy(self) -> HostPolicy:
-        """The endpoint that carries the policy of the node itself."""
+        """The policy that the programs enforce for the node."""
         ...
 
     def set_host_policy(self, policy: HostPolicy) -> None:
-        """Apply this one to it. Raises BpfError."""
+        """Enforce this policy for the node. Raises BpfError."""
         ...
 
 
 class HostEndpoint:
-    """The node as an endpoint, while ``enable-host-firewall`` is set."""
+    """The node as an endpoint, if ``enable-host-firewall`` is set."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HostEndpoint:
     ) -> None:
         self.enabled = mode.host_firewall
         self.status = StatusLog()
-        """What happened to it."""
+        """The status log, as of other endpoints."""
         self._policies = policies
         self._pool = pool
         self._programs = programs
@@ -89,31 +89,31 @@ class HostEndpoint:
 
     @property
     def row(self) -> Endpoint | None:
-        """As other endpoints are listed; None where the node has no policy."""
+        """The row to list with other endpoints; None if the host firewall is off."""
         return self._row
 
     @property
     def shown_state(self) -> State:
-        """Whether its policy map is as its rules say."""
-        wrong = self._row is not None and self._policies.status(self._row.id).error
-        return State.NOT_READY if wrong else State.READY
+        """``ready``, or ``not-ready`` if its policy map could not be written."""
+        error = self._row is not None and self._policies.status(self._row.id).error
+        return State.NOT_READY if error else State.READY
 
     @property
     def audited(self) -> bool:
-        """Whether what its policy refuses is let through and reported."""
+        """Whether packets that the policy denies are let through and reported."""
         return self._programs.host_policy.audited
 
     def audit(self, on: bool) -> None:
-        """Let through what its policy refuses, or no longer, from the next packet on. Raises BpfError."""
+        """Switch audit mode, from the next packet on. Raises BpfError."""
         self._programs.set_host_policy(HostPolicy(self._programs.host_policy.endpoint_id, audited=on))
 
     def relabel(self, labels: Iterable[str]) -> None:
-        """These are its labels now."""
+        """Set the labels of its row."""
         if self._row is not None:
             self._row = replace(self._row, labels=tuple(labels))
 
     def put_in_force(self) -> None:
-        """Make its map what the rules say, then have the programs go by it. Raises HiveError, OSError."""
+        """Write the policy map, then have the programs enforce it. Raises HiveError, OSError."""
         row = self._row
         if row is None:
             return
@@ -129,7 +129,7 @@ class HostEndpoint:
             self._programs.set_host_policy(HostPolicy())
             return
         number = self._adopted(previous.endpoint_id)
-        if not number:  # until the rules are known the node may do everything
+        if not number:  # no policy until the rules are received
             self._programs.set_host_policy(HostPolicy(audited=previous.audited))
             number = await self._acquired()
         self._row = Endpoint(
@@ -154,7 +154,7 @@ class HostEndpoint:
         self.status.add(Code.OK, Subject.OTHER, CREATED, State.WAITING_FOR_IDENTITY)
 
     def _adopted(self, number: int) -> int:
-        """The number it had, if its policy map has outlived the agent; else 0."""
+        """The previous endpoint id, if its policy map still has entries; else 0."""
         if not number:
             return 0
         try:
@@ -176,7 +176,7 @@ class HostEndpoint:
 
 
 class HostLabels:
-    """Gives the host endpoint its node's labels, and puts its policy in force once all rules are known."""
+    """Sets the labels of the host endpoint, and enforces its policy once all rules are received."""
 
     def __init__(
         self,
@@ -218,15 +218,15 @@ class HostLabels:
         for node in nodes:
             if node.local:
                 self._identities.label_host("node", texts(self._labels(node)))
-        known = self._identities.get(HOST)
-        if known is not None:
-            self._host.relabel(known.labels)
+        identity = self._identities.get(HOST)
+        if identity is not None:
+            self._host.relabel(identity.labels)
 
     def _labels(self, node: ClusterNode) -> Iterator[Label]:
-        """Those by which policies select the node, and those by which fromNodes, toNodes and networks do."""
+        """Labels by which policies select the node, and those that fromNodes, toNodes and networks select."""
         if self._host.enabled:
-            counting, _ = self._identities.filter.split(Label("k8s", *one) for one in node.labels.items())
-            yield from counting
+            relevant, _ = self._identities.filter.split(Label("k8s", *one) for one in node.labels.items())
+            yield from relevant
         if self._selectable:
             yield from (Label("node", *one) for one in node.labels.items())
         if self._by_cidr:
@@ -234,7 +234,7 @@ class HostLabels:
 
 
 def host_programs(datapath: Datapath, maps: Maps, mode: NodePolicy) -> HostPrograms:
-    """The node's datapath, as the host endpoint uses it; the node has IPv6 though its pods have none."""
+    """The node's datapath; declares the maps of both families: the node has IPv6 even if pods do not."""
     if mode.host_firewall:
         maps.use("ct4_tcp", "ct4_any", "ct6_tcp", "ct6_any", "fragments4", "fragments6", both_families=True)
     return datapath

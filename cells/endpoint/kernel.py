@@ -1,4 +1,4 @@
-"""What endpoints are in the kernel: their edges to it, their rows in maps, their claims in the ipcache."""
+"""An endpoint's state in the kernel: entries in maps, programs, routes, claims in the ipcache."""
 
 import math
 import struct
@@ -29,37 +29,40 @@ from cells.node.local_addresses import LocalAddresses
 from cells.policy.maps import EndpointPolicies
 from lifecycle import HiveError, Jobs, Logger
 
-# What an endpoint is in the kernel: rows in maps, and a program on its link.
+# The interfaces to the kernel and to the address allocator.
 
 
 class EndpointMaps(Protocol):
-    """The maps that say what the datapath does with an endpoint's packets. All calls are synchronous."""
+    """The maps by which the datapath handles an endpoint's packets. All but one method are synchronous."""
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
-        """Row of the link's index in hive_endpoints; not written when it is right already.
+        """Write the entry of hive_endpoints for the endpoint's link, unless it is up to date.
 
-        ``any_source``: packets from addresses other than the endpoint's own go through.
+        ``any_source``: packets from addresses other than the endpoint's own are allowed.
         """
         ...
 
     def drop_config(self, endpoint: Endpoint) -> None:
-        """Remove the row; it need not be there."""
+        """Remove the entry; it need not exist."""
         ...
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Rows of the addresses in cilium_lxc; not written where they are right already."""
+        """Write entries of cilium_lxc for the endpoint's addresses, unless they are up to date."""
         ...
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Remove the rows, but for those no longer this endpoint's (a host address, another endpoint)."""
+        """Remove its entries of cilium_lxc; entries of the host or of other endpoints stay."""
         ...
 
     def once(self) -> AbstractContextManager[object]:
-        """Of all that is written in the block, to any map, void verdicts at its end. Without await inside."""
+        """Invalidate cached verdicts once, at the end of the block, for all its map writes.
+
+        No await inside.
+        """
         ...
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Remove the conntrack entries from and to these addresses; how many there were."""
+        """Remove conntrack entries from and to these addresses; return their number."""
         ...
 
 
@@ -67,48 +70,51 @@ class EndpointPrograms(Protocol):
     """The programs on an endpoint's link."""
 
     def attach_endpoint(self, ifindex: int, *, egress_prog: bool = False) -> None:
-        """Attach to the host side of the link, replacing what is there; raises OSError.
+        """Attach to the host side of the link, replacing other programs; raises OSError.
 
-        ``egress_prog``: to what it sends to the pod, too.
+        ``egress_prog``: attach also to packets that the link sends to the pod.
         """
         ...
 
 
 class EndpointRoutes(Protocol):
-    """The node's routes over endpoints' links."""
+    """Routes of the node over endpoints' links."""
 
     def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """To the pod's address, at its MAC address; raises OSError, also for a link that is down."""
+        """Set the route and the neighbour entry of a pod's address.
+
+        Raises OSError, also if the link is down.
+        """
         ...
 
 
 class EndpointAddresses(Protocol):
-    """The address allocator, as far as an endpoint's life touches it."""
+    """The address allocator, as endpoints use it."""
 
     @property
     def default_pool(self) -> str:
-        """The pool of addresses for requests without one."""
+        """The pool for requests that name none."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        """Give the address back."""
+        """Return the address to its pool."""
         ...
 
     def stop_expiration(self, ip: IPAddress, pool: str, uuid: str) -> None:
-        """The address is in use now: it no longer expires. Raises when no such timer runs."""
+        """Keep the address allocated; it no longer expires. Raises if no such timer runs."""
         ...
 
 
-# What an endpoint claims in the ipcache: its addresses, each alone.
+# Claims in the ipcache: one prefix for each address of an endpoint.
 
 
 def resource_of(endpoint_id: int) -> str:
-    """The owner of these claims."""
+    """Owner of the endpoint's claims in the ipcache."""
     return f"ep//{endpoint_id}"
 
 
 def claims_of(endpoint: Endpoint) -> list[IpcacheEntry]:
-    """Its addresses have its identity; the pod is on this node, so there is no tunnel endpoint."""
+    """Claims of the endpoint's identity for its addresses; without a tunnel endpoint: the pod is local."""
     resource, identity = resource_of(endpoint.id), endpoint.identity
     return [
         IpcacheEntry(prefix=prefix_of(ip), identity=identity, source=Source.LOCAL, resource=resource)
@@ -117,7 +123,7 @@ def claims_of(endpoint: Endpoint) -> list[IpcacheEntry]:
 
 
 def restored_claims(endpoint_id: int, identity: int, addresses: Iterable[IPAddress]) -> list[IpcacheEntry]:
-    """Addresses that an earlier agent's endpoint has, until it is regenerated."""
+    """Claims for the addresses of a previous agent's endpoint, until it is regenerated."""
     resource = resource_of(endpoint_id)
     return [
         IpcacheEntry(prefix=prefix_of(ip), identity=identity, source=Source.RESTORED, resource=resource)
@@ -125,15 +131,15 @@ def restored_claims(endpoint_id: int, identity: int, addresses: Iterable[IPAddre
     ]
 
 
-# An endpoint's rows in the BPF maps.
+# Entries of an endpoint in BPF maps.
 #
 # Source: Cilium 1.17 for cilium_lxc; hive_endpoints is our own.
 #
-# A row that is right is not written again: a running pod's traffic reads it at this moment.
+# An entry that is up to date is not written again: the traffic of a running pod reads it.
 
 
 def config_row(endpoint: Endpoint, *, any_source: bool) -> tuple[bytes, bytes]:
-    """Key and value in hive_endpoints."""
+    """Key and value of the endpoint in hive_endpoints."""
     value = EndpointConfig(
         ipv4=endpoint.ipv4,
         endpoint_id=endpoint.id,
@@ -158,7 +164,7 @@ def _flags(endpoint: Endpoint, *, any_source: bool) -> int:
 
 
 def lxc_value(endpoint: Endpoint) -> LxcValue:
-    """What its addresses have in cilium_lxc."""
+    """Value of the endpoint's addresses in cilium_lxc."""
     return LxcValue(
         ifindex=endpoint.ifindex,
         endpoint_id=endpoint.id,
@@ -169,12 +175,12 @@ def lxc_value(endpoint: Endpoint) -> LxcValue:
 
 
 def ifindex_key(ifindex: int) -> bytes:
-    """Key of hive_endpoints."""
+    """Key of a link in hive_endpoints."""
     return struct.pack("<I", ifindex)
 
 
 class KernelMaps:
-    """The real :class:`~cells.endpoint.kernel.EndpointMaps`."""
+    """Implements :class:`~cells.endpoint.kernel.EndpointMaps` by the node's maps."""
 
     def __init__(self, maps: Maps, local: LocalAddresses, collector: ConntrackCollector) -> None:
         self._maps = maps
@@ -182,29 +188,29 @@ class KernelMaps:
         self._collector = collector
 
     def put_config(self, endpoint: Endpoint, *, any_source: bool) -> None:
-        """Write the row unless it is right."""
+        """Write the entry unless it is up to date."""
         key, row = config_row(endpoint, any_source=any_source)
         self._maps.endpoints.update_changed(key, row)
 
     def drop_config(self, endpoint: Endpoint) -> None:
-        """Remove the row."""
+        """Remove the entry."""
         self._maps.endpoints.delete(ifindex_key(endpoint.ifindex))
 
     def put_lxc(self, endpoint: Endpoint) -> None:
-        """Claim its addresses."""
+        """Claim the endpoint's addresses."""
         self._local.put_endpoint(endpoint.addresses, lxc_value(endpoint))
 
     def drop_lxc(self, endpoint: Endpoint) -> None:
-        """Withdraw what is still this endpoint's."""
+        """Remove the entries that still are this endpoint's."""
         for address in endpoint.addresses:
             self._local.drop_endpoint(address, endpoint.id)
 
     def once(self) -> AbstractContextManager[object]:
-        """Void verdicts at the end of the block: by one call for the node, and one for the endpoint."""
+        """Invalidate verdicts at the end of the block: one call for the node, one for the endpoint."""
         return self._maps.epochs
 
     async def forget_flows(self, addresses: Collection[IPAddress]) -> int:
-        """Collect garbage in the conntrack maps, in the kernel."""
+        """Remove the entries by garbage collection in the kernel."""
         return await self._collector.forget(addresses)
 
 
@@ -213,31 +219,31 @@ class KernelMaps:
 # Source: Cilium 1.17, the conntrack scrub when an endpoint is deleted.
 
 REST = 0.1
-"""Seconds between two walks over the conntrack maps, which keep a processor busy for milliseconds each."""
+"""Minimum number of seconds between two walks over the conntrack maps: a walk takes milliseconds of a CPU."""
 PATIENCE = 5.0
-"""Seconds an address waits for its flows to be forgotten before it is used again all the same."""
+"""Maximum number of seconds before an address is used again with old conntrack entries."""
 
 
 class ConntrackScrub:
-    """A job that walks over the maps for many addresses at once, so that removing an endpoint never waits."""
+    """A job that removes conntrack entries of many addresses in one walk: deletions do not wait for it."""
 
     def __init__(self, maps: EndpointMaps, jobs: Jobs, log: Logger) -> None:
         self._maps = maps
         self._log = log
         self._removed: set[IPAddress] = set()
-        """Addresses that have flows to forget."""
+        """Addresses with entries that the next walk removes."""
         self._walked: frozenset[IPAddress] = frozenset()
-        """Addresses in the middle of conntrack clean-up."""
+        """Addresses of the walk in progress."""
         self._forgotten = anyio.Event()
         self._scrub = jobs.timer("forget-flows", self._forget, math.inf, rest=REST)
 
     def forget_flows(self, address: IPAddress) -> None:
-        """Remove the conntrack entries of this address soon; many at once cost no more than one."""
+        """Remove the address's conntrack entries soon; one walk serves many addresses."""
         self._removed.add(address)
         self._scrub.trigger()
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
-        """Return once no flow of these addresses is left to forget, or that does not work for a while."""
+        """Wait until the entries of these addresses are removed, but no longer than PATIENCE."""
         with anyio.move_on_after(PATIENCE):
             while not (self._removed | self._walked).isdisjoint(addresses):
                 await self._forgotten.wait()
@@ -250,7 +256,7 @@ class ConntrackScrub:
         try:
             removed = await self._maps.forget_flows(batch)
         except BaseException:
-            self._removed |= batch  # the job is tried again
+            self._removed |= batch  # the job is retried
             raise
         finally:
             self._walked = frozenset()
@@ -259,24 +265,24 @@ class ConntrackScrub:
         self._log.debug("flows of removed endpoints forgotten", addresses=len(batch), entries=removed)
 
 
-# What an endpoint is in the kernel and on disk: made, compared, taken away, in the one order that is safe.
+# Creation, repair and removal of an endpoint's state in the kernel and on disk, in a safe order.
 #
 # Source: Cilium 1.17, the order of an endpoint's regeneration and deletion.
 #
-# The order of every step is such that an agent killed in the middle leaves nothing that a restart cannot
-# distinguish from a working endpoint: policy first, the state file last (the creator of the endpoint brings
-# the link up after that), and the reverse when removing.
+# If the agent is killed between two steps, its restart can distinguish the remains from a working endpoint:
+# the policy is written first and the state file last (then the creator sets the link up). Removal is in
+# reverse order.
 
 REFUSALS: Final = (OSError, HiveError, NoIdentityError, IpamError)
-"""What a step of an endpoint's life may raise."""
+"""Errors that a step of a creation, repair or removal may raise."""
 
 Step = tuple[str, Callable[[Endpoint], object]]
 Undo = list[Step]
-"""How to take back what was done, the last step last."""
+"""Steps that undo a creation, the last one last."""
 
 
 class Realization:
-    """Makes kernel and state file agree with endpoints' rows. All of it is synchronous."""
+    """Applies endpoints' rows to the kernel and to state files. Every method is synchronous."""
 
     def __init__(
         self,
@@ -292,7 +298,7 @@ class Realization:
         self.source_ip_verification = settings.enable_source_ip_verification
         """Whether pods may send from their own addresses only; an endpoint may be exempt."""
         self.own_routes = settings.enable_endpoint_routes
-        """Whether each new endpoint gets a route of its own."""
+        """Whether each new endpoint has a route of its own."""
         self._maps = maps
         self._programs = programs
         self._routes = routes
@@ -302,7 +308,7 @@ class Realization:
         self._log = log
 
     def make(self, endpoint: Endpoint, undo: Undo) -> None:
-        """Make all of a new endpoint; each step's opposite goes to ``undo`` before it. Raises REFUSALS."""
+        """Create all state of an endpoint; append how to undo each step to ``undo``. Raises REFUSALS."""
         with self._maps.once():
             self._realize_policy(endpoint)
             undo.append(("endpoint config", self._maps.drop_config))
@@ -316,9 +322,9 @@ class Realization:
         self._files.write(endpoint)
 
     def rewrite(self, endpoint: Endpoint, level: Level) -> None:
-        """Repair whatever differs from the endpoint's row. Raises REFUSALS.
+        """Repair all state that differs from the endpoint's row. Raises REFUSALS.
 
-        What is right already is not written: a running pod notices nothing.
+        State that is up to date is not written, so a running pod notices nothing.
         """
         with self._maps.once():
             self._realize_policy(endpoint)
@@ -331,9 +337,10 @@ class Realization:
         self._files.refresh(endpoint)
 
     def carry(self, endpoint: Endpoint) -> None:
-        """Give the endpoint this row's identity in the kernel: in its peers' policies first, in packets last.
+        """Apply a changed identity: to the policy map first, to the endpoint's packets last.
 
-        Raises OSError. Where its rules contradict each other the policy it has stays; its build reports it.
+        Raises OSError. If its rules contradict each other, the policy map stays and its build reports the
+        error.
         """
         try:
             self._realize_policy(endpoint)
@@ -344,27 +351,27 @@ class Realization:
         self._ipcache.upsert(*claims_of(endpoint))
 
     def route(self, endpoint: Endpoint) -> None:
-        """Set the routes to the pod over its link, where it has its own; raises OSError.
+        """Set routes to the pod over its link, if it has its own; raises OSError.
 
-        The link has to be up. They are deleted with it; the cell endpoint-routes restores them.
+        The link must be up. The kernel removes them with the link; the cell endpoint-routes restores them.
         """
         if endpoint.datapath.install_endpoint_route:
             for address in endpoint.addresses:
                 self._routes.route_pod(endpoint.ifindex, address, endpoint.pod_mac)
 
     def withdraw(self, endpoint: Endpoint) -> None:
-        """Release its addresses in the maps; raises OSError."""
+        """Withdraw the endpoint's claims in the ipcache; raises OSError."""
         self._ipcache.withdraw(resource_of(endpoint.id), map(prefix_of, endpoint.addresses))
 
     def remove(self, endpoint: Endpoint) -> list[str]:
-        """Remove all of it but identity and addresses, whatever becomes of each step; what went wrong."""
-        wrong: list[str] = []
-        failed = self.quietly("verdicts", self._remove, endpoint, wrong)
-        return [*wrong, failed] if failed else wrong
+        """Remove all state but identity and addresses; try every step; return the errors."""
+        errors: list[str] = []
+        failed = self.quietly("verdicts", self._remove, endpoint, errors)
+        return [*errors, failed] if failed else errors
 
-    def _remove(self, endpoint: Endpoint, wrong: list[str]) -> None:
+    def _remove(self, endpoint: Endpoint, errors: list[str]) -> None:
         with self._maps.once():
-            wrong += self.take_back(
+            errors += self.take_back(
                 [
                     ("state directory", self._forget_state),
                     ("policy map", self._release_policy),
@@ -376,11 +383,11 @@ class Realization:
             )
 
     def take_back(self, steps: Undo, endpoint: Endpoint) -> list[str]:
-        """Take these steps, the last one first, whatever becomes of each; what went wrong."""
-        return [wrong for what, do in reversed(steps) if (wrong := self.quietly(what, do, endpoint))]
+        """Undo the steps, the last one first; try every step; return the errors."""
+        return [error for what, do in reversed(steps) if (error := self.quietly(what, do, endpoint))]
 
     def quietly(self, what: str, do: Callable[..., object], *args: object) -> str:
-        """Take one step back; a failure is logged and returned as text, the next step still happens."""
+        """Call ``do``; log a failure and return it as text, so that further steps follow."""
         try:
             do(*args)
         except REFUSALS as error:

@@ -1,4 +1,4 @@
-"""The labels of an endpoint, from the requester and from its pod's objects, and their change while it lives.
+"""Labels of an endpoint, from its request and from its pod's objects, and their changes.
 
 Source: Cilium 1.17, PUT /endpoint and the labels of pods.
 """
@@ -20,28 +20,28 @@ from cells.endpoint.registry import Registry
 
 
 class EndpointLabels(msgspec.Struct, frozen=True):
-    """Labels by what they are for, each sorted."""
+    """Labels by purpose, each sorted."""
 
     identity: tuple[str, ...]
     info: tuple[str, ...] = ()
     custom: tuple[str, ...] = ()
-    """Those for the identity that a user put on the endpoint."""
+    """Labels of the identity that a user put on the endpoint."""
 
 
 INIT = EndpointLabels(INIT_LABELS)
-"""Of an endpoint of which nothing is known."""
+"""Labels of an endpoint with neither a request's labels nor a pod's."""
 
 
 def called_labels(request: EndpointRequest, cluster: str, keep: LabelFilter) -> EndpointLabels:
-    """The labels of an endpoint by its request alone; the name of the ``cluster`` is on every pod.
+    """Labels of an endpoint from its request alone; every pod has the name of the ``cluster``.
 
     Raises EndpointError 400.
     """
     if not request.labels:
         return _namespace_labels(request.pod_namespace, cluster) if request.pod_namespace else INIT
     own = _of_namespace(request.pod_namespace, cluster) if request.pod_namespace else []
-    given = _given(request)
-    identity, info = keep.split(given.values())
+    requested = _requested(request)
+    identity, info = keep.split(requested.values())
     if not identity:
         raise EndpointError(400, "no valid labels provided")
     keys = {label.key for label in own}
@@ -54,7 +54,7 @@ def _namespace_labels(namespace: str, cluster: str) -> EndpointLabels:
 
 
 def _of_namespace(namespace: str, cluster: str) -> list[Label]:
-    """What every pod of the namespace has."""
+    """Labels that every pod of the namespace has."""
     return [
         Label("k8s", "io.kubernetes.pod.namespace", namespace),
         Label("k8s", "io.cilium.k8s.policy.cluster", cluster),
@@ -62,17 +62,17 @@ def _of_namespace(namespace: str, cluster: str) -> list[Label]:
 
 
 def merged_labels(request: EndpointRequest, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
-    """The labels of an endpoint by its pod; the request's are added where the pod has no such key.
+    """Labels of an endpoint from its pod, plus those labels of the request that have other keys.
 
     Raises EndpointError 400.
     """
-    known = {label.key: label for label in pod}
-    identity, info = keep.split((_given(request) | known).values())
+    from_pod = {label.key: label for label in pod}
+    identity, info = keep.split((_requested(request) | from_pod).values())
     return EndpointLabels(texts(identity) or INIT_LABELS, texts(info))
 
 
 def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> EndpointLabels:
-    """The labels of an existing endpoint of a pod with these; a user's stay unless the pod has the key."""
+    """Labels of an existing endpoint from its pod; custom labels stay, except for the pod's keys."""
     identity, info = keep.split(pod)
     keys = {label.key for label in identity}
     custom = [label for label in map(parse, endpoint.custom_labels) if label.key not in keys]
@@ -80,10 +80,10 @@ def of_pod(endpoint: Endpoint, pod: Iterable[Label], keep: LabelFilter) -> Endpo
 
 
 def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) -> EndpointLabels:
-    """The labels of an endpoint there is, once a user wants these on it.
+    """Labels of an existing endpoint with ``wanted`` as its custom labels.
 
-    A label with a key that the pod has already changes nothing, nor does one that makes no identity. Raises
-    EndpointError 500 for reserved ones that are added or taken away.
+    Ignores labels with a key of the pod, and labels that the filter excludes from identities. Raises
+    EndpointError 500 if a reserved label would be added or removed.
     """
     before, after = set(map(parse, endpoint.custom_labels)), set(map(parse, wanted))
     reserved = texts(label for label in before ^ after if label.source == RESERVED)
@@ -99,24 +99,24 @@ def with_custom(endpoint: Endpoint, wanted: Iterable[str], keep: LabelFilter) ->
     return EndpointLabels(texts([*own, *custom.values()]), endpoint.info_labels, texts(custom.values()))
 
 
-def _given(request: EndpointRequest) -> dict[str, Label]:
-    given = {label.key: label for label in map(parse, request.labels)}
-    reserved = texts(label for label in given.values() if label.source == RESERVED)
+def _requested(request: EndpointRequest) -> dict[str, Label]:
+    requested = {label.key: label for label in map(parse, request.labels)}
+    reserved = texts(label for label in requested.values() if label.source == RESERVED)
     if reserved:
         raise EndpointError(400, f"not allowed to add reserved labels: {','.join(reserved)}")
-    return given
+    return requested
 
 
-# Gives an endpoint that lives other labels, and the identity they stand for, without a gap in its traffic.
+# Changes labels and identity of a running endpoint without loss of traffic.
 #
 # Source: Cilium 1.17, change of an endpoint's identity.
 #
-# The new identity is in the policy maps of every peer before the endpoint's packets carry it, and the old one
-# leaves them after: a flow that both allow loses no packet.
+# Policy maps of all peers have the new identity before the endpoint's packets carry it, and lose the old one
+# afterwards: a flow that is allowed for both identities loses no packet.
 
 
 class Relabel:
-    """Changes labels, and has the kernel follow."""
+    """Changes labels and identity of an endpoint, in the kernel, too."""
 
     def __init__(self, registry: Registry, identities: Identities, realization: Realization) -> None:
         self._registry = registry
@@ -124,36 +124,37 @@ class Relabel:
         self._realization = realization
 
     async def run(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
-        """Give the endpoint its ``wanted`` labels; whether anything changed.
+        """Set the ``wanted`` labels of an endpoint; return whether anything changed.
 
-        It waits for the identity as long as it takes, and goes on with the one it has until then; what
-        changes meanwhile is taken into account. The state file follows with the next build. Raises
-        EndpointError 500, with nothing changed, when no identity is left, or the kernel refuses.
+        Waits for the identity without a limit, and keeps the current one until then; ``wanted`` is called
+        again if the endpoint changes meanwhile. The next build writes the state file. Raises EndpointError
+        500, with nothing changed, if no identity is left or the kernel refuses.
         """
-        asked = self._registry.get(endpoint_id)
-        if asked is None or (
-            labels_of(asked) == wanted(asked) and self._identities.stands_for(asked.identity, asked.labels)
+        before = self._registry.get(endpoint_id)
+        if before is None or (
+            labels_of(before) == wanted(before)
+            and self._identities.stands_for(before.identity, before.labels)
         ):
             return False
         resolving = self._registry.set_state(endpoint_id, State.WAITING_FOR_IDENTITY, model.RELABELLED)
         outcome = model.NOT_IDENTIFIED
         try:
-            while (now := self._still(asked)) is not None:
+            while (now := self._current(before)) is not None:
                 labels = wanted(now)
                 identity = await self._identities.acquire(labels.identity)
-                await self._let_others_know(identity)
-                if self._applied(asked, identity, labels, wanted):
+                await self._await_peers(identity)
+                if self._applied(before, identity, labels, wanted):
                     outcome = model.IDENTIFIED
                     return True
         except (NoIdentityError, OSError) as error:
             raise EndpointError(500, str(error)) from error
         finally:
-            if resolving and self._still(asked) is not None:
+            if resolving and self._current(before) is not None:
                 self._registry.set_state(endpoint_id, State.READY, outcome)
         return False
 
-    async def _let_others_know(self, identity: Identity) -> None:
-        """Wait while other nodes may not know it yet: they cannot be asked, and would drop its packets."""
+    async def _await_peers(self, identity: Identity) -> None:
+        """Wait until other nodes have the identity in their policy maps: they would drop its packets."""
         if (seconds := self._identities.grace(identity.id)) > 0:
             try:
                 await anyio.sleep(seconds)
@@ -163,13 +164,13 @@ class Relabel:
 
     def _applied(
         self,
-        asked: Endpoint,
+        requested: Endpoint,
         identity: Identity,
         labels: EndpointLabels,
         wanted: Callable[[Endpoint], EndpointLabels],
     ) -> bool:
-        """Set its identity, unless it is deleted or other labels are wanted now; raises OSError."""
-        before = self._still(asked)
+        """Set the identity, unless the endpoint is deleted or ``wanted`` differs now; raises OSError."""
+        before = self._current(requested)
         if before is None or wanted(before) != labels:
             self._identities.release(identity.id)
             return False
@@ -193,15 +194,15 @@ class Relabel:
     def _back(self, before: Endpoint) -> None:
         try:
             self._realization.carry(before)
-        except OSError:  # what is wrong now is put right by the endpoint's next build and the maps' sweeps
+        except OSError:  # the endpoint's next build and the maps' sweeps repair the entries
             return
 
-    def _still(self, asked: Endpoint) -> Endpoint | None:
-        """The endpoint, unless it is deleted; another one may have its number."""
-        now = self._registry.get(asked.id)
-        return now if now is not None and now.created == asked.created else None
+    def _current(self, before: Endpoint) -> Endpoint | None:
+        """The endpoint, unless it is deleted; a later endpoint may have its id."""
+        now = self._registry.get(before.id)
+        return now if now is not None and now.created == before.created else None
 
 
 def labels_of(endpoint: Endpoint) -> EndpointLabels:
-    """The labels it has."""
+    """The endpoint's labels."""
     return EndpointLabels(endpoint.labels, endpoint.info_labels, endpoint.custom_labels)

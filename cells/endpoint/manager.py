@@ -1,9 +1,9 @@
-"""The endpoints of this node: made, found, regenerated and removed here.
+"""Creates, looks up, regenerates and removes the endpoints of this node.
 
 Source: Cilium 1.17, the endpoint manager: states, order of create and delete, lookups.
 
-All but waiting for an identity is synchronous and on the event loop, so no one ever sees a half-made
-endpoint.
+Everything except the wait for an identity is synchronous on the event loop, so other tasks never see a partly
+built endpoint.
 """
 
 import time
@@ -38,17 +38,20 @@ from lifecycle import Logger
 
 
 class EndpointResources:
-    """What an endpoint uses beside the kernel: its identity, its addresses, and their flows."""
+    """An endpoint's resources outside the kernel: identity, addresses, and conntrack entries of these."""
 
     def __init__(self, identities: Identities, addresses: EndpointAddresses, scrub: ConntrackScrub) -> None:
         self._identities = identities
         self._addresses = addresses
         self.forgotten = scrub.forgotten
-        """Returns once the flows of these addresses are forgotten, or that takes too long."""
+        """See ConntrackScrub.forgotten()."""
         self._forget_flows = scrub.forget_flows
 
     def of(self, endpoint: Endpoint, *, addresses: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-        """By name, how each is given back; its addresses only if they are to be, and are of our IPAM."""
+        """Names of the resources and how to release each.
+
+        Addresses are included if ``addresses`` is true and the agent's IPAM allocated them.
+        """
         yield "identity", partial(self._identities.release, endpoint.identity)
         for address in endpoint.addresses:
             yield "conntrack", partial(self._forget_flows, address)
@@ -57,7 +60,7 @@ class EndpointResources:
 
 
 class Endpoints:
-    """Makes endpoints and keeps them; their rows are the ``endpoints`` table."""
+    """Creates and manages endpoints; their rows are the ``endpoints`` table."""
 
     def __init__(
         self,
@@ -88,16 +91,16 @@ class Endpoints:
     def source_ip_verification(self, verify: bool) -> None:
         self._realization.source_ip_verification = verify
 
-    # Looking
+    # Lookups
 
     def get(self, endpoint_id: int) -> Endpoint | None:
-        """The endpoint with this number."""
+        """The endpoint with this id."""
         return self._registry.get(endpoint_id)
 
     def lookup(self, id_text: str) -> Endpoint | None:
-        """The endpoint of an id such as ``12`` or ``ipv4:10.0.1.77``; None if there is none.
+        """The endpoint with an id such as ``12`` or ``ipv4:10.0.1.77``; None if it does not exist.
 
-        Raises EndpointError 400 for an id that cannot be understood.
+        Raises EndpointError 400 for an invalid id.
         """
         return self._registry.lookup(id_text)
 
@@ -107,54 +110,58 @@ class Endpoints:
         return self._registry.named(f"cni-attachment-id:{attachment}")
 
     def by_container(self, container_id: str) -> list[Endpoint]:
-        """All endpoints of the container: what a batch delete means."""
+        """All endpoints of the container, which a batch delete removes."""
         return self._registry.by_container(container_id)
 
     def is_new(self, endpoint_id: int) -> bool:
-        """Whether the endpoint has not been built yet, because it waits for its identity."""
+        """Whether the endpoint waits for its first identity, before its first build."""
         return self._creation.of(endpoint_id) is not None
 
     def all(self) -> list[Endpoint]:
-        """Every endpoint there is."""
+        """Every endpoint."""
         return list(self._registry.table.all())
 
     def status(self, endpoint_id: int) -> StatusLog:
-        """What happened to the endpoint; an empty log for one that does not exist."""
+        """The endpoint's status log; an empty one if the endpoint does not exist."""
         return self._registry.status(endpoint_id)
 
     def shown_state(self, endpoint: Endpoint) -> State:
-        """The state as the API shows it: ``not-ready`` when ready but the last thing went wrong."""
+        """The state as the API shows it: ``not-ready`` if it is ready but its status is not OK."""
         return self._registry.shown_state(endpoint)
 
     # Create
 
     def begin(self, request: EndpointRequest) -> NewEndpoint:
-        """The first half of a creation: the endpoint has a number; it is listed if its identity is to come.
+        """First phase of a creation: allocate an id, and an identity if one is available at once.
 
-        Raises EndpointError 400 for a request that cannot be met and 500 for a kernel that refuses, PoolEmpty
-        when no policy map is prepared (await PolicyMaps.ready() and call again).
+        The endpoint is listed if it has to wait for its identity. Raises EndpointError 400 for an invalid
+        request and 500 if the kernel refuses; PoolEmpty if no policy map is prepared (await
+        PolicyMaps.ready() and call again).
         """
         return self._creation.begin(request)
 
     async def identify(self, new: NewEndpoint) -> None:
-        """Wait until the endpoint has its identity; returns at once when it has.
+        """Wait until the endpoint has labels and an identity; return at once if it has both.
 
-        Raises EndpointError 500 when there is none for it, or it was deleted meanwhile; nothing is left then,
-        nor when this is cancelled.
+        Raises EndpointError 500 if no identity can be allocated, or the endpoint was deleted meanwhile. After
+        an error or a cancellation nothing of the endpoint is left.
         """
         await self._creation.identify(new)
 
     def complete(self, new: NewEndpoint) -> Endpoint:
-        """The second half: regenerate it for the first time; it comes back in state ready.
+        """Second phase: build the endpoint; return it in state ready.
 
-        Synchronous. The link is attached but not brought up: that is the caller's last step. Raises
-        EndpointError 500 for a kernel or disk that refuses, or when the endpoint was deleted meanwhile;
-        whatever is raised, nothing is left behind.
+        Synchronous. Attaches the program but leaves the link down: the caller sets the link up last. Raises
+        EndpointError 500 if the kernel or the disk refuses, or the endpoint was deleted meanwhile. After any
+        error nothing of the endpoint is left.
         """
         return self._creation.complete(new)
 
     async def create(self, request: EndpointRequest) -> Endpoint:
-        """Make the endpoint of a link and an address that exist already; raises as the steps do."""
+        """Create the endpoint of an existing link and address.
+
+        Raises EndpointError and PoolEmpty, as above.
+        """
         new = self.begin(request)
         await self.identify(new)
         ready = self.complete(new)
@@ -166,25 +173,25 @@ class Endpoints:
         return ready
 
     def route(self, endpoint: Endpoint) -> None:
-        """Set the routes to the pod over its link, where it has its own; raises OSError.
+        """Set routes to the pod over its link, if it has its own; raises OSError.
 
-        The link has to be up. They are deleted with it; the cell endpoint-routes restores them.
+        The link must be up. The kernel removes them with the link; the cell endpoint-routes restores them.
         """
         self._realization.route(endpoint)
 
     # Change
 
     async def relabel(self, endpoint_id: int, wanted: Callable[[Endpoint], EndpointLabels]) -> bool:
-        """Give the endpoint the labels ``wanted`` of it, and the identity they stand for; see Relabel.run().
+        """Set the ``wanted`` labels of an endpoint, and their identity; see Relabel.run().
 
-        Whether anything changed: then have it built. Raises EndpointError 500.
+        Returns whether anything changed: then request a regeneration. Raises EndpointError 500.
         """
         return await self._relabel.run(endpoint_id, wanted)
 
     def realize_policy(self, endpoint_id: int) -> bool:
-        """Let the policy map of an endpoint that waits for another identity follow the rules meanwhile.
+        """Update the policy map of an endpoint that waits for a new identity.
 
-        Whether it waits; others are regenerated.
+        Returns whether it waits; if not, request a regeneration.
         """
         endpoint = self._registry.get(endpoint_id)
         if endpoint is None or endpoint.state is not State.WAITING_FOR_IDENTITY or self.is_new(endpoint_id):
@@ -193,7 +200,7 @@ class Endpoints:
         return True
 
     def verify_source(self, endpoint_id: int, verify: bool) -> None:
-        """Let the endpoint send from its own addresses only, or from any; with its next build."""
+        """Allow packets from the endpoint's own addresses only, or from any; its next build applies this."""
         endpoint = self._registry.get(endpoint_id)
         if endpoint is not None:
             datapath = replace(endpoint.datapath, disable_sip_verification=not verify)
@@ -202,82 +209,82 @@ class Endpoints:
     # Regenerate and restore
 
     def expose(self, restored: Iterable[Endpoint]) -> None:
-        """Make endpoints from before a restart visible, in state restoring; none of them is touched yet."""
+        """List endpoints of the previous agent in state restoring; the kernel is not changed."""
         for status in self._registry.add_all(restored):
             status.add(Code.OK, Subject.OTHER, model.RESTORED, State.RESTORING)
 
     def announce_build(self, endpoint_id: int, reason: str) -> bool:
-        """Show that the endpoint is to be built; whether its state allows that."""
+        """Set the state to waiting-to-regenerate; return whether the current state allows it."""
         endpoint = self._registry.get(endpoint_id)
         if endpoint is None or endpoint.state is State.RESTORING:
             return endpoint is not None
         return self._registry.set_state(endpoint_id, State.WAITING_TO_REGENERATE, model.triggered(reason))
 
     def build(self, endpoint_id: int, level: Level, reason: str) -> str:
-        """Make kernel and state file agree with the endpoint's row; what went wrong, empty if all went well.
+        """Apply the endpoint's row to kernel and state file; return the error, empty if it succeeded.
 
-        The endpoint's build has been announced. What is right already is not written: a running pod notices
-        nothing. After a failure the endpoint shows ``not-ready``. Regenerations is who calls this in turn.
+        Only Regenerations calls this, after announce_build(). State that is up to date is not written, so a
+        running pod notices nothing. After a failure the endpoint shows ``not-ready``.
         """
         registry = self._registry
         present = registry.get(endpoint_id)
         if present is None:
             return "not there"
-        # a build is one step of the event loop: its state between is in the log, and in no row to be watched
+        # a build is one step of the event loop: only the log shows its intermediate state
         building = registry.moved(present, State.REGENERATING, model.STARTING, builder=True)
         if building is None:
             return "not to be built"
         status = registry.status(endpoint_id)
-        wrong, began = "", time.perf_counter()
+        failure, began = "", time.perf_counter()
         try:
             self._realization.rewrite(building, level)
         except Exception as error:  # noqa: BLE001  # one endpoint's failure must not stop the other builds
-            wrong = str(error) or type(error).__name__
-            message = f"Error regenerating endpoint: {wrong}"
+            failure = str(error) or type(error).__name__
+            message = f"Error regenerating endpoint: {failure}"
             status.add(Code.FAILURE, Subject.BPF, message, State.REGENERATING)
             self._log.warning(
                 "endpoint regeneration failed",
                 endpoint=endpoint_id,
                 reason=reason,
                 level=level.text,
-                error=wrong,
+                error=failure,
                 **({} if isinstance(error, REFUSALS) else {"exc_info": error}),
             )
         else:
             status.add(Code.OK, Subject.BPF, model.regenerated(reason), State.REGENERATING)
-        self.builds.count(began, worked=not wrong)
+        self.builds.count(began, worked=not failure)
         if (ready := registry.moved(building, State.READY, model.COMPLETED, builder=True)) is not None:
             registry.put(ready)
-        return wrong
+        return failure
 
     # Delete
 
     def delete(self, endpoint: Endpoint, *, release_address: bool = True) -> tuple[str, ...]:
-        """Remove the endpoint from lookups, maps and disk; returns what went wrong, nothing if all went well.
+        """Remove the endpoint from lookups, maps and disk; return the errors.
 
-        Every step is tried whatever happened before it. A missing one is fine; of one that waits
-        for its identity the creation fails, and the caller keeps the addresses. The link is the
-        caller's: without its rows, packets on it are dropped. ``release_address=False`` leaves the addresses
-        to the caller too, who releases them once the link is removed; another IPAM's are never released.
+        Every step is tried, whatever fails. A missing endpoint is a no-op; if it waits for its identity, its
+        creation fails, and the creator releases its addresses. The caller removes the link: without map
+        entries, its packets are dropped. ``release_address=False`` leaves the addresses to the caller, who
+        releases them after the link; addresses of another IPAM are never released.
         """
         new = self._creation.of(endpoint.id)
         if new is not None and new.endpoint.created == endpoint.created:
-            self._creation.give_up(new)  # its creator gets the error, and undoes its own steps
+            self._creation.give_up(new)  # its creator receives the error, and undoes its own steps
             return ()
         current = self._registry.get(endpoint.id)
         if current is None or current.created != endpoint.created:
             return ()
         self._registry.remove(current)
         self._recovery.removed(current.id)
-        wrong = self._realization.remove(current)
-        for what, give_back in self._used.of(current, addresses=release_address):
-            wrong.append(self._realization.quietly(what, give_back))
-        return tuple(filter(None, wrong))
+        errors = self._realization.remove(current)
+        for what, release in self._used.of(current, addresses=release_address):
+            errors.append(self._realization.quietly(what, release))
+        return tuple(filter(None, errors))
 
     async def forgotten(self, addresses: Collection[IPAddress]) -> None:
-        """Return once the flows of removed endpoints with these addresses are forgotten.
+        """Wait until conntrack entries of removed endpoints with these addresses are removed.
 
-        Until then another endpoint with the address would be taken for the old one. Mostly there is nothing
-        to wait for; waits no longer than a few seconds.
+        Until then, connections of the old endpoint would count for a new one. Waits a few seconds at most,
+        and usually not at all.
         """
         await self._used.forgotten(addresses)

@@ -1,4 +1,4 @@
-"""What an endpoint is: the request that makes one, its row, its states and the words of its status log."""
+"""The endpoint model: request, table row, states and status log."""
 
 import time
 from collections import deque
@@ -11,18 +11,18 @@ import msgspec
 from cells.cluster.identity.numbers import INIT_LABELS
 from lifecycle.http import Refusal
 
-# The life of an endpoint: its states, the allowed transitions, and the log of what happened to it.
+# States of an endpoint, their allowed transitions, and the status log.
 #
 # Source: Cilium 1.17, endpoint states and the EndpointHealth model.
 
 
 class State(StrEnum):
-    """Where an endpoint is in its life; the value is what the API shows."""
+    """State of an endpoint; the value is what the API shows."""
 
     NEW = ""
     WAITING_FOR_IDENTITY = "waiting-for-identity"
     NOT_READY = "not-ready"
-    """Only ever displayed: ready, but the last thing that happened went wrong."""
+    """Only shown, never stored: a ready endpoint with a status other than OK."""
     WAITING_TO_REGENERATE = "waiting-to-regenerate"
     REGENERATING = "regenerating"
     RESTORING = "restoring"
@@ -36,24 +36,24 @@ class Level(IntEnum):
     """How much of an endpoint a regeneration rebuilds."""
 
     POLICY = 1
-    """What the node's policy decides."""
+    """The policy map and the configuration entry."""
     DATAPATH = 2
-    """Everything: policy, rows, program and state file."""
+    """Everything: policy, map entries, program and state file."""
 
     @property
     def text(self) -> str:
-        """As logs name it."""
+        """Name in logs."""
         return "no-rebuild" if self is Level.POLICY else "rewrite+load"
 
 
 class TransitionOutcome(StrEnum):
-    """Answer to a request for a transition."""
+    """Outcome of a requested transition."""
 
     ACCEPTED = "accepted"
     IGNORED = "ignored"
-    """Refused without a word: what is asked for is under way already."""
+    """Refused without a log entry: the requested work is already in progress."""
     SKIPPED = "skipped"
-    """Refused and logged: the request makes no sense in this state."""
+    """Refused and logged: the request is invalid in this state."""
 
 
 _ALLOWED: Final[dict[State, frozenset[State]]] = {
@@ -90,7 +90,7 @@ _BUILDER_QUIET: Final = frozenset(
 
 
 def transition(old: State, new: State, *, builder: bool = False) -> TransitionOutcome:
-    """Whether an endpoint may go from ``old`` to ``new``; ``builder`` asks on behalf of a regeneration."""
+    """Whether an endpoint may go from ``old`` to ``new``; ``builder`` is true for a regeneration."""
     if new in (_BUILDER_ALLOWED if builder else _ALLOWED).get(old, frozenset()):
         return TransitionOutcome.ACCEPTED
     if (old, new) in (_BUILDER_QUIET if builder else _QUIET):
@@ -99,7 +99,7 @@ def transition(old: State, new: State, *, builder: bool = False) -> TransitionOu
 
 
 class Code(StrEnum):
-    """How an entry of the status log went; the value is what the API shows."""
+    """Result of an entry of the status log; the value is what the API shows."""
 
     OK = "OK"
     WARNING = "Warning"
@@ -107,7 +107,7 @@ class Code(StrEnum):
 
 
 class Subject(StrEnum):
-    """What an entry of the status log is about. Each subject's newest entry counts for the display."""
+    """Subject of an entry of the status log. The newest entry of each subject decides the shown state."""
 
     BPF = "BPF"
     POLICY = "Policy"
@@ -129,7 +129,7 @@ STATUS_LOG_SIZE: Final = 256
 
 
 class StatusLog:
-    """What happened to one endpoint, the newest 256 entries."""
+    """Events of one endpoint; the newest 256 entries."""
 
     __slots__ = ("_entries", "_newest")
 
@@ -140,13 +140,13 @@ class StatusLog:
     def add(
         self, code: Code, subject: Subject, message: str, state: State, when: float | None = None
     ) -> None:
-        """Append an entry of ``when`` (Unix seconds; now by default); beyond 256 the oldest one goes."""
+        """Append an entry of ``when`` (Unix seconds; default: now); at 256 entries evict the oldest."""
         self._entries.append(StatusEntry(code, subject, message, state, when or time.time()))
         self._newest[subject] = code
 
     @property
     def current(self) -> Code:
-        """The worst of the subjects' newest entries: what decides between ``ready`` and ``not-ready``."""
+        """The worst code of the subjects' newest entries: decides between ``ready`` and ``not-ready``."""
         codes = self._newest.values()
         if Code.FAILURE in codes:
             return Code.FAILURE
@@ -154,16 +154,16 @@ class StatusLog:
 
     @property
     def newest(self) -> StatusEntry | None:
-        """The last entry, None in an empty log."""
+        """The last entry; None if the log is empty."""
         return self._entries[-1] if self._entries else None
 
     def entries(self) -> list[StatusEntry]:
-        """All entries, newest first, as ``GET /endpoint/{id}/log`` gives them."""
+        """All entries, newest first, as in ``GET /endpoint/{id}/log``."""
         return list(reversed(self._entries))
 
 
 def displayed(state: State, log: StatusLog) -> State:
-    """The state as shown outside: ``not-ready`` for a ready endpoint with a current status other than OK."""
+    """The state that the API shows: ``not-ready`` for a ready endpoint with a status other than OK."""
     return State.NOT_READY if state is State.READY and log.current is not Code.OK else state
 
 
@@ -188,7 +188,7 @@ _UNHEALTHY: Final = EndpointHealthStatus("Disabled", "Disabled", "Disabled", con
 
 
 def health_of(shown: State) -> EndpointHealthStatus:
-    """Health of an endpoint from its displayed state."""
+    """Health of an endpoint by its shown state."""
     return _HEALTH.get(shown, _UNHEALTHY)
 
 
@@ -208,12 +208,12 @@ SUPERSEDED: Final = "another endpoint of the same pod is created in its place"
 
 
 def triggered(reason: str) -> str:
-    """A build is due."""
+    """Message of a build that is due."""
     return f"Triggering endpoint regeneration due to {reason}"
 
 
 def regenerated(reason: str) -> str:
-    """A build went well."""
+    """Message of a successful build."""
     return f"Successfully regenerated endpoint program (Reason: {reason})"
 
 
@@ -224,17 +224,17 @@ FIRST_BUILD: Final = (
     (triggered(_INITIAL), State.WAITING_TO_REGENERATE),
     (STARTING, State.REGENERATING),
 )
-"""The steps up to the first build, with the state each leads to."""
+"""Steps up to the first build, each with its resulting state."""
 
 
-# What an endpoint is: the request that makes one, the row that describes it, the error that refuses it.
+# The request for an endpoint, its row, and the error for invalid requests.
 
 ZERO_MAC = bytes(6)
 IPAddress = IPv4Address | IPv6Address
 
 
 def addresses_of(ipv6: IPv6Address | None, ipv4: IPv4Address | None) -> tuple[IPAddress, ...]:
-    """Those there are, IPv6 first."""
+    """The addresses that are not None, IPv6 first."""
     if ipv6 is None:
         return () if ipv4 is None else (ipv4,)
     return (ipv6,) if ipv4 is None else (ipv6, ipv4)
@@ -249,27 +249,27 @@ class EndpointError(Refusal):
 
 
 class DatapathConfiguration(msgspec.Struct, frozen=True):
-    """``datapath-configuration`` of the API: what the requester wants done (or left) for this endpoint."""
+    """``datapath-configuration`` of the API: what the requester wants for this endpoint."""
 
     external_ipam: bool = False
-    """The address is another IPAM's: it is neither claimed at restore nor released at delete."""
+    """Another IPAM owns the address: it is neither claimed at restore nor released at delete."""
     require_arp_passthrough: bool = False
-    """The stack, or a bridge, answers the pod's ARP and neighbour discovery."""
+    """The network stack, or a bridge, answers the pod's ARP and neighbour discovery."""
     require_egress_prog: bool = False
-    """A program looks at what the host's end of the link sends, too."""
+    """A program also processes packets that the host end of the link sends to the pod."""
     require_routing: bool | None = None
-    """False leaves the pod's packets to the stack, or a bridge, also those to pods of this node."""
+    """False: the network stack, or a bridge, forwards the pod's packets, also those to pods of this node."""
     install_endpoint_route: bool = False
-    """The node has a route to the pod's addresses alone, over its link."""
+    """The node has a route for the pod's addresses over its link."""
     disable_sip_verification: bool = False
 
     @property
     def on_anothers_link(self) -> bool:
-        """Whether another plugin made the link, as in a chain: address and routes are that one's, too."""
+        """Whether another plugin of a chain made the link, with its address and routes."""
         return self.external_ipam and self.require_arp_passthrough
 
     def with_endpoint_routes(self, *, wanted: bool) -> "DatapathConfiguration":
-        """The same with a route of its own to the pod, over the stack, or without one."""
+        """A copy with or without a route of its own; unchanged on another plugin's link."""
         if self.on_anothers_link or wanted == self.install_endpoint_route:
             return self
         return msgspec.structs.replace(
@@ -281,7 +281,7 @@ class DatapathConfiguration(msgspec.Struct, frozen=True):
 
     @property
     def egress_prog(self) -> bool:
-        """Whether what comes to the pod by its link is looked at there: nothing did so before."""
+        """Whether a program on the link enforces ingress policy: no other program has seen the packets."""
         return self.require_egress_prog or self.require_routing is False
 
 
@@ -289,9 +289,9 @@ NO_DATAPATH_CONFIGURATION = DatapathConfiguration()
 
 
 class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``PUT /endpoint`` and our own plugin's ADD both give.
+    """Parameters of an endpoint, from ``PUT /endpoint`` or our plugin's ADD.
 
-    The link exists already (``ifname``/``ifindex`` are its host side) and so does the address.
+    The link (``ifname`` and ``ifindex`` are its host side) and the address exist already.
     """
 
     container_id: str = ""
@@ -303,14 +303,14 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
     host_mac: bytes
     ipv4: IPv4Address | None
     pool: str = ""
-    """Of the IPv4 address."""
+    """Pool of the IPv4 address."""
     expiration_uuid: str = ""
-    """Expiration timer of the address, stopped once the endpoint stands; empty when none was armed."""
+    """Expiration timer of the address, stopped once the endpoint is ready; empty if none was started."""
     ipv6: IPv6Address | None = None
     ipv6_pool: str = ""
     ipv6_expiration_uuid: str = ""
     network: str = ""
-    """Name of the CNI network the attachment belongs to; empty when the requester does not name one."""
+    """Name of the attachment's CNI network; empty if the requester does not name one."""
     pod_name: str = ""
     pod_namespace: str = ""
     pod_uid: str = ""
@@ -329,7 +329,7 @@ class EndpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attachment_id(self) -> str:
-        """``<container id>:<container ifname>``, as of the endpoint to be; empty without a container."""
+        """``<container id>:<container ifname>``, as of the endpoint; empty without a container."""
         if not self.container_id:
             return ""
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
@@ -347,10 +347,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     host_mac: bytes
     ipv4: IPv4Address | None
     pool: str
-    """Of the IPv4 address."""
+    """Pool of the IPv4 address."""
     identity: int
     labels: tuple[str, ...]
-    """Security-relevant labels, sorted: those the identity stands for."""
+    """Security-relevant labels, sorted: those of the identity."""
     pod_name: str
     pod_namespace: str
     pod_uid: str
@@ -360,14 +360,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     info_labels: tuple[str, ...] = ()
     custom_labels: tuple[str, ...] = ()
-    """Those of the labels that a user put on the endpoint; the others are the pod's."""
+    """The labels that a user put on the endpoint; the other labels are the pod's."""
     container_name: str = ""
     disable_legacy_identifiers: bool = False
     datapath: DatapathConfiguration = NO_DATAPATH_CONFIGURATION
     ipv6: IPv6Address | None = None
     ipv6_pool: str = ""
     network: str = ""
-    """Name of the CNI network the attachment belongs to; empty when it is not known."""
+    """Name of the attachment's CNI network; empty if unknown."""
 
     @property
     def addresses(self) -> tuple[IPAddress, ...]:
@@ -376,23 +376,23 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pod_labels(self) -> tuple[str, ...]:
-        """The security-relevant labels that no user put on the endpoint."""
+        """The security-relevant labels that are not custom."""
         if not self.custom_labels:
             return self.labels
         return tuple(label for label in self.labels if label not in self.custom_labels)
 
     def pool_of(self, address: IPAddress) -> str:
-        """The pool one of its addresses is from."""
+        """The pool of one of the endpoint's addresses."""
         return self.ipv6_pool if address.version == 6 else self.pool
 
     @property
     def attachment_id(self) -> str:
-        """``<container id>:<container ifname>``; the second part is left out when there is none."""
+        """``<container id>:<container ifname>``; without the second part if it is empty."""
         return f"{self.container_id}:{self.container_ifname}" if self.container_ifname else self.container_id
 
     @property
     def is_reserved(self) -> bool:
-        """Whether it is the node's own (host, health, ingress), by its labels; reserved:init is any pod's."""
+        """Whether it is the node's own endpoint (host, health, ingress); reserved:init is a pod's."""
         return any(label.startswith("reserved:") and label not in INIT_LABELS for label in self.labels)
 
     @property
@@ -402,12 +402,12 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cep_name(self) -> str:
-        """Name of the endpoint's CiliumEndpoint: the pod's, with the interface where a pod has several."""
+        """Name of the endpoint's CiliumEndpoint: the pod's, plus the interface if the pod has several."""
         if self.disable_legacy_identifiers and self.pod_name:
             return f"{self.pod_name}-{self.container_ifname}"
         return self.pod_name
 
     @property
     def title(self) -> str:
-        """How people name it: the pod, else the attachment, else the container."""
+        """Name in messages: the pod, or the attachment, or the container."""
         return self.pod if self.pod_name else self.attachment_id or self.container_name

@@ -1,4 +1,4 @@
-"""What pods' and namespaces' objects say of endpoints: their labels and MAC addresses."""
+"""Labels and MAC addresses of endpoints, from pods' and namespaces' objects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cells.kubernetes.settings import ObjectSource
 from cells.policy.maps import KnownRules
 from lifecycle import Logger, Table
 
-# What endpoints need from pods' objects.
+# The interface of endpoints to pods' objects.
 
 
 class PodName(NamedTuple):
-    """Which pod is meant."""
+    """Identifies a pod."""
 
     namespace: str
     name: str
@@ -27,57 +27,57 @@ class PodName(NamedTuple):
 
 
 class PodFacts(NamedTuple):
-    """What a new endpoint takes from its pod."""
+    """Data of a pod that its new endpoint needs."""
 
     labels: list[Label]
     """Every label of the pod."""
     mac: str = ""
-    """The MAC address that the pod's annotation asks for, as it is written; empty without one."""
+    """Value of the pod's annotation for a MAC address, unparsed; empty without one."""
 
 
 class PodMetadata(Protocol):
-    """The labels and annotations of pods, from wherever objects come."""
+    """Labels and annotations of pods, whatever the source of objects."""
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster, which is on every pod."""
+        """The cluster's name, a label of every pod."""
         ...
 
     @property
     def followed(self) -> bool:
-        """Whether there is a source of objects; else an endpoint has the labels its request brings."""
+        """Whether a source of objects is configured; if not, requests bring the labels."""
         ...
 
     def lookup(self, pod: PodName) -> PodFacts | None:
-        """The pod's; None while it is not known."""
+        """Labels and MAC address of the pod; None until its object is received."""
         ...
 
     async def resolve(self, pod: PodName) -> PodFacts | None:
-        """Wait for them for a limited time; None if there is no such pod, or no source answers."""
+        """Wait for the pod, with a time-out; None if it does not exist, or no source answers."""
         ...
 
 
 # The labels of this node's pods, from the tables of pods and namespaces.
 #
-# Controller: two tables in, labels out.
-# Source:     Cilium 1.17, the metadata of pods when an endpoint is made. A pod without its object yet must
-#             not be given reserved:init while the API server can answer (cilium/cilium issue 35993).
+# Controller: tables of pods and namespaces in, labels out.
+# Source:     Cilium 1.17, the metadata of pods of new endpoints. While the API server can answer, a pod
+#             without a received object must not become reserved:init (cilium/cilium issue 35993).
 
 WATCH_SECONDS: Final = 2.0
-"""How long the watch has to bring a pod, before the API server is asked for it."""
+"""Seconds to wait for the watch to bring a pod, before requesting it from the API server."""
 METADATA_SECONDS: Final = 20.0
-"""How long a pod is waited for in all. Without an answer its endpoint begins with reserved:init."""
+"""Seconds to wait for a pod in all. Without an answer its endpoint begins with reserved:init."""
 MAC_ANNOTATION: Final = "cni.cilium.io/mac-address"
 STATIC_POD: Final = "kubernetes.io/config.hash"
-"""Annotation of a static pod's object: what kubelet calls its UID is here, the object has another one."""
+"""Annotation of a static pod's object: the UID that the kubelet uses; the object's own UID differs."""
 
 
 class KubernetesPods:
-    """Pods' labels and MAC addresses as their objects say them.
+    """Labels and MAC addresses from the tables of pods and namespaces, or from the API server.
 
-    A pod without an object has none: its endpoint is reserved:init, denied unless a policy allows init.
-    The API server may report a pod a moment after the kubelet runs it, so this waits; a folder of manifests
-    is read as a whole, and what it does not have is not waited for.
+    An endpoint without a pod object is reserved:init: denied unless a policy allows init. resolve() waits,
+    because the watch may bring a pod a moment after the kubelet starts it; a folder of manifests is read as a
+    whole, so it does not wait for missing pods.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class KubernetesPods:
         log: Logger,
     ) -> None:
         self.followed = source is not ObjectSource.NOWHERE
-        """Whether there is a source of objects."""
+        """Whether a source of objects is configured."""
         self._rules = rules if self.followed else None
         self._agent = agent
         self._folder = source is ObjectSource.MANIFESTS
@@ -102,32 +102,32 @@ class KubernetesPods:
 
     @property
     def cluster(self) -> str:
-        """The name of the cluster."""
+        """Name of the cluster."""
         return self._agent.cluster_name
 
     def lookup(self, pod: PodName) -> PodFacts | None:
-        """The pod's; None while it, or its namespace, or the rules for it are not known."""
+        """Labels and MAC address of the pod; None until it, its namespace and all rules are received."""
         if self._rules is not None:
             if self._rules.missing:
                 return None
             self._rules = None
         row, namespace = self.pods.get(pod[:2]), self.namespaces.get(("", pod.namespace))
-        if row is None or not is_meant(row, pod.uid):
+        if row is None or not matches_uid(row, pod.uid):
             return None
         if namespace is None and not (self._folder and self.namespaces.initialized):
             return None
         return self._facts(pod.namespace, row, namespace)
 
     def of(self, namespace: str, name: str, uid: str) -> list[Label] | None:
-        """Every label of a pod that there is an object of; None without one: what was known stays."""
+        """Every label of a pod; None until its object, its namespace and all rules are received."""
         row = self.pods.get((namespace, name))
-        if row is None or not is_meant(row, uid):
+        if row is None or not matches_uid(row, uid):
             return None
         facts = self.lookup(PodName(namespace, name, uid))
         return None if facts is None else facts.labels
 
     def labels_of(self, pod: Pod) -> list[Label]:
-        """Every label that objects give a pod, whether or not the rules are known."""
+        """Every label of a pod from its object and its namespace, whether or not rules are received."""
         return self._labels(pod.namespace, pod, self.namespaces.get(("", pod.namespace)))
 
     async def resolve(self, pod: PodName) -> PodFacts | None:
@@ -148,7 +148,7 @@ class KubernetesPods:
             return self.lookup(pod)
         with anyio.move_on_after(METADATA_SECONDS - WATCH_SECONDS):
             await self.ready()
-            answered, found = await self._asked(pod)
+            answered, found = await self._requested(pod)
             if answered:
                 return found
             return await self._watched(pod)
@@ -159,7 +159,7 @@ class KubernetesPods:
         return None
 
     async def ready(self) -> None:
-        """Wait until the rules are known: before, a pod would be let do what they forbid."""
+        """Wait until all rules are received: before, a pod could do what they forbid."""
         if self._rules is not None:
             await self._rules.known()
             self._rules = None
@@ -167,15 +167,15 @@ class KubernetesPods:
     async def _watched(self, pod: PodName) -> PodFacts:
         while (found := self.lookup(pod)) is None:
             row = self.pods.get(pod[:2])
-            if row is None or not is_meant(row, pod.uid):
+            if row is None or not matches_uid(row, pod.uid):
                 await self.pods.wait_changed(pod[:2], row)
             else:
                 await self.namespaces.wait_changed(("", pod.namespace), None)
         return found
 
-    async def _asked(self, pod: PodName) -> tuple[bool, PodFacts | None]:
-        """Whether the API server has answered, and the pod that it has; None without one."""
-        from cells.kubernetes.client.errors import (  # loaded where there is a server
+    async def _requested(self, pod: PodName) -> tuple[bool, PodFacts | None]:
+        """Request the pod from the API server; return whether it answered, and the pod, None if missing."""
+        from cells.kubernetes.client.errors import (  # loaded only with an API server
             KubernetesError,
             NotFoundError,
         )
@@ -188,10 +188,12 @@ class KubernetesPods:
             return True, None
         except KubernetesError as error:
             self._log.warning(
-                "asking the API server for a pod failed", pod=f"{pod.namespace}/{pod.name}", error=str(error)
+                "request for a pod to the API server failed",
+                pod=f"{pod.namespace}/{pod.name}",
+                error=str(error),
             )
             return False, None
-        return True, self._facts(pod.namespace, row, namespace) if is_meant(row, pod.uid) else None
+        return True, self._facts(pod.namespace, row, namespace) if matches_uid(row, pod.uid) else None
 
     def _facts(self, name: str, pod: Pod, namespace: Namespace | None) -> PodFacts:
         return PodFacts(self._labels(name, pod, namespace), pod.annotations.get(MAC_ANNOTATION, ""))
@@ -199,7 +201,7 @@ class KubernetesPods:
     def _labels(self, name: str, pod: Pod, namespace: Namespace | None) -> list[Label]:
         account = pod.spec.service_account_name
         if self._folder:
-            account = account or "default"  # an API server would have put it there
+            account = account or "default"  # the default that an API server sets
         return list(
             pod_labels(
                 pod.labels,
@@ -211,6 +213,6 @@ class KubernetesPods:
         )
 
 
-def is_meant(row: Pod, uid: str) -> bool:
-    """Whether the object is that of the pod with this UID; without one on either side it is."""
+def matches_uid(row: Pod, uid: str) -> bool:
+    """Whether the object is the pod's with this UID; an empty UID matches any."""
     return not uid or row.metadata.uid in ("", uid) or row.annotations.get(STATIC_POD) == uid

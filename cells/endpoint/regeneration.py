@@ -1,4 +1,4 @@
-"""Endpoints made right in kernel and state file: the queue of builds, and the recovery of failed ones."""
+"""The queue of regenerations, and the recovery of failed ones."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from cells.endpoint.model import Level
 from cells.policy.maps import EndpointPolicies, OutdatedPolicy
 from lifecycle import Change, Jobs
 
-# The queue of endpoints that are to be made right again in kernel and state file.
+# The queue.
 #
 # Source: Cilium 1.17, endpoint regeneration: a bounded number of builders, one build of an endpoint at a
 #         time.
@@ -21,24 +21,24 @@ REMOVED = "the endpoint no longer exists"
 
 
 def builders() -> int:
-    """Builds that are done before others get their turn on the event loop: one for each CPU, 2 at least."""
+    """Builds between two yields to the event loop: one for each CPU, at least 2."""
     return max(2, len(os.sched_getaffinity(0)))
 
 
 class Regeneration:
-    """A requested build; several requests for one endpoint are merged while they wait."""
+    """A requested build; requests for one endpoint are merged while they wait."""
 
     def __init__(self, endpoint_id: int, created: float, level: Level, reason: str) -> None:
         self.endpoint_id = endpoint_id
         self.created = created
-        """Of the endpoint that is meant: another one may get its number."""
+        """Creation time of the endpoint: a later endpoint may have its id."""
         self.level = level
         self.reasons = [reason]
         self._over = anyio.Event()
         self._error = ""
 
     def join(self, level: Level, reason: str) -> None:
-        """Do this as well."""
+        """Merge another request into this one."""
         self.level = max(self.level, level)
         if reason not in self.reasons:
             self.reasons.append(reason)
@@ -49,15 +49,15 @@ class Regeneration:
         self._over.set()
 
     async def result(self) -> str:
-        """Wait for the build; what went wrong, empty when it worked."""
+        """Wait for the build; return its error, empty if it succeeded."""
         await self._over.wait()
         return self._error
 
 
 class Regenerations:
-    """Builds endpoints one after the other, in the order they were asked for.
+    """Builds endpoints one after the other, in the order of the requests.
 
-    A failed build is tried again by the controller ``endpoint-<id>-regeneration-recovery``.
+    The controller ``endpoint-<id>-regeneration-recovery`` retries a failed build.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Regenerations:
         self._endpoints = endpoints
         self._recovery = recovery
         self._waiting: dict[int, Regeneration] = {}
-        self._asked = anyio.Event()
+        self._requested = anyio.Event()
         jobs.observe("follow policies", policies.outdated.changes, self.follow_policies)
         jobs.one_shot("regenerate endpoints", self._build)
 
@@ -85,21 +85,21 @@ class Regenerations:
         if endpoint is None:
             return _refused(endpoint_id, REMOVED)
         if self._endpoints.is_new(endpoint_id):
-            return _refused(endpoint_id, "")  # its first build is to come, with all that is wanted now
-        known = self._waiting.get(endpoint_id)
-        if known is not None and known.created == endpoint.created:
-            known.join(level, reason)
-            return known
+            return _refused(endpoint_id, "")  # its first build includes the request
+        queued = self._waiting.get(endpoint_id)
+        if queued is not None and queued.created == endpoint.created:
+            queued.join(level, reason)
+            return queued
         if not self._endpoints.announce_build(endpoint_id, reason):
             return _refused(endpoint_id, f"the endpoint is {endpoint.state.value}")
         wanted = self._waiting[endpoint_id] = Regeneration(endpoint_id, endpoint.created, level, reason)
-        if known is not None:
-            known.finish(REMOVED)
-        self._asked.set()
+        if queued is not None:
+            queued.finish(REMOVED)
+        self._requested.set()
         return wanted
 
     async def follow_policies(self, changes: Iterable[Change[int, OutdatedPolicy]]) -> None:
-        """Policies of endpoints have changed: have them realized."""
+        """Regenerate endpoints with outdated policies."""
         for row in (change.row for change in changes):
             if row is not None and not self._endpoints.realize_policy(row.endpoint_id):
                 self.request(row.endpoint_id, Level.POLICY, row.reason)
@@ -107,8 +107,8 @@ class Regenerations:
     async def _build(self) -> None:
         while True:
             if not self._waiting:
-                self._asked = anyio.Event()
-                await self._asked.wait()
+                self._requested = anyio.Event()
+                await self._requested.wait()
             for endpoint_id in list(self._waiting)[: builders()]:
                 self._one(self._waiting.pop(endpoint_id))
             await anyio.lowlevel.checkpoint()
@@ -127,14 +127,14 @@ class Regenerations:
             wanted.finish(error)
 
     async def _retry(self, endpoint_id: int) -> str:
-        """Build once more after a failure; nothing is wrong when another build is to come, or needs none."""
+        """Build once more after a failure; no error if another build is queued or the endpoint is removed."""
         if endpoint_id in self._waiting or self._endpoints.get(endpoint_id) is None:
             return ""
         return await self.request(endpoint_id, Level.DATAPATH, "retrying regeneration").result()
 
 
 def _refused(endpoint_id: int, why: str) -> Regeneration:
-    """A build that does not happen; ``why`` is empty when none is needed."""
+    """A finished request without a build; ``why`` is empty if none is needed."""
     refused = Regeneration(endpoint_id, 0.0, Level.POLICY, "")
     refused.finish(why)
     return refused

@@ -1,4 +1,4 @@
-"""Which endpoints there are, under which names, and what happened to each.
+"""The registered endpoints, their names and their status logs.
 
 Source: Cilium 1.17, endpoint states and names.
 """
@@ -24,7 +24,7 @@ from cells.endpoint.model import (
 )
 from lifecycle import Logger, Table
 
-# Endpoint ids as people and programs write them: ``<prefix>:<rest>``.
+# Endpoint ids in text form: ``<prefix>:<rest>``.
 #
 # Source: Cilium 1.17, endpoint id prefixes.
 
@@ -46,9 +46,9 @@ _NAMES: Final = frozenset(
 
 
 def parse_id(text: str) -> int | str:
-    """The endpoint number, or the name under which the endpoint is registered (see :func:`names_of`).
+    """The endpoint id, or the name under which the endpoint is registered (see :func:`names_of`).
 
-    Raises EndpointError 400 for an unknown or unsupported prefix and for a bad number.
+    Raises EndpointError 400 for an unknown or unsupported prefix and for an invalid number.
     """
     prefix, colon, rest = text.partition(":")
     if not colon:
@@ -83,15 +83,15 @@ def _number(text: str) -> int:
 
 
 def address_name(address: IPAddress) -> str:
-    """The name an endpoint has by one of its addresses."""
+    """Name of an endpoint by one of its addresses."""
     return f"ipv{address.version}:{text_of(address)}"
 
 
 def names_of(endpoint: Endpoint) -> list[str]:
-    """The names an endpoint is registered under.
+    """Names under which an endpoint is registered.
 
-    The legacy ones (container id, container name, pod name) are left out where the requester asks for it:
-    in a pod with several interfaces they are ambiguous.
+    Legacy names (container id, container name, pod name) are omitted if the requester disables them: in a pod
+    with several interfaces they are ambiguous.
     """
     names = []
     if endpoint.container_id:
@@ -115,11 +115,11 @@ INDEXES: Final[Mapping[str, Callable[[Endpoint], Iterable[Hashable]]]] = {
     NAME: names_of,
     CONTAINER: lambda endpoint: [endpoint.container_id] if endpoint.container_id else [],
 }
-"""Of the ``endpoints`` table."""
+"""Indexes of the ``endpoints`` table."""
 
 
 class Registry:
-    """The ``endpoints`` table and the status logs, changed together."""
+    """The ``endpoints`` table and the status logs, updated together."""
 
     def __init__(self, table: Table[int, Endpoint], log: Logger) -> None:
         self.table = table
@@ -127,19 +127,19 @@ class Registry:
         self._status: dict[int, StatusLog] = {}
 
     def get(self, endpoint_id: int) -> Endpoint | None:
-        """The endpoint with this number."""
+        """The endpoint with this id."""
         return self.table.get(endpoint_id)
 
     def lookup(self, id_text: str) -> Endpoint | None:
-        """The endpoint of an id such as ``12`` or ``ipv4:10.0.1.77``; None if there is none.
+        """The endpoint with an id such as ``12`` or ``ipv4:10.0.1.77``; None if it does not exist.
 
-        Raises EndpointError 400 for an id that cannot be understood.
+        Raises EndpointError 400 for an invalid id.
         """
         wanted = parse_id(id_text)
         return self.table.get(wanted) if isinstance(wanted, int) else self.named(wanted)
 
     def named(self, name: str) -> Endpoint | None:
-        """The endpoint registered under ``prefix:rest``; of several the one that took the name last."""
+        """The endpoint registered under ``prefix:rest``; the latest of several."""
         found = self.table.by(NAME).get(name)
         return found[-1] if found else None
 
@@ -157,12 +157,12 @@ class Registry:
                 raise EndpointError(400, f"IP {name} is already in use")
 
     def add(self, endpoint: Endpoint) -> StatusLog:
-        """Make the endpoint visible; returns its new, empty status log."""
+        """Add the endpoint; return its new status log."""
         self.put(endpoint)
         return self.open_log(endpoint.id)
 
     def add_all(self, endpoints: Iterable[Endpoint]) -> list[StatusLog]:
-        """Make endpoints visible, all at the same moment; their status logs."""
+        """Add endpoints in one transaction; return their status logs."""
         added = list(endpoints)
         with self.table.txn() as rows:
             for endpoint in added:
@@ -170,7 +170,7 @@ class Registry:
         return [self.open_log(endpoint.id) for endpoint in added]
 
     def open_log(self, endpoint_id: int) -> StatusLog:
-        """The status log of an endpoint to be, empty."""
+        """Create an empty status log, before the endpoint is added."""
         status = self._status[endpoint_id] = StatusLog()
         return status
 
@@ -179,23 +179,23 @@ class Registry:
         self.table.put(endpoint)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """The endpoint can no longer be found."""
+        """Remove the endpoint and its status log."""
         self.table.delete(endpoint.id)
         self._status.pop(endpoint.id, None)
 
     def status(self, endpoint_id: int) -> StatusLog:
-        """What happened to the endpoint; an empty log for one that does not exist."""
+        """The endpoint's status log; an empty one if the endpoint does not exist."""
         status = self._status.get(endpoint_id)
         return StatusLog() if status is None else status
 
     def shown_state(self, endpoint: Endpoint) -> State:
-        """The state as the API shows it: ``not-ready`` when ready but the last thing went wrong."""
+        """The state as the API shows it: ``not-ready`` if it is ready but its status is not OK."""
         return displayed(endpoint.state, self.status(endpoint.id))
 
     def set_state(self, endpoint_id: int, state: State, reason: str, *, builder: bool = False) -> bool:
-        """Move the endpoint to ``state`` if that is allowed; the status log has why, or why not.
+        """Set the endpoint's state if the transition is allowed; log the reason or the refusal.
 
-        ``builder`` asks on behalf of a regeneration, which has transitions of its own.
+        ``builder`` is true for a regeneration, which has transitions of its own.
         """
         endpoint = self.table.get(endpoint_id)
         moved = None if endpoint is None else self.moved(endpoint, state, reason, builder=builder)
@@ -206,7 +206,7 @@ class Registry:
     def moved(
         self, endpoint: Endpoint, state: State, reason: str, *, builder: bool = False
     ) -> Endpoint | None:
-        """The row in another state, not yet put; None if that is not allowed. As set_state() in all else."""
+        """The row in another state, not stored yet; None if refused. Otherwise as set_state()."""
         status = self._status[endpoint.id]
         match transition(endpoint.state, state, builder=builder):
             case TransitionOutcome.ACCEPTED:

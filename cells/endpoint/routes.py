@@ -1,9 +1,9 @@
 """Routes to this node's pods, each over its own link (enable-endpoint-routes).
 
-Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` shows which are
-            wanted, ``endpoint-routes-status`` which are there.
-Why:        addresses of another IPAM plugin lie in no range that one route could lead to. An endpoint's
-            routes are set with it; this restores removed routes, and removes those left from other settings.
+Reconciler: the table ``endpoints`` in, routes of the main table out; ``endpoint-routes`` shows the desired
+            routes, ``endpoint-routes-status`` the realized ones.
+Why:        no single route covers the addresses of another IPAM plugin. The creation of an endpoint sets its
+            routes; this cell restores removed routes, and removes routes of earlier settings.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from lifecycle.tables import BatchFailures
 __all__ = ["EndpointRoute", "EndpointRouteKeeper", "EndpointRouteKernel", "cell", "wanted"]
 
 
-# Which routes there should be, and their keeping.
+# Desired routes, and their reconciler.
 #
 # Source: Cilium 1.17, endpoint routes.
 
 SWEEP: Final = minutes(1)
 FORWARDING: Final = {"net/ipv4/ip_forward": "1"}
-"""Of IPv6 the router does it."""
+"""The router enables forwarding of IPv6."""
 
 _RTMGRP_IPV4_ROUTE, _RTMGRP_IPV6_ROUTE = 0x40, 0x400
 _RTM_DELROUTE: Final = 25
 _LENGTH, _TABLE, _TYPE = 17, 20, 23
-"""Of an rtmsg, behind the header of 16 bytes."""
+"""Offsets in a netlink message: struct rtmsg follows the header of 16 bytes."""
 REMOVED: Final = message_filter(
     (
         of_types(_RTM_DELROUTE),
@@ -70,39 +70,39 @@ REMOVED: Final = message_filter(
 
 
 class EndpointRoute(msgspec.Struct, frozen=True):
-    """A pod's address, and the link that leads there."""
+    """Route of a pod's address over its link."""
 
     destination: IPNetwork
     ifindex: int
     pod_mac: bytes
-    """Where the address is, on the link."""
+    """MAC address of the neighbour entry."""
 
 
 class EndpointRouteKernel(Protocol):
-    """The node's main routing table, as far as this cell touches it. Methods raise OSError."""
+    """The node's main routing table, as this cell uses it. Methods raise OSError."""
 
     async def routes(self) -> list[RouteInfo]:
         """All unicast routes."""
         ...
 
     def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """Set one on the link, in place of another one to there; the address is at this MAC address."""
+        """Set or replace the route to ``address`` over the link, with a neighbour entry of its MAC."""
         ...
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """Remove one; a missing one is fine."""
+        """Remove the route; a missing one is a no-op."""
         ...
 
 
 def wanted(endpoint: Endpoint) -> Iterator[EndpointRoute]:
-    """A route to each address of an endpoint that has its own; not before it is built, and its link is up."""
+    """Routes of an endpoint with own routes; none until it has an identity and its link is up."""
     if endpoint.datapath.install_endpoint_route and endpoint.identity:
         for address in endpoint.addresses:
             yield EndpointRoute(ip_network(address), endpoint.ifindex, endpoint.pod_mac)
 
 
 def of_endpoints(endpoints: ReadTable[int, Endpoint]) -> ReadTable[IPNetwork, EndpointRoute]:
-    """The routes that all of them want, by destination."""
+    """Desired routes of all endpoints, by destination."""
     return endpoints.flat_map(wanted, key=_destination, name="endpoint-routes")
 
 
@@ -118,7 +118,7 @@ class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
         self._kernel = kernel
 
     async def observe(self) -> Mapping[IPNetwork, EndpointRoute]:
-        """The routes there are to single addresses over links that we made."""
+        """Routes to single addresses over links of our endpoints."""
         found = await self._kernel.routes()
         ours = {
             each.ifindex: each.pod_mac for each in self._endpoints.all() if not each.datapath.on_anothers_link
@@ -130,14 +130,14 @@ class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
         }
 
     async def put(self, batch: Mapping[IPNetwork, EndpointRoute]) -> None:
-        """Set them. Raises BatchError."""
+        """Set routes. Raises BatchError."""
         with BatchFailures(OSError) as failures:
             for route in batch.values():
                 with failures.of(route.destination):
                     self._kernel.put(route.ifindex, route.destination.network_address, route.pod_mac)
 
     async def drop(self, batch: Collection[IPNetwork]) -> None:
-        """Remove them. Raises BatchError."""
+        """Remove routes. Raises BatchError."""
         present = await self.observe()
         with BatchFailures(OSError) as failures:
             for destination in batch:
@@ -148,9 +148,9 @@ class EndpointRouteTarget(Target[IPNetwork, EndpointRoute, EndpointRoute]):
 
 @after(ExposedEndpoints)
 class EndpointRouteKeeper:
-    """Maintains the routes of endpoints that have their own. Removed ones are restored at once.
+    """Reconciles the routes of endpoints with own routes; restores removed routes at once.
 
-    It starts once all endpoints are known, and with them which links are pods'.
+    It starts once all endpoints, and so all links of pods, are listed.
     """
 
     def __init__(
@@ -168,8 +168,7 @@ class EndpointRouteKeeper:
         self._enabled = routing.own_routes
         self._ipv4 = agent.ipv4
         self._sysctls = sysctls
-        # Without the setting there may be some of an earlier start: they go. No endpoint has others then, and
-        # they are not looked at one by one.
+        # Without the setting no route is desired: those of an earlier configuration are removed.
         table = of_endpoints(endpoints) if self._enabled else Table("endpoint-routes", key=_destination)
         every = SWEEP if self._enabled else math.inf
         self._reconciler = Reconciler(table, EndpointRouteTarget(endpoints, kernel), full_every=every)
@@ -177,7 +176,7 @@ class EndpointRouteKeeper:
         lifecycle.append(Hook("forward packets to pods", self._start))
         jobs.observe("reconcile", self._reconciler)
         if self._enabled:
-            jobs.observe("watch routes", self._hints, self._look)
+            jobs.observe("watch routes", self._hints, self._reconcile)
 
     async def _start(self) -> None:
         if self._enabled and self._ipv4:
@@ -188,7 +187,7 @@ class EndpointRouteKeeper:
         async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, REMOVED):
             yield hint
 
-    async def _look(self, _: None) -> None:
+    async def _reconcile(self, _: None) -> None:
         self._reconciler.trigger()
 
 
@@ -196,21 +195,21 @@ class EndpointRouteKeeper:
 
 
 class KernelEndpointRoutes:
-    """The real :class:`~cells.endpoint.routes.EndpointRouteKernel`."""
+    """Implements :class:`~cells.endpoint.routes.EndpointRouteKernel` by the node's links."""
 
     def __init__(self, links: HostLinks) -> None:
         self._links = links
 
     async def routes(self) -> list[RouteInfo]:
-        """Of the whole main table; read in a worker thread. Raises OSError."""
+        """All routes of the main table; read in a worker thread. Raises OSError."""
         return await to_thread.run_sync(all_routes)
 
     def put(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """On the link, in place of another one to there. Raises OSError."""
+        """Set or replace the route over the link. Raises OSError."""
         self._links.route_pod(ifindex, address, mac)
 
     def drop(self, ifindex: int, destination: IPNetwork) -> None:
-        """A missing one is fine. Raises OSError."""
+        """Remove the route; a missing one is a no-op. Raises OSError."""
         self._links.remove_route(ifindex, destination)
 
 

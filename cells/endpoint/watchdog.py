@@ -1,8 +1,8 @@
-"""Sees to it that the kernel still holds what endpoints need: programs on their links, rows in maps.
+"""Verifies and restores the kernel state of endpoints: programs on their links, entries in maps.
 
-Controller: compares the ``endpoints`` table with the kernel, and has endpoints that differ regenerated.
-Why:        no policy restricts a pod without its filter, and nothing else would notice. The kernel
-            reports removed filters and changed reverse path filters; everything is compared every 30 seconds.
+Controller: compares the ``endpoints`` table with the kernel, and regenerates endpoints that differ.
+Why:        without its filter a pod is not restricted by policy, and nothing else would notice. The kernel
+            reports removed filters; a full comparison runs every 30 seconds.
 """
 
 import math
@@ -61,10 +61,10 @@ class WatchdogSettings(Settings, frozen=True):
             yield f"endpoint-bpf-prog-watchdog-interval={value}: expected 0s, or 1s and more"
 
 
-# What the kernel holds of endpoints, against what it should.
+# Differences between endpoints and the kernel.
 
 STRETCH: Final = 50
-"""Endpoints read in one turn of the event loop: about half a millisecond."""
+"""Endpoints compared between two yields to the event loop: about half a millisecond."""
 
 _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
@@ -72,10 +72,10 @@ REMOVED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
 
 class EndpointFault(StrEnum):
-    """What of an endpoint is not as it should be."""
+    """A difference between an endpoint and the kernel."""
 
     PROGRAMS = "programs"
-    """Those on its link."""
+    """Programs on its link."""
     LXC = "cilium_lxc"
     CONFIG = "hive_endpoints"
     RP_FILTER = "rp_filter"
@@ -83,23 +83,23 @@ class EndpointFault(StrEnum):
 
 
 class EndpointKernel(Protocol):
-    """The kernel, as far as endpoints depend on it. Methods raise OSError or HiveError."""
+    """The kernel state of endpoints. Methods raise OSError or HiveError."""
 
     async def faults(self, endpoints: Sequence[Endpoint]) -> Mapping[int, Collection[EndpointFault]]:
-        """What is wrong, by endpoint id; of those with a link with which something is."""
+        """Differences by endpoint id, of endpoints with an existing link."""
         ...
 
     def accept_any_route(self, endpoint: Endpoint) -> None:
-        """Switch reverse path filtering off on the endpoint's link."""
+        """Disable reverse path filtering on the endpoint's link."""
         ...
 
     def hints(self) -> AsyncIterator[None]:
-        """One item at once, then whenever something may have been removed."""
+        """Yields at once, and whenever state may have been removed."""
         ...
 
 
 class KernelState:
-    """The real :class:`EndpointKernel`."""
+    """Implements :class:`EndpointKernel` by this node's kernel."""
 
     def __init__(self, datapath: Datapath, maps: Maps, sysctls: Sysctls) -> None:
         self._datapath = datapath
@@ -107,20 +107,20 @@ class KernelState:
         self._sysctls = sysctls
 
     async def faults(self, endpoints: Sequence[Endpoint]) -> dict[int, set[EndpointFault]]:
-        """Links are read in a worker thread: 0.15 ms each, every 30 seconds."""
+        """Differences by endpoint id; links are read in a worker thread: 0.15 ms each."""
         found: dict[int, set[EndpointFault]] = {}
         programs = await anyio.to_thread.run_sync(programs_of, [each.ifindex for each in endpoints])
         endpoints = [each for each in endpoints if is_present(each.ifindex, each.ifname)]
         ours = [each for each in endpoints if not each.datapath.on_anothers_link]
         filtered = await anyio.to_thread.run_sync(partial(self._filtered, ours))
         for position, endpoint in enumerate(endpoints):
-            wrong = self._wrong_rows(endpoint)
+            faults = self._entry_faults(endpoint)
             if not _equal(programs[endpoint.ifindex], self._programs(endpoint)):
-                wrong.add(EndpointFault.PROGRAMS)
+                faults.add(EndpointFault.PROGRAMS)
             if endpoint.id in filtered:
-                wrong.add(EndpointFault.RP_FILTER)
-            if wrong:
-                found[endpoint.id] = wrong
+                faults.add(EndpointFault.RP_FILTER)
+            if faults:
+                found[endpoint.id] = faults
             if position % STRETCH == STRETCH - 1:
                 await anyio.lowlevel.checkpoint()
         return found
@@ -130,31 +130,31 @@ class KernelState:
         self._sysctls.write({_setting(endpoint): "0"})
 
     def hints(self) -> AsyncIterator[None]:
-        """Filters and queueing disciplines that were removed; those of a deleted link are not reported."""
+        """Yields at removed filters and queueing disciplines, except those of a deleted link."""
         return notifications(_RTMGRP_TC, REMOVED)
 
     def _programs(self, endpoint: Endpoint) -> LinkPrograms:
         return self._datapath.endpoint_programs(egress_prog=endpoint.datapath.egress_prog)
 
     def _filtered(self, endpoints: Sequence[Endpoint]) -> set[int]:
-        """Ids of those with a link that filters by reverse path; a deleted link filters nothing."""
+        """Ids of endpoints with a link that filters by reverse path."""
         return {each.id for each in endpoints if self._sysctls.read(_setting(each)) not in {"0", None}}
 
-    def _wrong_rows(self, endpoint: Endpoint) -> set[EndpointFault]:
-        wrong = set()
+    def _entry_faults(self, endpoint: Endpoint) -> set[EndpointFault]:
+        faults = set()
         row = lxc_value(endpoint).pack()
         for address in endpoint.addresses:
             present = self._maps.lxc.lookup(LxcKey(address).pack())
             if present != row and not (present and LxcValue.unpack(present).is_host):
-                wrong.add(EndpointFault.LXC)
+                faults.add(EndpointFault.LXC)
         _, config = config_row(endpoint, any_source=False)
         if _any_source(config) != _any_source(self._maps.endpoints.lookup(ifindex_key(endpoint.ifindex))):
-            wrong.add(EndpointFault.CONFIG)
-        return wrong
+            faults.add(EndpointFault.CONFIG)
+        return faults
 
 
 def _any_source(row: bytes | None) -> EndpointConfig | None:
-    """The row as if every source were allowed: whether it is depends on the node's settings, too."""
+    """The entry as if any source were allowed: that flag depends also on the node's settings."""
     if row is None:
         return None
     config = EndpointConfig.unpack(row)
@@ -162,7 +162,7 @@ def _any_source(row: bytes | None) -> EndpointConfig | None:
 
 
 def _equal(present: LinkPrograms, wanted: LinkPrograms) -> bool:
-    """Whether a link has what it should; what others attach where we attach nothing is theirs."""
+    """Whether a link has the desired programs; programs that others attach at other hooks are ignored."""
     return all(want in {0, has} for has, want in zip(present, wanted, strict=True))
 
 
@@ -170,17 +170,17 @@ def _setting(endpoint: Endpoint) -> str:
     return f"net/ipv4/conf/{endpoint.ifname}/rp_filter"
 
 
-# Compares endpoints with the kernel, and has those that differ regenerated.
+# The periodic comparison.
 #
 # Source: Cilium 1.17, the watchdog of endpoints' programs.
 
 REASON = "its state in the kernel was changed"
 REST = 0.2
-"""Least seconds between two checks: someone may keep removing."""
+"""Minimum number of seconds between two checks, in case another program keeps removing state."""
 
 
 class EndpointWatchdog:
-    """A job that looks every so often, and on the kernel's events; degraded while something is not right."""
+    """Compares endpoints with the kernel, periodically and on its events; degraded while they differ."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class EndpointWatchdog:
         log: Logger,
     ) -> None:
         self.found: Counter[EndpointFault] = Counter()
-        """How often what was found wrong since the start."""
+        """Number of differences found since the start."""
         self._table = table
         self._regenerations = regenerations
         self._kernel = kernel
@@ -202,30 +202,31 @@ class EndpointWatchdog:
         self._log = log
         interval = float(settings.endpoint_bpf_prog_watchdog_interval) or math.inf
         self._timer = jobs.timer("compare", self.compare, interval, rest=REST)
-        jobs.observe("watch", kernel.hints, self._look)
+        jobs.observe("watch", kernel.hints, self._compare_soon)
 
     async def compare(self) -> None:
-        """Compare every endpoint, and make right what is not. Raises OSError if the kernel cannot be read."""
-        # Of one that waits for its identity there is nothing in the kernel yet.
+        """Compare every endpoint and repair differences. Raises OSError if the kernel cannot be read."""
+        # An endpoint that waits for its first identity has no state in the kernel.
         endpoints = {each.id: each for each in self._table.all() if each.identity}
         faults = await self._kernel.faults(list(endpoints.values()))
-        wrong = {
+        differing = {
             number: found
             for number, found in faults.items()
             if (now := self._table.get(number)) is not None and now.created == endpoints[number].created
         }
-        if not wrong:
+        if not differing:
             self._health.ok(f"{len(endpoints)} endpoints match their state in the kernel")
             return
-        self._health.degraded(_summary(wrong))
-        errors = [error for number in wrong if (error := await self._heal(endpoints[number], wrong[number]))]
+        self._health.degraded(_summary(differing))
+        healed = [await self._heal(endpoints[number], found) for number, found in differing.items()]
+        errors = [error for error in healed if error]
         if errors:
-            self._health.degraded(f"{_summary(wrong)}; not repaired: {'; '.join(errors)}")
+            self._health.degraded(f"{_summary(differing)}; not repaired: {'; '.join(errors)}")
         else:
-            self._timer.trigger()  # only looking shows whether it is right now
+            self._timer.trigger()  # compare again: that shows whether the repair succeeded
 
     async def _heal(self, endpoint: Endpoint, faults: Collection[EndpointFault]) -> str:
-        """What went wrong, empty when nothing did."""
+        """Repair an endpoint; return the error, empty if it succeeded."""
         self.found.update(faults)
         what = ", ".join(sorted(faults))
         self._log.warning("endpoint was changed in the kernel, repaired", endpoint=endpoint.id, what=what)
@@ -238,7 +239,7 @@ class EndpointWatchdog:
             return ""
         return await self._regenerations.request(endpoint.id, Level.DATAPATH, REASON).result()
 
-    async def _look(self, _: None) -> None:
+    async def _compare_soon(self, _: None) -> None:
         self._timer.trigger()
 
 
@@ -246,16 +247,16 @@ def _summary(faults: Mapping[int, Collection[EndpointFault]]) -> str:
     return "; ".join(f"endpoint {number}: {', '.join(sorted(found))}" for number, found in faults.items())
 
 
-# How the endpoint watchdog is put together.
+# Assembly of the cell.
 
 
 def endpoint_kernel(datapath: Datapath, maps: Maps, sysctls: Sysctls) -> EndpointKernel:
-    """This node's."""
+    """This node's kernel."""
     return KernelState(datapath, maps, sysctls)
 
 
 def watchdog_metrics(watchdog: EndpointWatchdog) -> Member[Collector]:
-    """What was found, as a metric."""
+    """Metric of the differences found."""
 
     async def collect() -> Iterable[MetricFamily]:
         found = {fault.value: watchdog.found[fault] for fault in EndpointFault}

@@ -1,12 +1,11 @@
-"""Endpoints outlive the agent: what the last one left is read, believed where it still holds, and taken on.
+"""Restores the endpoints of the previous agent: reads their state, validates it, and takes them over.
 
-Reconciler, once, in four steps that others order themselves by:
-OldEndpoints (read from disk) → RestoredEndpoints (addresses, ids and identities claimed, left-overs removed)
-→ ExposedEndpoints (visible) → RegeneratedEndpoints (the kernel made right where it was not).
-What an endpoint with unreadable state, or with a policy map that cannot be opened, has, stays
-reserved until its link goes: QuarantinedEndpoints.
+Reconciler, once, in four steps, by which other cells order their hooks: OldEndpoints (read from disk) →
+RestoredEndpoints (addresses, ids and identities claimed, stale state removed) → ExposedEndpoints (listed) →
+RegeneratedEndpoints (kernel state repaired). An endpoint with unreadable state, or a policy map that cannot
+be opened, keeps its resources until its link is removed: QuarantinedEndpoints.
 
-Why: pods keep talking while there is no agent; they must not notice that one comes back.
+Why: pods communicate while no agent runs; they must not notice its restart.
 """
 
 from cells.datapath.datapath import Datapath
@@ -49,27 +48,27 @@ __all__ = [
 ]
 
 
-# How the endpoint restore cell is put together.
+# Assembly of the cell.
 
 
 @after(HostEndpoint)
 def stale_maps(maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> StaleMaps:
-    """The node's maps, as restore looks at them: after the host endpoint has taken its own."""
+    """The node's maps for restore, after the host endpoint has claimed its own policy map."""
     return KernelStaleMaps(maps, local, policies)
 
 
 def restore_links(links: HostLinks) -> RestoreLinks:
-    """The node's links, as restore looks at them."""
+    """The node's links, as restore uses them."""
     return links
 
 
 def previous_agent(datapath: Datapath) -> PreviousAgent:
-    """What Cilium's agent left, as the datapath finds it."""
+    """What Cilium's agent left in the datapath."""
     return datapath
 
 
 def link_events() -> LinkEvents:
-    """News from the kernel."""
+    """Notifications from the kernel."""
     return KernelLinkEvents()
 
 
@@ -80,7 +79,7 @@ def restore_addresses(ipam: Ipam) -> RestoreAddresses:
 
 @after(ExposedEndpoints)
 def pods_exposed() -> PodsExposed:
-    """The moment from which all endpoints are known."""
+    """The barrier after which all endpoints are listed."""
     return PodsExposed()
 
 

@@ -1,8 +1,8 @@
-"""Clears away what belongs to no endpoint any more: rows, policy maps, state, links.
+"""Removes stale state without an endpoint: map entries, policy maps, state directories, links.
 
-Source: Cilium 1.17, what its start removes after restoring and its sweep of stale maps.
+Source: Cilium 1.17, clean-up after restore, and its sweep of stale maps.
 
-The rows of endpoints that live on are not touched, nor those that stand for the node itself.
+Entries of restored endpoints, and of the node itself, are not touched.
 """
 
 import re
@@ -21,7 +21,7 @@ from cells.maps.records.cluster import IpcacheValue
 from cells.netlink.rows import LinkInfo
 from lifecycle import HiveError, Logger
 
-# Whether a saved endpoint still stands: its link is there and is its own.
+# Validation of a saved endpoint: its link exists and is its own.
 #
 # Source: Cilium 1.17, validation of old endpoints and clearCiliumVeths.
 
@@ -30,16 +30,16 @@ _POD_LINK: Final = re.compile(r"lxc[0-9a-f]{12}")
 
 
 def alias_owner(alias: str) -> int | None:
-    """The endpoint id in a link's alias; None when it is not one of ours."""
+    """The endpoint id in a link's alias; None if the alias is not ours."""
     found = _ALIAS.fullmatch(alias)
     return int(found[1]) if found else None
 
 
 def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
-    """Why the endpoint cannot go on living, None if it can.
+    """Why the endpoint cannot be restored; None if it can.
 
-    A link without alias that is up was made by Cilium's own plugin; one that is down was never finished:
-    its requester got no answer. That does not apply to a link of another plugin.
+    Cilium's own plugin made a link that is up and has no alias. A link without alias that is down was never
+    completed: its requester got no answer. This does not apply to links of other plugins.
     """
     link = links.get(endpoint.ifname)
     if link is None:
@@ -57,11 +57,11 @@ def fault_of(endpoint: Endpoint, links: Mapping[str, LinkInfo]) -> str | None:
 
 
 def abandoned(links: Iterable[LinkInfo], live: Collection[int], unsure: Collection[int]) -> list[LinkInfo]:
-    """The links of pods that no endpoint has.
+    """Links of pods without an endpoint.
 
-    ``live``: link indexes of the restored endpoints; ``unsure``: ids with unreadable state.
-    A link that is up without alias may be Cilium's own plugin's, and is never abandoned, except half of a
-    pair with both ends in this namespace.
+    ``live``: link indexes of the restored endpoints; ``unsure``: ids with unreadable state. A link that is up
+    and has no alias may be Cilium's own plugin's: it is never abandoned, unless both ends of the pair are in
+    this namespace.
     """
     everything = {link.ifindex: link for link in links}
     return [
@@ -94,17 +94,17 @@ def _is_half_made_pair(link: LinkInfo, links: Mapping[int, LinkInfo], live: Coll
 
 
 class Live(msgspec.Struct, frozen=True):
-    """What must not be cleared away."""
+    """State that must not be removed."""
 
     addresses: frozenset[IPAddress]
     links: frozenset[int]
     """Link indexes of the endpoints."""
     unsure: frozenset[int]
-    """Ids of endpoints that could be neither restored nor given up: what carries them is left alone."""
+    """Ids of endpoints that are neither restored nor removed: links with these ids stay."""
 
 
 def stale_rows(leftovers: Mapping[Prefix, IpcacheValue]) -> list[Prefix]:
-    """Unclaimed rows of cilium_ipcache for addresses that endpoints of this node had."""
+    """Unclaimed entries of cilium_ipcache for addresses that endpoints of this node had."""
     return [
         prefix
         for prefix, row in leftovers.items()
@@ -115,7 +115,7 @@ def stale_rows(leftovers: Mapping[Prefix, IpcacheValue]) -> list[Prefix]:
 
 
 class Clearing:
-    """Takes every step whatever becomes of the others."""
+    """Removes stale state; a failed step does not stop the next ones."""
 
     def __init__(
         self,
@@ -130,18 +130,17 @@ class Clearing:
         self._links = links
         self._files = files
         self._log = log
-        self._troubles: list[str] = []
+        self._errors: list[str] = []
 
     async def run(
         self, live: Live, rows: Sequence[LxcRow], links: Sequence[LinkInfo], failed: Collection[int]
     ) -> list[str]:
         """Remove unclaimed ``rows`` (of cilium_lxc) and ``links``, and the ``failed`` endpoints.
 
-        What could not be cleared, one line each.
-
-        The order is that of deleting an endpoint: first nothing leads to it, then it is removed.
+        Returns one line for each failed step. The order is that of deleting an endpoint: it becomes
+        unreachable first.
         """
-        self._troubles = []
+        self._errors = []
         dead = [row for row in rows if not row.is_host and row.ip not in live.addresses]
         async with self._step("cilium_lxc"):
             for row in dead:
@@ -171,7 +170,7 @@ class Clearing:
                 configs=len(configs),
                 links=", ".join(link.name for link in orphans),
             )
-        return self._troubles
+        return self._errors
 
     @asynccontextmanager
     async def _step(self, what: str) -> AsyncIterator[None]:
@@ -179,4 +178,4 @@ class Clearing:
             yield
         except (OSError, HiveError) as error:
             self._log.warning("left-over of an endpoint not removed", what=what, error=str(error))
-            self._troubles.append(f"{what}: {error}")
+            self._errors.append(f"{what}: {error}")

@@ -1,4 +1,4 @@
-"""What restore touches outside, in its own words, so that a fake takes a line."""
+"""Interfaces of restore to links, addresses and maps."""
 
 import socket
 import struct
@@ -20,21 +20,21 @@ class RestoreLinks(Protocol):
     """The links of the node."""
 
     def links(self) -> Sequence[LinkInfo]:
-        """Every link; raises OSError."""
+        """Every link. Raises OSError."""
         ...
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete these links; raises OSError."""
+        """Delete these links. Raises OSError."""
         ...
 
 
 class LinkEvents(Protocol):
-    """News of links that go."""
+    """Notifications of removed links."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """While it is open, the callable waits until a link was removed since its last call.
+        """While the context is open, its callable waits until a link was removed since the last call.
 
-        It raises OSError when news may have been missed: open it again and look.
+        The callable raises OSError if notifications may be lost: open the context again and list the links.
         """
         ...
 
@@ -43,29 +43,29 @@ class RestoreAddresses(Protocol):
     """The address allocator."""
 
     def covers(self, ip: IPAddress) -> bool:
-        """Whether the address could be handed out: its family is on, and it is in the node's range."""
+        """Whether the address can be allocated: its family is enabled, and the node's range contains it."""
         ...
 
     @property
     def default_pool(self) -> str:
-        """The pool of addresses for saved state without one."""
+        """The pool for saved state that names none."""
         ...
 
     def allocate(self, ip: IPAddress, owner: str, pool: str) -> object:
-        """Claim exactly this address; raises IpamError."""
+        """Claim exactly this address. Raises IpamError."""
         ...
 
     def hold(self, ip: IPAddress, owner: str) -> None:
-        """An address in use that is in no range: a range that comes must not hand it out."""
+        """Reserve an address in use outside all ranges: a range that is added later must not allocate it."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:
-        """Give it back."""
+        """Return the address to its pool."""
         ...
 
 
 class LxcRow(msgspec.Struct, frozen=True):
-    """A row of cilium_lxc: an address and where the datapath delivers it."""
+    """An entry of cilium_lxc: an address and where the datapath delivers its packets."""
 
     ip: IPAddress
     endpoint_id: int
@@ -75,18 +75,18 @@ class LxcRow(msgspec.Struct, frozen=True):
 
 
 class StaleMaps(Protocol):
-    """The maps as the last agent left them. Calls raise OSError; removing what is not there does nothing."""
+    """The maps as the previous agent left them. Calls raise OSError; removing a missing entry is a no-op."""
 
     def addresses(self) -> list[LxcRow]:
-        """The rows of cilium_lxc."""
+        """The entries of cilium_lxc."""
         ...
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        """Endpoints keep these addresses; rows of others may go from now on."""
+        """Claim these addresses for endpoints; entries of other addresses may be removed from now on."""
         ...
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
-        """Remove the endpoint's row from cilium_lxc."""
+        """Remove the endpoint's entry from cilium_lxc."""
         ...
 
     def configs(self) -> list[int]:
@@ -98,23 +98,23 @@ class StaleMaps(Protocol):
         ...
 
     async def prepare_policies(self, endpoint_ids: Collection[int]) -> None:
-        """Make sure the policy maps of these endpoints can be taken over without waiting."""
+        """Prepare the policy maps of these endpoints, so that adopting them does not wait."""
         ...
 
     async def sweep_policies(self) -> None:
-        """Remove the policy maps that were not taken over."""
+        """Remove the policy maps that were not adopted."""
         ...
 
 
 class PreviousAgent(Protocol):
-    """What Cilium's own agent left in force on a node that was moved to this one."""
+    """State of Cilium's own agent, on a node that was migrated from it."""
 
     def release_previous(self, keep: Collection[int]) -> None:
-        """Take its programs off every interface but of ``keep``, by index; raises OSError."""
+        """Detach its programs from every interface except ``keep`` (indexes). Raises OSError."""
         ...
 
 
-# News from the kernel that a link was removed.
+# Notifications of removed links from the kernel.
 
 _RTMGRP_LINK: Final = 0x1
 _RTM_DELLINK: Final = 17
@@ -128,20 +128,20 @@ REMOVED: Final = (
 
 
 class KernelLinkEvents:
-    """The real :class:`~cells.endpoint.restore.edges.LinkEvents`."""
+    """Implements :class:`~cells.endpoint.restore.edges.LinkEvents` by rtnetlink."""
 
     def removals(self) -> AbstractAsyncContextManager[Callable[[], Awaitable[None]]]:
-        """The event's contents are not read: the links are listed again. OSError when the socket overran."""
+        """Messages are not parsed: the links are listed again. OSError if the socket overran."""
         return subscribed(_RTMGRP_LINK, REMOVED)
 
 
-# The maps as the last agent left them.
+# The maps as the previous agent left them.
 
 _ifindex: Final = struct.Struct("<I")
 
 
 class KernelStaleMaps:
-    """The real :class:`~cells.endpoint.restore.edges.StaleMaps`."""
+    """Implements :class:`~cells.endpoint.restore.edges.StaleMaps` by the node's maps."""
 
     def __init__(self, maps: Maps, local: LocalAddresses, policies: PolicyMaps) -> None:
         self._maps = maps
@@ -150,19 +150,19 @@ class KernelStaleMaps:
         self._policies = policies
 
     def addresses(self) -> list[LxcRow]:
-        """The rows of cilium_lxc."""
+        """The entries of cilium_lxc."""
         rows = {row.ip: row.value for row in self._local.table.all()} | dict(self._local.leftovers)
         return [
             LxcRow(ip, row.endpoint_id, row.ifindex, row.identity, row.is_host) for ip, row in rows.items()
         ]
 
     def keep_addresses(self, ips: Collection[IPAddress]) -> None:
-        """Claim for endpoints what an earlier agent wrote of these addresses."""
+        """Claim the previous agent's entries of these addresses for endpoints."""
         self._local.keep(ips)
         self._claimed.done()
 
     def drop_address(self, ip: IPAddress, endpoint_id: int) -> None:
-        """Remove the endpoint's row from cilium_lxc."""
+        """Remove the endpoint's entry from cilium_lxc."""
         self._local.drop_endpoint(ip, endpoint_id)
 
     def configs(self) -> list[int]:
@@ -178,5 +178,5 @@ class KernelStaleMaps:
         await self._policies.prepare(endpoint_ids)
 
     async def sweep_policies(self) -> None:
-        """Remove the policy maps that were not taken over."""
+        """Remove the policy maps that were not adopted."""
         await self._policies.sweep()

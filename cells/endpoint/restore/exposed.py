@@ -1,4 +1,4 @@
-"""Brings the restored endpoints back: visible all at once, then each made right where it is not.
+"""Lists the restored endpoints in one transaction, then regenerates them.
 
 Source: Cilium 1.17, regeneration of restored endpoints.
 """
@@ -18,11 +18,11 @@ from cells.policy.maps import KnownRemoteClusters, KnownRules, RealizedPolicy
 from lifecycle import Health, HiveError, Hook, Jobs, Lifecycle, Logger, Table, after
 
 RULES_SECONDS: Final = 2.0
-"""How long the start waits for the rules, where they may change the policies of endpoints."""
+"""Seconds that the start waits for the rules before endpoints are regenerated later."""
 
 
 class ExposedEndpoints:
-    """The restored endpoints in the list of all, in state restoring, once its hook has run."""
+    """Lists the restored endpoints, in state restoring, in its start hook."""
 
     def __init__(self, restored: RestoredEndpoints, endpoints: Endpoints, lifecycle: Lifecycle) -> None:
         self._restored = restored
@@ -35,7 +35,7 @@ class ExposedEndpoints:
 
 @after(ExposedEndpoints)
 class RegeneratedEndpoints:
-    """The restored endpoints at work again, once its hook has run; one that fails is tried again later."""
+    """Regenerates the restored endpoints in its start hook; failed ones are retried later."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RegeneratedEndpoints:
         health: Health,
         log: Logger,
     ) -> None:
-        self._known = [known for known in (rules, remote) if known is not None]
+        self._required = [one for one in (rules, remote) if one is not None]
         self._previous = previous
         self._jobs = jobs
         self._restored = restored
@@ -64,21 +64,21 @@ class RegeneratedEndpoints:
         lifecycle.append(Hook("regenerate endpoints", self._start))
 
     async def _start(self) -> None:
-        """Regenerate, unless the rules are late: pods go on under the earlier ones, and the node starts."""
-        if self._known and self._restored.endpoints:
+        """Regenerate; if rules are late, pods keep their policies until a job regenerates them."""
+        if self._required and self._restored.endpoints:
             with anyio.move_on_after(RULES_SECONDS) as waiting:
-                await self._all_known()
+                await self._all_received()
             if waiting.cancelled_caught:
-                await self._wait()
+                await self._postpone()
                 return
         await self._regenerate()
 
-    async def _all_known(self) -> None:
-        for one in self._known:
+    async def _all_received(self) -> None:
+        for one in self._required:
             await one.known()
 
-    async def _wait(self) -> None:
-        missing = ", ".join(one.missing for one in self._known if one.missing)
+    async def _postpone(self) -> None:
+        missing = ", ".join(one.missing for one in self._required if one.missing)
         count = len(self._restored.endpoints)
         self._log.warning("restored endpoints keep their policies", endpoints=count, until_known=missing)
         self._health.degraded(
@@ -86,7 +86,7 @@ class RegeneratedEndpoints:
         )
 
         async def later() -> None:
-            await self._all_known()
+            await self._all_received()
             await self._regenerate()
 
         self._jobs.one_shot("regenerate restored endpoints", later)
@@ -94,25 +94,25 @@ class RegeneratedEndpoints:
     async def _regenerate(self) -> None:
         started = time.perf_counter()
         restored = self._restored.endpoints
-        asked = [
+        requested = [
             self._regenerations.request(endpoint.id, Level.DATAPATH, "syncing state to host")
             for endpoint in restored
         ]
         try:
-            wrong = [one.endpoint_id for one in asked if await one.result()]
+            unsuccessful = [one.endpoint_id for one in requested if await one.result()]
         finally:
             self._realized.done()
-        failed = [number for number in wrong if self._endpoints.get(number) is not None]
+        failed = [number for number in unsuccessful if self._endpoints.get(number) is not None]
         took = round((time.perf_counter() - started) * 1000, 1)
         self._log.info(
             "Finished regenerating restored endpoints",
-            regenerated=len(restored) - len(wrong),
+            regenerated=len(restored) - len(unsuccessful),
             total=len(restored),
             milliseconds=took,
         )
         self._release_previous(failed)
-        summary = f"{len(restored) - len(wrong)} of {len(restored)} regenerated in {took} ms"
-        if freed := len(wrong) - len(failed):
+        summary = f"{len(restored) - len(unsuccessful)} of {len(restored)} regenerated in {took} ms"
+        if freed := len(unsuccessful) - len(failed):
             summary += f", {freed} removed meanwhile"
         if failed:
             self._health.degraded(f"{summary}; failed, tried again: endpoints {', '.join(map(str, failed))}")
@@ -120,7 +120,7 @@ class RegeneratedEndpoints:
             self._health.ok(summary)
 
     def _release_previous(self, failed: Collection[int]) -> None:
-        """Let programs of Cilium's agent go; those of pods that ours do not serve yet stay."""
+        """Detach programs of Cilium's agent, except from pods that ours do not serve yet."""
         if self._previous is None:
             return
         waiting = {one.ifindex for one in self._restored.endpoints if one.id in failed}
@@ -132,11 +132,11 @@ class RegeneratedEndpoints:
             self._log.warning("Cilium's programs not released: restart the agent", error=str(error))
 
 
-# Endpoints that run but could not be restored: what they have stays theirs until their link goes.
+# Endpoints that run but could not be restored keep their resources until their links are removed.
 
 
 class QuarantinedEndpoints:
-    """Frees what quarantined endpoints have, once their links are deleted; the job ends with the last one."""
+    """Releases resources of quarantined endpoints once their links are removed; ends with the last one."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class QuarantinedEndpoints:
         self._health.ok("no endpoint is quarantined")
 
     async def _free(self, freed: QuarantinedEndpoint) -> None:
-        """Take every step of a delete, whatever becomes of the others."""
+        """Remove all state of the endpoint; a failed step does not stop the next ones."""
         number = freed.number
         rows = [row for row in self._left.addresses() if row.endpoint_id == number and not row.is_host]
         steps: list[Callable[[], object]] = [

@@ -1,8 +1,8 @@
-"""Decides which old endpoints live on, claims what is theirs, and clears away the rest.
+"""Decides which old endpoints are restored, claims their resources, and removes the rest.
 
-Source: Cilium 1.17, restoring old endpoints before any address is given.
+Source: Cilium 1.17, restore of old endpoints before any address is allocated.
 
-Nothing of an endpoint that lives on is written here: its pod goes on using it.
+The kernel state of a restored endpoint is not written here: its pod uses it.
 """
 
 import time
@@ -43,7 +43,7 @@ from lifecycle import Health, HiveError, Hook, Lifecycle, Logger, NotStartedErro
 
 
 class OldEndpoints:
-    """The saved endpoints; its hook reads them. Nothing is believed yet."""
+    """The saved endpoints, read by its start hook and not validated yet."""
 
     def __init__(self, files: StateFiles, lifecycle: Lifecycle, health: Health, log: Logger) -> None:
         self._files = files
@@ -54,7 +54,7 @@ class OldEndpoints:
 
     @property
     def scan(self) -> Scan:
-        """What was found; raises NotStartedError before the hook has run."""
+        """The result of the scan. Raises NotStartedError before the hook has run."""
         if self._scan is None:
             raise NotStartedError("OldEndpoints.scan was read before the hook 'read old endpoints' ran")
         return self._scan
@@ -77,26 +77,26 @@ class OldEndpoints:
 
 
 STRETCH = 100
-"""Endpoints taken on before others get their turn on the event loop: about 5 ms."""
+"""Endpoints restored between two yields to the event loop: about 5 ms."""
 
 
 class QuarantinedEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint that could not be restored through no fault of its pod's, which runs."""
+    """An endpoint that could not be restored, though its pod runs and is not the cause."""
 
     number: int
     ifindex: int
-    """Of its link: while that exists, nothing of the endpoint is touched."""
+    """Index of its link: while the link exists, the endpoint's state is not touched."""
     identity: int
     addresses: tuple[IPAddress, ...]
-    """Those reserved for it."""
+    """Addresses reserved for it."""
     has_policy_map: bool
-    """Whether its number and policy map could be taken over."""
+    """Whether its id and policy map were adopted."""
     prefixes: tuple[Prefix, ...]
-    """Those claimed for it in the ipcache."""
+    """Prefixes claimed for it in the ipcache."""
 
 
 class EndpointClaims:
-    """What pods from before a restart go on using: addresses, policy maps, identities, prefixes."""
+    """Claims of old endpoints' resources: addresses, policy maps, identities, prefixes."""
 
     def __init__(
         self,
@@ -113,17 +113,19 @@ class EndpointClaims:
         self._identities = identities
         self._log = log
         self._prefixes: dict[int, list[IpcacheEntry]] = {}
-        """Claims of prefixes to be made together, by endpoint."""
+        """Claims for the next batch to the ipcache, by endpoint id."""
 
     def covers(self, address: IPAddress) -> bool:
-        """Whether the address is in this node's ranges."""
+        """Whether this node's ranges contain the address."""
         return self._addresses.covers(address)
 
     def claim(self, endpoint: Endpoint) -> None:
-        """Take addresses, id and policy map; raises IpamError, HiveError or OSError with nothing taken.
+        """Claim addresses, id and policy map.
 
-        An address of a family that is off now, or out of the node's range, stays the endpoint's: a range that
-        comes to have it does not hand it out. The prefixes follow with claim_prefixes().
+        Raises IpamError, HiveError or OSError with nothing claimed.
+
+        An address of a disabled family or outside the node's ranges is reserved: a range that is added later
+        does not allocate it. claim_prefixes() claims the prefixes.
         """
         addresses = self._addresses
         on = [ip for ip in endpoint.addresses if addresses.covers(ip)]
@@ -143,13 +145,13 @@ class EndpointClaims:
         self._prefixes[endpoint.id] = restored_claims(endpoint.id, endpoint.identity, endpoint.addresses)
 
     async def identify(self, endpoint: Endpoint) -> Identity:
-        """The identity of the endpoint's labels: the one it has, unless the cluster has another now."""
+        """The identity of the endpoint's labels: its previous one, unless the cluster has another now."""
         return await self._identities.acquire(endpoint.labels or INIT_LABELS, previous=endpoint.identity)
 
     def quarantine(
         self, number: int, ifindex: int, identity: int, ips: list[IPAddress]
     ) -> QuarantinedEndpoint:
-        """Take what can be taken for an endpoint that is not restored; the rest is logged."""
+        """Claim the resources of an endpoint that is not restored; failures are logged."""
         adopted = False
         try:
             self._policies.adopt(number)
@@ -165,7 +167,7 @@ class EndpointClaims:
         return QuarantinedEndpoint(number, ifindex, identity, addresses, adopted, tuple(map(prefix_of, ips)))
 
     def releases(self, freed: QuarantinedEndpoint) -> Iterator[Callable[[], object]]:
-        """The steps that give back what quarantine() took."""
+        """The steps that release the resources quarantine() claimed."""
         yield partial(self._ipcache.withdraw, resource_of(freed.number), freed.prefixes)
         yield partial(self._identities.unhold, freed.identity)
         for ip in freed.addresses:
@@ -174,26 +176,28 @@ class EndpointClaims:
             yield partial(self._policies.release, freed.number)
 
     def claim_prefixes(self) -> None:
-        """Keep the addresses' rows in the ipcache, all at once; what is as it was is not written."""
+        """Claim the collected prefixes in the ipcache in one batch; unchanged entries are not written."""
         wanted, self._prefixes = self._prefixes, {}
         try:
             self._ipcache.upsert(*chain.from_iterable(wanted.values()))
-        except OSError:  # of one, maybe: it is not to cost the others their rows
+        except (
+            OSError
+        ):  # one endpoint may have failed: claim each alone, so that the others have their entries
             for number, claims in wanted.items():
                 self._claim_alone(number, claims)
 
     def done(self) -> None:
-        """All is claimed: what the ipcache has beyond may go."""
+        """All prefixes are claimed: the ipcache may remove other entries."""
         self._initializer.done()
 
     def _claim_alone(self, number: int, claims: Iterable[IpcacheEntry]) -> None:
         try:
             self._ipcache.upsert(*claims)
-        except OSError as error:  # it is tried again when the endpoint is regenerated
+        except OSError as error:  # the endpoint's regeneration claims them again
             self._log.warning("addresses not in the ipcache", endpoint=number, error=str(error))
 
     def _reserved(self, number: int, address: IPAddress) -> bool:
-        """Whether the address is reserved for its endpoint; a warning, if it cannot be."""
+        """Reserve the address for its endpoint; return whether that succeeded, else log a warning."""
         if not self._addresses.covers(address):
             self._addresses.hold(address, f"endpoint {number} [quarantined]")
             return True
@@ -210,7 +214,7 @@ class EndpointClaims:
 
 
 class RestoredEndpoints:
-    """The endpoints that live on; its hook claims their addresses, ids, policy maps and identities."""
+    """Endpoints that continue; its hook claims their addresses, ids, policy maps and identities."""
 
     def __init__(
         self,
@@ -234,21 +238,21 @@ class RestoredEndpoints:
         self._health = health.child("restore")
         self._log = log
         self.endpoints: list[Endpoint] = []
-        """Those that live on; empty before the hook has run."""
+        """The restored endpoints; empty before the hook has run."""
         self.quarantined: dict[int, QuarantinedEndpoint] = {}
-        """Those that run but could not be restored; QuarantinedEndpoints frees them once their links go."""
+        """Endpoints that run but could not be restored; QuarantinedEndpoints releases them."""
         self.failed: dict[int, str] = {}
-        """Why the others could not be restored."""
-        self._over: set[int] = set()
-        """Those without a running pod: adding was interrupted, or the pod was deleted meanwhile."""
+        """Why other endpoints could not be restored, by id."""
+        self._stale: set[int] = set()
+        """Failed endpoints without a running pod: its creation was interrupted, or it was deleted."""
         self._refused: dict[int, str] = {}
-        """The kernel's error where it did not open an endpoint's policy map: no fault of the pod's."""
+        """The kernel's error if it did not open the endpoint's policy map: the pod is not the cause."""
         self._dropped: list[int] = []
-        """Those that are made anew by who needs them, never restored."""
+        """Endpoints that their owners create anew, and restore never does."""
         lifecycle.append(Hook("restore endpoints", self._restore))
 
     def strays(self) -> list[IPAddress]:
-        """Addresses of restored pods that this node's ranges do not cover, and that have no other route."""
+        """Addresses of restored pods outside this node's ranges, without a route of their own."""
         ours = (
             endpoint
             for endpoint in self.endpoints
@@ -281,33 +285,33 @@ class RestoredEndpoints:
         live = self._live(left)
         self._left.keep_addresses(live.addresses)
         self._claims.done()
-        troubles = await self._clearing.run(live, left, links, [*self.failed, *self._dropped])
-        self._report(started, troubles)
+        errors = await self._clearing.run(live, left, links, [*self.failed, *self._dropped])
+        self._report(started, errors)
 
     async def _prepare(self, numbers: list[int]) -> None:
-        """Make lost policy maps anew beforehand; what fails here fails for its endpoint alone, later."""
+        """Create lost policy maps again; an endpoint that fails here fails alone later."""
         try:
             await self._left.prepare_policies(numbers)
         except (HiveError, OSError) as error:
             self._log.warning("policy maps of old endpoints not prepared", error=str(error))
 
-    def _report(self, started: float, troubles: list[str]) -> None:
+    def _report(self, started: float, errors: list[str]) -> None:
         took = round((time.perf_counter() - started) * 1000, 1)
         self._log.info(
             "Endpoints restored", restored=len(self.endpoints), failed=len(self.failed), milliseconds=took
         )
-        over = {number: self.failed[number] for number in sorted(self._over)}
-        failed = {number: why for number, why in sorted(self.failed.items()) if number not in over}
+        stale = {number: self.failed[number] for number in sorted(self._stale)}
+        failed = {number: why for number, why in sorted(self.failed.items()) if number not in stale}
         summary = f"{len(self.endpoints)} restored, {len(failed)} failed, {took} ms"
         if failed:
             summary += f"; failed: {_reasons(failed)}"
-        if over:
-            summary += f"; removed as stale: {_reasons(over)}"
+        if stale:
+            summary += f"; removed as stale: {_reasons(stale)}"
         if self.quarantined:
             summary += f"; not restored, left unchanged: {sorted(self.quarantined)}"
-        if troubles:
-            summary += f"; not removed: {'; '.join(troubles)}"
-        if failed or self.quarantined or troubles:
+        if errors:
+            summary += f"; not removed: {'; '.join(errors)}"
+        if failed or self.quarantined or errors:
             self._health.degraded(summary)
         else:
             self._health.ok(summary)
@@ -328,22 +332,25 @@ class RestoredEndpoints:
         )
 
     async def _take(self, number: int, saved: SavedEndpoint, links: dict[str, LinkInfo]) -> None:
-        """Let one endpoint live on, or note why it cannot."""
+        """Restore one endpoint, or record why it cannot be restored."""
         endpoint = saved.endpoint
         if saved.is_fake or endpoint.is_reserved:
             self._dropped.append(number)
             return
-        if not endpoint.ifindex and endpoint.ifname in links:  # saved without: the name counts, as in Cilium
+        if not endpoint.ifindex and endpoint.ifname in links:  # not saved: found by name, as in Cilium
             endpoint = replace(endpoint, ifindex=links[endpoint.ifname].ifindex)
         fault = fault_of(endpoint, links)
         if fault is not None:
-            self._over.add(number)
+            self._stale.add(number)
         else:
             try:
                 self._claims.claim(endpoint)
             except IpamError as error:
                 fault = str(error)
-            except (HiveError, OSError) as error:  # it may be willing next time; a pod without link is lost
+            except (
+                HiveError,
+                OSError,
+            ) as error:  # the next start may succeed; a removed pod could not come back
                 self._refused[number] = str(error)
                 return
             else:
@@ -360,7 +367,7 @@ class RestoredEndpoints:
                 self.endpoints.append(live)
                 return
         self.failed[number] = fault
-        if number in self._over:  # as when its DEL came while no agent ran
+        if number in self._stale:  # for example, its DEL came while no agent ran
             self._log.info("stale endpoint removed", endpoint=number, pod=endpoint.title, reason=fault)
         else:
             self._log.warning(
@@ -368,7 +375,7 @@ class RestoredEndpoints:
             )
 
     def _keep(self, number: int, rows: list[LxcRow], links: dict[int, LinkInfo], reason: str) -> None:
-        """Let the pod of an endpoint that is not restored run on as it is, if the kernel shows it runs."""
+        """Quarantine an endpoint that is not restored, if the kernel shows that its pod runs."""
         live = [row for row in rows if not row.is_host and row.ifindex in links]
         if not live:
             if rows:

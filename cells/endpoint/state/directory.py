@@ -1,4 +1,4 @@
-"""Endpoints on disk: the state directory, and what is in its files."""
+"""Endpoints on disk: the state directory and its files."""
 
 import binascii
 import ctypes
@@ -31,7 +31,7 @@ _MARK: Final = b"CILIUM_BASE64_"
 
 
 def json_in_header(header: bytes) -> bytes:
-    """The JSON, to be decoded as that of the other form; raises UnreadableError."""
+    """The JSON, in the format of decode(). Raises UnreadableError."""
     line = next((line for line in header.splitlines() if _MARK in line), None)
     if line is None:
         raise UnreadableError(f"no line with {_MARK.decode()}")
@@ -46,36 +46,36 @@ def json_in_header(header: bytes) -> bytes:
         raise UnreadableError(f"the line with {_MARK.decode()} is not base64: {error}") from error
 
 
-# The state directory: one directory for each endpoint, switched as a whole.
+# The state directory: one directory for each endpoint, replaced atomically.
 #
 # Source: Cilium 1.17, the endpoints' state directories.
 #
-# Nothing is synced to the disk: a reboot voids the state anyway, and the page cache outlives kill -9.
+# Files are not synced to disk: a reboot makes the state invalid anyway, and the page cache survives kill -9.
 
 JSON_NAME: Final = "ep_config.json"
 HEADER_NAME: Final = "ep_config.h"
 _DIRECTORY = re.compile(r"([1-9][0-9]{0,4})(_next|_next_fail)?")
 _LARGEST: Final = 64 << 20
-"""Bytes of a file that are read at most: of 10000 addresses with many names there are some."""
+"""Maximum size of a file in bytes: 10000 addresses with many names need several MiB."""
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2  # linux/fs.h
 
 
 class Scan(msgspec.Struct):
-    """What a state directory holds."""
+    """Result of reading a state directory."""
 
     endpoints: dict[int, SavedEndpoint] = msgspec.field(default_factory=dict)
-    """What could be read, by endpoint id."""
+    """Readable endpoints, by endpoint id."""
     unreadable: dict[int, str] = msgspec.field(default_factory=dict)
-    """Why the state of these ids could not be read; their directories are left as they are."""
+    """Errors of unreadable state, by endpoint id; these directories stay."""
     removed: list[str] = msgspec.field(default_factory=list)
-    """Left-overs of an interrupted write or delete, removed now."""
+    """Removed directories of an interrupted write or delete."""
     ignored: list[str] = msgspec.field(default_factory=list)
-    """Directories of endpoints that another directory has the better claim to; left as they are."""
+    """Directories of endpoints that also have a directory with their own id; these directories stay."""
 
 
 class StateFiles:
-    """Keeps ``<directory>/<id>/ep_config.json`` for every endpoint."""
+    """Maintains ``<directory>/<id>/ep_config.json`` for every endpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -83,20 +83,20 @@ class StateFiles:
         self._names: dict[int, NamesJSON] = {}
 
     def names(self, endpoint_id: int) -> SavedNames:
-        """What the endpoint had asked DNS for, as it was saved; raises ValueError for what cannot be read."""
+        """The endpoint's saved DNS names. Raises ValueError if they cannot be read."""
         return self._names.get(endpoint_id, NO_NAMES).read()
 
     def keep_names(self, endpoint: Endpoint, names: SavedNames) -> None:
-        """Save with the endpoint, from now on, what it has asked DNS for. Raises OSError."""
+        """Save the endpoint's DNS names with it, now and at later writes. Raises OSError."""
         self._names[endpoint.id] = NamesJSON.of(names)
-        if (self.directory / str(endpoint.id)).exists():  # else it is being made
+        if (self.directory / str(endpoint.id)).exists():  # otherwise write() follows
             self.refresh(endpoint)
 
     def write(self, endpoint: Endpoint) -> None:
-        """Save the endpoint: a reader sees its earlier state or this one, nothing between.
+        """Save the endpoint atomically: a reader sees the previous state or the new one.
 
-        It is built in ``<id>_next`` and moved into place; an existing directory is exchanged with it,
-        keeping what other files it has. Raises OSError, with the earlier state untouched.
+        The state is written to ``<id>_next`` and moved into place; an existing directory is exchanged with
+        it, and its other files stay. Raises OSError, with the previous state untouched.
         """
         final = f"{self._base}/{endpoint.id}"
         building = final + "_next"
@@ -118,7 +118,7 @@ class StateFiles:
         _remove_tree(final + "_next_fail", ignore_errors=True)
 
     def refresh(self, endpoint: Endpoint) -> None:
-        """Save the endpoint unless it is saved as it is already; raises OSError."""
+        """Save the endpoint if its saved state differs. Raises OSError."""
         try:
             saved = read_regular(self.directory / str(endpoint.id) / JSON_NAME, _LARGEST)
         except FileNotFoundError:
@@ -130,7 +130,7 @@ class StateFiles:
         return encode(endpoint, self._names.get(endpoint.id, NO_NAMES))
 
     def remove(self, endpoint_id: int) -> None:
-        """Forget the endpoint; nothing happens if it is not there. Raises OSError."""
+        """Remove the endpoint's state; a missing one is a no-op. Raises OSError."""
         self._names.pop(endpoint_id, None)
         base = f"{self._base}/{endpoint_id}"
         with suppress(FileNotFoundError):
@@ -146,10 +146,10 @@ class StateFiles:
                 _remove_tree(directory)
 
     def scan(self) -> Scan:
-        """Read every endpoint's directory, finishing or removing what was interrupted.
+        """Read every endpoint's directory, and complete or remove interrupted writes.
 
-        A ``_next`` without its endpoint is that endpoint's only state: it is moved into place if it can be
-        read and removed if it was never finished. Directories with other names are not looked at.
+        A ``_next`` without its endpoint is that endpoint's only state: it is moved into place if it is
+        readable, and removed if it is incomplete. Directories with other names are ignored.
         """
         scan = Scan()
         names = {entry.name for entry in os.scandir(self.directory) if entry.is_dir(follow_symlinks=False)}
@@ -179,7 +179,7 @@ class StateFiles:
         self._claim(directory, saved, scan)
 
     def _claim(self, directory: Path, saved: SavedEndpoint, scan: Scan) -> None:
-        """Take the state for its endpoint, under the directory's proper name."""
+        """Add the endpoint to the scan, and rename its directory to its id."""
         number = saved.endpoint.id
         proper = self.directory / str(number)
         if directory != proper:
@@ -209,7 +209,7 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 
 
 def _read(directory: Path) -> SavedEndpoint:
-    """The newer form, or the older one where that does not exist; raises FileNotFoundError without either."""
+    """Read the newer form, or else the older one. Raises FileNotFoundError without either."""
     path = directory / JSON_NAME
     try:
         data = read_regular(path, _LARGEST)
@@ -232,7 +232,7 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _moved(source: str, target: str) -> bool:
-    """Rename a directory; False if ``target`` is there and holds something."""
+    """Rename a directory; False if ``target`` exists and is not empty."""
     try:
         os.rename(source, target)  # noqa: PTH104  (hot path)
     except OSError as error:
@@ -243,7 +243,7 @@ def _moved(source: str, target: str) -> bool:
 
 
 def _adopt_files(source: str, target: str) -> None:
-    """Hard link into ``target`` what only ``source`` has."""
+    """Hard-link into ``target`` the files that only ``source`` has."""
     for entry in os.scandir(source):
         if entry.is_file(follow_symlinks=False):
             with suppress(FileExistsError):
@@ -251,7 +251,7 @@ def _adopt_files(source: str, target: str) -> None:
 
 
 def _exchange(one: str, other: str) -> None:
-    """Swap two paths at once (renameat2(2))."""
+    """Swap two paths atomically (renameat2(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
         code = ctypes.get_errno()

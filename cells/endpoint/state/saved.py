@@ -1,4 +1,4 @@
-"""The JSON an endpoint is saved as: exactly the keys that other readers of the state directory expect.
+"""The saved JSON of an endpoint, with exactly the keys that other readers of the state directory expect.
 
 Source: Cilium 1.17, ep_config.json. Readers ignore unknown keys and default missing ones.
 """
@@ -14,17 +14,17 @@ from cells.base.addresses import text_of
 from cells.base.labels import Label, labels_sha256, parse, texts
 from cells.endpoint.model import ZERO_MAC, DatapathConfiguration, Endpoint, State
 
-# What DNS has answered an endpoint, as its saved state has it: DNSHistory and DNSZombies.
+# DNS answers of an endpoint in its saved state: DNSHistory and DNSZombies.
 #
 # Source: Cilium 1.17, the DNS cache of an endpoint and its zombies, in ep_config.json.
 #
-# ``null`` is not written: Cilium's agent takes it for a cache that is not there, and ends by it.
+# ``null`` is not written: Cilium's agent decodes it as a missing cache, and crashes.
 
 _NEVER: Final = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
 class SavedLookup(msgspec.Struct, frozen=True, gc=False):
-    """An answer: a name in any form and its addresses; times in seconds since the epoch."""
+    """A DNS answer: a name in any form and its addresses; times in Unix seconds."""
 
     name: str
     addresses: tuple[IPv4Address | IPv6Address, ...]
@@ -34,7 +34,7 @@ class SavedLookup(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedZombie(msgspec.Struct, frozen=True, gc=False):
-    """An address with expired TTLs, since when in seconds since the epoch, and its names."""
+    """An address with expired TTLs, its names, and when they expired in Unix seconds."""
 
     address: IPv4Address | IPv6Address
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class SavedZombie(msgspec.Struct, frozen=True, gc=False):
 
 
 class SavedNames(msgspec.Struct, frozen=True, gc=False):
-    """What is known of an endpoint's names."""
+    """An endpoint's DNS names."""
 
     lookups: tuple[SavedLookup, ...] = ()
     zombies: tuple[SavedZombie, ...] = ()
@@ -68,19 +68,19 @@ class _Zombies(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class NamesJSON(msgspec.Struct, frozen=True, gc=False):
-    """The values of both keys, as they are in the file."""
+    """JSON of both keys, as in the file."""
 
     history: bytes = b"[]"
     zombies: bytes = b"{}"
 
     @classmethod
     def found(cls, history: bytes, zombies: bytes) -> "NamesJSON":
-        """As they were found in a file."""
+        """The values read from a file; ``null`` becomes empty."""
         return cls(b"[]" if history == b"null" else history, b"{}" if zombies == b"null" else zombies)
 
     @classmethod
     def of(cls, names: SavedNames) -> "NamesJSON":
-        """To be written."""
+        """The values to write."""
         lookups = [
             _Lookup(one.name, _time(one.at), _time(one.expires), one.ttl, list(map(str, one.addresses)))
             for one in names.lookups
@@ -92,7 +92,7 @@ class NamesJSON(msgspec.Struct, frozen=True, gc=False):
         return cls(msgspec.json.encode(lookups), msgspec.json.encode(_Zombies(zombies or None)))
 
     def read(self) -> SavedNames:
-        """What they say; raises ValueError where that is nothing an agent writes."""
+        """Decode both values. Raises ValueError if they are invalid."""
         try:
             history = msgspec.json.decode(self.history, type=list[_Lookup] | None) or []
             zombies = msgspec.json.decode(self.zombies, type=_Zombies | None) or _Zombies()
@@ -120,7 +120,7 @@ def _address(text: str) -> IPv4Address | IPv6Address:
     found = IPv6Address(text)
     if found.scope_id is not None:
         raise ValueError(f'"{text}" is an address of one link')
-    return found.ipv4_mapped or found  # Go has IPv4 so, too
+    return found.ipv4_mapped or found  # Go also writes IPv4 addresses in this form
 
 
 def _time(seconds: float) -> datetime:
@@ -133,11 +133,11 @@ def _seconds(time: datetime | None) -> float:
 
 NO_NAMES: Final = NamesJSON()
 CNI_NETWORK: Final = "property-cni-network"
-"""Property of our own: the name of the endpoint's CNI network."""
+"""Our own property: the name of the endpoint's CNI network."""
 
 
 class UnreadableError(Exception):
-    """Raised for saved state that is not what an agent writes; the text has the reason."""
+    """Raised for invalid saved state; the text has the reason."""
 
 
 class _SavedLabel(msgspec.Struct, frozen=True, gc=False):
@@ -225,7 +225,7 @@ class _Saved(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename=_KEYS):
     dns_zombies: msgspec.Raw = _NULL
 
 
-# Keys of features this agent has no value for, as an agent without those features writes them.
+# Keys of features that this agent does not have, with the values of an agent that does not use them.
 _CONSTANT: Final = msgspec.json.encode(
     {
         "DockerNetworkID": "",
@@ -241,21 +241,21 @@ _decoder = msgspec.json.Decoder(_Saved)
 
 
 class SavedEndpoint(msgspec.Struct, frozen=True):
-    """The contents of a state directory: the endpoint as it was, and what is known about it besides."""
+    """Contents of a state directory: the endpoint, its properties and its DNS names."""
 
     endpoint: Endpoint
     properties: dict[str, object]
     names: NamesJSON = NO_NAMES
-    """What it had asked DNS for."""
+    """Its DNS names."""
 
     @property
     def is_fake(self) -> bool:
-        """Whether it stands for something that has no interface of its own."""
+        """Whether it represents something without an interface."""
         return self.properties.get("property-fake-endpoint") is True
 
 
 def encode(endpoint: Endpoint, names: NamesJSON = NO_NAMES) -> bytes:
-    """The endpoint, and what it has asked DNS for, as the bytes of ep_config.json."""
+    """Encode the endpoint and its DNS names as ep_config.json."""
     datapath = endpoint.datapath
     saved = _Saved(
         id=endpoint.id,
@@ -300,7 +300,7 @@ def encode(endpoint: Endpoint, names: NamesJSON = NO_NAMES) -> bytes:
 
 
 def decode(data: bytes, created: float) -> SavedEndpoint:
-    """The endpoint in the bytes of an ep_config.json, in state restoring; raises UnreadableError."""
+    """Decode an ep_config.json; the endpoint is in state restoring. Raises UnreadableError."""
     try:
         saved = _decoder.decode(data)
         names = NamesJSON.found(bytes(saved.dns_history), bytes(saved.dns_zombies))
@@ -358,7 +358,7 @@ def _endpoint(saved: _Saved, created: float) -> Endpoint:
 
 
 def _check_width(key: str, number: int, bits: int) -> None:
-    """Raise ValueError for a number that no kernel gave and no map can hold."""
+    """Raise ValueError for a number outside the width that kernel and maps use."""
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{key} is {number}, expected a number of {bits} bits")
 
@@ -370,7 +370,7 @@ def _network(properties: dict[str, object] | None) -> str:
 
 @lru_cache(maxsize=1024)
 def _label_map(labels: tuple[str, ...]) -> _Labels:
-    """The labels by their keys, to be written: pods of one kind have the same ones."""
+    """The labels by key, to write; cached, because similar pods have equal labels."""
     return {label.key: _SavedLabel(label.key, label.value, label.source) for label in map(parse, labels)}
 
 
