@@ -1,8 +1,8 @@
-"""The objects of Kubernetes as tables, from API servers or from a folder of manifests.
+"""Tables of Kubernetes objects, read from API servers or from a folder of manifests.
 
-Source: fills one table per kind; nothing downstream depends on which it was. Without a source the tables
+Source: fills one table per kind; consumers do not depend on which source it is. Without a source the tables
         are initialized and empty.
-Why:    a table changes only by what is known: an unreachable server or a broken file changes nothing.
+Why:    missing information deletes nothing: an unreachable server or an invalid file changes no table.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from lifecycle import Member, Table, config, invoke, module, provide
 __all__ = ["cell"]
 
 
-# How the cell of Kubernetes' objects is put together.
+# The composition of the cell.
 
 
 def pods(resources: Resources) -> Table[tuple[str, str], Pod]:
-    """The node's own pods."""
+    """The pods of this node."""
     return resources.table(PODS)
 
 
@@ -80,7 +80,7 @@ def cilium_identities(resources: Resources) -> Table[tuple[str, str], CiliumIden
 
 
 def client_metrics(api: KubernetesAPI) -> Member[Collector]:
-    """Requests as metrics, where there is a server."""
+    """Metrics of requests, if there is an API server."""
 
     async def collect() -> Iterable[MetricFamily]:
         if (calls := api.calls) is None:
@@ -93,7 +93,7 @@ def client_metrics(api: KubernetesAPI) -> Member[Collector]:
 
 
 def object_metrics(resources: Resources) -> Member[Collector]:
-    """The progress of the sources, as metrics."""
+    """Metrics of the events of sources."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.kubernetes.sink import families
@@ -104,7 +104,7 @@ def object_metrics(resources: Resources) -> Member[Collector]:
 
 
 def object_source(settings: KubernetesSettings) -> ObjectSource:
-    """Where objects come from, as the settings have it."""
+    """The source of objects that the settings select."""
     return settings.source
 
 

@@ -1,4 +1,4 @@
-"""An API server as the source of objects, and the client by which others write.
+"""The API server as a source of objects, and the client that other modules write with.
 
 Source: a reflector per kind fills the tables of objects.
 """
@@ -31,14 +31,14 @@ __all__ = ["KubernetesAPI", "access_of"]
 
 
 AGENT: Final = "cilium-agent/1.17.0"
-"""What requests say they are from: the field manager of what is written, too."""
+"""User agent of requests; its first part is the field manager of writes."""
 
 ASK_AGAIN: Final = 10.0
-"""Seconds until a server without a known version is asked again."""
+"""Seconds between requests for the server's version, until one succeeds."""
 
 
 class ServerState(msgspec.Struct, frozen=True):
-    """How the API server is, as in ``cilium-dbg status``."""
+    """State of the API server, as in ``cilium-dbg status``."""
 
     state: Literal["Disabled", "Ok", "Warning", "Failure"]
     message: str = ""
@@ -57,7 +57,7 @@ class Version(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def state_of(sources: Sequence[SourceStatus], version: str) -> ServerState:
-    """How a server is by what is heard of it: a failure when nothing is."""
+    """Return the server's state, derived from its sources: Failure if no kind is watched."""
     failing = [one for one in sources if one.state == "failing"]
     if not any(one.state == "watching" for one in sources):
         return (
@@ -69,10 +69,9 @@ def state_of(sources: Sequence[SourceStatus], version: str) -> ServerState:
 
 
 def followed_of(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now: float) -> list[str]:
-    """The kinds that are followed, as Cilium writes them: ``core/v1::Pods``.
+    """Return the watched kinds in Cilium's notation: ``core/v1::Pods``.
 
-    Of one that cannot be followed for now, how long ago its last event was:
-    ``core/v1::Pods (last event 5m12s ago)``.
+    A kind with a failing watch has the age of its last event: ``core/v1::Pods (last event 5m12s ago)``.
     """
     by_kind = {one.kind: one for one in sources}
     found = []
@@ -86,14 +85,14 @@ def followed_of(kinds: Iterable[Kind[Any]], sources: Iterable[SourceStatus], now
 
 
 def _age(seconds: float) -> str:
-    """A time as Go writes it: ``5m12s``."""
+    """Format seconds as Go does: ``5m12s``."""
     minutes, left = divmod(max(0, int(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
 def access_of(settings: KubernetesSettings) -> Access | None:
-    """How to reach the API servers: by the settings, the kubeconfig, or as a pod; None for not at all.
+    """Return how to reach the API servers, by settings, kubeconfig or service account; None without one.
 
     Raises AccessError.
     """
@@ -104,7 +103,7 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     )
     if not settings.asks_api_server:
         return None
-    from cells.kubernetes.client.access import (  # loaded where there is a server
+    from cells.kubernetes.client.access import (  # imported only if there is a server
         Access,
         EnvironmentProxies,
         from_kubeconfig,
@@ -115,7 +114,7 @@ def access_of(settings: KubernetesSettings) -> Access | None:
     if settings.k8s_kubeconfig_path:
         found = from_kubeconfig(Path(settings.k8s_kubeconfig_path))
     elif any(url.startswith("http://") for url in urls):
-        found = None  # a service account's token does not go over the network in clear text
+        found = None  # a service account token is never sent in clear text
     else:
         found = in_cluster(os.environ)
     if found is None:
@@ -124,18 +123,18 @@ def access_of(settings: KubernetesSettings) -> Access | None:
 
 
 def shown_as(kind: Kind[Any]) -> str:
-    """A kind as Cilium's status shows it; groups go by their first name."""
+    """Return a kind in the notation of Cilium's status; an API group has its short name."""
     group = {"": "core", "discovery.k8s.io": "discovery", "cilium.io": "cilium"}.get(kind.group, kind.group)
     return f"{group}/{kind.version}::{'Pods' if kind is PODS else kind.kind}"
 
 
 def asked_for(kind: Kind[Any], node: str) -> dict[str, str]:
-    """What of a kind is asked for: of pods those of this node."""
+    """Return the query of a kind's lists and watches: pods are limited to this node."""
     return {"fieldSelector": f"spec.nodeName={node}"} if kind is PODS else {}
 
 
 class KubernetesAPI:
-    """The API server, if there is one: follows every kind, and lends its client to those who write."""
+    """The API server, if one is configured: follows every kind, and provides its client to writers."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class KubernetesAPI:
 
     @property
     def enabled(self) -> bool:
-        """Whether there is an API server. Raises NotStartedError before the hook has run."""
+        """Whether an API server is configured. Raises NotStartedError before the start hook has run."""
         if not self._started:
             raise NotStartedError(
                 "KubernetesAPI: whether there is an API server is known once its hook has run"
@@ -170,22 +169,25 @@ class KubernetesAPI:
 
     @property
     def configured(self) -> tuple[str, str]:
-        """The URL and the kubeconfig's path that settings have; empty ones without."""
+        """The server URL and the kubeconfig path of the settings; empty if not set."""
         return self._settings.k8s_api_server, self._settings.k8s_kubeconfig_path
 
     @property
     def client(self) -> Client:
-        """Its client. Raises NotStartedError when there is none, or not yet."""
+        """The client. Raises NotStartedError without a server, or before the start hook has run."""
         if self._client is None:
             raise NotStartedError("KubernetesAPI: no API server is configured, or its hook has not run")
         return self._client
 
     async def reachable(self) -> None:
-        """Wait while no server answers. Writers do before they write: they go on as soon as one is back."""
+        """Wait while no server answers.
+
+        Writers call it first, so they continue as soon as a server is back.
+        """
         await self.client.reach.pause()
 
     async def wait_lost(self) -> None:
-        """Until a server was asked in vain."""
+        """Wait until a request gets no answer."""
         await self.client.reach.wait_lost()
 
     async def keep(
@@ -194,9 +196,9 @@ class KubernetesAPI:
         wanted: Mapping[str, Any],
         change: Callable[[dict[str, Any]], Mapping[str, Any] | None],
     ) -> bool:
-        """Create a cluster-scoped object as ``wanted``, or update the existing one; whether it wrote.
+        """Create a cluster-scoped object as ``wanted``, or update it; return whether it was written.
 
-        ``change`` gives the object as it should be, None to leave it. Raises KubernetesError.
+        ``change`` returns the new object, or None to leave it unchanged. Raises KubernetesError.
         """
         from cells.kubernetes.client.errors import ConflictError, NotFoundError
 
@@ -213,18 +215,18 @@ class KubernetesAPI:
         return True
 
     def followed(self) -> list[str]:
-        """The kinds that are followed at the server; see followed_of()."""
+        """Return the watched kinds; see followed_of()."""
         if self._client is None:
             return []
         return followed_of(self._resources.kinds, self._statuses.all(), time.time())
 
     @property
     def calls(self) -> Calls | None:
-        """What is counted of requests; None without a server."""
+        """Statistics of requests; None without a server."""
         return self._client.calls if self._client is not None else None
 
     def state(self) -> ServerState:
-        """How the server is; Disabled when there is none."""
+        """Return the server's state; Disabled without a server."""
         if self._client is None:
             return ServerState("Disabled")
         return state_of(self._statuses.all(), self._version)
@@ -278,7 +280,7 @@ class KubernetesAPI:
                 await self.client.reach.pause(ASK_AGAIN)
 
     async def _heartbeat(self) -> None:
-        """Ask a server that has been silent how it is."""
+        """Probe the server if it has been silent for too long."""
         from cells.kubernetes.client.errors import KubernetesError
 
         try:

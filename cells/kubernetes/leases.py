@@ -1,4 +1,4 @@
-"""Leases: one of several is the leader, and all can see which.
+"""Leader election by Leases.
 
 Source: k8s.io/client-go/tools/leaderelection; coordination.k8s.io/v1 Lease (times have six digits of
         fraction).
@@ -23,7 +23,7 @@ __all__ = ["LEASES", "Election", "Lease"]
 
 
 class LeaseSpec(ObjectPart, frozen=True, gc=False):
-    """Who holds it, and for how long."""
+    """Holder and duration of a lease."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -39,20 +39,21 @@ class Lease(Object, frozen=True, gc=False):
 
 
 RELEASE: Final = 2.0
-"""Seconds that releasing a lease may take, so that stopping does not wait for a missing server."""
+"""Timeout in seconds for the release of a lease, so that a stop does not wait for an unreachable server."""
 LEASES: Final = Kind(Lease, "coordination.k8s.io/v1", "leases")
 
 
 def micro_time() -> str:
-    """Now, as leases write it."""
+    """Return the current time in the format of leases."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 class Election:
-    """Holds a lease, or waits until its holder has not renewed it for its whole duration.
+    """Acquires a lease, or waits until its holder has not renewed it for the lease's duration.
 
-    Durations are seconds. Expiry is measured by our own clock from when a change of the lease was seen: the
-    clocks of two machines are never compared. ``observed`` is called with the holder after each answer.
+    Durations are seconds. The lease expires by the local clock, from the time its last change was seen:
+    clocks of two machines are never compared. ``observed`` is called with the holder after each successful
+    request.
     """
 
     def __init__(
@@ -80,20 +81,20 @@ class Election:
         self._clock = clock
         self._observed = observed
         self._written: dict[str, Any] | None = None
-        """The lease as we wrote it last: while no one else writes it, one request renews it."""
+        """The lease as it was last written here: while no other client writes it, one request renews it."""
         self._seen: LeaseSpec | None = None
         self._seen_at = 0.0
         self.leader = ""
-        """Who was last seen to hold it."""
+        """The last observed holder."""
         self.lost = False
-        """Whether it was ours and is not any more, though the work was not done."""
+        """Whether this process lost the lease before the work was done."""
 
     async def run(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Wait for the lease, then work while it is held; released at the end.
+        """Wait for the lease, then work while it is renewed; release it at the end.
 
-        Returns when `work` is done, or cancels it and returns when the lease is lost.
+        Returns when `work` is done; if the lease is lost, cancels `work` and returns.
         """
-        while not await self._try():  # noqa: ASYNC110  # a lease can only be asked for
+        while not await self._try():  # noqa: ASYNC110  # a lease can only be polled
             await anyio.sleep(self._retry * (1 + random.random() / 5))  # noqa: S311  # spreads load
         self._log.info("elected leader", lease=self._name)
         try:
@@ -106,22 +107,22 @@ class Election:
                 await self._release()
 
     async def _renew(self, scope: anyio.CancelScope) -> None:
-        """Keep it; without success within the deadline it counts as lost."""
-        held = self._clock()
+        """Renew the lease; it counts as lost if no renewal succeeds within the deadline."""
+        renewed = self._clock()
         while True:
             await anyio.sleep(self._retry)
-            with anyio.move_on_after(max(0.0, held + self._deadline - self._clock())):
+            with anyio.move_on_after(max(0.0, renewed + self._deadline - self._clock())):
                 if await self._try():
-                    held = self._clock()
+                    renewed = self._clock()
                     continue
-            if self.leader != self._identity or self._clock() - held >= self._deadline:
+            if self.leader != self._identity or self._clock() - renewed >= self._deadline:
                 self._log.warning("leader election lost", lease=self._name, holder=self.leader)
                 self.lost = True
                 scope.cancel()
                 return
 
     async def _try(self) -> bool:
-        """Whether the lease is ours now."""
+        """Try to acquire or renew the lease; return whether it succeeded."""
         try:
             taken = await self._take()
         except KubernetesError as error:
@@ -137,20 +138,20 @@ class Election:
         try:
             live = await self._client.whole(LEASES, self._name, self._namespace)
         except NotFoundError:
-            return await self._make()
+            return await self._create()
         spec = live.get("spec") or {}
-        self._look(spec)
+        self._observe(spec)
         if self.leader not in {"", self._identity} and not self._expired(spec):
             return False
         self._written = live
         return await self._write(self._claimed(spec))
 
     async def _write(self, spec: dict[str, Any]) -> bool:
-        """Write the lease over what is known of it; False when it is another one by now."""
-        known, self._written = self._written, None
+        """Replace the lease at the version read last; return False if it has changed in between."""
+        last, self._written = self._written, None
         try:
             written = await self._client.replace(
-                LEASES, self._name, {**(known or {}), "spec": spec}, self._namespace
+                LEASES, self._name, {**(last or {}), "spec": spec}, self._namespace
             )
         except (ConflictError, NotFoundError):
             return False
@@ -159,7 +160,7 @@ class Election:
             self._written = written
         return True
 
-    def _look(self, spec: dict[str, Any]) -> None:
+    def _observe(self, spec: dict[str, Any]) -> None:
         seen = LeaseSpec(
             spec.get("holderIdentity"), spec.get("leaseDurationSeconds"), None, spec.get("renewTime")
         )
@@ -183,7 +184,7 @@ class Election:
             "leaseTransitions": transitions if renewed else transitions + 1,
         }
 
-    async def _make(self) -> bool:
+    async def _create(self) -> bool:
         body = {
             "apiVersion": LEASES.api_version,
             "kind": "Lease",
@@ -198,7 +199,7 @@ class Election:
         return True
 
     async def _release(self) -> None:
-        """Let the next one have it at once, if it is still ours."""
+        """Release the lease, if it is still held, so that the next leader does not wait."""
         try:
             if self._written is None:
                 live = await self._client.whole(LEASES, self._name, self._namespace)

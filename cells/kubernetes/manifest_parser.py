@@ -1,4 +1,4 @@
-"""Values in objects that an API server would refuse: ports, and words of which there are a few.
+"""Parses manifests: validates objects, detects mistaken kinds, reads the files of a folder.
 
 Source: k8s.io/kubernetes/pkg/apis/core/validation (containerPort, hostPort, ValidateService), and
         discovery/validation.
@@ -44,7 +44,7 @@ _SMALLEST: Final = {
     "target_port": 0,
     "health_check_node_port": 0,
 }
-"""Fields that hold a port; 0 is none."""
+"""Fields that hold a port, and their minimum; 0 means no port."""
 _PROTOCOLS: Final = ("TCP", "UDP", "SCTP", "")
 _POLICIES: Final = ("Cluster", "Local", "")
 _WORDS: Final[Mapping[type[msgspec.Struct], Mapping[str, tuple[str, ...]]]] = {
@@ -58,11 +58,11 @@ _WORDS: Final[Mapping[type[msgspec.Struct], Mapping[str, tuple[str, ...]]]] = {
     EndpointPort: {"protocol": _PROTOCOLS},
     EndpointSlice: {"address_type": ("IPv4", "IPv6", "FQDN")},
 }
-"""Fields that hold one of a few words; an empty one stands for the default."""
+"""Fields with a fixed set of values; an empty text means the default."""
 
 
 def wrong_value(kind: Kind[Any], row: Object) -> tuple[str, str] | None:
-    """The path of the first value that is none (``.spec.ports[0].port``), and what is wrong with it."""
+    """Return the path of the first invalid value (``.spec.ports[0].port``), and the error text."""
     if kind.qualified not in _KINDS:
         return None
     return next(_wrong(row, ""), None)
@@ -86,7 +86,7 @@ def _wrong(part: Any, at: str) -> Iterator[tuple[str, str]]:
             yield from _wrong(one, f"{at}[{number}]")
 
 
-# Kinds in manifests that are not read: those of Kubernetes have no meaning here, others may be mistakes.
+# Kinds that are not read: those of Kubernetes are for other programs, unknown ones may be mistakes.
 
 _OF_KUBERNETES: Final[Mapping[str, frozenset[str]]] = {
     group: frozenset(kinds.split())
@@ -99,7 +99,7 @@ _OF_KUBERNETES: Final[Mapping[str, frozenset[str]]] = {
         "policy": "PodDisruptionBudget",
     }.items()
 }
-"""Kinds of Kubernetes 1.36 by group; every other group of its own ends in ``.k8s.io``."""
+"""Kinds of Kubernetes 1.36 by group; all other groups of Kubernetes end in ``.k8s.io``."""
 _OF_CILIUM: Final = frozenset(
     [
         "CiliumBGPAdvertisement",
@@ -117,7 +117,7 @@ _OF_CILIUM: Final = frozenset(
 
 
 def mistake(api_version: str, name: str, kinds: Iterable[Kind[Any]]) -> str:
-    """What is doubtful about a kind that is not read; empty for one that is for other programs."""
+    """Return what is suspicious about a kind that is not read; empty for one of another program."""
     group = api_version.rpartition("/")[0]
     by_name = {kind.kind: kind for kind in kinds}
     if name in by_name:
@@ -132,7 +132,7 @@ def mistake(api_version: str, name: str, kinds: Iterable[Kind[Any]]) -> str:
     return f"{name} is not known" + (f"; is it {near[0]}?" if near else "")
 
 
-# Objects out of the text of one file: YAML or JSON, several documents, lists.
+# Parses one file: YAML or JSON, several documents, lists of objects.
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]|`?\$`?")
@@ -141,7 +141,7 @@ _TIMESTAMP: Final = "tag:yaml.org,2002:timestamp"
 
 
 class ManifestProblem(Exception):  # noqa: N818  # a message to a person, with its place
-    """What is wrong with a file, and where: line and column count from 1."""
+    """An error in a file, with its place: line and column count from 1."""
 
     def __init__(self, line: int, column: int, what: str) -> None:
         super().__init__(f"{line}:{column}: {what}")
@@ -151,13 +151,13 @@ class ManifestProblem(Exception):  # noqa: N818  # a message to a person, with i
 
 
 class ManifestPlace(NamedTuple):
-    """Where something stands."""
+    """A place in a file."""
 
     line: int
     column: int
 
     def problem(self, what: str) -> ManifestProblem:
-        """Something wrong here."""
+        """Return an error at this place."""
         return ManifestProblem(self.line, self.column, what)
 
 
@@ -170,7 +170,7 @@ class Parsed(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Of the object."""
+        """Key of the object."""
         return self.row.key
 
 
@@ -183,14 +183,14 @@ class Other(NamedTuple):
 
 
 class ManifestContents(NamedTuple):
-    """What a file holds."""
+    """The objects of a file."""
 
     objects: list[Parsed]
     others: list[Other]
 
 
 class _Loader(_Base):  # type: ignore[misc]  # which one depends on how PyYAML was built
-    """Times stay text, as in JSON."""
+    """Loads YAML, but keeps timestamps as text, as in JSON."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -200,7 +200,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse(text: bytes, kinds: tuple[Kind[Any], ...] = KINDS) -> ManifestContents:
-    """The objects of those kinds, and what others there are. All or nothing: raises Problem."""
+    """Parse the objects of ``kinds``, and list all others.
+
+    Raises ManifestProblem for any error in the file.
+    """
     by_name = {(kind.api_version, kind.kind): kind for kind in kinds}
     found: dict[tuple[str, Key], Parsed] = {}
     others: list[Other] = []
@@ -224,7 +227,7 @@ def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
         loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
-            _refuse_twice(node)
+            _refuse_duplicates(node)
             yield loader.construct_document(node), node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -238,8 +241,8 @@ def _documents(text: bytes) -> Iterator[tuple[Any, Any]]:
             loader.dispose()
 
 
-def _refuse_twice(node: Any) -> None:
-    """A key twice in one mapping is a mistake, as one of the two would be lost."""
+def _refuse_duplicates(node: Any) -> None:
+    """Refuse a duplicate key of a mapping, since one of its values would be lost."""
     for one in _collections(node):
         if not isinstance(one, yaml.MappingNode):
             continue
@@ -252,13 +255,13 @@ def _refuse_twice(node: Any) -> None:
 
 
 def _collections(node: Any) -> Iterator[Any]:
-    """Each list and mapping once, however many aliases name it. Raises Problem for one within itself."""
+    """Yield each list and mapping once, despite aliases. Raises ManifestProblem if one contains itself."""
     pending: list[Any] = [node]
     within: set[int] = set()
     done: set[int] = set()
     while pending:
         one = pending.pop()
-        if one is None:  # all of the next one has been seen
+        if one is None:  # all children of the next one are done
             left = id(pending.pop())
             within.discard(left)
             done.add(left)
@@ -332,7 +335,7 @@ def _place(node: Any) -> ManifestPlace:
 
 
 def _child(node: Any, step: str | int) -> Any:
-    """The node of a field or an item; None when there is none."""
+    """Return the node of a field or an item; None if it does not exist."""
     if isinstance(node, yaml.MappingNode):
         return next((value for key, value in node.value if key.value == step), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
@@ -341,7 +344,7 @@ def _child(node: Any, step: str | int) -> Any:
 
 
 def _at(node: Any, path: str) -> Any:
-    """The node a path of msgspec's leads to, as far as it goes."""
+    """Return the node at a path of msgspec, or the deepest existing one on the path."""
     for name, index in _STEP.findall(path.strip("`")):
         following = _child(node, name or (int(index) if index.isdigit() else 0)) if name or index else node
         if following is None:
@@ -350,24 +353,24 @@ def _at(node: Any, path: str) -> Any:
     return node
 
 
-# The files of a folder and what is in them: each as it was last good.
+# The files of a folder, each with its last valid objects.
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 LARGEST: Final = 64 * 1024 * 1024
-"""Bytes of one file."""
+"""Maximum bytes of a file."""
 
 
 class _Read(msgspec.Struct, frozen=True):
     stamp: tuple[int, int, int]
     objects: tuple[Parsed, ...]
     error: str = ""
-    ever_good: bool = True
+    ever_valid: bool = True
     left_out: str = ""
     others: tuple[str, ...] = ()
 
 
 class Folder:
-    """Reads a folder; what cannot be read keeps its last good objects."""
+    """Reads a folder; an invalid file keeps its last valid objects."""
 
     def __init__(self, path: Path, kinds: tuple[Kind[Any], ...] = KINDS) -> None:
         self._path = path
@@ -376,19 +379,19 @@ class Folder:
 
     @property
     def complete(self) -> bool:
-        """Whether every file there is has been good once: only then does absence mean anything."""
-        return all(one.ever_good for one in self._files.values())
+        """Whether every file has been valid once; otherwise a missing object may be in an invalid file."""
+        return all(one.ever_valid for one in self._files.values())
 
     @property
     def empty(self) -> bool:
-        """Whether there is no manifest at all."""
+        """Whether the folder has no manifest."""
         return not self._files
 
     def read(self, names: Iterable[str] | None = None) -> bool:
-        """Look at the files of those names, or at all; whether anything has changed. Raises OSError."""
+        """Read the named files, or all; return whether anything has changed. Raises OSError."""
         if names is None:
-            there = {one.name for one in os.scandir(self._path)}
-            names = there | set(self._files)
+            present = {one.name for one in os.scandir(self._path)}
+            names = present | set(self._files)
         before = dict(self._files)
         for name in sorted(names):
             if is_manifest(name):
@@ -396,7 +399,7 @@ class Folder:
         return before != self._files
 
     def files(self) -> list[ManifestFile]:
-        """Every file, by name."""
+        """Return the state of every file, by name."""
         clashes = self._merged()[1]
         return [
             ManifestFile(name, len(one.objects), one.error or clashes.get(name, ""), one.left_out, one.others)
@@ -404,7 +407,10 @@ class Folder:
         ]
 
     def objects(self) -> dict[str, dict[Key, Object]]:
-        """What is in force: kind (``pods``), key, object. Of one in two files the first counts."""
+        """Return all objects by kind (``pods``) and key.
+
+        If two files define an object, the first file counts.
+        """
         return self._merged()[0]
 
     def _merged(self) -> tuple[dict[str, dict[Key, Object]], dict[str, str]]:
@@ -426,39 +432,39 @@ class Folder:
 
     def _look(self, name: str) -> None:
         path = self._path / name
-        known = self._files.get(name)
+        last = self._files.get(name)
         try:
             found = path.stat()
         except FileNotFoundError:
             self._files.pop(name, None)
             return
         except OSError as error:
-            self._files[name] = self._broken(known, (0, 0, 0), f"{path}: {error.strerror}")
+            self._files[name] = self._broken(last, (0, 0, 0), f"{path}: {error.strerror}")
             return
         stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if not path.is_file() or (known is not None and known.stamp == stamp):
+        if not path.is_file() or (last is not None and last.stamp == stamp):
             return
         if found.st_size > LARGEST:
             text = f"{path}: {found.st_size} bytes; expected at most {LARGEST}"
-            self._files[name] = self._broken(known, stamp, text)
+            self._files[name] = self._broken(last, stamp, text)
             return
         try:
             objects, others = parse(path.read_bytes(), self._kinds)
         except ManifestProblem as error:
-            self._files[name] = self._broken(known, stamp, f"{path}:{error}")
+            self._files[name] = self._broken(last, stamp, f"{path}:{error}")
         except OSError as error:
-            self._files[name] = self._broken(known, stamp, f"{path}: {error.strerror}")
+            self._files[name] = self._broken(last, stamp, f"{path}: {error.strerror}")
         else:
             left_out, rest = self._sorted(path, others)
             self._files[name] = _Read(stamp, tuple(objects), left_out=left_out, others=rest)
 
-    def _broken(self, known: _Read | None, stamp: tuple[int, int, int], error: str) -> _Read:
-        if known is None:
-            return _Read(stamp, (), error, ever_good=False)
-        return msgspec.structs.replace(known, stamp=stamp, error=error)
+    def _broken(self, last: _Read | None, stamp: tuple[int, int, int], error: str) -> _Read:
+        if last is None:
+            return _Read(stamp, (), error, ever_valid=False)
+        return msgspec.structs.replace(last, stamp=stamp, error=error)
 
     def _sorted(self, path: Path, others: list[Other]) -> tuple[str, tuple[str, ...]]:
-        """Of objects that are not read: what may be a mistake, in one line, and the kinds of the rest."""
+        """Split objects that are not read: one line about suspicious ones, and the kinds of the others."""
         text = [(one, mistake(one.api_version, one.kind, self._kinds)) for one in others]
         doubtful = [(one.place, what) for one, what in text if what]
         rest = tuple(sorted({one.kind for one, what in text if not what}))
@@ -470,5 +476,5 @@ class Folder:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file of this name is read: no hidden ones, nothing an editor keeps beside them."""
+    """Whether a file of this name is read; hidden files and backups of editors are not."""
     return name.endswith(SUFFIXES) and not name.startswith(".")

@@ -1,4 +1,4 @@
-"""A folder of manifests as the source of objects: the embedded default, without any API server."""
+"""A folder of manifests as the source of objects, for a node without an API server."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["ManifestFile", "ManifestsSource", "manifest_files"]
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
-    """One file of the folder."""
+    """State of one file of the folder."""
 
     name: str
     objects: int
-    """As many as are in force of it."""
+    """Number of objects in the tables that the file defines."""
     error: str = ""
-    """What is wrong with the file as it is now: ``file:line:column: what``."""
+    """Error of the current file: ``file:line:column: message``."""
     left_out: str = ""
-    """The first object of a kind that may be a mistake: ``file:line:column: what``, and how many more."""
+    """The first object of a suspicious kind: ``file:line:column: message``, and how many follow."""
     others: tuple[str, ...] = ()
-    """Kinds in it that are for other programs: ``Deployment``."""
+    """Kinds that other programs use: ``Deployment``."""
 
 
 # Keeps the tables of objects equal to a folder of manifests.
@@ -46,9 +46,9 @@ class ManifestFile(msgspec.Struct, frozen=True):
 # Source: watches a folder (inotify), fills the tables of objects and Table[str, ManifestFile].
 
 SETTLE: Final = 0.02
-"""Seconds in which several changes are one."""
+"""Seconds over which changes are merged."""
 FILLED: Final = 10.0
-"""Seconds without another change after which a folder that was emptied counts as filled again."""
+"""Seconds without a change after which an emptied folder counts as refilled."""
 
 
 def manifest_files() -> Table[str, ManifestFile]:
@@ -57,14 +57,14 @@ def manifest_files() -> Table[str, ManifestFile]:
 
 
 class ManifestsSource:
-    """Reads the folder when it starts, and each file again when it changes.
+    """Reads the folder at start, and each file again when it changes.
 
-    A file counts as a whole: one that cannot be read keeps its last good objects. The tables are initialized
-    once every file has been good: what a broken one holds is not known, so its absence means nothing.
+    A file takes effect as a whole: if it is invalid, its last valid objects stay. The tables are initialized
+    once every file has been valid: before that, an object that is missing may be in an invalid file.
 
-    A folder that loses all of several manifests at once, or is another one and empty, was emptied or is not
-    mounted: that does not mean "no objects". What was in force stays so until there are manifests again, and
-    for as long as more of them come.
+    If a folder loses several manifests at once, or is replaced by an empty one, it may be unmounted or in the
+    middle of an update. All objects stay until the folder has manifests again, and no more are added for some
+    seconds.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ManifestsSource:
         self._resources = resources
         self._files = files
         self._emptied = False
-        """Whether the folder lost everything, and has not been filled again."""
+        """Whether the folder lost all its manifests, and is not refilled yet."""
         self._changed = anyio.Event()
         self._log = log
         if not settings.manifests_dir:
@@ -89,15 +89,15 @@ class ManifestsSource:
         self._health = health.child("manifests")
         self._path = Path(settings.manifests_dir)
         self._watch: Inotify | None = None
-        """Of the start, until the folder is followed."""
+        """The watch of the start hook, until the job takes it over."""
         lifecycle.append(Hook("read the manifests", self._start, stop=self._stop))
         jobs.one_shot("manifests", self._keep)
         jobs.one_shot("manifests-filled", self._wait_filled)
 
     @cached_property
     def _folder(self) -> Folder:
-        """Of all kinds that are followed by the time it is read first."""
-        from cells.kubernetes.manifest_parser import Folder  # PyYAML is loaded where there are manifests
+        """The reader of the folder, for the kinds that are registered at first use."""
+        from cells.kubernetes.manifest_parser import Folder  # imports PyYAML
 
         return Folder(self._path, self._resources.kinds)
 
@@ -106,8 +106,8 @@ class ManifestsSource:
             sink.begin()
         await anyio.Path(self._path).mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            # Before the files are read: one that is being written is read again once that is done.
-            with suppress(OSError):  # the job that follows the folder tries it again, and reports it
+            # The watch starts before files are read: a file that is being written is then read again.
+            with suppress(OSError):  # the job retries, and reports the error
                 self._watch = stack.enter_context(_watch(self._path))
             await self._read(None)
             stack.pop_all()
@@ -118,7 +118,7 @@ class ManifestsSource:
             watch.close()
 
     async def _keep(self) -> None:
-        """Follow the folder, for ever; raises OSError when it cannot be watched."""
+        """Follow the folder. Raises OSError when it cannot be watched."""
         async for names in self._changes():
             await self._read(names)
 
@@ -134,7 +134,7 @@ class ManifestsSource:
         self._report()
 
     async def _wait_filled(self) -> None:
-        """For ever: what a folder lacks that was emptied goes when it is filled again, and quiet."""
+        """Run forever: once an emptied folder is refilled, delete the objects that it lacks."""
         while True:
             changed = self._changed
             with anyio.move_on_after(None if not self._emptied or self._folder.empty else FILLED) as quiet:
@@ -154,39 +154,39 @@ class ManifestsSource:
         elif self._folder.complete:
             for sink in self._resources.sinks():
                 sink.replace(found.get(sink.kind.qualified, {}), state="synced")
-        else:  # what is missing may not be deleted
+        else:  # a missing object may be in an invalid file: delete none
             for sink in self._resources.sinks():
                 sink.change(found.get(sink.kind.qualified, {}), state="waiting")
         self._report_files()
 
     def _report_files(self) -> None:
-        now = self._folder.files()
-        for one in now:
+        files = self._folder.files()
+        for one in files:
             before = self._files.get(one.name)
             if one.error and (before is None or before.error != one.error):
                 self._log.warning("manifest cannot be read, its last good objects stay", error=one.error)
             if one.left_out and (before is None or before.left_out != one.left_out):
                 self._log.warning("manifest has objects of kinds that are not read", left_out=one.left_out)
         with self._files.txn() as txn:
-            txn.replace_all(now)
+            txn.replace_all(files)
         if self._emptied:
-            there = (
-                f"has {len(now)} manifests again"
-                if now
+            state = (
+                f"has {len(files)} manifests again"
+                if files
                 else "is empty; write an empty manifest if this is intended"
             )
-            self._health.degraded(f"{self._path} lost all manifests and {there}; all objects stay in force")
+            self._health.degraded(f"{self._path} lost all manifests and {state}; all objects stay in force")
             return
-        wrong = [one.error for one in now if one.error]
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            self._health.degraded(f"{wrong[0]}{more}; its last good objects stay in force")
+        errors = [one.error for one in files if one.error]
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            self._health.degraded(f"{errors[0]}{more}; its last good objects stay in force")
         else:
-            left_out = "".join(f"; left out: {one.left_out}" for one in now if one.left_out)
-            self._health.ok(f"{sum(one.objects for one in now)} objects of {len(now)} files{left_out}")
+            left_out = "".join(f"; left out: {one.left_out}" for one in files if one.left_out)
+            self._health.ok(f"{sum(one.objects for one in files)} objects of {len(files)} files{left_out}")
 
     async def _changes(self) -> AsyncIterator[set[str] | None]:
-        """The names of files that have changed, or None when anything may have, as before a later watch."""
+        """Yield names of changed files, or None if any file may have changed."""
         from asyncinotify import Mask
 
         from cells.kubernetes.manifest_parser import is_manifest
@@ -209,13 +209,13 @@ class ManifestsSource:
                 names = {
                     str(event.name) for event in events if event.name is not None and self._counts(event)
                 }
-                if any(name.startswith("..") for name in names):  # a mounted ConfigMap is swapped as a whole
+                if any(name.startswith("..") for name in names):  # a mounted ConfigMap is replaced as a whole
                     yield None
                 elif names := {name for name in names if is_manifest(name)}:
                     yield names
 
     def _counts(self, event: Event) -> bool:
-        """A file that is created is empty yet; only a link is all there at once."""
+        """Whether to read the file now: a created file is still empty, but a link is complete."""
         from asyncinotify import Mask
 
         if not event.mask & Mask.CREATE:
@@ -224,7 +224,7 @@ class ManifestsSource:
 
 
 def _watch(folder: Path) -> Inotify:
-    """Of a folder and what is in it. Raises OSError."""
+    """Watch a folder and its entries. Raises OSError."""
     from asyncinotify import Inotify, Mask
 
     removed = Mask.DELETE_SELF | Mask.MOVE_SELF

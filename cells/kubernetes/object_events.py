@@ -1,6 +1,6 @@
-"""Events: what happened to an object, for those who look at it (``kubectl describe``).
+"""Events about objects, as shown by ``kubectl describe``.
 
-Source: KEP-383, events.k8s.io/v1: one object a series, patched when the same thing happens again.
+Source: KEP-383, events.k8s.io/v1: one Event per series, patched when the same event happens again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["EVENTS", "EventDraft", "EventRecorder", "EventSource", "Regarding"]
 
 
 LONGEST: Final = 1024
-"""Characters of a note."""
+"""Maximum characters of a note."""
 AGAIN: Final = 1800.0
-"""Seconds after which the same counts as happening again: agents that report at the same time count once."""
+"""Seconds after which an event counts as repeated: reports of several agents at one time count once."""
 _TIME: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 class Event(Object, frozen=True, gc=False):
-    """An event."""
+    """An Event object."""
 
     reason: str = ""
     note: str = ""
@@ -42,7 +42,7 @@ EVENTS: Final = Kind(Event, "events.k8s.io/v1", "events")
 
 
 class Regarding(NamedTuple):
-    """The object an event is about."""
+    """The object that an event is about."""
 
     kind: Kind[Any]
     name: str
@@ -51,28 +51,28 @@ class Regarding(NamedTuple):
 
 
 class EventDraft(msgspec.Struct, frozen=True):
-    """A warning about an object, to be reported for as long as its row is so."""
+    """A warning about an object; it is reported while its row produces it."""
 
     about: Regarding
     reason: str
-    """In UpperCamelCase; of one object and reason there is one event, with all notes."""
+    """In UpperCamelCase. Drafts of one object and reason become one event with all notes."""
     note: str
     action: str
     shared: bool = True
-    """Whether the agents of all nodes find the same, so that a few of them report it."""
+    """Whether agents of all nodes produce the same warning, so that only a few of them report it."""
 
 
 class EventSource(msgspec.Struct, frozen=True):
-    """A table, and what is to be reported of each of its rows."""
+    """A table, and the function that returns the warnings of a row."""
 
     name: str
     table: ReadTable[Any, Any]
     drafts: Callable[[Any], Iterable[EventDraft]]
     concerns: Callable[[Any], bool] | None = None
-    """Of a row, whether there may be drafts, called as the row changes; None where all are looked at."""
+    """Whether a changed row may have warnings; None to examine all rows."""
 
     def changes(self) -> Changes[Any, Any]:
-        """Of the rows that there may be drafts of, or were."""
+        """Return the changes of rows that may have warnings, or may have had some."""
         concerns = self.concerns
         if concerns is None:
             return self.table.changes()
@@ -84,9 +84,9 @@ class EventSource(msgspec.Struct, frozen=True):
 
 
 class EventRecorder:
-    """Writes events. The name of one follows from what it reports: who reports the same writes the same.
+    """Writes events. An event's name is derived from its contents, so equal reports write one event.
 
-    ``again``: seconds after which the same counts as happening again.
+    ``again``: seconds after which an event counts as repeated.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class EventRecorder:
         action: str,
         kind: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
-        """Something happened; again, if that is long since. Raises KubernetesError."""
+        """Create an event, or count a repetition in its series. Raises KubernetesError."""
         from cells.kubernetes.client.errors import ConflictError
 
         namespace = about.namespace or "default"
@@ -138,26 +138,26 @@ class EventRecorder:
             await self._count(name, namespace)
 
     async def _count(self, name: str, namespace: str) -> None:
-        """Another one in the event's series, unless the last one was just now."""
+        """Count a repetition in the event's series, unless the last one is recent."""
         from cells.kubernetes.client.errors import NotFoundError
 
         try:
-            there = await self._client.whole(EVENTS, name, namespace)
-            series = there.get("series") or {}
-            last = _time(series.get("lastObservedTime") or there.get("eventTime"))
+            current = await self._client.whole(EVENTS, name, namespace)
+            series = current.get("series") or {}
+            last = _time(series.get("lastObservedTime") or current.get("eventTime"))
             now = self._clock()
             if last is not None and (now - last).total_seconds() < self._again:
                 return
             again = {"count": int(series.get("count") or 1) + 1, "lastObservedTime": now.strftime(_TIME)}
-            version = there["metadata"]["resourceVersion"]
+            version = current["metadata"]["resourceVersion"]
             body = {"metadata": {"resourceVersion": version}, "series": again}
             await self._client.patch(EVENTS, name, body, namespace)
         except NotFoundError:
-            return  # forgotten by the server in this moment: the next time it is a new one
+            return  # expired at this moment: the next report creates a new event
 
 
 def event_name(about: Regarding, reason: str, note: str) -> str:
-    """The name of the event of this."""
+    """Return the name of an event, derived from its contents."""
     what = (about.kind.qualified, about.namespace, about.name, about.uid, reason, note)
     number = hashlib.sha256("\0".join(what).encode()).hexdigest()[:16]
     return f"{about.name[:200].rstrip('-.')}.{number}"

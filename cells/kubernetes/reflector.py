@@ -1,10 +1,9 @@
-"""Keeps a table equal to one kind of objects of an API server: list, watch, and again after trouble.
+"""Keeps a table equal to one kind of objects of an API server: list, watch, recovery from errors.
 
 Source: lists and watches through Client, fills Table[T].
 Source: Kubernetes API concepts (efficient detection of changes; watch bookmarks; streaming lists), KEP-3157.
 
-What is known stays in force whatever happens: a table changes only by a server's event about an object, or by
-a list that came whole.
+Errors delete nothing: a table changes only by a server's event about an object, or by a complete list.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ T = TypeVar("T", bound=Object)
 Part = TypeVar("Part")
 
 PAGE: Final = 500
-"""Objects of one page: a few milliseconds of decoding."""
+"""Objects per page: a few milliseconds of decoding."""
 WATCH_SECONDS: Final = (300, 600)
-"""How long one watch lasts, chosen at random, so that many do not end together."""
+"""Duration of a watch, chosen at random, so that watches do not all end together."""
 SHORTEST: Final = 1.0
-"""Seconds that a watch without an event lasts; an earlier end counts as a failure, as in client-go."""
+"""Minimum seconds of a watch without an event; an earlier end counts as a failure, as in client-go."""
 SILENCE: Final = 30.0
-"""Seconds beyond its end after which a watch counts as broken."""
+"""Seconds after its requested end when a watch counts as broken."""
 PRESENT: Final = frozenset({"ADDED", "MODIFIED"})
 INITIAL_END: Final = "k8s.io/initial-events-end"
 REFUSALS: Final = 3
-"""Failures in a row after which a watch that is answered 500 is thought to be refused for its version."""
+"""Consecutive failures after which a 500 is attributed to the resourceVersion of the watch."""
 LONGEST_RETRY: Final = 60.0
-"""Seconds that a server may have a kind wait before it is asked for again (Retry-After)."""
+"""Maximum seconds of a server's Retry-After that the reflector waits."""
 ABSENT_PAUSE: Final = 10.0
 """Seconds between two checks for a kind that is not served."""
 
@@ -65,20 +64,20 @@ class HeadMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
-    """What is read of an object that no longer exists, or cannot be read whole."""
+    """The fields that are read of a deleted or an unreadable object."""
 
     metadata: HeadMeta = HeadMeta()
 
 
 class BookmarkMeta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Version of a bookmark, and the annotation that marks the end of the initial events."""
+    """Version of a bookmark, and the annotation that marks the end of the initial list."""
 
     resource_version: str = ""
     annotations: dict[str, str] | None = None
 
 
 class Bookmark(msgspec.Struct, frozen=True, gc=False):
-    """What is read of a bookmark."""
+    """The fields that are read of a bookmark."""
 
     metadata: BookmarkMeta = BookmarkMeta()
 
@@ -91,7 +90,7 @@ _RAW_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
 class Reflector(Generic[T]):
-    """Lists a kind and watches it, for ever."""
+    """Lists and watches one kind."""
 
     def __init__(
         self,
@@ -112,19 +111,19 @@ class Reflector(Generic[T]):
         self._first_pause = first_pause
         self._longest_pause = longest_pause
         self._streams = True
-        """Whether the server is thought to list by a watch."""
+        """Whether the server is assumed to support streaming lists."""
         self._version = ""
         self._doubted = False
-        """Whether the server may be another one than the version is of: it was away, or stopped."""
+        """Whether the server may lack the current version: a server stopped, or did not answer."""
         self._failures = 0
-        """Requests in a row that a server refused."""
+        """Number of consecutive requests that a server refused."""
         self._unanswered = 0
-        """Requests in a row, since a server sent something, that none answered."""
+        """Number of consecutive requests without an answer."""
         self._expired = 0
-        """Lists and watches in a row, since a watch brought something, that were refused as too old."""
+        """Number of consecutive lists and watches that were refused with 410."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """List and watch until cancelled."""
         while True:
             try:
                 await self._turn()
@@ -132,7 +131,7 @@ class Reflector(Generic[T]):
                 await self._after(error)
 
     async def _turn(self) -> None:
-        """One list, if there is need of it, and one watch."""
+        """List if there is no current version, then run one watch."""
         if self._version and self._doubted:
             await self._confirm()
         if not self._version:
@@ -141,10 +140,10 @@ class Reflector(Generic[T]):
         await self._watch()
 
     async def _confirm(self) -> None:
-        """See whether the store has come as far as what is known of it.
+        """Drop the current version if the server's store has not reached it.
 
-        One that was replaced by an older copy, or an empty one, would let a watch wait in silence until it
-        has as many changes behind it as the earlier.
+        A store that was restored from an older copy, or is empty, would accept a watch at this version, and
+        send no event until it has reached the version.
         """
         query = {
             **self._query,
@@ -160,11 +159,11 @@ class Reflector(Generic[T]):
             self._version = ""
 
     async def _after(self, error: KubernetesError) -> None:
-        """What follows from a failure: what to do next, and when."""
+        """Handle a failure: choose the next step, and wait."""
         if isinstance(error, ExpiredError):
             self._version = ""
             self._expired += 1
-            if self._expired == 1:  # ordinary: a restart of the server forgets old versions
+            if self._expired == 1:  # expected: a restarted server has no old versions
                 return
         if isinstance(error, NotFoundError):
             self._version = ""
@@ -173,20 +172,20 @@ class Reflector(Generic[T]):
             await anyio.sleep(ABSENT_PAUSE * (0.5 + random.random()))  # noqa: S311
             return
         if isinstance(error, MalformedError) or (isinstance(error, ApiError) and error.code == 400):
-            self._version = ""  # who knows what was missed
+            self._version = ""  # events may have been missed
         if isinstance(error, ApiError) and error.code == 500 and self._failures >= REFUSALS:
-            self._version = ""  # a version that cannot be read is 500 on a watch
+            self._version = ""  # a server answers 500 to a version that it cannot parse
         self._sink.failed(error)
         if isinstance(error, UnreachableError):
             self._doubted = True
             self._unanswered += 1
             in_a_row = self._unanswered
-        else:  # a server is back: what it refuses is asked again soon, however long there was none
+        else:  # a server answers again: retry soon, however long none answered
             self._unanswered = 0
             self._failures += 1
             in_a_row = max(self._failures, self._expired - 1)
         pause = min(self._longest_pause, self._first_pause * 2 ** min(in_a_row - 1, 16))
-        pause *= 0.5 + random.random()  # noqa: S311  # spreads load, guards no secret
+        pause *= 0.5 + random.random()  # noqa: S311  # spreads load, not a secret
         if isinstance(error, ApiError) and error.retry_after is not None:
             after = min(error.retry_after, LONGEST_RETRY) * (1 + random.random() / 4)  # noqa: S311
             pause = max(pause if self._failures > 1 else 0.0, after)
@@ -202,14 +201,14 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 if error.code not in {400, 422, 403, 405}:
                     raise
-                self._streams = False  # an older server, or one that has it switched off
+                self._streams = False  # an older server, or the feature is off
         try:
             await self._pages({"limit": str(PAGE)})
         except ExpiredError:
-            await self._pages({})  # its versions go faster than pages come: all in one answer
+            await self._pages({})  # versions expire faster than pages are read: read the list at once
 
     async def _pages(self, limit: dict[str, str]) -> None:
-        """A list, page by page; it counts only when it came whole."""
+        """Read a list page by page; it takes effect only if it is complete."""
         found: dict[Any, T] = {}
         query = {**self._query, **limit}
         broken: list[str] = []
@@ -227,7 +226,7 @@ class Reflector(Generic[T]):
         self._failures = self._unanswered = 0
 
     def _decoded(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
-        """The rows of a page, its version, and where it goes on."""
+        """Return the rows of a page, its version, and the token of the next page."""
         try:
             whole = self._kind.page_decoder.decode(body)
         except msgspec.ValidationError:
@@ -238,7 +237,7 @@ class Reflector(Generic[T]):
         return rows, whole.metadata.resource_version, whole.metadata.continue_
 
     def _one_by_one(self, body: bytes, broken: list[str]) -> tuple[list[T], str, str]:
-        """The same when some object does not follow its definition: it keeps its last good row."""
+        """Decode a page object by object; an invalid object keeps its last valid row."""
         try:
             parts = _RAW_LIST.decode(body)
             head = msgspec.json.decode(parts["metadata"], type=dict[str, Any])
@@ -252,9 +251,9 @@ class Reflector(Generic[T]):
         try:
             row: T = self._kind.stored(self._kind.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            known, name = self._last_good(raw)
+            last_good, name = self._last_good(raw)
             broken.append(f"{name}: {error}")
-            return known
+            return last_good
         return row
 
     def _last_good(self, raw: msgspec.Raw) -> tuple[T | None, str]:
@@ -266,9 +265,9 @@ class Reflector(Generic[T]):
         return self._sink.known((metadata.namespace, metadata.name)), f"{self._kind.plural}/{name}"
 
     async def _stream(self) -> bool:
-        """A list as the beginning of a watch; whether it came whole, for a proxy in between may cut it short.
+        """Read a streaming list; return whether it is complete, since a proxy may cut it short.
 
-        Raises ApiError when the server does not know of it.
+        Raises ApiError if the server does not support streaming lists.
         """
         query = {
             **self._query,
@@ -297,14 +296,14 @@ class Reflector(Generic[T]):
                         await self._sink.listed(found, broken)
                         self._version = metadata.resource_version
                         self._failures = self._unanswered = 0
-                        return True  # the rest is the ordinary watch's
+                        return True  # the ordinary watch follows
                 await time_slice.pause()
         return False
 
     def _present(self, block: bytes) -> dict[Any, T] | None:
-        """The rows of a block that has only existing, readable objects.
+        """Return the rows of a block of added and modified, valid objects, decoded at once.
 
-        It is read in one go. Of any other block None: it is looked at event by event.
+        For any other block return None; the caller then decodes it event by event.
         """
         stored, rows = self._kind.stored, dict[Any, T]()
         try:
@@ -320,12 +319,12 @@ class Reflector(Generic[T]):
             metadata = _object_of(event, _HEAD).metadata
             key = (metadata.namespace, metadata.name)
             found.pop(key, None)
-            self._mended(key, broken)
+            self._clear_error(key, broken)
         else:
             self._put(event, found, broken)
 
     def _put(self, event: WatchEvent, rows: dict[Any, Any], broken: list[str]) -> None:
-        """One more object among these; of one that cannot be read, what is among them stays."""
+        """Add an object to the rows; an invalid object keeps an earlier row."""
         before = len(broken)
         row = self._row(event.object, broken)
         if row is None:
@@ -334,10 +333,10 @@ class Reflector(Generic[T]):
             rows.setdefault(row.key, row)
         else:
             rows[row.key] = row
-            self._mended(row.key, broken)
+            self._clear_error(row.key, broken)
 
-    def _mended(self, key: tuple[str, str], broken: list[str]) -> None:
-        """What was wrong with an object before is so no more."""
+    def _clear_error(self, key: tuple[str, str], broken: list[str]) -> None:
+        """Remove an object's earlier error."""
         if broken:
             name = "/".join(part for part in (self._kind.plural, *key) if part)
             broken[:] = [one for one in broken if not one.startswith(f"{name}: ")]
@@ -369,12 +368,12 @@ class Reflector(Generic[T]):
                 silent = False
                 await time_slice.pause()
             lasted = time.monotonic() - began
-        self._doubted |= lasted < seconds - 1  # a server ended it that stops
+        self._doubted |= lasted < seconds - 1  # the server ended it early: it may be stopping
         if silent and lasted < SHORTEST:
             raise UnreachableError("the server ended a watch at once")
 
     def _take(self, batch: list[WatchEvent]) -> None:
-        """All events of a block at once. Raises the ERROR among them, once the rest is taken."""
+        """Apply all events of a block. Raises the ERROR event after the events before it were applied."""
         refusal: KubernetesError | None = None
         rows: dict[Any, T | None] = {}
         broken: list[str] = []
@@ -387,7 +386,7 @@ class Reflector(Generic[T]):
                 metadata = _object_of(event, _HEAD).metadata
                 key = (metadata.namespace, metadata.name)
                 rows[key] = None
-                self._mended(key, broken)
+                self._clear_error(key, broken)
             elif event.type in PRESENT:
                 self._put(event, rows, broken)
             elif event.type != "BOOKMARK":
@@ -402,7 +401,7 @@ class Reflector(Generic[T]):
 
 
 def _last(block: bytes) -> WatchEvent:
-    """The last event of a block with events that are known to be sound."""
+    """Return the last event of a block of valid events."""
     whole = block.rstrip()
     return events(whole[whole.rfind(b"\n") + 1 :])[0]
 

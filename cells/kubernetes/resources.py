@@ -1,4 +1,4 @@
-"""The tables of objects, one per kind, with their one writer."""
+"""The tables of objects, one per kind, and their sinks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Object)
 
 
 def source_statuses() -> Table[str, SourceStatus]:
-    """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
+    """The state of each kind's source, by ``pods``, ``ciliumnodes.cilium.io``."""
     return Table("k8s-sources", key=lambda one: one.kind)
 
 
@@ -36,7 +36,7 @@ def _service(endpoints: EndpointSlice) -> tuple[tuple[str, str], ...]:
     return ((endpoints.namespace, endpoints.service),) if endpoints.service else ()
 
 
-def _meaning(identity: CiliumIdentity) -> tuple[tuple[tuple[str, str], ...], ...]:
+def _labels(identity: CiliumIdentity) -> tuple[tuple[tuple[str, str], ...], ...]:
     return (tuple(sorted(identity.security_labels.items())),)
 
 
@@ -51,17 +51,17 @@ INDEXES: dict[str, dict[str, Any]] = {
         "node": lambda pod: (pod.spec.node_name,) if pod.spec.node_name else (),
     },
     ENDPOINT_SLICES.qualified: {"service": _service},
-    CILIUM_IDENTITIES.qualified: {"labels": _meaning},
+    CILIUM_IDENTITIES.qualified: {"labels": _labels},
 }
-"""Kind -> index -> the values a row is found by."""
+"""Kind -> index -> function that returns a row's index values."""
 
 
 RETAINED: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (KNOWN_ENDPOINTS, KNOWN_ENDPOINT_SLICES)}
-"""Kinds of which an agent keeps less than it reads."""
+"""Kinds of which the tables hold a reduced form of each object."""
 
 
 class Resources:
-    """Every table of objects; a source writes them through :meth:`sinks`, everybody else reads."""
+    """All tables of objects; a source writes them through :meth:`sinks`, other modules only read."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class Resources:
         log: Logger,
     ) -> None:
         self.forgotten = Forgotten(forgotten, statuses, health, log)
-        """What a server has lost, and is in force here."""
+        """Objects that a server has lost, and that stay in the tables."""
         self.events = ObjectEvents()
-        """The events of sources, counted."""
+        """Counts the events of all sources."""
         self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any, Any]] = {}
         for kind in self.kinds:
@@ -89,9 +89,9 @@ class Resources:
         tables.add(*self._tables.values())
 
     def follow(self, kind: Kind[Any], namespace: str = "") -> Table[Any, Any]:
-        """The objects of a kind that only some agents follow, of one namespace if it is given.
+        """Return the table of a kind that only some agents follow, optionally of one namespace.
 
-        To be called in constructors: sources begin with those that are known then.
+        Call it in constructors: sources start with the kinds that are registered by then.
         """
         if kind.qualified not in self._tables:
             table: Table[Any, Any] = Table(kind.table, key=_key)
@@ -102,15 +102,15 @@ class Resources:
         return self._tables[kind.qualified]
 
     def table(self, kind: Kind[T]) -> Table[tuple[str, str], T]:
-        """The objects of a kind, by namespace and name."""
+        """Return the table of a kind, by namespace and name."""
         return self._tables[kind.qualified]
 
     def sinks(self) -> list[Sink[Any]]:
-        """Where a source puts what it finds."""
+        """The sinks of all kinds, for a source."""
         return list(self._sinks.values())
 
     def nothing(self) -> None:
-        """There is no source: every table is initialized, and empty."""
+        """Mark every table as initialized: there is no source."""
         for sink in self._sinks.values():
             sink.without_source()
 

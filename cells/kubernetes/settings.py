@@ -1,4 +1,4 @@
-"""Where the objects of Kubernetes come from."""
+"""Settings of the source of Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from lifecycle import Duration, Settings, UsageError, seconds
 __all__ = ["AccessError", "KubernetesSettings", "ObjectSource", "checked_url"]
 
 
-# The URLs of API servers and proxies, checked.
+# Validates the URLs of API servers and proxies.
 
 
 class AccessError(UsageError, ValueError):
-    """A kubeconfig, or what is mounted, that cannot be used: one line with the file and the key."""
+    """An invalid kubeconfig or service account: one line with the file and the key."""
 
 
 _PLAIN: Final = re.compile(r"[!-~]+")
-"""What a URL is made of."""
+"""The characters of a URL."""
 
 
 PROXIES = frozenset({"http", "https", "socks5", "socks5h"})
 
 
 def checked_proxy(url: str, where: str) -> str:
-    """The URL of a proxy, empty for none. Raises AccessError."""
+    """Validate a proxy's URL; empty for no proxy. Raises AccessError."""
     if not url:
         return ""
     parts = _split(url)
@@ -42,7 +42,7 @@ def checked_proxy(url: str, where: str) -> str:
 
 
 def checked_url(url: str, where: str, scheme: str = "http") -> str:
-    """The URL of a server, of this scheme unless it names one, as in client-go. Raises AccessError."""
+    """Validate a server's URL and add the scheme if it has none, as client-go does. Raises AccessError."""
     whole = url if "://" in url else f"{scheme}://{url}"
     parts = _split(whole)
     if parts is None or parts.scheme not in {"http", "https"}:
@@ -51,10 +51,10 @@ def checked_url(url: str, where: str, scheme: str = "http") -> str:
 
 
 def _split(url: str) -> SplitResult | None:
-    """The parts of a URL with a host; None for what is none."""
+    """Return the parts of a URL with a host; None if it is invalid."""
     try:
         parts = urlsplit(url)
-        host = (parts.hostname or "").encode("idna")  # a label of it may be empty, or too long
+        host = (parts.hostname or "").encode("idna")  # raises for an empty or too long label
         fits = _PLAIN.fullmatch(url) and host and (parts.port is None or parts.port > 0)
     except ValueError:
         return None
@@ -62,11 +62,11 @@ def _split(url: str) -> SplitResult | None:
 
 
 class ObjectSource(Enum):
-    """Where objects come from."""
+    """The source of objects."""
 
     NOWHERE = "nowhere"
     MANIFESTS = "manifests"
-    """A folder, read as a whole."""
+    """A folder; all its files are read."""
     API_SERVER = "api-server"
 
 
@@ -104,13 +104,13 @@ class KubernetesSettings(Settings, frozen=True):
 
     @property
     def asks_api_server(self) -> bool:
-        """Whether objects come from API servers."""
+        """Whether objects are read from API servers."""
         named = self.k8s_api_server or self.k8s_api_server_urls or self.k8s_kubeconfig_path
         return bool(not self.manifests_dir and (named or os.environ.get("KUBERNETES_SERVICE_HOST")))
 
     @property
     def source(self) -> ObjectSource:
-        """The one place that objects come from."""
+        """The configured source of objects."""
         if self.manifests_dir:
             return ObjectSource.MANIFESTS
         return ObjectSource.API_SERVER if self.asks_api_server else ObjectSource.NOWHERE

@@ -1,4 +1,4 @@
-"""An API server as the source of objects."""
+"""Where sources write objects: tables, the state of each source, and objects that a server has lost."""
 
 from __future__ import annotations
 
@@ -21,45 +21,47 @@ from lifecycle import Health, Logger, ReadTable, Table
 __all__ = ["ForgottenObject", "Sink", "SourceStatus"]
 
 
-# How the source of each kind of objects is.
+# The state of each kind's source.
 
 State = Literal["waiting", "synced", "watching", "failing", "absent"]
 
 
 class SourceStatus(msgspec.Struct, frozen=True):
-    """How the source of one kind is."""
+    """State of the source of one kind."""
 
     kind: str
     """``pods``, ``ciliumnodes.cilium.io``."""
     state: State
-    """``waiting`` for its first list, ``watching`` (or ``synced``: a folder), ``failing``, ``absent`` when no
-    server serves the kind."""
+    """``waiting`` for the first list, ``watching`` (a folder: ``synced``), ``failing``, ``absent``.
+
+    ``absent``: no server serves the kind.
+    """
     objects: int
     synced: bool
-    """Whether everything there was has been seen once."""
+    """Whether a complete list was read."""
     changed: float
-    """When something was last heard of it, in seconds since the epoch; 0 for never."""
+    """Time of the last event, in seconds since the epoch; 0 for none."""
     error: str = ""
     broken: tuple[str, ...] = ()
-    """Objects that cannot be read, with what is wrong; their last good rows stay."""
+    """Invalid objects, with the error; their last valid rows stay."""
 
 
-# The objects that sources delivered, as Cilium's metrics.
+# Events of sources, as Cilium's metrics.
 #
 # Source: Cilium 1.17, cilium_kubernetes_events_received_total and cilium_kubernetes_events_total.
 
 
 class ObjectEvents:
-    """Counts objects that came, changed or went, by their kind."""
+    """Counts created, updated and deleted objects per kind."""
 
     def __init__(self) -> None:
         self.received: Counter[tuple[str, str, str, str]] = Counter()
-        """(kind, action, valid, equal) -> how many."""
+        """(kind, action, valid, equal) -> number of events."""
         self.processed: Counter[tuple[str, str, str]] = Counter()
-        """(kind, action, status) -> how many."""
+        """(kind, action, status) -> number of events."""
 
     def changed(self, kind: str, rows: Mapping[Key, Object | None], known: ReadTable[Key, Any]) -> None:
-        """These rows are about to be put, or deleted where they are None; ``known`` is the table before."""
+        """Count rows before they are written; None is a deletion, ``known`` is the table before."""
         created = updated = same = deleted = 0
         for key, new in rows.items():
             old = known.get(key)
@@ -82,14 +84,14 @@ class ObjectEvents:
                 self.processed[kind, action, "success"] += count
 
     def unreadable(self, kind: str, count: int) -> None:
-        """So many objects could not be read."""
+        """Count invalid objects."""
         if count:
             self.received[kind, "update", "false", "false"] += count
             self.processed[kind, "update", "failed"] += count
 
 
 def families(events: ObjectEvents) -> Iterator[MetricFamily]:
-    """Events as metrics."""
+    """Yield the metrics of events."""
     yield counter(
         "cilium_kubernetes_events_received_total",
         "Number of Kubernetes events received labeled by scope, action, valid data and equality",
@@ -104,19 +106,19 @@ def families(events: ObjectEvents) -> Iterator[MetricFamily]:
     )
 
 
-# Objects that an API server has lost: most of a kind at once, as when its store is emptied and filled again.
+# Objects that an API server has lost: most of a kind at once, because its store was emptied or restored.
 #
-# Source: what lists leave out. The rows stay in force until the store has been filled again: nothing of a
-#         node may be torn down because a list came too early.
-# Why:    a watch reports deleted objects. A list that lacks more than half of what was known means a server
-#         with a store replaced by an old copy or an empty one.
+# Source: rows that a list lacks. They stay in the tables until the store was refilled, so that an early list
+#         does not tear down a node's pods and services.
+# Why:    deletions arrive as watch events. A list that lacks more than half of the current rows indicates a
+#         store that was replaced by an old copy or an empty one.
 
 SETTLE: Final = 10.0
-"""Seconds without another object after which the store counts as filled."""
+"""Seconds without a reported object after which the store counts as refilled."""
 
 
 class ForgottenObject(msgspec.Struct, frozen=True):
-    """An object that is in force here, and that the server does not know."""
+    """An object that stays in the agent's tables, though the server no longer lists it."""
 
     kind: str
     """``pods``, ``ciliumnodes.cilium.io``."""
@@ -125,7 +127,7 @@ class ForgottenObject(msgspec.Struct, frozen=True):
 
     @property
     def row_key(self) -> tuple[str, str, str]:
-        """Of its row."""
+        """Key of the row."""
         return self.kind, self.namespace, self.name
 
 
@@ -135,7 +137,7 @@ def forgotten_objects() -> Table[tuple[str, str, str], ForgottenObject]:
 
 
 class Forgotten:
-    """The one writer of the table; takes rows out of force when the store has been filled."""
+    """The only writer of ``k8s-forgotten``; deletes lost objects once the store was refilled."""
 
     def __init__(
         self,
@@ -151,11 +153,11 @@ class Forgotten:
         self.node = ""
         """The name of this node."""
         self._sinks: dict[str, Sink[Any]] = {}
-        """Of kinds with lost objects."""
-        self._news = anyio.Event()
+        """The sinks of kinds with lost objects."""
+        self._changed = anyio.Event()
 
     def lost(self, sink: Sink[Any], keys: Collection[Key], left: int) -> None:
-        """A list has ``left`` objects of the sink's kind and lacks these."""
+        """Record the objects that a list of ``left`` objects lacks."""
         kind = sink.kind.qualified
         self._sinks[kind] = sink
         with self.table.txn() as txn:
@@ -170,7 +172,7 @@ class Forgotten:
         self._report()
 
     def reported(self, kind: str, keys: Collection[Key]) -> None:
-        """The server has reported these objects, existing or deleted."""
+        """Remove objects that the server has reported, as existing or deleted."""
         if kind not in self._sinks:
             return
         with self.table.txn() as txn:
@@ -179,7 +181,7 @@ class Forgotten:
         self._report()
 
     def listed(self, kind: str) -> None:
-        """A list held all objects, as it should."""
+        """Remove all lost objects of the kind: a list was plausible again."""
         if self._sinks.pop(kind, None) is not None:
             with self.table.txn() as txn:
                 for one in self.table.by("kind").get(kind):
@@ -187,25 +189,25 @@ class Forgotten:
             self._report()
 
     async def run(self) -> None:
-        """For ever: take lost objects out of force once the store is a cluster's again, and quiet.
+        """Run forever: delete lost objects once the store was refilled, and no more objects arrive.
 
-        Not while some kind can no longer be followed: its objects are unknown. One that never could be, such
-        as a forbidden one, has none in force.
+        It waits while a kind that was synced cannot be watched, since its objects are unknown. A kind that
+        was never synced, such as a forbidden one, has no rows.
         """
         while True:
-            news = self._news
+            changed = self._changed
             if not len(self.table):
                 self._health.ok("nothing is lost")
-                await news.wait()
+                await changed.wait()
                 continue
             with anyio.move_on_after(None if self._is_empty() else SETTLE) as quiet:
-                await news.wait()
+                await changed.wait()
             broken = any(one.state == "failing" and one.synced for one in self._statuses.all())
             if quiet.cancelled_caught and not broken:
                 self._release()
 
     def _is_empty(self) -> bool:
-        """Whether the store has not been filled yet: this node is one of the objects it lacks."""
+        """Whether the store is not refilled yet: it lacks this node's own object."""
         return (NODES.qualified, "", self.node) in self.table
 
     def _release(self) -> None:
@@ -222,22 +224,22 @@ class Forgotten:
         if count := len(self.table):
             kinds = ", ".join(sorted({one.kind for one in self.table.all()}))
             self._health.degraded(f"the API server has lost {count} objects ({kinds}), which stay in force")
-        news, self._news = self._news, anyio.Event()
-        news.set()
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
 
 
-# Where a source puts the objects of one kind: its table, and the row with the source's state.
+# The writer of one kind's table, and of the row with its source's state.
 
 T = TypeVar("T", bound=Object)
 
 PART = 500
-"""Objects of a list that are taken in at once."""
+"""Objects of a list that are written in one transaction."""
 MOST_REPORTED = 10
-"""How many broken objects are listed per kind."""
+"""Maximum number of invalid objects listed per kind."""
 
 
 class Sink(Generic[T]):
-    """The one writer of a table of objects."""
+    """The only writer of a table of objects."""
 
     def __init__(
         self,
@@ -251,7 +253,7 @@ class Sink(Generic[T]):
         namespace: str = "",
     ) -> None:
         self.namespace = namespace
-        """The namespace of the wanted objects; empty for all."""
+        """The namespace of the objects; empty for all namespaces."""
         self._kind = kind
         self._events = events or ObjectEvents()
         self._forgotten = forgotten
@@ -265,7 +267,7 @@ class Sink(Generic[T]):
 
     @property
     def kind(self) -> Kind[T]:
-        """The kind."""
+        """The kind of the objects."""
         return self._kind
 
     @cached_property
@@ -273,27 +275,27 @@ class Sink(Generic[T]):
         return self._parent.child(self._kind.plural)
 
     def begin(self) -> None:
-        """There is a source: its status is shown from now on."""
+        """Publish the source's status: there is a source."""
         self._status(SourceStatus(self._kind.qualified, "waiting", 0, False, 0.0))
         self._health.ok("waiting for the first list")
 
     def without_source(self) -> None:
-        """There is none: the table is complete."""
+        """Mark the table as initialized: there is no source."""
         self._first.done()
 
     def known(self, key: Key) -> T | None:
-        """The row there is."""
+        """Return the current row of a key."""
         return self._table.get(key)
 
     def replace(self, rows: Mapping[Key, T], broken: Sequence[str] = (), state: State = "watching") -> None:
-        """Make these the rows: a list came whole."""
+        """Replace all rows by those of a complete list."""
         self._count({**dict.fromkeys(self._missing(rows)), **rows}, broken)
         with self._table.txn() as txn:
             txn.replace_all(rows.values())
         self._complete(broken, state)
 
     def _missing(self, rows: Mapping[Key, T]) -> list[Key]:
-        """What is known and not among these."""
+        """Return the keys of current rows that are not in ``rows``."""
         return [row.key for row in self._table.all() if row.key not in rows]
 
     def _count(self, rows: Mapping[Key, T | None], broken: Sequence[str]) -> None:
@@ -307,10 +309,12 @@ class Sink(Generic[T]):
         self._heard(state)
 
     async def listed(self, rows: Mapping[Key, T], broken: Sequence[str] = ()) -> None:
-        """A server's list came whole. If it lacks most of what is known, that stays in force for now.
+        """Apply a server's complete list.
 
-        Of a long list a part is taken in at a time, so that others have their turn: first what is new, last
-        what was deleted.
+        If it lacks most of the current rows, the missing rows stay for now.
+
+        A long list is written in parts, with a yield to the event loop in between: new and changed rows
+        first, deletions last.
         """
         removed = self._missing(rows)
         if self._forgotten is None or not self._synced or 2 * len(removed) <= len(self._table):
@@ -321,7 +325,7 @@ class Sink(Generic[T]):
                 with self._table.txn() as txn:
                     for row in part.values():
                         txn.put(row)
-                if self._forgotten is not None:  # lest they are taken out of force meanwhile
+                if self._forgotten is not None:  # so that run() does not delete them meanwhile
                     self._forgotten.reported(self._kind.qualified, part.keys())
                 await anyio.lowlevel.checkpoint()
             last = dict(rest)
@@ -340,7 +344,7 @@ class Sink(Generic[T]):
         self._forgotten.lost(self, removed, len(rows))
 
     def drop(self, keys: Collection[Key]) -> None:
-        """These do not exist after all."""
+        """Delete objects that the server has lost."""
         self._count(dict.fromkeys(keys), ())
         with self._table.txn() as txn:
             for key in keys:
@@ -350,7 +354,7 @@ class Sink(Generic[T]):
     def change(
         self, rows: Mapping[Key, T | None], broken: Sequence[str] = (), state: State = "watching"
     ) -> None:
-        """Put and delete rows: None for one that no longer exists."""
+        """Put and delete rows; None deletes."""
         self._count(rows, broken)
         with self._table.txn() as txn:
             for key, row in rows.items():
@@ -366,18 +370,18 @@ class Sink(Generic[T]):
         self._heard(state)
 
     def watching(self) -> None:
-        """A watch has started."""
+        """Record that a watch has started."""
         self._heard("watching")
 
     def absent(self) -> None:
-        """No server serves the kind: the table is complete, and empty."""
+        """Record that no server serves the kind: the table is initialized."""
         self._first.done()
         before = self._now
         self._status(msgspec.structs.replace(before, state="absent", error="", objects=len(self._table)))
         self._health.ok("not served")
 
     def failed(self, error: Exception) -> None:
-        """The source has trouble; what is known stays in force."""
+        """Record an error of the source; all rows stay."""
         before = self._now
         text = str(error) or type(error).__name__
         if before.error != text:

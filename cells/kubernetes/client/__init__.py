@@ -1,4 +1,4 @@
-"""A client of the Kubernetes API: reads, watches, writes, with the errors of both."""
+"""A client of the Kubernetes API: reads, watches, writes, and their errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["connect"]
 
 
 DEFAULT: Final = 30.0
-"""Seconds, as of client-go's dialer."""
+"""Seconds; the default of client-go's dialer."""
 
 
 def connect(
@@ -26,9 +26,10 @@ def connect(
     timeout: float = 0.0,
     keep_alive: float = 0.0,
 ) -> Client:
-    """A client; nothing is sent before it is used.
+    """Return a client; it connects with its first request.
 
-    ``timeout`` of connecting and of an answer, and ``keep_alive`` of idle connections, in seconds; 0: 30.
+    ``timeout``: seconds to connect, and to wait for an answer. ``keep_alive``: seconds that idle connections
+    stay open. 0 means 30 for both.
     """
     timeout, keep_alive = timeout or DEFAULT, keep_alive or DEFAULT
     credentials = Credentials(access)

@@ -1,4 +1,4 @@
-"""How to reach an API server and as which user, and what is mounted into every pod.
+"""How to reach an API server and with which credentials: kubeconfig or service account.
 
 Source: client-go/rest (InClusterConfig).
 """
@@ -30,7 +30,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Exec(msgspec.Struct, frozen=True):
-    """A program that gives credentials (client.authentication.k8s.io)."""
+    """A credential plugin (client.authentication.k8s.io)."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -38,31 +38,34 @@ class Exec(msgspec.Struct, frozen=True):
     api_version: str = "client.authentication.k8s.io/v1"
     provide_cluster_info: bool = False
     cluster_config: Any = None
-    """For the program, from the kubeconfig's cluster; with ``provide_cluster_info``."""
+    """The cluster's extension for plugins in the kubeconfig; passed with ``provide_cluster_info``."""
     folder: str = ""
-    """Where a relative command begins."""
+    """Folder that a relative command is resolved in."""
 
     @property
     def program(self) -> str:
-        """The file to run, or a name to look for in ``PATH``."""
+        """The file to run, or a name to look up in ``PATH``."""
         relative = os.sep in self.command and not os.path.isabs(self.command)  # noqa: PTH117
         return os.path.join(self.folder, self.command) if relative else self.command  # noqa: PTH118
 
 
 class EnvironmentProxies(msgspec.Struct, frozen=True):
-    """The proxies that environment variables name, as URLs, and the servers reached without one.
+    """Proxies of the environment variables, as URLs, and the servers that are reached directly.
 
-    Source: golang.org/x/net/http/httpproxy, by which client-go goes unless a kubeconfig has a proxy-url.
+    Source: golang.org/x/net/http/httpproxy; client-go uses it unless the kubeconfig has a proxy-url.
     """
 
     http: str = ""
     https: str = ""
     without: tuple[str, ...] = ()
-    """Of ``NO_PROXY``, in lower case: addresses, networks and domains, with or without a port; ``*``: all."""
+    """``NO_PROXY`` in lower case: addresses, networks, domains, with an optional port; ``*``: all servers."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> EnvironmentProxies:
-        """``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY``, or in lower case. Raises AccessError."""
+        """Read ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY``, or their lower-case names.
+
+        Raises AccessError.
+        """
 
         def value(name: str) -> str:
             return (env.get(name) or env.get(name.lower(), "")).strip()
@@ -75,7 +78,7 @@ class EnvironmentProxies(msgspec.Struct, frozen=True):
         return cls(url("HTTP_PROXY"), url("HTTPS_PROXY"), tuple(filter(None, names)))
 
     def url_for(self, server: str) -> str:
-        """The proxy on the way to the server of a URL; empty for none, as for this machine itself."""
+        """Return the proxy for a server's URL; empty for a direct connection, such as to localhost."""
         parts = urlsplit(server)
         url = self.https if parts.scheme == "https" else self.http
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
@@ -93,7 +96,7 @@ def _ip(text: str) -> IPAddress | None:
 
 
 def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
-    """Whether an entry of ``NO_PROXY`` means the server; a malformed network means none."""
+    """Whether an entry of ``NO_PROXY`` matches the server; a malformed network matches none."""
     if entry == "*":
         return True
     if "/" in entry:
@@ -102,7 +105,7 @@ def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
         except ValueError:
             return False
     name, _, number = entry.rpartition(":")
-    if not number.isdecimal() or (":" in name and not name.startswith("[")):  # no port, or an address of IPv6
+    if not number.isdecimal() or (":" in name and not name.startswith("[")):  # no port, or an IPv6 address
         name, number = entry, ""
     if number and int(number) != port:
         return False
@@ -113,7 +116,7 @@ def _leaves_out(entry: str, host: str, ip: IPAddress | None, port: int) -> bool:
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Servers, and credentials for them. Bytes are PEM; a file is read again when it changes."""
+    """Servers and their credentials. Bytes are PEM; a file is read again when it changes."""
 
     servers: tuple[str, ...]
     """URLs, the preferred one first."""
@@ -131,7 +134,7 @@ class Access(msgspec.Struct, frozen=True):
     key_data: bytes | None = None
     exec: Exec | None = None
     proxy_url: str = ""
-    """Of the kubeconfig: for all servers, whatever the environment names."""
+    """The kubeconfig's proxy for all servers; it overrides the environment's."""
     proxies: EnvironmentProxies = EnvironmentProxies()
     impersonate_user: str = ""
     impersonate_uid: str = ""
@@ -139,12 +142,15 @@ class Access(msgspec.Struct, frozen=True):
     impersonate_extra: tuple[tuple[str, str], ...] = ()
 
     def proxy_for(self, server: str) -> str:
-        """The URL of the proxy on the way to a server; empty for none."""
+        """Return the URL of the proxy for a server; empty for a direct connection."""
         return self.proxy_url or self.proxies.url_for(server)
 
 
 def in_cluster(env: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Access | None:
-    """What a pod is given; None outside of one. Raises AccessError when it is half there."""
+    """Return the access of a pod's service account; None outside of a pod.
+
+    Raises AccessError if a part is missing.
+    """
     host, port = env.get("KUBERNETES_SERVICE_HOST", ""), env.get("KUBERNETES_SERVICE_PORT", "")
     if not host:
         return None
@@ -171,17 +177,17 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-# A kubeconfig: how to reach an API server, and as which user.
+# Reads a kubeconfig.
 #
-# Source: k8s.io/client-go/tools/clientcmd/api/v1; what is refused: clientcmd/validation.go, rest/exec.go.
+# Source: k8s.io/client-go/tools/clientcmd/api/v1; validation: clientcmd/validation.go, rest/exec.go.
 
 EXEC_EXTENSION: Final = "client.authentication.k8s.io/exec"
-"""The extension of a cluster that exec programs are given."""
+"""Name of the cluster's extension that credential plugins receive."""
 CREDENTIAL_VERSIONS: Final = tuple(f"client.authentication.k8s.io/{one}" for one in ("v1", "v1beta1"))
 
 
 class _KubeconfigPart(msgspec.Struct, frozen=True, rename="kebab"):
-    """A part of the file: names in kebab case."""
+    """A part of a kubeconfig, with names in kebab case."""
 
 
 class _NamedExtension(_KubeconfigPart, frozen=True):
@@ -263,9 +269,9 @@ class _Config(_KubeconfigPart, frozen=True):
 
 
 def from_kubeconfig(path: Path, context: str = "") -> Access:
-    """Of a kubeconfig's current context, or another one. Raises AccessError.
+    """Return the access of a kubeconfig's context, by default its current one. Raises AccessError.
 
-    Its files have to be there, and fit: what is wrong with them is reported now, not with the first request.
+    The files it names are checked at once, so an invalid one is reported before the first request.
     """
     config = _read(path)
     chosen = context or config.current_context
@@ -393,7 +399,7 @@ def _program(given: _Exec, path: Path, where: str) -> Exec:
         )
     if given.interactive_mode == "Always":
         raise AccessError(f"{where}: exec.interactiveMode=Always: the agent has no terminal; expected Never")
-    made = Exec(
+    plugin = Exec(
         command=given.command,
         args=given.args,
         env=tuple((one.name, one.value) for one in given.env),
@@ -401,16 +407,16 @@ def _program(given: _Exec, path: Path, where: str) -> Exec:
         provide_cluster_info=given.provide_cluster_info,
         folder=str(path.parent),
     )
-    if shutil.which(made.program) is None:
+    if shutil.which(plugin.program) is None:
         hint = " ".join(given.install_hint.split())
         raise AccessError(
             f"{where}: exec.command={given.command}: no such program{f'; {hint}' if hint else ''}"
         )
-    return made
+    return plugin
 
 
 def _file(path: Path, name: str) -> Path | None:
-    """A file named in the kubeconfig, in the folder where relative names begin."""
+    """Resolve a file name of the kubeconfig, relative to the kubeconfig's folder."""
     return path.parent / os.path.expanduser(name) if name else None  # noqa: PTH111
 
 
@@ -432,7 +438,7 @@ def _readable(path: Path, where: str, expected: str) -> None:
 
 
 def _check_authority(file: Path | None, data: bytes | None, where: str) -> None:
-    """Raise AccessError for a CA that cannot be loaded. Data goes before a file."""
+    """Raise AccessError for a CA that cannot be loaded. Inline data overrides the file."""
     key = "certificate-authority-data" if data else f"certificate-authority: {file}"
     if data is None and file is None:
         return

@@ -1,4 +1,4 @@
-"""What is counted of requests: how many, how long, with which end.
+"""Rate limit and statistics of requests: counts, latencies, results.
 
 Source: Cilium 1.17, cilium_k8s_client*.
 """
@@ -19,11 +19,14 @@ from cells.base.metrics import Histogram, MetricFamily, counter, histogram
 __all__ = ["Bucket"]
 
 
-# How many requests a second may go out.
+# The rate limit of requests.
 
 
 class Bucket:
-    """A token bucket: ``burst`` at once, ``qps`` a second in the long run. A ``qps`` of 0 never waits."""
+    """A token bucket: bursts of ``burst`` requests, on average ``qps`` per second.
+
+    With ``qps`` 0 it never waits.
+    """
 
     def __init__(self, qps: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._qps = qps
@@ -33,7 +36,7 @@ class Bucket:
         self._at = clock()
 
     async def take(self) -> float:
-        """Wait for a turn; the seconds it took."""
+        """Wait for a token; return the seconds waited."""
         if not self._qps:
             return 0.0
         now = self._clock()
@@ -51,7 +54,7 @@ RATE_BOUNDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30
 
 
 class ClientCall:
-    """One request under way."""
+    """One request in progress."""
 
     def __init__(self, calls: Calls, path: str, method: str) -> None:
         self._calls = calls
@@ -60,28 +63,28 @@ class ClientCall:
         self.status = "<error>"
 
     def answered(self, status: int) -> None:
-        """Its answer came."""
+        """Record the status and the latency of the answer."""
         self.status = str(status)
         now = self._calls.last_answer = time.monotonic()
         self._calls.latency[self._series].observe(now - self._started)
 
 
 class Calls:
-    """Counts requests; knows when a server last answered."""
+    """Counts requests, and records when a server last answered."""
 
     def __init__(self) -> None:
         self.returned: Counter[tuple[str, str, str]] = Counter()
-        """(host, method, status), ``<error>`` for none -> how many."""
+        """(host, method, status) -> number of requests; the status is ``<error>`` without an answer."""
         self.latency: dict[tuple[str, str], Histogram] = defaultdict(Histogram)
-        """(path, method) -> how long until their answers began, in seconds."""
+        """(path, method) -> seconds until the head of the answer."""
         self.waited: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(RATE_BOUNDS))
-        """(path, method) -> seconds that requests were held back here."""
+        """(path, method) -> seconds that the rate limiter delayed requests."""
         self.last_answer = 0.0
-        """When a server last answered, in seconds of the monotonic clock."""
+        """Time of the last answer, in seconds of the monotonic clock."""
 
     @contextmanager
     def timed(self, method: str, target: str, server: str, waited: float) -> Iterator[ClientCall]:
-        """Around one request; ``waited`` are the seconds it was held back."""
+        """Measure one request; ``waited``: seconds that the rate limiter delayed it."""
         path, host = normalised(target), urlsplit(server).netloc
         self.waited[path, method].observe(waited)
         call = ClientCall(self, path, method)
@@ -93,7 +96,7 @@ class Calls:
     def note(
         self, method: str, path: str, server: str, waited: float, status: int | None, took: float
     ) -> None:
-        """One request of several, by its normalised path: its status, None without an answer, and seconds."""
+        """Record one request of a pipeline: normalised path, status (None without an answer), seconds."""
         self.waited[path, method].observe(waited)
         if status is not None:
             self.last_answer = time.monotonic()
@@ -103,7 +106,7 @@ class Calls:
 
 
 def normalised(target: str) -> str:
-    """The path of a request, names in it as placeholders: there are few of them."""
+    """Return the path of a request with placeholders for names, so that metrics have few label values."""
     path = target.partition("?")[0]
     head, *parts = path.strip("/").split("/")
     count = {"api": 1, "apis": 2}.get(head)
@@ -120,7 +123,7 @@ def normalised(target: str) -> str:
 
 
 def families(calls: Calls) -> Iterator[MetricFamily]:
-    """Requests as metrics."""
+    """Yield the metrics of requests."""
     yield counter(
         "cilium_k8s_client_api_calls_total",
         "Number of API calls made to kube-apiserver labeled by host, method and return code.",

@@ -1,4 +1,4 @@
-"""The API of Kubernetes, as far as it is used here: read, watch, write.
+"""A client of the Kubernetes API: reads, watches, writes.
 
 Source: Kubernetes API concepts (kubernetes.io/docs/reference/using-api/api-concepts).
 """
@@ -46,15 +46,15 @@ MEDIA: Final[Mapping[Change, bytes]] = {
 }
 JSON: Final = b"application/json"
 TRIES: Final = 5
-"""How often a request that may be repeated is sent."""
+"""Number of attempts for a request that may be repeated."""
 AWAY: Final = frozenset({502, 503, 504})
-"""Statuses of a server that is not there, or of what stands before it: another one is tried."""
+"""Statuses of an unavailable server, or of a proxy before it: the client switches to the next server."""
 LONGEST_LINE: Final = 16 * 1024 * 1024
-"""Bytes of one event: the store takes objects of 1.5 MiB."""
+"""Maximum bytes of one event; etcd accepts objects of up to 1.5 MiB."""
 
 
 BLOCK: Final = 64 * 1024
-"""Bytes of events that are handled at once, if one is not longer: some milliseconds of work."""
+"""Bytes of events that are processed at once, some milliseconds of work; a longer event is one block."""
 
 
 class WatchEvent(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +68,7 @@ _EVENT = msgspec.json.Decoder(WatchEvent)
 
 
 def events(lines: bytes) -> list[WatchEvent]:
-    """The events of lines, whatever their objects are. Raises MalformedError."""
+    """Decode the events of lines, but not their objects. Raises MalformedError."""
     try:
         return _EVENT.decode_lines(lines)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -76,7 +76,7 @@ def events(lines: bytes) -> list[WatchEvent]:
 
 
 class Client:
-    """Requests to the API servers: at most so many a second, repeated where that is safe."""
+    """Sends rate-limited requests to the API servers, and repeats a request if that is safe."""
 
     def __init__(
         self,
@@ -98,28 +98,28 @@ class Client:
 
     @property
     def server(self) -> str:
-        """The server in use."""
+        """The current server."""
         return self._transport.server
 
     @property
     def manager(self) -> str:
-        """The name under which fields are owned."""
+        """The field manager of writes."""
         return self._agent.partition("/")[0]
 
     async def probe(self) -> None:
-        """For ever: while no server answers, look for one, so that those who wait in ``reach`` wake."""
+        """Run forever: while no server answers, probe for one; an answer wakes the waiters of ``reach``."""
         await self.reach.probe(self._healthz)
 
     async def _healthz(self) -> None:
-        with contextlib.suppress(KubernetesError):  # any answer is one, and without one nothing is known
+        with contextlib.suppress(KubernetesError):  # any status is an answer; reach records a missing one
             await self._once("GET", "/healthz", None, b"")
 
     async def heartbeat(self, silence: float) -> None:
-        """Ask a server after so many silent seconds how it is. Raises KubernetesError.
+        """Probe the server if it has been silent for so many seconds. Raises KubernetesError.
 
-        Without an answer every connection is replaced: it may be dead without either end knowing, and a
-        watch on it would wait for its end. So it asks once: a second connection may work where the first is
-        dead. A server that refuses has answered.
+        Without an answer every connection is replaced: watches on a dead connection would otherwise wait for
+        their timeout. There is no second attempt, since it could succeed on a new connection and leave the
+        dead one. A refusal by the server is an answer.
         """
         if time.monotonic() - self.calls.last_answer < silence:
             return
@@ -132,31 +132,34 @@ class Client:
             raise
 
     async def reset(self) -> None:
-        """Break every connection: watches are made again."""
+        """Close every connection, so that watches start again on new ones."""
         await self._transport.reset()
 
     # ---- reading
 
     async def get(self, kind: Kind[T], name: str, namespace: str = "") -> T:
-        """One object. Raises NotFoundError, ApiError, UnreachableError."""
+        """Read an object. Raises NotFoundError, ApiError, UnreachableError."""
         return _decoded(kind, await self.raw("GET", kind.path(namespace, name)))
 
     async def whole(self, kind: Kind[T], name: str, namespace: str = "") -> dict[str, Any]:
-        """One whole object. Raises NotFoundError, ApiError, MalformedError, UnreachableError."""
+        """Read an object with all its fields.
+
+        Raises NotFoundError, ApiError, MalformedError, UnreachableError.
+        """
         return _whole(kind, await self.raw("GET", kind.path(namespace, name)))
 
     async def page(self, kind: Kind[T], query: Mapping[str, str], namespace: str = "") -> bytes:
-        """One page of a list, as it came. Raises ExpiredError, ApiError, UnreachableError."""
+        """Read one page of a list as bytes. Raises ExpiredError, ApiError, UnreachableError."""
         return await self.raw("GET", kind.path(namespace), query)
 
     @asynccontextmanager
     async def watch(
         self, kind: Kind[T], query: Mapping[str, str], namespace: str = "", *, silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """An open watch: whole lines as they come, an event each. A silence (seconds) breaks it off.
+        """Open a watch that yields blocks of complete lines, an event each; ``silence`` seconds end it.
 
-        Servers send an answer's head before there is an event: that is waited for as for other answers.
-        Raises ApiError, UnreachableError, and while it runs MalformedError.
+        The head of the answer has the usual timeout, since servers send it before the first event. Raises
+        ApiError, UnreachableError, and while events are read MalformedError.
         """
         target = _target(kind.path(namespace), {"watch": "1", **query})
         async with self._sent("GET", target, None, b"", quiet=silence) as answer:
@@ -169,7 +172,7 @@ class Client:
     # ---- writing
 
     async def create(self, kind: Kind[T], obj: Body, namespace: str = "") -> T:
-        """A new object. Raises ConflictError (``exists``), ApiError, UnreachableError."""
+        """Create an object. Raises ConflictError (``exists``), ApiError, UnreachableError."""
         return _decoded(kind, await self.raw("POST", kind.path(namespace), self._query, _json(obj)))
 
     async def update(
@@ -181,9 +184,11 @@ class Client:
         *,
         subresource: str = "",
     ) -> T | None:
-        """Read, change, write, and again after each conflict. ``change`` gives None to leave it as it is.
+        """Read, change and write an object; repeat after a conflict.
 
-        Raises NotFoundError, ConflictError after too many tries, ApiError, UnreachableError.
+        ``change`` returns None for no change.
+
+        Raises NotFoundError, ConflictError after too many attempts, ApiError, UnreachableError.
         """
         for left in reversed(range(TRIES)):
             wanted = change(await self.whole(kind, name, namespace))
@@ -198,9 +203,9 @@ class Client:
         raise AssertionError  # pragma: no cover
 
     async def replace(self, kind: Kind[T], name: str, obj: Body, namespace: str = "") -> dict[str, Any]:
-        """Write an object over the version of it that it names; the object as it is then, whole.
+        """Replace an object at the resourceVersion in its metadata; return the written object, whole.
 
-        Raises NotFoundError, ConflictError when another writer was faster, ApiError, UnreachableError.
+        Raises NotFoundError, ConflictError if the object has changed in between, ApiError, UnreachableError.
         """
         return _whole(kind, await self._put(kind, name, obj, namespace))
 
@@ -218,7 +223,7 @@ class Client:
         how: Change = "merge",
         subresource: str = "",
     ) -> T:
-        """Change an object. A merge patch may hold a resourceVersion.
+        """Patch an object. A merge patch may have a resourceVersion as a precondition.
 
         Raises NotFoundError, ConflictError, ApiError, UnreachableError.
         """
@@ -228,9 +233,9 @@ class Client:
     async def delete(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
     ) -> bool:
-        """Whether there was one. Only that with this uid and this resourceVersion, if they are given.
+        """Delete an object; return whether it existed. ``uid`` and ``version`` are preconditions.
 
-        Raises ConflictError when it is another, ApiError, UnreachableError.
+        Raises ConflictError if a precondition fails, ApiError, UnreachableError.
         """
         try:
             await self.raw("DELETE", kind.path(namespace, name), None, _delete_options(uid, version))
@@ -241,19 +246,19 @@ class Client:
     def deletion(
         self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
     ) -> WriteRequest:
-        """What delete() sends, for send_all()."""
+        """Return the request of delete(), for send_all()."""
         body = _delete_options(uid, version)
         return WriteRequest("DELETE", _target(kind.path(namespace, name), None), body, JSON)
 
     def merge(self, kind: Kind[T], name: str, body: Body, namespace: str = "") -> WriteRequest:
-        """What patch() sends, for send_all()."""
+        """Return the request of patch(), for send_all()."""
         target = _target(kind.path(namespace, name), self._query)
         return WriteRequest("PATCH", target, _json(body), MEDIA["merge"])
 
     async def send_all(self, requests: Sequence[WriteRequest]) -> list[KubernetesError | None]:
-        """Send writes that may be repeated one behind the other on one connection; the error of each or None.
+        """Pipeline repeatable writes on one connection; return the error of each, or None for success.
 
-        What is refused for a moment, or not answered before the connection ends, is sent again by itself.
+        A request that is throttled, or has no answer before the connection ends, is sent again separately.
         """
         waited = [await self._bucket.take() for _ in requests]
         server, began, quiet = self.server, time.monotonic(), self._timeout
@@ -267,46 +272,46 @@ class Client:
             self._transport.failed(server)
         elif answers:
             self.reach.found()
-        ends: list[KubernetesError | None] = [failure] * len(requests)
+        errors: list[KubernetesError | None] = [failure] * len(requests)
         paths = {one.method: normalised(one.target) for one in requests}
-        for number, (request, held_back) in enumerate(zip(requests, waited, strict=True)):
+        for number, (request, delayed) in enumerate(zip(requests, waited, strict=True)):
             answer = answers[number] if number < len(answers) else None
             status, at = (answer.status, answer.at) if answer is not None else (None, began)
-            self.calls.note(request.method, paths[request.method], server, held_back, status, at - began)
+            self.calls.note(request.method, paths[request.method], server, delayed, status, at - began)
             if answer is not None and answer.status >= 300:
-                ends[number] = api_error(answer.status, answer.body, answer.retry_after.decode("latin-1"))
-        return ends if failure is not None else await self._again(requests, ends, len(answers))
+                errors[number] = api_error(answer.status, answer.body, answer.retry_after.decode("latin-1"))
+        return errors if failure is not None else await self._again(requests, errors, len(answers))
 
     async def _again(
-        self, requests: Sequence[WriteRequest], ends: list[KubernetesError | None], answered: int
+        self, requests: Sequence[WriteRequest], errors: list[KubernetesError | None], answered: int
     ) -> list[KubernetesError | None]:
-        """Send by themselves those that may do then; until no server answers."""
+        """Send requests again one by one, if that may help, until no server answers."""
         away: UnreachableError | None = None
         for number, request in enumerate(requests):
-            error = ends[number]
+            error = errors[number]
             if number < answered and not (isinstance(error, ApiError) and error.code in {401, 429}):
                 continue
-            ends[number] = away
+            errors[number] = away
             try:
                 if away is None:
                     await self._repeated(request.method, request.target, request.body, request.media)
             except UnreachableError as found:
-                ends[number] = away = found
+                errors[number] = away = found
             except KubernetesError as found:
-                ends[number] = found
-        return ends
+                errors[number] = found
+        return errors
 
     @property
     def _query(self) -> dict[str, str]:
-        """Of a write."""
+        """Query parameters of a write."""
         return {"fieldManager": self.manager}
 
     # ---- requests
 
     async def upgrade(self) -> tuple[Stream, str, Headers]:
-        """A connection of its own for a request that changes its protocol, such as to a WebSocket's.
+        """Open a separate connection for a request that changes its protocol, such as to a WebSocket.
 
-        What the request's target begins with, and its headers, come with it; the caller closes the stream.
+        Returns the stream, the prefix of the request target, and headers; the caller closes the stream.
         Raises UnreachableError, CredentialsError.
         """
         await self._bucket.take()
@@ -322,9 +327,9 @@ class Client:
         body: bytes | None = None,
         media: bytes = JSON,
     ) -> bytes:
-        """The body of an answer. Repeats what was refused for a moment, and reads that got no answer.
+        """Send a request and return the body. Repeats throttled requests, and reads without an answer.
 
-        Raises ApiError and its kinds, UnreachableError, CredentialsError.
+        Raises ApiError and its subclasses, UnreachableError, CredentialsError.
         """
         return await self._repeated(method, _target(path, query), body, media)
 
@@ -342,7 +347,7 @@ class Client:
                 else:
                     await anyio.sleep(min(error.retry_after or 0.1 * 2**number, 10.0))
             except UnreachableError:
-                if last or method != "GET":  # a write may have happened
+                if last or method != "GET":  # the server may have executed a write
                     raise
                 await anyio.sleep(0.05 * 2**number)
         raise AssertionError  # pragma: no cover
@@ -371,14 +376,14 @@ class Client:
             headers += [(b"Content-Type", media), (b"Content-Length", str(len(body)).encode())]
         with self.calls.timed(method, target, self.server, waited) as call:
             try:
-                repeatable = method != "POST" and media != MEDIA["json"]  # the same twice is as once
+                repeatable = method != "POST" and media != MEDIA["json"]  # these are idempotent
                 sending = self._transport.send(
                     method, target, headers, body, head=self._timeout, quiet=quiet, repeatable=repeatable
                 )
                 async with sending as answer:
                     call.answered(answer.status)
                     if answer.status == 401:
-                        self._credentials.refused(version)  # the next request has others
+                        self._credentials.refused(version)  # the next request reads them again
                     if answer.status in AWAY:
                         self._transport.failed(answer.server)
                     else:
@@ -386,13 +391,13 @@ class Client:
                     yield answer
             except (
                 UnreachableError
-            ) as error:  # a server, or what stands before it, may break off without a word
+            ) as error:  # a server or load balancer may close a connection for an expired certificate
                 if expired := self._credentials.expired():
                     raise UnreachableError(f"{error}; {expired}") from error
                 raise
 
     async def _headers(self) -> Headers:
-        """Of every request. Raises CredentialsError."""
+        """Headers of every request. Raises CredentialsError."""
         return [
             (b"User-Agent", self._agent.encode()),
             (b"Accept", b"application/json"),
@@ -402,7 +407,7 @@ class Client:
 
 def _repeatable(error: ApiError, method: str) -> bool:
     if error.code == 429:
-        return True  # refused before anything happened
+        return True  # the server did not execute it
     if error.from_the_future:
         return False
     return method == "GET" and (error.code >= 500 or error.retry_after is not None)
@@ -440,17 +445,17 @@ def _decoded(kind: Kind[T], body: bytes) -> T:
 
 
 async def _blocks(answer: StreamedResponse) -> AsyncGenerator[bytes]:
-    """The lines of a watch, those that came together as one; half a line waits for its end."""
-    held = b""
+    """Yield the complete lines of a watch, grouped as they arrive; an incomplete line waits for its end."""
+    partial = b""
     while part := await answer.part():
-        data = held + part if held else part
+        data = partial + part if partial else part
         begin, end = 0, data.rfind(b"\n") + 1
         while begin < end:
             cut = end
-            if end - begin > BLOCK:  # at the last end of a line within, or the first one after
+            if end - begin > BLOCK:  # after the last line within the block, or after a longer line
                 cut = data.rfind(b"\n", begin, begin + BLOCK) + 1 or data.index(b"\n", begin) + 1
             yield data[begin:cut]
             begin = cut
-        held = data[end:]
-        if len(held) > LONGEST_LINE:
+        partial = data[end:]
+        if len(partial) > LONGEST_LINE:
             raise MalformedError(f"watch: an event of more than {LONGEST_LINE} bytes")

@@ -1,4 +1,4 @@
-"""Credentials for requests: headers and client certificates, refreshed in time.
+"""Credentials of requests: headers and client certificates, renewed before they expire.
 
 Source: client-go/plugin/pkg/client/auth/exec; client.authentication.k8s.io/v1 ExecCredential.
 """
@@ -28,18 +28,18 @@ from cells.kubernetes.objects.kind import decode
 __all__ = ["Credentials"]
 
 
-# When a certificate expires.
+# The expiry of a certificate.
 #
 # Source: RFC 5280, section 4.1 (Certificate, Validity); X.690 (DER).
 
 _BLOCK: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _VERSION: Final = 0xA0
-"""The tag of what may come before the serial number."""
+"""DER tag of the optional version before the serial number."""
 _UTC_TIME: Final = 0x17
 
 
 def not_after(pem: bytes) -> datetime | None:
-    """The end of the first certificate's validity; None where there is none to be read."""
+    """Return the end of the first certificate's validity; None if there is no readable certificate."""
     found = _BLOCK.search(pem)
     if found is None:
         return None
@@ -61,7 +61,7 @@ def not_after(pem: bytes) -> datetime | None:
 
 
 def _element(der: bytes) -> tuple[int, bytes, bytes]:
-    """The tag and the content of the first element, and what comes after it."""
+    """Return the tag and content of the first DER element, and the rest."""
     length, begin = der[1], 2
     if length >= 0x80:
         begin += length & 0x7F
@@ -70,16 +70,16 @@ def _element(der: bytes) -> tuple[int, bytes, bytes]:
 
 
 _IN_HEADER_NAMES: Final = "!#$&'*+^`|"
-"""What names of headers may have besides letters, digits and -._~ (RFC 9110, 5.6.2), less what escapes."""
+"""Characters of header names besides letters, digits and -._~ (RFC 9110, 5.6.2), without "%"."""
 TOKEN_AGE = 60.0
-"""Seconds after which a token file is read again: the kubelet renews it long before it expires."""
+"""Seconds after which a token file is read again; the kubelet renews it long before it expires."""
 PLUGIN_DEADLINE = 30.0
 EARLY = 30.0
-"""Seconds before its expiry that a plugin's answer counts as expired."""
+"""Seconds before its expiry after which a plugin's credential is renewed."""
 
 
 class ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What a plugin gives."""
+    """The credential that a plugin returns."""
 
     token: str = ""
     client_certificate_data: str = ""
@@ -88,7 +88,7 @@ class ExecStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
-    """What a plugin prints."""
+    """The output of a plugin."""
 
     status: ExecStatus
 
@@ -97,20 +97,20 @@ _PLUGIN_OUTPUT: Final = msgspec.json.Decoder(ExecCredential)
 
 
 class Credentials:
-    """Who asks, by token, password, certificate or a plugin's answer."""
+    """The client's identity: token, password, certificate, or the credential of a plugin."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._token = access.token
         self._read_at = -TOKEN_AGE
-        self._given: ExecStatus | None = None
+        self._issued: ExecStatus | None = None
         self._expires = 0.0
         self.version = 0
-        """Goes up with each other token of the file, and each answer of the plugin."""
+        """Increases with each changed token of the file, and with each run of the plugin."""
         self._fresh = anyio.Lock()
 
     async def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of a request. Raises CredentialsError."""
+        """Return the headers that authenticate a request. Raises CredentialsError."""
         access = self._access
         found: list[tuple[bytes, bytes]] = []
         if token := await self._bearer():
@@ -131,20 +131,20 @@ class Credentials:
 
     @property
     def renewable(self) -> bool:
-        """Whether others can be had after a refusal: of a file, or a plugin."""
+        """Whether new credentials can be read after a refusal: from a file or a plugin."""
         return self._access.token_file is not None or self._access.exec is not None
 
     def refused(self, version: int) -> None:
-        """The server answered 401 to those of this version: they count as stale, if they are still held."""
+        """The server answered 401 to this version of the credentials: renew them, unless this was done."""
         if version == self.version:
             self._read_at, self._expires = -TOKEN_AGE, 0.0
 
     def expired(self) -> str:
-        """What is wrong with an expired client certificate; empty for any other."""
-        access, given = self._access, self._given
+        """Return a message if the client certificate has expired, else an empty text."""
+        access, issued = self._access, self._issued
         pem, name = access.certificate_data, "the client certificate"
-        if given is not None and given.client_certificate_data:
-            pem = given.client_certificate_data.encode()
+        if issued is not None and issued.client_certificate_data:
+            pem = issued.client_certificate_data.encode()
         elif access.certificate_file is not None:
             name = f"the client certificate {access.certificate_file}"
             try:
@@ -167,7 +167,7 @@ class Credentials:
         try:
             text = (await anyio.Path(path).read_text()).strip()
         except (OSError, UnicodeDecodeError) as error:
-            if self._token:  # the one that is held may still do
+            if self._token:  # the current token may still be valid
                 return self._token
             why = error.strerror if isinstance(error, OSError) else "no text"
             raise CredentialsError(f"{path}: {why}; expected a token") from error
@@ -177,13 +177,13 @@ class Credentials:
 
     async def _plugin(self, plugin: Exec) -> ExecStatus:
         async with self._fresh:
-            if self._given is None or time.time() >= self._expires:
-                self._given = await self._asked(plugin)
-                self._expires = _expiry(self._given.expiration_timestamp)
+            if self._issued is None or time.time() >= self._expires:
+                self._issued = await self._run_plugin(plugin)
+                self._expires = _expiry(self._issued.expiration_timestamp)
                 self.version += 1
-            return self._given
+            return self._issued
 
-    async def _asked(self, plugin: Exec) -> ExecStatus:
+    async def _run_plugin(self, plugin: Exec) -> ExecStatus:
         spec: dict[str, object] = {"interactive": False}
         if plugin.provide_cluster_info:
             spec["cluster"] = await self._cluster(plugin)
@@ -207,12 +207,12 @@ class Credentials:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             what = "no UTF-8" if isinstance(error, UnicodeDecodeError) else error
             raise CredentialsError(f"exec {command}: {what}; expected an ExecCredential") from error
-        if wrong := _wrong(found):
-            raise CredentialsError(f"exec {command}: {wrong}")
+        if problem := _invalid(found):
+            raise CredentialsError(f"exec {command}: {problem}")
         return found
 
     async def _cluster(self, plugin: Exec) -> dict[str, object]:
-        """What a plugin learns of the cluster (v1, Cluster). Raises CredentialsError."""
+        """Return the cluster information for a plugin (v1, Cluster). Raises CredentialsError."""
         access, authority = self._access, self._access.ca_data
         if authority is None and access.ca_file is not None:
             try:
@@ -232,27 +232,27 @@ class Credentials:
     # ---- TLS
 
     async def context(self) -> ssl.SSLContext:
-        """For connections, with the certificates as they are now. Raises CredentialsError."""
+        """Return a TLS context with the current certificates. Raises CredentialsError."""
         if self._access.exec is not None:
             await self._plugin(self._access.exec)
         return await to_thread.run_sync(self._context)
 
     def stamps(self) -> tuple[object, ...]:
-        """Changes when a certificate does: connections are then replaced."""
+        """Return a value that changes with the certificates: connections are then replaced."""
         files = (self._access.ca_file, self._access.certificate_file, self._access.key_file)
         found: list[object] = [_stamp(one) for one in files]
-        given = self._given
-        return (*found, given.client_certificate_data if given else "")
+        issued = self._issued
+        return (*found, issued.client_certificate_data if issued else "")
 
     def _context(self) -> ssl.SSLContext:
         access = self._access
         try:
-            # Those of the host are loaded only where no authority is given.
+            # The CAs of the host are loaded only without a configured CA.
             context = ssl.create_default_context(
                 cafile=str(access.ca_file) if access.ca_file else None,
                 cadata=access.ca_data.decode() if access.ca_data else None,
             )
-            # Authorities of clusters are what Go's clients take: Python 3.13 refuses those without key usage.
+            # Go clients accept a CA without key usage, so clusters have such CAs; Python 3.13 refuses them.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if access.insecure:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -263,17 +263,17 @@ class Credentials:
         return context
 
     def _load_certificate(self, context: ssl.SSLContext) -> None:
-        access, given = self._access, self._given
+        access, issued = self._access, self._issued
         certificate, key = access.certificate_data, access.key_data
-        if given is not None and given.client_certificate_data:
-            certificate, key = given.client_certificate_data.encode(), given.client_key_data.encode()
+        if issued is not None and issued.client_certificate_data:
+            certificate, key = issued.client_certificate_data.encode(), issued.client_key_data.encode()
         if certificate is None and access.certificate_file is None:
             return
         load_certificate(context, certificate or access.certificate_file, key or access.key_file)
 
 
-def _wrong(found: ExecStatus) -> str:
-    """What is wrong with a plugin's answer: it has to have a token, a certificate with its key, or both."""
+def _invalid(found: ExecStatus) -> str:
+    """Return why a plugin's credential is invalid; it needs a token, a certificate with its key, or both."""
     certificate, key = found.client_certificate_data, found.client_key_data
     if not found.token and not certificate:
         return "neither a token nor a client certificate in its ExecCredential"
@@ -294,7 +294,7 @@ def _wrong(found: ExecStatus) -> str:
 def load_certificate(
     context: ssl.SSLContext, certificate: bytes | Path | None, key: bytes | Path | None
 ) -> None:
-    """Take a client certificate and its key, as PEM or files; without a key it is in the certificate's file.
+    """Load a client certificate and its key, as PEM or files; by default the certificate has its key.
 
     Raises ssl.SSLError, OSError.
     """
@@ -307,7 +307,7 @@ def load_certificate(
                 path.touch(mode=0o600)
                 path.write_bytes(given)
             paths.append(str(path))
-        context.load_cert_chain(paths[0], paths[1], password=lambda: b"")  # an agent cannot ask for it
+        context.load_cert_chain(paths[0], paths[1], password=lambda: b"")  # no prompt
 
 
 def _stamp(path: Path | None) -> object:

@@ -1,4 +1,4 @@
-"""Connections to servers: TCP, a proxy if there is one, TLS for https."""
+"""Connections to servers: TCP, an optional proxy, and TLS for https."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ __all__ = ["ConnectionPool", "Dialler"]
 # Bytes over TCP.
 
 UNANSWERED_PROBES: Final = 3
-"""So many probes without an answer end a silent connection."""
+"""Number of unanswered keepalive probes that end a silent connection."""
 
 
 class Arrivals(asyncio.Protocol):
-    """What has come over a connection and is not taken yet.
+    """Bytes that have arrived on a connection, and are not read yet.
 
-    Why: a stream of anyio reads only while a task waits, which is two calls of the kernel for every event of
-    a watch, and gives way to all other tasks after each write.
+    Why: a stream of anyio reads only while a task waits, which costs two system calls per event of a watch,
+    and yields to the event loop after each write.
     """
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.ended = False
-        """Whether nothing more comes."""
+        """Whether no more bytes will arrive."""
         self.error: Exception | None = None
-        """What broke the connection off."""
+        """The error that ended the connection."""
         self._size = 0
         self._transport: asyncio.Transport | None = None
         self._reads = True
@@ -53,7 +53,7 @@ class Arrivals(asyncio.Protocol):
         self._writable.set()
 
     async def came(self) -> None:
-        """Wait until there is something to take, or the end."""
+        """Wait until there are bytes to read, or the end."""
         while not self.parts and not self.ended:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -62,7 +62,7 @@ class Arrivals(asyncio.Protocol):
                 self._reader = None
 
     def take(self) -> bytes:
-        """All of it; nothing at the end."""
+        """Return all bytes that have arrived; empty at the end."""
         found = self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
         self.parts.clear()
         self._size = 0
@@ -72,7 +72,7 @@ class Arrivals(asyncio.Protocol):
         return found
 
     async def written(self) -> None:
-        """Wait while the kernel takes no more."""
+        """Wait while the write buffer is full."""
         if not self._writable.is_set():
             await self._writable.wait()
 
@@ -97,7 +97,7 @@ class Arrivals(asyncio.Protocol):
     def eof_received(self) -> bool:
         self.ended = True
         self._wake()
-        return True  # what is written may still arrive
+        return True  # the other side may still read
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended, self.error, self._transport = True, exc, None
@@ -112,7 +112,7 @@ class Arrivals(asyncio.Protocol):
 
 
 class TcpStream:
-    """A connection of TCP, watched by the kernel while it is silent."""
+    """A TCP connection with keepalive probes."""
 
     def __init__(self, transport: asyncio.Transport, arrivals: Arrivals, keep_alive: float) -> None:
         self._transport = transport
@@ -127,18 +127,18 @@ class TcpStream:
 
     @classmethod
     async def connect(cls, host: str, port: int, keep_alive: float) -> TcpStream:
-        """To an address or a name, of several addresses the one that answers first. Raises OSError."""
+        """Connect to an address or a name; of several addresses the first that answers. Raises OSError."""
         stream = await anyio.connect_tcp(host, port)
-        with ExitStack() as unless_it_is_watched:
+        with ExitStack() as on_failure:
             try:
                 connected = stream.extra(SocketAttribute.raw_socket).dup()  # noqa: S610  # of anyio
-                unless_it_is_watched.callback(connected.close)  # also if the next step is cancelled
+                on_failure.callback(connected.close)  # also if the next step is cancelled
             finally:
                 with anyio.CancelScope(shield=True):
-                    await stream.aclose()  # the connection lives on in the other descriptor
+                    await stream.aclose()  # the duplicate descriptor keeps the connection open
             loop = asyncio.get_running_loop()
             transport, arrivals = await loop.create_connection(Arrivals, sock=connected)
-            unless_it_is_watched.pop_all()
+            on_failure.pop_all()
         return cls(transport, arrivals, keep_alive)
 
     @property
@@ -168,7 +168,7 @@ class TcpStream:
         """See Stream."""
         self._transport.abort()
         with anyio.CancelScope(shield=True):
-            await anyio.lowlevel.checkpoint()  # the loop closes the socket in its next turn
+            await anyio.lowlevel.checkpoint()  # the event loop then closes the socket
 
     def _check(self) -> None:
         if self._arrivals.error is not None:
@@ -177,7 +177,7 @@ class TcpStream:
             raise anyio.ClosedResourceError
 
 
-# Ways through a proxy to a server: a tunnel of HTTP, or SOCKS.
+# Tunnels through a proxy: HTTP CONNECT, or SOCKS.
 #
 # Source: RFC 9110, 9.3.6 (CONNECT); RFC 1928 and 1929 (SOCKS 5); client-go's proxy-url.
 
@@ -195,7 +195,7 @@ REFUSALS: Final = {
 
 
 class Proxy(NamedTuple):
-    """Its address, and our credentials."""
+    """A proxy's address, and the credentials for it."""
 
     scheme: str
     host: str
@@ -205,26 +205,26 @@ class Proxy(NamedTuple):
 
     @property
     def authorization(self) -> bytes:
-        """The authorization header for an HTTP proxy, if it needs one."""
+        """The authorization header for an HTTP proxy; empty without credentials."""
         if not self.user:
             return b""
         pair = base64.b64encode(f"{self.user}:{self.password}".encode())
         return b"Proxy-Authorization: Basic " + pair + b"\r\n"
 
     def forwards(self, scheme: str) -> bool:
-        """Whether requests to a server of this scheme go to the proxy itself, which sends them on."""
+        """Whether the proxy forwards plain requests to servers of this scheme, without a tunnel."""
         return scheme == "http" and not self.scheme.startswith("socks5")
 
 
 def proxy_of(url: str) -> Proxy:
-    """Of a URL that was checked."""
+    """Parse a URL that was validated before."""
     parts = urlsplit(url)
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     return Proxy(parts.scheme, parts.hostname or "", parts.port or _PROXY_PORTS[parts.scheme], user, password)
 
 
 async def tunnel(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
-    """What follows on the stream is between us and this server. Raises UnreachableError."""
+    """Connect a stream through the proxy to a server. Raises UnreachableError."""
     if proxy.scheme.startswith("socks5"):
         await _socks(stream, proxy, host, port)
     else:
@@ -264,12 +264,12 @@ async def _socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
         raise UnreachableError(f"{reader.name} does not reach {host}:{port}: {why}")
     sizes = {1: 4, 4: 16}
     length = sizes[kind] if kind in sizes else (await reader.take(1))[0]
-    await reader.take(length + 2)  # the address the proxy speaks from
+    await reader.take(length + 2)  # the address that the proxy connects from
     reader.finished()
 
 
 def _socks_address(host: str) -> bytes:
-    """A kind and an address, or a name for the proxy to look up (RFC 1928, 5)."""
+    """Return type and address, or a name that the proxy resolves (RFC 1928, 5)."""
     try:
         ip = ip_address(host)
     except ValueError:
@@ -279,24 +279,24 @@ def _socks_address(host: str) -> bytes:
 
 
 class _Reader:
-    """So many bytes of what comes."""
+    """Reads an exact number of bytes."""
 
     def __init__(self, stream: Stream, name: str) -> None:
         self._stream = stream
-        self._held = b""
+        self._buffer = b""
         self.name = name
 
     async def take(self, size: int) -> bytes:
-        while len(self._held) < size:
+        while len(self._buffer) < size:
             part = await self._stream.receive()
             if not part:
                 raise UnreachableError(f"{self.name} closed the connection")
-            self._held += part
-        found, self._held = self._held[:size], self._held[size:]
+            self._buffer += part
+        found, self._buffer = self._buffer[:size], self._buffer[size:]
         return found
 
     def finished(self) -> None:
-        if self._held:
+        if self._buffer:
             raise UnreachableError(f"{self.name} sent more than it was asked for")
 
 
@@ -304,7 +304,7 @@ PORTS: Final = {"http": 80, "https": 443}
 
 
 class Dialler:
-    """Makes connections, each within a time."""
+    """Opens connections to servers, with a timeout."""
 
     def __init__(
         self,
@@ -315,9 +315,9 @@ class Dialler:
         within: float,
         keep_alive: float,
     ) -> None:
-        """``context``: for https. ``proxies``: by server. ``within``: seconds.
+        """``context``: for https. ``proxies``: by server. ``within``: timeout in seconds.
 
-        ``keep_alive``: seconds between two probes of TCP.
+        ``keep_alive``: seconds between two keepalive probes.
         """
         self._context = context
         self._server_name = server_name
@@ -326,7 +326,7 @@ class Dialler:
         self._keep_alive = keep_alive
 
     def head(self, server: str) -> tuple[bytes, bytes]:
-        """What comes before the path in a request's target, and header lines that every request has."""
+        """Return the prefix of request targets, and the header lines of every request."""
         parts = urlsplit(server)
         lines = b"Host: " + parts.netloc.rpartition("@")[2].encode() + b"\r\n"
         proxy = self._proxies.get(server)
@@ -335,11 +335,11 @@ class Dialler:
         return parts.path.encode(), lines
 
     async def dial(self, server: str) -> HttpConnection:
-        """To the server of a URL. Raises UnreachableError."""
+        """Open an HTTP connection to a server's URL. Raises UnreachableError."""
         return HttpConnection(server, await self.stream(server))
 
     async def stream(self, server: str) -> Stream:
-        """Bytes to the server of a URL, and back. Raises UnreachableError."""
+        """Open a stream of bytes to a server's URL. Raises UnreachableError."""
         parts = urlsplit(server)
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         try:
@@ -358,7 +358,7 @@ class Dialler:
             if proxy is not None and not proxy.forwards(scheme):
                 await tunnel(stream, proxy, host, port)
             if scheme == "https":
-                assert self._context is not None  # noqa: S101  # there is one where a server has https
+                assert self._context is not None  # noqa: S101  # created if any server has https
                 stream = await _secured(stream, self._context, self._server_name or host)
         except BaseException:
             await stream.aclose()
@@ -382,7 +382,7 @@ async def _secured(stream: Stream, context: ssl.SSLContext, name: str) -> Stream
 
 
 def _reason(error: BaseException) -> str:
-    """Why, in the words of the system: of several addresses tried, those of the first."""
+    """Return the system's error text; of several attempted addresses, the first one's."""
     if isinstance(error, BaseExceptionGroup):
         return _reason(error.exceptions[0])
     if isinstance(error.__cause__, OSError | BaseExceptionGroup):
@@ -399,27 +399,27 @@ def _reason(error: BaseException) -> str:
 
 
 class ConnectionPool:
-    """So many requests at once; the connection used last is used again first."""
+    """Limits concurrent requests, and reuses the most recently used connection first."""
 
     def __init__(self, dialler: Dialler, *, most: int, within: float, keep_alive: float) -> None:
-        """``within``: seconds to wait for a turn. ``keep_alive``: seconds a connection may be idle."""
+        """``within``: seconds to wait for a free slot. ``keep_alive``: seconds a connection may be idle."""
         self.dialler = dialler
         self._most = most
         self._within = within
         self._keep_alive = keep_alive
-        self._turns = anyio.Semaphore(most)
+        self._slots = anyio.Semaphore(most)
         self._idle: dict[str, deque[HttpConnection]] = defaultdict(deque)
-        self._used: set[HttpConnection] = set()
+        self._in_use: set[HttpConnection] = set()
         self._closed = False
 
     async def take(self, server: str) -> HttpConnection:
-        """A connection to the server, until it is given back. Raises UnreachableError."""
+        """Return a connection to the server; the caller returns it by give(). Raises UnreachableError."""
         try:
-            self._turns.acquire_nowait()
+            self._slots.acquire_nowait()
         except anyio.WouldBlock:
-            await self._turn()
+            await self._wait_for_slot()
         try:
-            await self._forget_old()
+            await self._close_old()
             idle, found = self._idle[server], None
             while idle and found is None:
                 found = idle.pop()
@@ -428,16 +428,16 @@ class ConnectionPool:
                     found = None
             found = found or await self.dialler.dial(server)
         except BaseException:
-            self._turns.release()
+            self._slots.release()
             raise
-        self._used.add(found)
+        self._in_use.add(found)
         return found
 
     async def give(self, connection: HttpConnection) -> None:
-        """It is not used any more."""
-        self._used.discard(connection)
+        """Return a connection to the pool, or close it if it cannot be reused."""
+        self._in_use.discard(connection)
         connection.release()
-        self._turns.release()
+        self._slots.release()
         if connection.reusable and not self._closed:
             connection.idle_since = time.monotonic()
             self._idle[connection.server].append(connection)
@@ -449,23 +449,23 @@ class ConnectionPool:
         self._closed = True
         idle = [one for each in self._idle.values() for one in each]
         self._idle.clear()
-        for one in (*idle, *self._used):
+        for one in (*idle, *self._in_use):
             await one.aclose()
 
-    async def _turn(self) -> None:
+    async def _wait_for_slot(self) -> None:
         try:
             with anyio.fail_after(self._within):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError as error:
             raise UnreachableError(
                 f"{self._most} requests are under way, and none ended within {self._within:g} s"
             ) from error
 
-    async def _forget_old(self) -> None:
+    async def _close_old(self) -> None:
         since = time.monotonic() - self._keep_alive
         old = []
         for idle in self._idle.values():
             while idle and idle[0].idle_since < since:
                 old.append(idle.popleft())
-        for one in old:  # meanwhile others may come and go
+        for one in old:  # other tasks may change the pool meanwhile
             await one.aclose()

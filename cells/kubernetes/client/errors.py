@@ -1,4 +1,4 @@
-"""What a request to an API server can come back with."""
+"""Errors of requests to an API server."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class KubernetesError(Exception):
 
 
 class UnreachableError(KubernetesError):
-    """No server answered: refused, timed out, broken off, or not TLS as expected."""
+    """No server answered: connection refused, timeout, connection lost, or a TLS failure."""
 
 
 class DroppedError(UnreachableError):
-    """The connection ended before anything of an answer came."""
+    """The connection ended before any byte of the answer arrived."""
 
 
 class CredentialsError(KubernetesError):
-    """The credentials cannot be had: a file that cannot be read, a plugin that failed."""
+    """No credentials: a file cannot be read, or a plugin failed."""
 
 
 class MalformedError(KubernetesError):
-    """A server's response is not one of an API server."""
+    """The response is not valid for the Kubernetes API."""
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
-    """One reason of a refusal."""
+    """One cause of a Status."""
 
     reason: str = ""
     message: str = ""
@@ -53,7 +53,7 @@ class Cause(msgspec.Struct, frozen=True, gc=False):
 
 
 class StatusDetails(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """Of a Status."""
+    """Details of a Status."""
 
     name: str = ""
     kind: str = ""
@@ -62,7 +62,7 @@ class StatusDetails(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class StatusMeta(msgspec.Struct, frozen=True, gc=False, rename={"continue_": "continue"}):
-    """Of a Status: where an expired list may go on."""
+    """Metadata of a Status: the token to continue an expired list."""
 
     continue_: str = ""
 
@@ -78,7 +78,7 @@ class ServerStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiError(KubernetesError):
-    """A server refused: the HTTP status, the reason and the text of its Status."""
+    """The server refused a request: HTTP status, reason and message of its Status."""
 
     def __init__(self, status: ServerStatus, retry_after: float | None = None) -> None:
         super().__init__(f"{status.code} {status.reason or 'Error'}: {status.message}")
@@ -86,30 +86,30 @@ class ApiError(KubernetesError):
         self.code = status.code
         self.reason = status.reason
         self.retry_after = retry_after
-        """Seconds to wait before the next try, when the server has set them."""
+        """Seconds to wait before the next attempt, if the server sets them."""
 
     @property
     def from_the_future(self) -> bool:
-        """Whether the version asked for is one that the server's store has not had yet."""
+        """Whether the requested resourceVersion is newer than the server's store."""
         causes = (self.status.details and self.status.details.causes) or ()
         return any(cause.reason == "ResourceVersionTooLarge" for cause in causes)
 
 
 class NotFoundError(ApiError):
-    """404: no such object, or the resource is not served."""
+    """404: the object does not exist, or the resource is not served."""
 
 
 class ConflictError(ApiError):
-    """409: another writer was faster, or owns the field, or the name is taken."""
+    """409: the object was changed in between, another manager owns the field, or the name exists."""
 
     @property
     def exists(self) -> bool:
-        """Whether an object of this name is there already."""
+        """Whether an object of this name already exists."""
         return self.reason == "AlreadyExists"
 
 
 class ExpiredError(ApiError):
-    """410: the version is too old; list again."""
+    """410: the resourceVersion is too old, so the client must list again."""
 
 
 _KINDS: dict[int, type[ApiError]] = {404: NotFoundError, 409: ConflictError, 410: ExpiredError}
@@ -117,7 +117,10 @@ _DECODER = msgspec.json.Decoder(ServerStatus)
 
 
 def api_error(code: int, body: bytes, retry_after: str = "", location: str = "") -> ApiError:
-    """The error of an answer. A body that is not a Status is quoted as text. Redirects are not followed."""
+    """Return the error of an HTTP answer; a body that is not a Status becomes its message.
+
+    Redirects are errors.
+    """
     if code < 400:
         to = location or "another address"
         return status_error(ServerStatus(code, "Redirect", f"to {to}; set the URL of an API server"))
@@ -132,12 +135,12 @@ def api_error(code: int, body: bytes, retry_after: str = "", location: str = "")
 
 
 def status_error(status: ServerStatus, retry_after: float | None = None) -> ApiError:
-    """The error of a Status, such as a watch ends with."""
+    """Return the error of a Status, such as the last event of a watch."""
     return _KINDS.get(status.code, ApiError)(status, retry_after)
 
 
 def seconds(text: Any) -> float | None:
-    """Of a Retry-After header; None without one, and for dates, which are not understood."""
+    """Parse a Retry-After header; None without one, or if it is a date."""
     try:
         found = float(text)
     except (TypeError, ValueError):

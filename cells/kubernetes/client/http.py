@@ -1,6 +1,6 @@
-"""HTTP/1.1 as a client: connections that are reused, read by llhttp, over TCP, TLS and proxies.
+"""An HTTP/1.1 client: reusable connections over TCP, TLS and proxies; llhttp parses answers.
 
-Why: an event of a watch is a chunk of its own: framing them in Python costs more than decoding them.
+Why: each event of a watch is an HTTP chunk; to parse chunks in Python costs more than to decode the events.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from cells.kubernetes.client.errors import DroppedError, UnreachableError
 __all__ = ["HttpConnection"]
 
 
-# What has come of an answer, as llhttp understands it.
+# One answer, parsed by llhttp while it arrives.
 #
 # Source: RFC 9112 (HTTP/1.1).
 
 MOST_HEAD: Final = 100 * 1024
-"""Bytes of a head, or of anything else between two parts of a body."""
+"""Maximum bytes of a head, and of other framing between two parts of a body."""
 
 
 class HeadTooLongError(Exception):
-    """A head of more bytes than any server sends."""
+    """A head that is longer than MOST_HEAD."""
 
 
 class Incoming:
-    """One answer as it comes in: its head, then parts of its body, which the reader takes away."""
+    """An answer while it arrives: its head, then parts of its body, which the reader removes."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []
         self.started = False
-        """Whether the head is there."""
+        """Whether the head is complete."""
         self.complete = False
         self.keep_alive = False
-        """Whether the connection may be used again after it."""
+        """Whether the connection can be used again after this answer."""
         self._size = 0
         self._since = 0
         self.on_body = self.parts.append
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """These bytes came; none at the end of the stream. Raises UnreachableError."""
+        """Parse bytes; no bytes mean the end of the stream. Raises UnreachableError."""
         if self._parser is None or not data:
             return self._end()
         try:
@@ -58,7 +58,7 @@ class Incoming:
                 raise UnreachableError(f"an answer with a head longer than {MOST_HEAD} bytes") from error
             if not self.complete:
                 raise UnreachableError(f"an answer that is not HTTP/1.1: {error}") from error
-            self.keep_alive = False  # more came than was asked for
+            self.keep_alive = False  # bytes after the expected answers
         if self.parts or self.complete:
             self._since = 0
         else:
@@ -69,15 +69,15 @@ class Incoming:
 
     @property
     def any_received(self) -> bool:
-        """Whether anything of it has come."""
+        """Whether any byte of the answer has arrived."""
         return self.started or self._since > 0
 
     def header(self, name: bytes) -> bytes | None:
-        """The first of this name, in lower case."""
+        """Return the first header of this lower-case name."""
         return next((value for key, value in self.headers if key.lower() == name), None)
 
     def release(self) -> None:
-        """Nothing more is read: parser and answer no longer hold each other."""
+        """Drop the parser, so that the parser and the answer do not reference each other."""
         self._parser = None
 
     def _end(self) -> None:
@@ -91,7 +91,7 @@ class Incoming:
             kind = UnreachableError if self.any_received else DroppedError
             raise kind(f"the server closed the connection {where} an answer")
 
-    # ---- called by llhttp; what is raised here ends in feed()
+    # ---- called by llhttp; feed() handles the exceptions
 
     def on_message_begin(self) -> None:
         if self.complete:
@@ -101,11 +101,11 @@ class Incoming:
         self._size += len(name) + len(value)
         if self._size > MOST_HEAD:
             raise HeadTooLongError
-        if not self.started:  # what follows the body is not asked for
+        if not self.started:  # ignore trailers
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        assert self._parser is not None  # noqa: S101  # it is what calls
+        assert self._parser is not None  # noqa: S101  # the parser calls this method
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self.started = True
@@ -114,15 +114,15 @@ class Incoming:
     def on_message_complete(self) -> None:
         if self.started:
             self.complete = True
-        else:  # an interim one: the answer is yet to come
+        else:  # an interim response (1xx): the final one follows
             self.headers.clear()
 
 
-# Answers to requests that were sent one behind the other on one connection.
+# Answers to requests that were pipelined on one connection.
 #
 # Source: RFC 9112, 9.3.2 (pipelining).
-# Why:    most of the processor's time for a request goes into turns of the event loop and calls of the
-#         kernel. Requests that are sent together share nearly all of these.
+# Why:    most CPU time of a request is spent in the event loop and in system calls; pipelined requests share
+#         nearly all of it.
 
 _RETRY_AFTER: Final = b"retry-after"
 
@@ -132,19 +132,19 @@ class WholeAnswer(NamedTuple):
 
     status: int
     retry_after: bytes
-    """The header of this name; empty where there is none."""
+    """The Retry-After header; empty without one."""
     body: bytes
     at: float
-    """When it was there, in seconds of the monotonic clock."""
+    """When it was complete, in seconds of the monotonic clock."""
 
 
 class Answers:
-    """The answers to so many requests, in the order of these."""
+    """The answers to pipelined requests, in the order of the requests."""
 
     def __init__(self, count: int) -> None:
         self.found: list[WholeAnswer] = []
         self.keep_alive = True
-        """Whether the connection may be used again; if not, no more answers come."""
+        """Whether the connection can be used again; if not, no more answers follow."""
         self._count = count
         self._size = 0
         self._retry_after = b""
@@ -154,11 +154,11 @@ class Answers:
 
     @property
     def complete(self) -> bool:
-        """Whether each request has its answer."""
+        """Whether every request has an answer."""
         return len(self.found) == self._count
 
     def feed(self, data: bytes) -> None:
-        """These bytes came; none at the end of the stream. Raises UnreachableError."""
+        """Parse bytes; no bytes mean the end of the stream. Raises UnreachableError."""
         if self._parser is None or not data:
             self.keep_alive = False
             return
@@ -167,10 +167,10 @@ class Answers:
         except (HttpParserError, HttpParserUpgrade) as error:
             if not self.complete:
                 raise UnreachableError(f"an answer that is not HTTP/1.1: {error}") from error
-            self.keep_alive = False  # more came than was asked for
+            self.keep_alive = False  # bytes after the expected answers
 
     def release(self) -> None:
-        """Nothing more is read: parser and answers no longer hold each other."""
+        """Drop the parser, so that the parser and the answers do not reference each other."""
         self._parser = None
 
     # ---- called by llhttp
@@ -188,42 +188,42 @@ class Answers:
             self._retry_after = value
 
     def on_message_complete(self) -> None:
-        assert self._parser is not None  # noqa: S101  # it is what calls
+        assert self._parser is not None  # noqa: S101  # the parser calls this method
         status = self._parser.get_status_code()
         if status < 200:
-            return  # an interim one: the answer is yet to come
+            return  # an interim response (1xx): the final one follows
         self.found.append(WholeAnswer(status, self._retry_after, b"".join(self._body), time.monotonic()))
         self._body.clear()
         self.keep_alive &= self._parser.should_keep_alive()
 
 
-# Bytes to a server and back, and TLS on top of them.
+# A stream of bytes, and TLS over it.
 #
-# Why: anyio's stream of TLS gives one record at a time; a server that sends an event sends a record.
+# Why: anyio's TLS stream returns one record per read, and servers send each event as a record.
 
 READ: Final = 256 * 1024
-"""Bytes that are read at once."""
+"""Maximum bytes of one read."""
 
 
 class Stream(Protocol):
-    """Both directions of a connection."""
+    """A connection, in both directions."""
 
     @property
     def readable(self) -> bool:
-        """Whether unexpected data has arrived, most likely the end of the stream."""
+        """Whether bytes or the end of the stream have arrived; on an idle connection most likely the end."""
 
     async def receive(self) -> bytes:
-        """What has come; nothing at the end. Raises anyio's BrokenResourceError, ssl.SSLError."""
+        """Return what has arrived; empty at the end. Raises anyio's BrokenResourceError, ssl.SSLError."""
 
     async def send(self, data: bytes) -> None:
-        """Write all of it. Raises anyio's BrokenResourceError."""
+        """Write all bytes. Raises anyio's BrokenResourceError."""
 
     async def aclose(self) -> None:
-        """At once, without a word to the other side."""
+        """Close at once, without a message to the peer."""
 
 
 class TlsStream:
-    """TLS over another stream; everything that has come is given at once."""
+    """TLS over another stream; a read returns all records that have arrived."""
 
     def __init__(self, below: Stream, context: ssl.SSLContext, name: str) -> None:
         self._below = below
@@ -236,7 +236,7 @@ class TlsStream:
         return bool(self._in.pending) or self._below.readable
 
     async def handshake(self) -> None:
-        """Raises ssl.SSLError, and what the stream below raises."""
+        """Perform the handshake. Raises ssl.SSLError, and the errors of the stream below."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -271,7 +271,7 @@ class TlsStream:
         while rest:
             try:
                 rest = rest[self._tls.write(rest) :]
-            except ssl.SSLWantReadError:  # the other side wants new keys first
+            except ssl.SSLWantReadError:  # the peer renegotiates keys first
                 await self._flush()
                 await self._fill()
         await self._flush()
@@ -295,42 +295,42 @@ class TlsStream:
 
 
 class HttpConnection:
-    """Carries one request at a time."""
+    """A connection that carries one request at a time."""
 
     def __init__(self, server: str, stream: Stream) -> None:
         self.server = server
         self.idle_since = 0.0
-        """In seconds of the monotonic clock; 0 before its first request has ended."""
+        """Seconds of the monotonic clock; 0 before its first request has ended."""
         self._stream = stream
         self._answer = Incoming()
         self._answers: Answers | None = None
-        """Those of several requests, where they were sent together."""
+        """The answers to the last requests, if they were pipelined."""
         self._quiet: float | None = None
 
     @property
     def answer(self) -> Incoming:
-        """The answer that comes in."""
+        """The current answer."""
         return self._answer
 
     @property
     def reusable(self) -> bool:
-        """Whether what was asked for was read to the end, and the server keeps it open."""
+        """Whether the last answers were read completely, and the server keeps the connection open."""
         answer = self._answers or self._answer
         return answer.complete and answer.keep_alive
 
     def release(self) -> None:
-        """Nothing more is read of what was asked for."""
+        """Stop parsing the current answers."""
         (self._answers or self._answer).release()
 
     @property
     def stale(self) -> bool:
-        """Whether the server has let go of it while it was idle."""
+        """Whether the server has closed the connection while it was idle."""
         return self._stream.readable
 
     async def ask(
         self, message: bytes, *, within: float, head: float | None, quiet: float | None
     ) -> Incoming:
-        """Send a request within so many seconds, and read the head of its answer, which may take ``head``.
+        """Send a request within so many seconds, and read the head of its answer, within ``head`` seconds.
 
         Later parts of the answer may be ``quiet`` seconds apart. Raises UnreachableError.
         """
@@ -346,10 +346,10 @@ class HttpConnection:
     async def ask_all(
         self, messages: bytes, count: int, *, within: float, quiet: float | None
     ) -> Sequence[WholeAnswer]:
-        """Send so many requests within so many seconds; their whole answers, at most ``quiet`` seconds apart.
+        """Send pipelined requests within so many seconds, and return their complete answers.
 
-        There are fewer, or none, where the connection ends before. Raises UnreachableError where none comes
-        for another reason.
+        Parts of the answers may be ``quiet`` seconds apart. There are fewer answers if the connection ends
+        early. Raises UnreachableError if there is none for another reason.
         """
         self._answers = answers = Answers(count)
         self._quiet = quiet
@@ -371,10 +371,10 @@ class HttpConnection:
         except TimeoutError as error:
             raise UnreachableError(f"the request could not be sent within {within:g} s") from error
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass  # a server may refuse before it has read all: then its answer has the reason
+            pass  # the server may answer with an error before it has read everything
 
     async def part(self) -> bytes:
-        """What has come of the body since; nothing when it is complete. Raises UnreachableError."""
+        """Return what has arrived of the body; empty at its end. Raises UnreachableError."""
         answer = self._answer
         while not answer.parts and not answer.complete:
             await self._more()
@@ -383,14 +383,14 @@ class HttpConnection:
         return found
 
     async def rest(self) -> bytes:
-        """All that is left of the body. Raises UnreachableError."""
+        """Return the rest of the body. Raises UnreachableError."""
         answer = self._answer
         while not answer.complete:
             await self._more()
         return await self.part()
 
     async def aclose(self) -> None:
-        """Break it off."""
+        """Close the connection at once."""
         (self._answers or self._answer).keep_alive = False
         await self._stream.aclose()
 

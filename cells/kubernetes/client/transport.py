@@ -1,6 +1,6 @@
-"""HTTP to one of several API servers: connections reused, the next server tried when one does not answer.
+"""HTTP to one of several API servers: reuses connections; the next server replaces one without answers.
 
-The HTTP client is imported when the first request is made: an agent without Kubernetes does not pay for it.
+The HTTP client is imported with the first request, so an agent without Kubernetes does not load it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["Transport", "WriteRequest"]
 
 
-# Whether an API server answers, shared by everybody who waits for one.
+# Whether an API server answers; shared by all tasks that wait for one.
 #
-# Why: if each had pauses of its own, grown while no server was there, some would wait long after one is back.
+# Why: if each task backed off by itself, some would still wait long after a server is back.
 
 SPREAD: Final = 0.2
-"""Seconds over which those who waited begin again, so that they do not ask all at once."""
+"""Seconds over which waiting tasks resume, so that they do not all send at once."""
 FIRST_PROBE, LONGEST_PROBE = 0.1, 3.0
-"""Seconds between two looks for a server: they grow from the first to the longest."""
+"""Seconds between two probes for a server: they grow from the first to the longest."""
 
 
 class Reach:
-    """Learns from every answer and every failure; wakes those who wait for a server."""
+    """Whether an API server answers; wakes the tasks that wait for one."""
 
     def __init__(self) -> None:
         self._found: anyio.Event | None = None
@@ -44,28 +44,28 @@ class Reach:
 
     @property
     def away(self) -> bool:
-        """Whether no server answered when one was asked last."""
+        """Whether the last request got no answer."""
         return self._found is not None
 
     def lost(self) -> None:
-        """No answer came."""
+        """Record that a request got no answer."""
         if self._found is None:
             self._found = anyio.Event()
             self._lost.set()
 
     def found(self) -> None:
-        """An answer came."""
+        """Record an answer, and wake waiting tasks."""
         if self._found is not None:
             self._found.set()
             self._found = None
             self._lost = anyio.Event()
 
     async def wait_lost(self) -> None:
-        """Until a server was asked in vain; at once while none answers."""
+        """Wait until a request gets no answer; return at once while no server answers."""
         await self._lost.wait()
 
     async def pause(self, seconds: float = math.inf) -> None:
-        """Wait so many seconds; while servers are away, no longer than until one answers."""
+        """Sleep for so many seconds; while no server answers, at most until one does."""
         if self._found is None:
             if seconds < math.inf:
                 await anyio.sleep(seconds)
@@ -75,7 +75,7 @@ class Reach:
             await anyio.sleep(SPREAD * random.random())  # noqa: S311  # spreads load
 
     async def probe(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """For ever: while servers are away, ask for one. ``ask`` calls lost() or found(), never raises."""
+        """Run forever: probe while no server answers. ``ask`` calls lost() or found(), and never raises."""
         while True:
             await self.wait_lost()
             pause = FIRST_PROBE
@@ -87,11 +87,11 @@ class Reach:
 
 Headers = list[tuple[bytes, bytes]]
 MAX_CONNECTIONS: Final = 64
-"""Watches take one each."""
+"""Each watch uses one."""
 
 
 class StreamedResponse:
-    """An answer after its head; the body comes in parts."""
+    """An answer after its head was read; the body is read in parts."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
@@ -99,15 +99,18 @@ class StreamedResponse:
         self.status: int = connection.answer.status
 
     def header(self, name: bytes) -> str:
-        """The first header of this name, in lower case, or nothing."""
+        """Return the first header of this lower-case name, or an empty text."""
         return (self._connection.answer.header(name) or b"").decode("latin-1")
 
     async def body(self) -> bytes:
-        """All of it. Raises UnreachableError."""
+        """Read the whole body. Raises UnreachableError."""
         return await self._connection.rest()
 
     async def part(self) -> bytes:
-        """What came since, nothing at the end. Raises UnreachableError when it breaks off."""
+        """Read what has arrived of the body; empty at its end.
+
+        Raises UnreachableError if it is incomplete.
+        """
         return await self._connection.part()
 
 
@@ -120,7 +123,7 @@ class WriteRequest(NamedTuple):
     media: bytes
 
     def message(self, before: bytes, after: bytes) -> bytes:
-        """As it is sent: what comes before its target, and after it up to the media type."""
+        """Return the bytes to send; ``before`` and ``after`` surround the target, up to the media type."""
         head = b"%b %b%b%b%b\r\n" % (self.method.encode(), before, self.target.encode(), after, self.media)
         return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(self.body), self.body)
 
@@ -142,11 +145,11 @@ class Transport:
 
     @property
     def server(self) -> str:
-        """The server in use."""
+        """The current server."""
         return self._access.servers[self._current]
 
     def failed(self, server: str) -> None:
-        """This server did not answer: switch to the next, unless another request already has."""
+        """The server did not answer: switch to the next one, unless another request has already switched."""
         self.reach.lost()
         if server == self.server:
             self._current = (self._current + 1) % len(self._access.servers)
@@ -163,10 +166,10 @@ class Transport:
         quiet: float | None,
         repeatable: bool,
     ) -> AsyncIterator[StreamedResponse]:
-        """One request, and the head of its answer, within so many seconds; parts are ``quiet`` seconds apart.
+        """Send a request; its head must arrive within ``head`` seconds, each part within ``quiet`` seconds.
 
-        A ``repeatable`` one is sent again where an idle connection ends under it: the server let go of it in
-        this moment. Raises UnreachableError, CredentialsError.
+        A ``repeatable`` request is sent again if the server closed an idle connection at that moment. Raises
+        UnreachableError, CredentialsError.
         """
         pool = await self._connections()
         server = self.server
@@ -191,7 +194,7 @@ class Transport:
         *,
         repeatable: bool,
     ) -> HttpConnection:
-        """A connection with the head of the answer, to be given back. Raises UnreachableError."""
+        """Return a connection with the head of the answer; the caller returns it. Raises UnreachableError."""
         while True:
             connection = await pool.take(server)
             reused = bool(connection.idle_since)
@@ -210,7 +213,7 @@ class Transport:
     async def send_all(
         self, requests: Sequence[WriteRequest], headers: Headers, *, quiet: float | None
     ) -> Sequence[WholeAnswer]:
-        """Requests one behind the other on one connection, and their answers, as HttpConnection.ask_all().
+        """Pipeline requests on one connection and return their answers; see HttpConnection.ask_all().
 
         Raises UnreachableError, CredentialsError.
         """
@@ -230,9 +233,9 @@ class Transport:
             raise
 
     async def stream(self) -> tuple[Stream, str]:
-        """A connection of its own to the server in use, and what its requests' targets begin with.
+        """Open a separate connection to the current server; also return the prefix of request targets.
 
-        The caller closes it. Raises UnreachableError, CredentialsError.
+        The caller closes the connection. Raises UnreachableError, CredentialsError.
         """
         pool = await self._connections()
         server = self.server
@@ -240,7 +243,7 @@ class Transport:
         return await pool.dialler.stream(server), before.decode()
 
     async def reset(self) -> None:
-        """Break every connection: watches end, and what follows goes over new ones."""
+        """Close every connection: watches end, and later requests use new connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.aclose()
@@ -267,13 +270,13 @@ class Transport:
             within=self._connect,
             keep_alive=self._keep_alive,
         )
-        made = ConnectionPool(
+        created = ConnectionPool(
             dialler, most=MAX_CONNECTIONS, within=self._connect, keep_alive=self._keep_alive
         )
-        old, self._pool = self._pool, made
+        old, self._pool = self._pool, created
         if old is not None:
             await old.aclose()
-        return made
+        return created
 
     @property
     def _secure(self) -> bool:
@@ -283,13 +286,13 @@ class Transport:
 def _message(
     method: str, target: str, headers: Headers, body: bytes | None, before: bytes, lines: bytes
 ) -> bytes:
-    """A request as it is sent. Raises CredentialsError when a header could be taken for another one."""
+    """Return a request as bytes. Raises CredentialsError for a header with a line break."""
     head = method.encode(), b" ", before, target.encode(), b" HTTP/1.1\r\n", lines
     return b"".join((*head, _lines(headers), b"\r\n", body or b""))
 
 
 def _lines(headers: Headers) -> bytes:
-    """Headers as they are sent. Raises CredentialsError when one could be taken for another one."""
+    """Return header lines as bytes. Raises CredentialsError for a header with a line break."""
     parts: list[bytes] = []
     for name, value in headers:
         line = b"%b: %b" % (name, value)

@@ -1,7 +1,7 @@
-"""The objects of Kubernetes that the agent reads and writes: one narrow definition per kind.
+"""The Kubernetes objects that the agent reads and writes, with one narrow struct per kind.
 
-Why:   decoding into narrow structs is what makes ten thousand pods cheap; a narrow struct is never written
-       back as a whole, since that would drop what it does not know: patch, or apply.
+Why:   narrow structs make it cheap to decode ten thousand pods. Never write one back as a whole, since that
+       would delete the fields that it lacks: use patch or apply.
 """
 
 from __future__ import annotations
@@ -54,4 +54,4 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
     CILIUM_EGRESS_GATEWAYS,
     CILIUM_NODE_CONFIGS,
 )
-"""Every kind there is a definition of."""
+"""All kinds that every agent reads."""

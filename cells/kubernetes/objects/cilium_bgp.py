@@ -1,10 +1,10 @@
-"""The six kinds of the BGP control plane: peers, announcements, and settings of sessions.
+"""The six kinds of the BGP control plane: instances, peers and advertisements.
 
 Source: Cilium 1.17, custom resources of group cilium.io, v2alpha1; RFC 4271, 1997, 4724, 8092 for their
         numbers.
 
-Limits stand in the schemas alone: the API server has checked them, and an object of an older schema is read
-as it is.
+Limits are in the CRD schemas only: the API server enforces them, and objects of an older schema are read
+unchanged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ SAFIS: Final = (
     *("mpls_vpn", "mpls_vpn_multicast", "route_target_constraints"),
     *("flowspec_unicast", "flowspec_vpn", "key_value"),
 )
-"""Families of addresses in the words of the resources (IANA, Address Family Numbers and SAFI)."""
+"""SAFIs by their name in the resources (IANA, Address Family Numbers and SAFI)."""
 COMMUNITIES: Final = {
     "internet": 0x00000000,
     "planned-shut": 0xFFFF0000,
@@ -139,11 +139,11 @@ _WellKnown = Annotated[str, _schema(enum=list(COMMUNITIES))]
 _ServiceAddress = Literal["LoadBalancerIP", "ClusterIP", "ExternalIP"]
 
 
-# CiliumBGPClusterConfig: which nodes have which instances, and their peers.
+# CiliumBGPClusterConfig: instances of nodes, and their peers.
 
 
 class BGPPeerConfigRef(ObjectPart, frozen=True, gc=False):
-    """A CiliumBGPPeerConfig by name; its group and kind are written, and never read."""
+    """Reference to a CiliumBGPPeerConfig by name; group and kind are ignored."""
 
     name: str
     group: Annotated[str, _schema(default="cilium.io")] = ""
@@ -151,7 +151,7 @@ class BGPPeerConfigRef(ObjectPart, frozen=True, gc=False):
 
 
 class BGPClusterPeer(ObjectPart, frozen=True, gc=False):
-    """A peer of an instance; 0 and an empty text stand for what is not given."""
+    """A peer of an instance; 0 and an empty text mean that a field is not set."""
 
     name: _Name
     peer_address: _Address = ""
@@ -160,7 +160,7 @@ class BGPClusterPeer(ObjectPart, frozen=True, gc=False):
 
 
 class BGPClusterInstance(ObjectPart, frozen=True, gc=False):
-    """A BGP router that each selected node has."""
+    """A BGP router that each selected node runs."""
 
     name: _Name
     local_asn: _LocalASN = field(name="localASN", default=0)
@@ -168,31 +168,31 @@ class BGPClusterInstance(ObjectPart, frozen=True, gc=False):
 
 
 class BGPClusterConfigSpec(ObjectPart, frozen=True, gc=False):
-    """Instances, and the nodes that have them: all without a selector."""
+    """Instances, and the nodes that run them: all nodes without a selector."""
 
     bgp_instances: Annotated[tuple[BGPClusterInstance, ...], _BY_NAME_FEW]
     node_selector: LabelSelector | None = None
 
 
 class BGPConditions(ObjectPart, frozen=True, gc=False):
-    """The status of a ClusterConfig or a PeerConfig."""
+    """Status of a ClusterConfig or a PeerConfig."""
 
     conditions: tuple[Condition, ...] | None = None
 
 
 class CiliumBGPClusterConfig(Object, frozen=True, gc=False):
-    """BGP routers of some nodes; labels of CiliumNodes choose them."""
+    """BGP routers of the nodes that it selects by labels of CiliumNodes."""
 
     metadata: PolicyMeta
     spec: BGPClusterConfigSpec
     status: BGPConditions = BGPConditions()
 
 
-# CiliumBGPPeerConfig: how a session is, and which advertisements go by it.
+# CiliumBGPPeerConfig: settings of a session, and its advertisements.
 
 
 class BGPTransport(ObjectPart, frozen=True, gc=False):
-    """TCP ports of a session; a local port of 0 is any."""
+    """TCP ports of a session; local port 0 means any port."""
 
     local_port: _Port = 0
     peer_port: _PeerPort = 179
@@ -214,7 +214,7 @@ class BGPGracefulRestart(ObjectPart, frozen=True, gc=False):
 
 
 class BGPFamily(ObjectPart, frozen=True, gc=False):
-    """A family of a session, and the CiliumBGPAdvertisements that go by it: none without a selector."""
+    """A family of a session, and a selector of CiliumBGPAdvertisements: none without a selector."""
 
     afi: _AFI
     safi: _SAFI
@@ -222,7 +222,7 @@ class BGPFamily(ObjectPart, frozen=True, gc=False):
 
 
 class BGPPeerConfigSpec(ObjectPart, frozen=True, gc=False):
-    """How a session is; without families it has both of unicast, and announces nothing."""
+    """Settings of a session; without families it has IPv4 and IPv6 unicast, and advertises nothing."""
 
     transport: BGPTransport | None = None
     timers: BGPTimers | None = None
@@ -233,14 +233,14 @@ class BGPPeerConfigSpec(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumBGPPeerConfig(Object, frozen=True, gc=False):
-    """How sessions are, for all peers that name it."""
+    """Settings of sessions with all peers that refer to it."""
 
     metadata: PolicyMeta
     spec: BGPPeerConfigSpec
     status: BGPConditions = BGPConditions()
 
 
-# CiliumBGPAdvertisement: what is announced, and with which attributes.
+# CiliumBGPAdvertisement: advertised routes and their attributes.
 
 
 class BGPCommunities(ObjectPart, frozen=True, gc=False):
@@ -252,20 +252,20 @@ class BGPCommunities(ObjectPart, frozen=True, gc=False):
 
 
 class BGPAttributes(ObjectPart, frozen=True, gc=False):
-    """Attributes of routes; the local preference goes to peers of the same AS alone."""
+    """Attributes of routes; the local preference is sent to peers of the same AS only."""
 
     communities: BGPCommunities | None = None
     local_preference: _Int64 | None = None
 
 
 class BGPServiceAddresses(ObjectPart, frozen=True, gc=False):
-    """Which addresses of services are announced."""
+    """The types of service addresses that are advertised."""
 
     addresses: Annotated[tuple[_ServiceAddress, ...], Limits(min_length=1)] | None = None
 
 
 class BGPAdvertisement(ObjectPart, frozen=True, gc=False):
-    """One sort of routes; the selector chooses pools or services, and without one there are none."""
+    """One type of routes; the selector selects pools or services, none without a selector."""
 
     advertisement_type: Literal["PodCIDR", "CiliumPodIPPool", "Service"]
     service: BGPServiceAddresses | None = None
@@ -274,22 +274,22 @@ class BGPAdvertisement(ObjectPart, frozen=True, gc=False):
 
 
 class BGPAdvertisementSpec(ObjectPart, frozen=True, gc=False):
-    """What is announced."""
+    """Advertised routes."""
 
     advertisements: tuple[BGPAdvertisement, ...]
 
 
 class CiliumBGPAdvertisement(Object, frozen=True, gc=False):
-    """What is announced to the peers with families that select it by its labels."""
+    """Advertised routes; families of peers select the object by its labels."""
 
     spec: BGPAdvertisementSpec
 
 
-# CiliumBGPNodeConfigOverride and CiliumBGPNodeConfig: both have the name of a node.
+# CiliumBGPNodeConfigOverride and CiliumBGPNodeConfig: both are named after a node.
 
 
 class BGPOverridePeer(ObjectPart, frozen=True, gc=False):
-    """What one node has otherwise with a peer. Cilium 1.17 reads no local port here either."""
+    """A node's overrides for a peer. Cilium 1.17 also ignores the local port here."""
 
     name: _Name
     local_address: _Address = ""
@@ -297,7 +297,7 @@ class BGPOverridePeer(ObjectPart, frozen=True, gc=False):
 
 
 class BGPOverrideInstance(ObjectPart, frozen=True, gc=False):
-    """What one node has otherwise in an instance."""
+    """A node's overrides for an instance."""
 
     name: _Name
     router_id: _RouterID = field(name="routerID", default="")
@@ -306,13 +306,13 @@ class BGPOverrideInstance(ObjectPart, frozen=True, gc=False):
 
 
 class BGPNodeConfigOverrideSpec(ObjectPart, frozen=True, gc=False):
-    """What one node has otherwise."""
+    """A node's overrides."""
 
     bgp_instances: Annotated[tuple[BGPOverrideInstance, ...], _BY_NAME_SOME]
 
 
 class CiliumBGPNodeConfigOverride(Object, frozen=True, gc=False):
-    """What the node of this name has otherwise than its CiliumBGPClusterConfig has it."""
+    """Overrides of a CiliumBGPClusterConfig for the node of this name."""
 
     spec: BGPNodeConfigOverrideSpec
 
@@ -328,7 +328,7 @@ class BGPNodePeer(ObjectPart, frozen=True, gc=False):
 
 
 class BGPNodeInstance(ObjectPart, frozen=True, gc=False):
-    """A BGP router of a node; it listens where it has a local port, and finds its router ID without one."""
+    """A BGP router of a node. It listens if it has a local port, and derives its router ID if it has none."""
 
     name: _Name
     local_asn: _LocalASN = field(name="localASN", default=0)
@@ -344,7 +344,7 @@ class BGPNodeConfigSpec(ObjectPart, frozen=True, gc=False):
 
 
 class BGPRouteCount(ObjectPart, frozen=True, gc=False):
-    """How many routes of a family a session has."""
+    """Number of routes of a family in a session."""
 
     afi: _AFI
     safi: _SAFI
@@ -353,14 +353,14 @@ class BGPRouteCount(ObjectPart, frozen=True, gc=False):
 
 
 class BGPNegotiatedTimers(ObjectPart, frozen=True, gc=False):
-    """What both sides agreed on, in seconds; 0 before the session is up."""
+    """Negotiated timers, in seconds; 0 before the session is established."""
 
     applied_hold_time_seconds: _Int32 | None = None
     applied_keepalive_seconds: _Int32 | None = None
 
 
 class BGPPeerStatus(ObjectPart, frozen=True, gc=False):
-    """How a session is."""
+    """State of a session."""
 
     name: str
     peer_address: str
@@ -372,7 +372,7 @@ class BGPPeerStatus(ObjectPart, frozen=True, gc=False):
 
 
 class BGPInstanceStatus(ObjectPart, frozen=True, gc=False):
-    """How an instance is."""
+    """State of an instance."""
 
     name: str
     local_asn: _Int64 | None = field(name="localASN", default=None)
@@ -380,19 +380,19 @@ class BGPInstanceStatus(ObjectPart, frozen=True, gc=False):
 
 
 class BGPNodeConfigStatus(ObjectPart, frozen=True, gc=False):
-    """How the instances of a node are, as its agent reports it."""
+    """State of a node's instances, written by its agent."""
 
     bgp_instances: Annotated[tuple[BGPInstanceStatus, ...] | None, _BY_NAME] = None
 
 
 class CiliumBGPNodeConfig(Object, frozen=True, gc=False):
-    """The BGP routers of the node of this name: the operator writes them, the agent their status."""
+    """BGP routers of the node of this name: the operator writes the spec, the agent the status."""
 
     spec: BGPNodeConfigSpec
     status: BGPNodeConfigStatus = BGPNodeConfigStatus()
 
 
-# CiliumBGPPeeringPolicy: the first version of all this.
+# CiliumBGPPeeringPolicy: the older resource.
 
 
 class BGPPathAttributes(ObjectPart, frozen=True, gc=False):
@@ -428,7 +428,7 @@ class BGPNeighbor(ObjectPart, frozen=True, gc=False):
 
 
 class BGPVirtualRouter(ObjectPart, frozen=True, gc=False):
-    """A router with its neighbors."""
+    """A router and its neighbors."""
 
     local_asn: _PeerASN = field(name="localASN")
     neighbors: Annotated[tuple[BGPNeighbor, ...], Limits(min_length=1)]
@@ -441,14 +441,14 @@ class BGPVirtualRouter(ObjectPart, frozen=True, gc=False):
 
 
 class BGPPeeringPolicySpec(ObjectPart, frozen=True, gc=False):
-    """Routers of some nodes; of all without a selector."""
+    """Routers of the selected nodes; of all nodes without a selector."""
 
     virtual_routers: Annotated[tuple[BGPVirtualRouter, ...], Limits(min_length=1)]
     node_selector: LabelSelector | None = None
 
 
 class CiliumBGPPeeringPolicy(Object, frozen=True, gc=False):
-    """Routers of some nodes, the old way. It is known by name, so that agents can refuse it."""
+    """The older BGP resource; it is defined so that agents can reject it."""
 
     spec: BGPPeeringPolicySpec | None = None
 

@@ -1,4 +1,4 @@
-"""CiliumEndpoint, CiliumEndpointSlice and CiliumIdentity: who has which address, and what it means.
+"""CiliumEndpoint, CiliumEndpointSlice and CiliumIdentity: addresses and identities of pods.
 
 Source: Cilium 1.17, custom resources of group cilium.io.
 """
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Networking(ObjectPart, frozen=True, gc=False):
-    """The addresses of an endpoint, and its node's."""
+    """The addresses of an endpoint and of its node."""
 
     addressing: tuple[Pair, ...] | None = None
     node: str = ""
@@ -61,7 +61,7 @@ class EndpointIdentity(ObjectPart, frozen=True, gc=False):
 
 
 class ExternalIdentifiers(ObjectPart, frozen=True, gc=False):
-    """What others call an endpoint."""
+    """Names of an endpoint in the container runtime and in Kubernetes."""
 
     cni_attachment_id: str = field(name="cni-attachment-id", default="")
     container_id: str = field(name="container-id", default="")
@@ -72,21 +72,21 @@ class ExternalIdentifiers(ObjectPart, frozen=True, gc=False):
 
 
 class EndpointPolicyDirection(ObjectPart, frozen=True, gc=False):
-    """Of one direction."""
+    """Policy enforcement in one direction."""
 
     enforcing: bool = False
     state: str = ""
 
 
 class CiliumEndpointPolicy(ObjectPart, frozen=True, gc=False):
-    """Whether policy is enforced."""
+    """Policy enforcement of an endpoint."""
 
     ingress: EndpointPolicyDirection | None = None
     egress: EndpointPolicyDirection | None = None
 
 
 class CiliumEndpointStatus(ObjectPart, frozen=True, gc=False):
-    """Of a CiliumEndpoint."""
+    """Status of a CiliumEndpoint."""
 
     id: int = 0
     state: str = ""
@@ -99,7 +99,7 @@ class CiliumEndpointStatus(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumEndpoint(Object, frozen=True, gc=False):
-    """A pod's endpoint, named as its pod, written by the agent of its node."""
+    """The endpoint of the pod of the same name, written by the agent of its node."""
 
     status: CiliumEndpointStatus = CiliumEndpointStatus()
 
@@ -109,7 +109,7 @@ class CoreEndpoint(ObjectPart, frozen=True, gc=False):
 
     name: str = ""
     id: int = 0
-    """The number of its identity."""
+    """Identity number."""
     networking: Networking | None = None
     encryption: Encryption = Encryption()
     named_ports: tuple[NamedPort, ...] | None = field(name="named-ports", default=None)
@@ -123,13 +123,13 @@ class CiliumEndpointSlice(Object, frozen=True, gc=False):
 
 
 class CiliumIdentity(Object, frozen=True, gc=False):
-    """An identity: its name is the number, its security labels are what it means."""
+    """An identity: its name is the number, and its security labels are the labels of the number."""
 
     security_labels: dict[str, str] = field(name="security-labels")
 
     @property
     def number(self) -> int | None:
-        """The number; None for a name that is none."""
+        """The identity number; None if the name is not a number."""
         return int(self.name) if self.name.isascii() and self.name.isdigit() else None
 
 
@@ -168,35 +168,37 @@ CILIUM_IDENTITIES = Kind(
 )
 
 
-# What an agent keeps of the endpoints of all nodes: of a CiliumEndpoint, or of a slice of them.
+# The reduced form of CiliumEndpoints and CiliumEndpointSlices that an agent keeps.
 #
-# Why: a node knows the pods of all others. An object as it is read takes some 1,500 bytes, one of these 300.
+# Why: each node stores the pods of all nodes. A decoded object takes some 1,500 bytes, the reduced form 300.
 
 NODE_NAME: Final = "network.cilium.io/node-name"
-"""An annotation of CiliumEndpoints: the node of the agent that writes it. An admission policy holds it to
-the node that the agent's token is bound to."""
+"""Annotation of CiliumEndpoints: the node of the agent that writes the object.
+
+An admission policy requires that it is the node of the agent's token.
+"""
 
 
 class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
-    """The endpoint of a pod."""
+    """The fields of a pod's endpoint that an agent keeps."""
 
     key: Key
     """Namespace and name."""
     identity: int
-    """0 while it has none, and where the object has an impossible one."""
+    """0 if the endpoint has none, or if the object has an invalid one."""
     node: str
     """The address of its node."""
     addresses: str
-    """Each as the prefix that holds nothing else, with a space in between: ``10.0.1.7/32``.
+    """Host prefixes, separated by spaces: ``10.0.1.7/32``.
 
-    As one text, which the ipcache has for a key too where there is but one address: a tuple takes 64 bytes.
+    A text, since the ipcache shares it as its key if there is one address; a tuple would take 64 bytes more.
     """
     encrypt_key: int = 0
     ports: tuple[NamedPort, ...] = ()
     digest: int = 0
-    """Of the whole object, see digest(); 0 for one of a slice."""
+    """digest() of the whole object; 0 for an endpoint of a slice."""
     node_name: str = ""
-    """The node of the agent that wrote it, by its annotation; empty without one, and for one of a slice."""
+    """The annotation NODE_NAME; empty without it, and for an endpoint of a slice."""
 
     @property
     def namespace(self) -> str:
@@ -210,48 +212,48 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def endpoints(self) -> tuple[KnownEndpoint]:
-        """Itself: what an object of it alone has."""
+        """The endpoint itself; as in KnownEndpointSlice."""
         return (self,)
 
     @property
     def prefixes(self) -> list[str]:
-        """Its addresses, each as a prefix."""
+        """Its host prefixes."""
         return self.addresses.split()
 
     @property
     def is_reached(self) -> bool:
-        """Whether packets can be sent to it, and known by it."""
+        """Whether it has an identity and an address, as the ipcache requires."""
         return bool(self.identity and self.addresses)
 
 
 class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
-    """The contents of a CiliumEndpointSlice."""
+    """The endpoints of a CiliumEndpointSlice."""
 
     name: str
     endpoints: tuple[KnownEndpoint, ...]
 
     @property
     def key(self) -> Key:
-        """No namespace, and its name."""
+        """An empty namespace, and its name."""
         return "", self.name
 
 
 def digest(
     labels: Mapping[str, str], pod: str, pod_uid: str, node_name: str, status: CiliumEndpointStatus
 ) -> int:
-    """A number that is the same for what is the same, in this process: owner, node, labels and status."""
+    """Return a hash of owner, node, labels and status; equal contents have equal hashes in this process."""
     return hash((tuple(sorted(labels.items())), pod, pod_uid, node_name, status)) & (1 << 60) - 1 | 1
 
 
 def owner_of(row: CiliumEndpoint) -> tuple[str, str]:
-    """The pod that an object goes with, and its UID; empty where it has none."""
+    """Return name and UID of the pod that owns the object; empty without one."""
     found = next((one for one in row.metadata.owner_references or () if one.kind == "Pod"), None)
     return (found.name, found.uid) if found is not None else ("", "")
 
 
 def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
     status, node_name = row.status, row.annotations.get(NODE_NAME, "")
-    return _known(
+    return _reduced(
         row.key,
         identity=status.identity.id if status.identity is not None else 0,
         networking=status.networking,
@@ -266,7 +268,7 @@ def _of_slice(row: CiliumEndpointSlice) -> KnownEndpointSlice:
     return KnownEndpointSlice(
         row.name,
         tuple(
-            _known(
+            _reduced(
                 (row.of_namespace, one.name),
                 identity=one.id,
                 networking=one.networking,
@@ -278,7 +280,7 @@ def _of_slice(row: CiliumEndpointSlice) -> KnownEndpointSlice:
     )
 
 
-def _known(
+def _reduced(
     name: Key,
     *,
     identity: int,
@@ -288,13 +290,13 @@ def _known(
     digest: int = 0,
     node_name: str = "",
 ) -> KnownEndpoint:
-    possible = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
+    valid = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
     return KnownEndpoint(
         (intern(name[0]), name[1]),
-        _same(identity) if possible else 0,
+        _shared(identity) if valid else 0,
         intern(networking.node) if networking is not None else "",
         " ".join(_prefixes(networking)) if networking is not None else "",
-        key if possible else 0,
+        key if valid else 0,
         ports or (),
         digest,
         intern(node_name),
@@ -302,13 +304,13 @@ def _known(
 
 
 @lru_cache(maxsize=4096)
-def _same(number: int) -> int:
-    """One number for all that equal it: many pods have one identity."""
+def _shared(number: int) -> int:
+    """Return one shared int per number, since many pods have the same identity."""
     return number
 
 
 def _prefixes(networking: Networking) -> Iterator[str]:
-    """Each address that is one. Of nonsense it is left out."""
+    """Yield the host prefixes of all valid addresses."""
     for pair in networking.addressing or ():
         if pair.ipv6:
             try:

@@ -1,4 +1,4 @@
-"""CiliumNode: what agents and the operator share about a node.
+"""CiliumNode: a node's addresses, settings and IPAM, written by agents and the operator.
 
 Source: Cilium 1.17, custom resource CiliumNode of group cilium.io, version v2.
 """
@@ -34,48 +34,48 @@ class Pair(ObjectPart, frozen=True, gc=False):
 
 
 class Encryption(ObjectPart, frozen=True, gc=False):
-    """The key a node encrypts with; 0 for none."""
+    """The key that a node encrypts with; 0 for none."""
 
     key: int = 0
 
 
 class Usage(ObjectPart, frozen=True, gc=False):
-    """Who uses an address of a pool."""
+    """The owner of an address of a pool."""
 
     owner: str = ""
     resource: str = ""
 
 
 class Needed(ObjectPart, frozen=True, gc=False):
-    """How many addresses a node asks for."""
+    """Number of addresses that a node requests."""
 
     ipv4: int = field(name="ipv4-addrs", default=0)
     ipv6: int = field(name="ipv6-addrs", default=0)
 
 
 class RequestedPool(ObjectPart, frozen=True, gc=False):
-    """A node's request to a pool."""
+    """A node's request for addresses of a pool."""
 
     pool: PoolName
     needed: Needed = Needed()
 
 
 class AllocatedPool(ObjectPart, frozen=True, gc=False):
-    """What a node was given of a pool."""
+    """The CIDRs of a pool that are assigned to a node."""
 
     pool: PoolName
     cidrs: tuple[str, ...] | None = None
 
 
 class Pools(ObjectPart, frozen=True, gc=False):
-    """Of IPAM mode multi-pool."""
+    """IPAM mode multi-pool."""
 
     requested: tuple[RequestedPool, ...] | None = None
     allocated: tuple[AllocatedPool, ...] | None = None
 
 
 class IPAMSpec(ObjectPart, frozen=True, gc=False):
-    """What is decided about a node's addresses."""
+    """IPAM settings of a node."""
 
     pod_cidrs: tuple[str, ...] | None = field(name="podCIDRs", default=None)
     pool: dict[str, Usage] | None = None
@@ -87,7 +87,7 @@ class IPAMSpec(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumNodeSpec(ObjectPart, frozen=True, gc=False):
-    """Of a CiliumNode."""
+    """Spec of a CiliumNode."""
 
     addresses: tuple[Address, ...] | None = None
     boot_id: str = field(name="bootid", default="")
@@ -100,19 +100,19 @@ class CiliumNodeSpec(ObjectPart, frozen=True, gc=False):
 
 
 class PodCIDRStatus(ObjectPart, frozen=True, gc=False):
-    """How a node's use of a range is: released, depleted, in-use."""
+    """State of a node's pod CIDR: released, depleted, in-use."""
 
     status: str = ""
 
 
 class OperatorStatus(ObjectPart, frozen=True, gc=False):
-    """What the operator could not do."""
+    """Error of the operator for a node."""
 
     error: str = ""
 
 
 class NodeIPAMStatus(ObjectPart, frozen=True, gc=False):
-    """How a node's addresses are used."""
+    """Usage of a node's addresses."""
 
     used: dict[str, Usage] | None = None
     pod_cidrs: dict[str, PodCIDRStatus] | None = field(name="pod-cidrs", default=None)
@@ -121,13 +121,13 @@ class NodeIPAMStatus(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumNodeStatus(ObjectPart, frozen=True, gc=False):
-    """Of a CiliumNode."""
+    """Status of a CiliumNode."""
 
     ipam: NodeIPAMStatus = NodeIPAMStatus()
 
 
 class CiliumNode(Object, frozen=True, gc=False):
-    """A node as its agent describes it; the operator writes its ranges."""
+    """A node, written by its agent; the operator writes its pod CIDRs."""
 
     metadata: DatedMeta
     spec: CiliumNodeSpec = CiliumNodeSpec()

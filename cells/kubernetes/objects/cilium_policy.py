@@ -1,4 +1,4 @@
-"""CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, CiliumCIDRGroup and CiliumLocalRedirectPolicy.
+"""Network policies, CIDR groups, local redirect policies and egress gateway policies of Cilium.
 
 Source: Cilium 1.17, custom resources of group cilium.io.
 """
@@ -37,7 +37,7 @@ class PolicyStatus(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumNetworkPolicy(Object, frozen=True, gc=False):
-    """A policy. Its rules stay as they were written: the policy engine reads and checks them."""
+    """A network policy. Its rules stay unparsed; the policy engine parses them."""
 
     spec: dict[str, Any] | None = None
     specs: tuple[dict[str, Any], ...] | None = None
@@ -45,28 +45,28 @@ class CiliumNetworkPolicy(Object, frozen=True, gc=False):
 
     @property
     def rules(self) -> tuple[dict[str, Any], ...]:
-        """``spec`` and ``specs`` as one."""
+        """``spec`` and ``specs`` as one list."""
         return (*((self.spec,) if self.spec is not None else ()), *(self.specs or ()))
 
 
 class CiliumClusterwideNetworkPolicy(CiliumNetworkPolicy, frozen=True, gc=False):
-    """A policy of the whole cluster, which may select nodes."""
+    """A cluster-wide policy, which may also select nodes."""
 
 
 class CIDRGroupSpec(ObjectPart, frozen=True, gc=False):
-    """Of a group."""
+    """Spec of a CIDR group."""
 
     external_cidrs: tuple[str, ...] | None = field(name="externalCIDRs", default=None)
 
 
 class CiliumCIDRGroup(Object, frozen=True, gc=False):
-    """Networks that policies name by their group."""
+    """CIDRs that policies refer to by the group's name."""
 
     spec: CIDRGroupSpec
 
 
 class RedirectPort(ObjectPart, frozen=True, gc=False):
-    """A port that is redirected."""
+    """A redirected port."""
 
     port: str
     protocol: str
@@ -74,14 +74,14 @@ class RedirectPort(ObjectPart, frozen=True, gc=False):
 
 
 class AddressMatcher(ObjectPart, frozen=True, gc=False):
-    """A frontend by its address."""
+    """A frontend, selected by address."""
 
     ip: str
     to_ports: tuple[RedirectPort, ...]
 
 
 class ServiceMatcher(ObjectPart, frozen=True, gc=False):
-    """A frontend by its service."""
+    """A frontend, selected by service."""
 
     namespace: str
     service_name: str
@@ -89,21 +89,21 @@ class ServiceMatcher(ObjectPart, frozen=True, gc=False):
 
 
 class RedirectFrontend(ObjectPart, frozen=True, gc=False):
-    """What is redirected."""
+    """The redirected frontend."""
 
     address_matcher: AddressMatcher | None = None
     service_matcher: ServiceMatcher | None = None
 
 
 class RedirectBackend(ObjectPart, frozen=True, gc=False):
-    """Where to: pods of the node."""
+    """The backends: pods of the same node."""
 
     local_endpoint_selector: LabelSelector
     to_ports: tuple[RedirectPort, ...]
 
 
 class LocalRedirectSpec(ObjectPart, frozen=True, gc=False):
-    """Of a redirection."""
+    """Spec of a local redirect policy."""
 
     redirect_frontend: RedirectFrontend
     redirect_backend: RedirectBackend
@@ -112,13 +112,13 @@ class LocalRedirectSpec(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumLocalRedirectPolicy(Object, frozen=True, gc=False):
-    """Traffic to a service or an address that goes to pods of the node."""
+    """Redirects traffic of a service or an address to pods of the same node."""
 
     spec: LocalRedirectSpec | None = None
 
 
 class EgressGateway(ObjectPart, frozen=True, gc=False):
-    """The node traffic leaves by, and its address."""
+    """The gateway node, and the source address of its traffic."""
 
     node_selector: LabelSelector
     interface: str = ""
@@ -126,7 +126,7 @@ class EgressGateway(ObjectPart, frozen=True, gc=False):
 
 
 class EgressSelector(ObjectPart, frozen=True, gc=False):
-    """The endpoints that it applies to."""
+    """The endpoints that a policy applies to."""
 
     pod_selector: LabelSelector | None = None
     namespace_selector: LabelSelector | None = None
@@ -134,7 +134,7 @@ class EgressSelector(ObjectPart, frozen=True, gc=False):
 
 
 class EgressGatewaySpec(ObjectPart, frozen=True, gc=False):
-    """Of an egress gateway."""
+    """Spec of an egress gateway policy."""
 
     destination_cidrs: tuple[str, ...] = field(name="destinationCIDRs")
     egress_gateway: EgressGateway
@@ -143,7 +143,7 @@ class EgressGatewaySpec(ObjectPart, frozen=True, gc=False):
 
 
 class CiliumEgressGatewayPolicy(Object, frozen=True, gc=False):
-    """Which traffic leaves the cluster by which node."""
+    """Routes traffic of pods out of the cluster through a gateway node."""
 
     spec: EgressGatewaySpec | None = None
 

@@ -48,20 +48,20 @@ class PoolIPv6(ObjectPart, frozen=True, gc=False):
 
 
 class PodIPPoolSpec(ObjectPart, frozen=True, gc=False):
-    """Of a pool."""
+    """Spec of a pool of pod addresses."""
 
     ipv4: PoolIPv4 | None = None
     ipv6: PoolIPv6 | None = None
 
 
 class CiliumPodIPPool(Object, frozen=True, gc=False):
-    """Addresses for pods."""
+    """A pool of addresses for pods."""
 
     spec: PodIPPoolSpec
 
 
 class Block(ObjectPart, frozen=True, gc=False):
-    """A network, or a range from ``start`` to ``stop``."""
+    """A CIDR, or a range from ``start`` to ``stop``."""
 
     cidr: str = ""
     start: str = ""
@@ -69,7 +69,7 @@ class Block(ObjectPart, frozen=True, gc=False):
 
 
 class LoadBalancerIPPoolSpec(ObjectPart, frozen=True, gc=False):
-    """Of a pool."""
+    """Spec of a pool of service addresses."""
 
     blocks: tuple[Block, ...] | None = None
     service_selector: LabelSelector | None = None
@@ -78,20 +78,20 @@ class LoadBalancerIPPoolSpec(ObjectPart, frozen=True, gc=False):
 
 
 class LoadBalancerIPPoolStatus(ObjectPart, frozen=True, gc=False):
-    """Of a pool."""
+    """Status of a pool of service addresses."""
 
     conditions: tuple[Condition, ...] | None = None
 
 
 class CiliumLoadBalancerIPPool(Object, frozen=True, gc=False):
-    """Addresses for services."""
+    """A pool of addresses for services."""
 
     spec: LoadBalancerIPPoolSpec
     status: LoadBalancerIPPoolStatus = LoadBalancerIPPoolStatus()
 
 
 class L2AnnouncementSpec(ObjectPart, frozen=True, gc=False):
-    """What is announced, where, by which nodes; interfaces are regular expressions."""
+    """Announced services, and the nodes that announce them; interfaces are regular expressions."""
 
     interfaces: tuple[str, ...] | None = None
     node_selector: LabelSelector | None = None
@@ -101,13 +101,13 @@ class L2AnnouncementSpec(ObjectPart, frozen=True, gc=False):
 
 
 class PolicyMeta(Meta, frozen=True, gc=False):
-    """With the count of changes of the spec, which conditions carry."""
+    """Metadata with the generation of the spec, which conditions refer to."""
 
     generation: int = 0
 
 
 class CiliumL2AnnouncementPolicy(Object, frozen=True, gc=False):
-    """Which addresses of services are answered for on the local network."""
+    """Announces addresses of services on the local network (ARP, NDP)."""
 
     metadata: PolicyMeta
     spec: L2AnnouncementSpec = L2AnnouncementSpec()
@@ -115,14 +115,14 @@ class CiliumL2AnnouncementPolicy(Object, frozen=True, gc=False):
 
 
 class NodeConfigSpec(ObjectPart, frozen=True, gc=False):
-    """Settings, and the nodes they are for."""
+    """Settings, and the nodes that they apply to."""
 
     defaults: dict[str, str]
     node_selector: LabelSelector | None = None
 
 
 class CiliumNodeConfig(Object, frozen=True, gc=False):
-    """Settings of some nodes."""
+    """Agent settings for some nodes."""
 
     spec: NodeConfigSpec
 

@@ -1,4 +1,4 @@
-"""Nodes, namespaces and pods.
+"""Nodes, namespaces, pods, Services, EndpointSlices and network policies.
 
 Source: k8s.io/api/core/v1.
 """
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Taint(ObjectPart, frozen=True, gc=False):
-    """What keeps pods off a node."""
+    """A taint, which keeps pods off a node."""
 
     key: str
     effect: str = ""
@@ -44,7 +44,7 @@ class Taint(ObjectPart, frozen=True, gc=False):
 
 
 class NodeSpec(ObjectPart, frozen=True, gc=False):
-    """Of a node."""
+    """Spec of a node."""
 
     pod_cidr: str = field(name="podCIDR", default="")
     pod_cidrs: tuple[str, ...] | None = field(name="podCIDRs", default=None)
@@ -61,13 +61,13 @@ class NodeStatusAddress(ObjectPart, frozen=True, gc=False):
 
 
 class NodeInfo(ObjectPart, frozen=True, gc=False):
-    """What the kubelet reports about its machine."""
+    """The kubelet's report about its machine."""
 
     boot_id: str = field(name="bootID", default="")
 
 
 class NodeStatus(ObjectPart, frozen=True, gc=False):
-    """Of a node."""
+    """Status of a node."""
 
     addresses: tuple[NodeStatusAddress, ...] | None = None
     conditions: tuple[Condition, ...] | None = None
@@ -83,11 +83,11 @@ class Node(Object, frozen=True, gc=False):
 
 
 class Namespace(Object, frozen=True, gc=False):
-    """A namespace; its labels count."""
+    """A namespace; only its metadata is read."""
 
 
 class ContainerPort(ObjectPart, frozen=True, gc=False):
-    """A port a container names."""
+    """A port that a container declares."""
 
     container_port: int
     name: str = ""
@@ -97,14 +97,14 @@ class ContainerPort(ObjectPart, frozen=True, gc=False):
 
 
 class Container(ObjectPart, frozen=True, gc=False):
-    """What is read of a container."""
+    """The fields of a container that are read."""
 
     name: str
     ports: tuple[ContainerPort, ...] | None = None
 
 
 class PodSpec(ObjectPart, frozen=True, gc=False):
-    """Of a pod."""
+    """Spec of a pod."""
 
     node_name: str = ""
     host_network: bool = False
@@ -120,14 +120,14 @@ class PodIP(ObjectPart, frozen=True, gc=False):
 
 
 class PodCondition(ObjectPart, frozen=True, gc=False):
-    """What holds for a pod: of ``Ready``, whether services may send to it."""
+    """A condition of a pod; ``Ready`` means that services may send to it."""
 
     type: str = ""
     status: str = ""
 
 
 class PodStatus(ObjectPart, frozen=True, gc=False):
-    """Of a pod."""
+    """Status of a pod."""
 
     phase: str = ""
     conditions: tuple[PodCondition, ...] | None = None
@@ -145,24 +145,24 @@ class Pod(Object, frozen=True, gc=False):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Its addresses, the first family first."""
+        """Its addresses; the primary family comes first."""
         found = tuple(one.ip for one in self.status.pod_ips or () if one.ip)
         return found or ((self.status.pod_ip,) if self.status.pod_ip else ())
 
     @property
     def named_ports(self) -> Iterator[ContainerPort]:
-        """The ports its containers give names."""
+        """The named ports of its containers."""
         for container in (*(self.spec.init_containers or ()), *(self.spec.containers or ())):
             yield from (port for port in container.ports or () if port.name)
 
     @property
     def is_ready(self) -> bool:
-        """Whether its condition ``Ready`` holds."""
+        """Whether its condition ``Ready`` is True."""
         return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())
 
     @property
     def finished(self) -> bool:
-        """Whether its containers have ended for good: its address may be another's."""
+        """Whether all containers have terminated for good; the pod's address may be reused."""
         return self.status.phase in {"Succeeded", "Failed"}
 
 
@@ -176,16 +176,16 @@ PODS = Kind(Pod, "v1", "pods")
 # Source: k8s.io/api/core/v1, discovery/v1, networking/v1.
 
 SERVICE_NAME = "kubernetes.io/service-name"
-"""The label by which an EndpointSlice names its service."""
+"""Label of an EndpointSlice with the name of its service."""
 PROXY_NAME = "service.kubernetes.io/service-proxy-name"
-"""The label of a Service that names the proxy which serves it."""
+"""Label of a Service with the name of the proxy that serves it."""
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
 HEADLESS = "service.kubernetes.io/headless"
-"""The label of Services and EndpointSlices that no proxy serves."""
+"""Label of Services and EndpointSlices that proxies ignore."""
 
 
 def served_by(labels: Mapping[str, str], proxy: str) -> bool:
-    """Whether the proxy of that name serves a Service with these labels; empty: the default proxy.
+    """Whether the proxy of this name serves a Service with these labels; empty: the default proxy.
 
     Source: kube-proxy's list options, which Cilium shares.
     """
@@ -204,19 +204,19 @@ class ServicePort(ObjectPart, frozen=True, gc=False):
 
 
 class ClientIPConfig(ObjectPart, frozen=True, gc=False):
-    """How long a client stays with its backend."""
+    """How long a client keeps its backend."""
 
     timeout_seconds: int = 10800
 
 
 class SessionAffinityConfig(ObjectPart, frozen=True, gc=False):
-    """Of session affinity."""
+    """Settings of session affinity."""
 
     client_ip: ClientIPConfig | None = field(name="clientIP", default=None)
 
 
 class ServiceSpec(ObjectPart, frozen=True, gc=False):
-    """Of a service."""
+    """Spec of a service."""
 
     type: str = "ClusterIP"
     ports: tuple[ServicePort, ...] | None = None
@@ -241,7 +241,7 @@ class ServiceSpec(ObjectPart, frozen=True, gc=False):
 
 
 class Ingress(ObjectPart, frozen=True, gc=False):
-    """An address a load balancer has."""
+    """An address of a load balancer."""
 
     ip: str = ""
     hostname: str = ""
@@ -249,7 +249,7 @@ class Ingress(ObjectPart, frozen=True, gc=False):
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether it is an address that nodes serve, and not that of a proxy (KEP-1860)."""
+        """Whether nodes serve the address themselves, without an external proxy (KEP-1860)."""
         return bool(self.ip) and self.ip_mode in {None, "", "VIP"}
 
 
@@ -260,7 +260,7 @@ class LoadBalancerStatus(ObjectPart, frozen=True, gc=False):
 
 
 class ServiceStatus(ObjectPart, frozen=True, gc=False):
-    """Of a service."""
+    """Status of a service."""
 
     load_balancer: LoadBalancerStatus = LoadBalancerStatus()
 
@@ -273,7 +273,7 @@ class Service(Object, frozen=True, gc=False):
 
 
 class EndpointConditions(ObjectPart, frozen=True, gc=False):
-    """How a backend is; absent conditions count as ready and serving."""
+    """State of a backend; absent conditions count as ready and serving."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -287,7 +287,7 @@ class ZoneHint(ObjectPart, frozen=True, gc=False):
 
 
 class EndpointHints(ObjectPart, frozen=True, gc=False):
-    """Who should use a backend."""
+    """Clients that should use a backend."""
 
     for_zones: tuple[ZoneHint, ...] | None = None
 
@@ -301,7 +301,7 @@ class TargetReference(ObjectPart, frozen=True, gc=False):
 
 
 class SliceEndpoint(ObjectPart, frozen=True, gc=False):
-    """A backend: all its addresses are one."""
+    """A backend; all its addresses belong to one pod."""
 
     addresses: tuple[str, ...] | None = None
     conditions: EndpointConditions = EndpointConditions()
@@ -313,7 +313,7 @@ class SliceEndpoint(ObjectPart, frozen=True, gc=False):
 
 
 class EndpointPort(ObjectPart, frozen=True, gc=False):
-    """A port of all backends of a slice; none at all means every port."""
+    """A port of all backends of a slice; without a number every port."""
 
     name: str | None = None
     port: int | None = None
@@ -322,7 +322,7 @@ class EndpointPort(ObjectPart, frozen=True, gc=False):
 
 
 class EndpointSlice(Object, frozen=True, gc=False):
-    """Backends of a service, of one family."""
+    """Backends of a service, of one address family."""
 
     address_type: str = ""
     endpoints: tuple[SliceEndpoint, ...] | None = None
@@ -335,7 +335,7 @@ class EndpointSlice(Object, frozen=True, gc=False):
 
 
 class NetworkPolicy(Object, frozen=True, gc=False):
-    """A network policy. Its spec stays as it was written: the policy engine reads it."""
+    """A network policy. Its spec stays unparsed; the policy engine parses it."""
 
     spec: dict[str, Any] | None = None
 

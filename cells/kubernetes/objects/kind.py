@@ -1,4 +1,4 @@
-"""A kind of object: where it is served, how it is decoded, and its definition."""
+"""Kinds of objects: API path, decoders, and the structs that all kinds share."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ __all__ = [
 ]
 
 
-# What every object of Kubernetes has.
+# The parts that all kinds of objects have.
 #
 # Source: Kubernetes API conventions, metadata; k8s.io/apimachinery/pkg/apis/meta/v1.
 #
-# The structs are narrow: what is not read is not decoded. ``resourceVersion`` and ``managedFields`` are left
-# out on purpose, so that a write which changes nothing we read changes no row.
+# The structs are narrow: other fields are not decoded. ``resourceVersion`` and ``managedFields`` are left
+# out on purpose, so that a write that changes none of these fields changes no row.
 
 Key = tuple[str, str]
-"""Namespace, empty for objects of the cluster, and name."""
+"""Namespace (empty for cluster-scoped objects) and name."""
 
 
 class ObjectPart(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """A part of an object: names in camel case, defaults not written."""
+    """Base of all parts of objects: camel-case names, defaults are not written."""
 
 
 class OwnerReference(ObjectPart, frozen=True, gc=False):
-    """The object that an object belongs to."""
+    """An owner of an object."""
 
     api_version: str = ""
     kind: str = ""
@@ -53,7 +53,7 @@ class OwnerReference(ObjectPart, frozen=True, gc=False):
 
 
 class Meta(ObjectPart, frozen=True, gc=False):
-    """What is read of ``metadata``."""
+    """The fields of ``metadata`` that are read."""
 
     name: str = ""
     namespace: str = ""
@@ -65,13 +65,13 @@ class Meta(ObjectPart, frozen=True, gc=False):
 
 
 class DatedMeta(Meta, frozen=True, gc=False):
-    """The same, of kinds with an age that matters."""
+    """Metadata with the creation time, for kinds that need their age."""
 
     creation_timestamp: str = ""
 
 
 class Object(ObjectPart, frozen=True, gc=False):
-    """An object, with its key and labels at hand."""
+    """An object of any kind."""
 
     metadata: Meta
 
@@ -87,17 +87,17 @@ class Object(ObjectPart, frozen=True, gc=False):
 
     @property
     def namespace(self) -> str:
-        """Its namespace; empty for an object of the cluster."""
+        """Its namespace; empty for a cluster-scoped object."""
         return self.metadata.namespace
 
     @property
     def labels(self) -> dict[str, str]:
-        """Its labels; not to be changed."""
+        """Its labels; do not modify them."""
         return self.metadata.labels or {}
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Its annotations; not to be changed."""
+        """Its annotations; do not modify them."""
         return self.metadata.annotations or {}
 
     @property
@@ -115,13 +115,13 @@ class LabelSelectorRequirement(ObjectPart, frozen=True, gc=False):
 
 
 class LabelSelector(ObjectPart, frozen=True, gc=False):
-    """A label selector; an empty one selects everything, none at all nothing."""
+    """A label selector; an empty one selects everything. (No selector at all selects nothing.)"""
 
     match_labels: dict[str, str] | None = None
     match_expressions: tuple[LabelSelectorRequirement, ...] | None = None
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels fulfil it. Operators that Kubernetes does not have match nothing."""
+        """Whether the labels match. An unknown operator matches nothing."""
         wanted = self.match_labels or {}
         if any(labels.get(key) != value for key, value in wanted.items()):
             return False
@@ -144,7 +144,7 @@ def _fulfils(labels: Mapping[str, str], requirement: LabelSelectorRequirement) -
     return requirement.operator == "DoesNotExist" and value is None
 
 
-# Label selectors as text, as settings and annotations have them.
+# Label selectors as text, in settings and annotations.
 #
 # Source: k8s.io/apimachinery/pkg/labels, Parse: ``a=b,c!=d,e in (f,g),h notin (i),j,!k,l>1,m<2``. The last
 #         two are ``gt`` and ``lt`` as there; selectors of objects do not have them.
@@ -165,11 +165,11 @@ _REQUIREMENT: Final = re.compile(
 _VALUE: Final = re.compile(rf"(?:{_NAME})?")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _LONGEST: Final = 63
-"""Letters of a name or a value."""
+"""Maximum characters of a name or a value."""
 
 
 def selector_of(text: str) -> LabelSelector:
-    """The selector of a text; an empty one selects everything. Raises ValueError, without the text."""
+    """Parse a selector; an empty text selects everything. Raises ValueError; its message omits the text."""
     found: list[LabelSelectorRequirement] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -213,7 +213,7 @@ def _checked(requirement: LabelSelectorRequirement) -> LabelSelectorRequirement:
 
 
 class Condition(ObjectPart, frozen=True, gc=False):
-    """One condition of a status."""
+    """A condition of a status."""
 
     type: str
     status: str
@@ -245,16 +245,16 @@ class ListMeta(
     gc=False,
     rename={"resource_version": "resourceVersion", "continue_": "continue"},
 ):
-    """Of a list: its version, and where it goes on."""
+    """Metadata of a list: its version, and the token of the next page."""
 
     resource_version: str = ""
     continue_: str = ""
 
 
 class Kind(Generic[T]):
-    """One kind in the version that is read and written.
+    """One kind, in the version that is read and written.
 
-    `struct` is its only definition; the schema of a custom kind is made from it too.
+    `struct` is its only definition; the CRD schema of a custom kind is generated from it.
     """
 
     def __init__(
@@ -280,20 +280,20 @@ class Kind(Generic[T]):
         self.categories = categories
         self.columns = columns
         self.status = status
-        """Whether the status is written on a path of its own."""
+        """Whether the status is a subresource."""
         self._keep: Callable[[Any], Any] | None = None
 
     def stored_as(self, keep: Callable[[T], Any]) -> Kind[Any]:
-        """The same kind, of which tables hold what ``keep`` makes of an object; it has the object's ``key``.
+        """Return the same kind with tables that hold ``keep(object)``, which must have the object's ``key``.
 
-        For objects of which there are very many.
+        It saves memory for kinds with very many objects.
         """
         found: Kind[Any] = copy(self)
         found._keep = keep  # of the same class
         return found
 
     def stored(self, row: T) -> Any:
-        """What a table holds of an object that was read."""
+        """Return what a table holds of a decoded object."""
         return row if self._keep is None else self._keep(row)
 
     @property
@@ -307,7 +307,7 @@ class Kind(Generic[T]):
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of one object or of a collection."""
+        """Return the URL path of an object or a collection."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         where = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         parts = [root + where, self.plural, name, subresource]
@@ -315,63 +315,63 @@ class Kind(Generic[T]):
 
     @cached_property
     def decoder(self) -> msgspec.json.Decoder[T]:
-        """Of one object. Raises msgspec.ValidationError."""
+        """Decodes one object. Raises msgspec.ValidationError."""
         return msgspec.json.Decoder(self.struct)
 
     @cached_property
     def present_decoder(self) -> msgspec.json.Decoder[Any]:
-        """Of a line of a watch about an object that exists. Raises msgspec.ValidationError."""
+        """Decodes an ADDED or MODIFIED event of a watch. Raises msgspec.ValidationError."""
         fields: list[Any] = [("type", Literal["ADDED", "MODIFIED"]), ("object", self.struct)]
-        made = msgspec.defstruct(f"{self.kind}Event", fields, frozen=True, gc=False)
-        return msgspec.json.Decoder(made)
+        struct = msgspec.defstruct(f"{self.kind}Event", fields, frozen=True, gc=False)
+        return msgspec.json.Decoder(struct)
 
     @cached_property
     def page_decoder(self) -> msgspec.json.Decoder[Any]:
-        """Of a list: ``metadata`` and ``items``. Raises msgspec.ValidationError."""
-        items: Any = list[self.struct] | None  # type: ignore[name-defined]  # a type made when it runs
-        made = msgspec.defstruct(
+        """Decodes a list: ``metadata`` and ``items``. Raises msgspec.ValidationError."""
+        items: Any = list[self.struct] | None  # type: ignore[name-defined]  # a type created at run time
+        struct = msgspec.defstruct(
             f"{self.kind}List", [("metadata", ListMeta), ("items", items, None)], frozen=True, gc=False
         )
-        return msgspec.json.Decoder(made)
+        return msgspec.json.Decoder(struct)
 
     def decode(self, text: bytes | msgspec.Raw) -> T:
-        """One object out of JSON; null means absent. Raises msgspec.DecodeError, UnicodeDecodeError."""
+        """Decode an object from JSON; null means absent. Raises msgspec.DecodeError, UnicodeDecodeError."""
         return decode(text, self.decoder)
 
     def convert(self, value: Any) -> T:
-        """One object out of what JSON or YAML holds; null means absent. Raises msgspec.ValidationError."""
+        """Convert parsed JSON or YAML to an object; null means absent. Raises msgspec.ValidationError."""
         return convert(value, self.struct)
 
     def __repr__(self) -> str:
         return f"<{self.qualified}>"
 
 
-# Objects in which null stands where something else is expected: it means that nothing was given.
+# Objects with null in a field of another type: null means that the field is absent.
 #
 # Source: encoding/json of Go, in which null leaves a field as it is, so an API server reads it as absent; of
 # custom kinds, nulls of fields that are not nullable are pruned (Kubernetes, structural schemas, defaulting
 # and nullable).
-# Why:    ``kubectl create --dry-run=client -o yaml`` writes such. Hardly any object from a server has one, so
-#         only what does not fit its definition is looked through.
+# Why:    ``kubectl create --dry-run=client -o yaml`` writes null fields. Servers hardly ever do, so only
+#         objects that fail to decode are searched for nulls.
 
 Clean = Callable[[Any], Any]
 
 
 def convert(value: Any, kind: type[V]) -> V:
-    """A value as this type. Raises msgspec.ValidationError."""
+    """Convert a parsed value to this type; null means absent. Raises msgspec.ValidationError."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         whole: Any = kind
         clean = _cleaner(whole)
-        without = clean(value) if clean is not None else value
-        if without == value:
+        cleaned = clean(value) if clean is not None else value
+        if cleaned == value:
             raise
-        return msgspec.convert(without, kind)
+        return msgspec.convert(cleaned, kind)
 
 
 def decode(text: bytes | str | msgspec.Raw, decoder: msgspec.json.Decoder[V]) -> V:
-    """JSON as the type of this decoder. Raises msgspec.DecodeError, UnicodeDecodeError."""
+    """Decode JSON; null means absent. Raises msgspec.DecodeError, UnicodeDecodeError."""
     try:
         return decoder.decode(text)
     except msgspec.ValidationError:
@@ -382,13 +382,13 @@ def decode(text: bytes | str | msgspec.Raw, decoder: msgspec.json.Decoder[V]) ->
 
 @cache
 def _cleaner(kind: Any) -> Clean | None:
-    from msgspec.inspect import type_info  # what most agents never need
+    from msgspec.inspect import type_info  # rarely needed
 
     return _clean(type_info(kind))
 
 
 def _clean(of: Any) -> Clean | None:
-    """What takes the fields that are null out of values of this type; None where there are no fields."""
+    """Return the function that removes null fields from values of a type; None if the type has no fields."""
     from msgspec import inspect
 
     if isinstance(of, inspect.UnionType):
@@ -415,7 +415,7 @@ def _without(fields: Mapping[str, Clean]) -> Clean:
 
 
 def _of_map(values: Clean | None, *, texts: bool) -> Clean | None:
-    """Of a map; a text that is null is an empty one, as in Go."""
+    """Return the cleaner of a map; a null text becomes an empty one, as in Go."""
 
     def clean(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -428,7 +428,7 @@ def _of_map(values: Clean | None, *, texts: bool) -> Clean | None:
 
 
 def _of_list(items: Clean | None) -> Clean | None:
-    """Of a list; an item that is null stays, since no kind allows it."""
+    """Return the cleaner of a list; null items stay, since no kind allows them."""
     if items is None:
         return None
     return lambda value: [items(one) for one in value] if isinstance(value, list) else value

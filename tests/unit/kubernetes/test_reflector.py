@@ -1,126 +1,22 @@
-"""A table follows an API server through everything that happens to one."""
+"""A reflector's table follows an API server through lists, watches, errors and restarts."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-import structlog
 
-from cells.kubernetes.client import connect
-from cells.kubernetes.client.access import Access
-from cells.kubernetes.client.client import Client
 from cells.kubernetes.client.errors import UnreachableError
-from cells.kubernetes.objects.cilium_node import CILIUM_NODES
-from cells.kubernetes.objects.core import PODS, Pod
-from cells.kubernetes.objects.kind import Kind
-from cells.kubernetes.reflector import Reflector
-from cells.kubernetes.sink import ObjectEvents, Sink, SourceStatus
-from lifecycle import HealthTree, Table
-from lifecycle.testing import eventually
-from tests.support.apiserver import ADMIN_TOKEN, ApiServer, Fault, on
-from tests.unit.apiserver.replay import RECORDINGS
+from tests.support.apiserver import ApiServer, Fault, on
+from tests.unit.kubernetes.reflected import following, new_server, pod, reach
 
 pytestmark = pytest.mark.anyio
 PODS_PATH = "/api/v1/pods"
-DEFINITIONS = RECORDINGS / "fixtures"
-
-
-def pod(name: str, ip: str = "10.0.0.1", **metadata: Any) -> dict[str, Any]:
-    spec = {"nodeName": "node-a", "containers": [{"name": "c", "image": "x"}]}
-    meta = {"name": name, "namespace": "default", "labels": {"ip": ip}, **metadata}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-
-
-class World:
-    """A stand-in, a reflector, and the table it fills."""
-
-    def __init__(self, server: ApiServer) -> None:
-        self.server = server
-        self.statuses: Table[str, SourceStatus] = Table("sources", key=lambda one: one.kind)
-        self.table: Table[tuple[str, str], Pod] = Table("pods", key=lambda one: one.key)
-        self.health = HealthTree()
-        self.events = ObjectEvents()
-        self.client: Client
-        self.emptied = False
-        """Whether the table was ever seen empty after it had rows."""
-
-    def names(self) -> set[str]:
-        return {one.name for one in self.table.all()}
-
-    @property
-    def status(self) -> SourceStatus:
-        found = self.statuses.get("pods")
-        assert found is not None
-        return found
-
-    def change(self, obj: dict[str, Any]) -> None:
-        """Write an object over what there is, as another client would."""
-        kind = self.server.kinds.get("", "v1", "pods")
-        assert kind is not None
-        key = (obj["metadata"]["namespace"], obj["metadata"]["name"])
-        live = self.server.store.get(kind.storage, key) or {}
-        self.server.store.put(
-            kind.storage, key, {**live, "metadata": {**live["metadata"], **obj["metadata"]}}
-        )
-
-    def delete(self, name: str) -> None:
-        kind = self.server.kinds.get("", "v1", "pods")
-        assert kind is not None
-        self.server.store.delete(kind.storage, ("default", name))
-
-
-async def reach(wanted: Callable[[], bool]) -> None:
-    await eventually(wanted, within=30)
-
-
-@asynccontextmanager
-async def following(
-    server: ApiServer,
-    url: str,
-    kind: Kind[Any] = PODS,
-    *,
-    others: tuple[str, ...] = (),
-    patience: float = 30,
-    first_pause: float = 0.01,
-    longest_pause: float = 0.1,
-) -> AsyncIterator[World]:
-    world = World(server)
-    reporter, log = world.health.reporter("k8s"), structlog.get_logger()
-    sink: Sink[Any] = Sink(kind, world.table, world.statuses, reporter, log, events=world.events)
-    sink.begin()
-    client = connect(Access(servers=(*others, url), token=ADMIN_TOKEN), qps=0, timeout=patience)
-    world.client = client
-    reflector = Reflector(client, kind, sink, first_pause=first_pause, longest_pause=longest_pause)
-    task = asyncio.create_task(reflector.run())
-    watcher = asyncio.create_task(_watch_for_gaps(world))
-    try:
-        yield world
-    finally:
-        for one in (task, watcher):
-            one.cancel()
-        results = await asyncio.gather(task, watcher, return_exceptions=True)
-        await client.reset()
-        assert all(isinstance(one, asyncio.CancelledError) for one in results), results
-
-
-async def _watch_for_gaps(world: World) -> None:
-    filled = False
-    async for _ in world.table.changes():
-        filled = filled or bool(len(world.table))
-        world.emptied = world.emptied or (filled and not len(world.table))
 
 
 @pytest.fixture
 async def server() -> ApiServer:
-    one = ApiServer()
-    one.future_wait = 0.2
-    return one
+    return new_server()
 
 
 async def test_existing_objects_come_before_changes(server: ApiServer) -> None:
@@ -161,7 +57,7 @@ async def test_an_older_server_is_listed_page_by_page(server: ApiServer) -> None
         await reach(lambda: "late" in world.names())
 
 
-async def test_pages_that_expire_faster_than_they_are_read_come_all_in_one(server: ApiServer) -> None:
+async def test_a_list_with_expired_pages_is_read_in_one_request(server: ApiServer) -> None:
     for number in range(1203):
         server.add(pod(f"p{number}"))
     server.faults.add(Fault(lambda request: "sendInitialEvents" in request.query, times=-1, status=422))
@@ -183,7 +79,7 @@ async def test_a_streaming_list_without_an_end_bookmark_falls_back_to_pages(serv
         assert not world.status.error
 
 
-async def test_a_version_that_no_server_can_read_is_let_go(server: ApiServer) -> None:
+async def test_a_version_that_the_server_answers_with_500_is_dropped(server: ApiServer) -> None:
     server.add(pod("a"))
     async with server.serving() as url, following(server, url) as world:
         await reach(lambda: world.status.state == "watching")
@@ -270,16 +166,16 @@ async def test_watches_that_fail_at_once_are_repeated_with_growing_pauses(
     async with server.serving() as url, following(server, url, longest_pause=60) as world:
         await reach(lambda: world.status.state == "failing")
         assert world.names() == {"a"}
-        asked = len(server.requests)
+        sent = len(server.requests)
         over = time.monotonic() + 1.0
         await reach(lambda: time.monotonic() > over)
-        assert len(server.requests) - asked < 30
+        assert len(server.requests) - sent < 30
         fault.times = 0
         server.add(pod("b"))
         await reach(lambda: world.names() == {"a", "b"})
 
 
-async def test_a_server_that_wants_to_be_left_alone_for_a_day_is_asked_again_before(
+async def test_a_retry_after_of_a_day_is_shortened(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cells.kubernetes.reflector.LONGEST_RETRY", 0.1)
@@ -296,7 +192,9 @@ async def test_a_server_that_wants_to_be_left_alone_for_a_day_is_asked_again_bef
         await reach(lambda: world.names() == {"a"})
 
 
-async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap(server: ApiServer) -> None:
+async def test_a_restart_that_drops_old_versions_leaves_no_gap(
+    server: ApiServer,
+) -> None:
     server.add(pod("a"))
     server.add(pod("b"))
     async with server.serving() as url, following(server, url) as world:
@@ -309,7 +207,7 @@ async def test_a_restart_that_forgets_versions_makes_it_list_again_without_a_gap
         assert not world.emptied
 
 
-async def test_without_a_server_known_objects_stay(server: ApiServer) -> None:
+async def test_objects_stay_while_no_server_answers(server: ApiServer) -> None:
     server.add(pod("a"))
     async with server.serving() as url, following(server, url) as world:
         await world.table.wait_initialized()
@@ -339,7 +237,7 @@ async def test_a_watch_that_is_never_answered_is_asked_for_again(server: ApiServ
         await reach(lambda: world.names() == {"a", "b"})
 
 
-async def test_a_server_that_was_long_away_and_has_to_start_is_asked_again_soon(
+async def test_the_first_errors_of_a_server_that_is_back_are_retried_soon(
     server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = 12
@@ -385,177 +283,8 @@ async def test_a_server_that_refuses_healthz_keeps_its_connections(server: ApiSe
         assert watches(server) == 1
 
 
-async def test_another_server_is_asked_when_one_does_not_answer(server: ApiServer) -> None:
+async def test_the_next_server_is_used_when_one_does_not_answer(server: ApiServer) -> None:
     server.add(pod("a"))
     async with server.serving() as url, following(server, url, others=("http://127.0.0.1:1",)) as world:
         await world.table.wait_initialized()
         assert world.names() == {"a"}
-
-
-async def test_an_object_that_cannot_be_read_keeps_its_last_good_row(server: ApiServer) -> None:
-    server.add(pod("a"))
-    server.add(pod("b"))
-    async with server.serving() as url, following(server, url) as world:
-        await world.table.wait_initialized()
-        kind = server.kinds.get("", "v1", "pods")
-        assert kind is not None
-        live = server.store.get(kind.storage, ("default", "a"))
-        assert live is not None
-        server.store.put(kind.storage, ("default", "a"), {**live, "spec": {"nodeName": 5}})
-        await reach(lambda: bool(world.status.broken))
-        assert "pods/default/a" in world.status.broken[0]
-        assert "nodeName" in world.status.broken[0]
-        row = world.table.get(("default", "a"))
-        assert row is not None
-        assert row.spec.node_name == "node-a"
-        server.restart()
-        await server.hang_up()
-        server.add(pod("c"))
-        await reach(lambda: world.names() == {"a", "b", "c"})
-        server.store.put(kind.storage, ("default", "a"), live)
-        await reach(lambda: not world.status.broken)
-
-
-@pytest.mark.parametrize("streams", [True, False])
-async def test_what_is_null_is_absent_in_lists_and_in_changes(server: ApiServer, streams: bool) -> None:
-    def null(name: str) -> dict[str, Any]:
-        spec = {"nodeName": "node-a", "hostNetwork": None, "serviceAccountName": None}
-        metadata = {"name": name, "namespace": "default", "uid": None, "labels": {"ip": "10.0.0.1"}}
-        return {**pod(name), "metadata": metadata, "spec": spec, "status": None}
-
-    kind = server.kinds.get("", "v1", "pods")
-    assert kind is not None
-    if not streams:
-        server.faults.add(Fault(lambda request: "sendInitialEvents" in request.query, times=-1, status=422))
-    server.add(pod("a"))
-    server.store.put(kind.storage, ("default", "b"), null("b"))
-    async with server.serving() as url, following(server, url) as world:
-        await world.table.wait_initialized()
-        assert world.names() == {"a", "b"}
-        server.store.put(kind.storage, ("default", "c"), null("c"))
-        await reach(lambda: world.names() == {"a", "b", "c"})
-        assert not world.status.broken
-        row = world.table.get(("default", "c"))
-        assert row is not None
-        assert (row.labels, row.spec.host_network, row.status.phase) == ({"ip": "10.0.0.1"}, False, "")
-
-
-def line(type_: str, name: str, **more: Any) -> bytes:
-    obj = pod(name, resourceVersion="5000")
-    return json.dumps({"type": type_, "object": {**obj, **more}}).encode() + b"\n"
-
-
-BAD: dict[str, Any] = {"spec": {"nodeName": 5}}
-TOGETHER: dict[str, tuple[list[bytes], set[str], bool]] = {
-    "deleted after it": ([line("ADDED", "x", **BAD), line("DELETED", "x")], {"a"}, False),
-    "mended after it": ([line("ADDED", "x", **BAD), line("MODIFIED", "x")], {"a", "x"}, False),
-    "good before it": ([line("ADDED", "x"), line("MODIFIED", "x", **BAD)], {"a", "x"}, True),
-    "made again as it": ([line("DELETED", "a"), line("ADDED", "a", **BAD)], set(), True),
-}
-
-
-@pytest.mark.parametrize("what", TOGETHER)
-async def test_of_events_that_come_together_the_last_good_one_counts(server: ApiServer, what: str) -> None:
-    lines, left, is_broken = TOGETHER[what]
-    server.add(pod("a"))
-    async with server.serving() as url, following(server, url) as world:
-        await reach(lambda: world.status.state == "watching")
-        server.faults.add(
-            Fault(
-                lambda request: "watch" in request.query and "sendInitialEvents" not in request.query,
-                insert=b"".join(lines) + line("ADDED", "last"),
-            )
-        )
-        await server.hang_up()
-        await reach(lambda: "last" in world.names())
-        assert world.names() == left | {"last"}
-        assert bool(world.status.broken) is is_broken
-
-
-async def test_an_unserved_kind_delays_no_start_and_is_followed_when_served(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cells.kubernetes.reflector.ABSENT_PAUSE", 0.05)
-    async with server.serving() as url, following(server, url, CILIUM_NODES) as world:
-        await world.table.wait_initialized()
-        found = world.statuses.get("ciliumnodes.cilium.io")
-        assert found is not None
-        assert found.state == "absent"
-        server.add(json.loads((DEFINITIONS / "crd_ciliumnodes.json").read_bytes()))
-        await reach(lambda: server.kinds.get("cilium.io", "v2", "ciliumnodes") is not None)
-        server.add(
-            {"apiVersion": "cilium.io/v2", "kind": "CiliumNode", "metadata": {"name": "n"}, "spec": {}}
-        )
-        await reach(lambda: world.names() == {"n"})
-
-
-async def test_a_selector_limits_the_watched_objects(server: ApiServer) -> None:
-    server.add(pod("a"))
-    other = pod("b")
-    other["spec"]["nodeName"] = "node-b"
-    server.add(other)
-    world = World(server)
-    sink: Sink[Pod] = Sink(
-        PODS, world.table, world.statuses, world.health.reporter("k8s"), structlog.get_logger()
-    )
-    async with server.serving() as url:
-        client = connect(Access(servers=(url,), token=ADMIN_TOKEN), qps=0)
-        reflector = Reflector(client, PODS, sink, query={"fieldSelector": "spec.nodeName=node-a"})
-        task = asyncio.create_task(reflector.run())
-        await world.table.wait_initialized()
-        assert world.names() == {"a"}
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await client.reset()
-
-
-def stated(type_: str, name: str, ip: str, version: str = "5000", **more: Any) -> bytes:
-    """An event as the server states it, true or not."""
-    obj = pod(name, ip, resourceVersion=version)
-    return json.dumps({"type": type_, "object": {**obj, **more}}).encode() + b"\n"
-
-
-PAST = b'{"type":"BOOKMARK","object":{"kind":"Pod","apiVersion":"v1","metadata":{"resourceVersion":"1"}}}\n'
-LIES: dict[str, tuple[list[bytes], dict[str, str]]] = {
-    "added twice": ([stated("ADDED", "x", "1"), stated("ADDED", "x", "2")], {"a": "0", "x": "2"}),
-    "added though it is there": ([stated("ADDED", "a", "3")], {"a": "3"}),
-    "changed though it is not there": ([stated("MODIFIED", "x", "2")], {"a": "0", "x": "2"}),
-    "deleted though it is not there": ([stated("DELETED", "ghost", "1")], {"a": "0"}),
-    "deleted twice": ([stated("DELETED", "a", "1")] * 2, {}),
-    "deleted, then changed": ([stated("DELETED", "a", "1"), stated("MODIFIED", "a", "4")], {"a": "4"}),
-    "an older version later": (
-        [stated("MODIFIED", "a", "9", "9000"), stated("MODIFIED", "a", "1", "3")],
-        {"a": "1"},
-    ),
-    "a version that is not a number": ([stated("MODIFIED", "a", "2", "new")], {"a": "2"}),
-    "no version": ([stated("MODIFIED", "a", "2", "")], {"a": "2"}),
-    "a bookmark of the past": ([PAST, stated("ADDED", "x", "2")], {"a": "0", "x": "2"}),
-    "a pod that was not asked for": (
-        [stated("ADDED", "x", "2", spec={"nodeName": "elsewhere"})],
-        {"a": "0", "x": "2"},
-    ),
-}
-
-
-@pytest.mark.parametrize("what", LIES)
-async def test_contradictory_watch_events_affect_only_their_objects(server: ApiServer, what: str) -> None:
-    """The last event of an object counts, in any order; what the server has comes back with a new list."""
-    lines, left = LIES[what]
-    server.add(pod("a", "0"))
-    async with server.serving() as url, following(server, url) as world:
-        await reach(lambda: world.status.state == "watching")
-        server.faults.add(
-            Fault(
-                lambda request: "watch" in request.query and "sendInitialEvents" not in request.query,
-                insert=b"".join(lines) + line("ADDED", "last"),
-            )
-        )
-        await server.hang_up()
-        await reach(lambda: "last" in world.names())
-        assert {one.name: one.labels["ip"] for one in world.table.all() if one.name != "last"} == left
-        assert not world.status.broken
-        server.faults.add(Fault(lambda request: "watch" in request.query, status=410))
-        await server.hang_up()
-        await reach(lambda: world.names() == {"a"})
-        (row,) = world.table.all()
-        assert row.labels["ip"] == "0"
