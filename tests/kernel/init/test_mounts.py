@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from hive import syscalls
 from hive.init import mount_bpffs, mount_cgroup
-from hive.lab.children import Child
+from hive.lab.children import Child, Stop
 from hive.lab.namespaces import new_node
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.kernel
 
@@ -51,13 +52,19 @@ def test_a_failed_mount_of_bpffs_exits_1(in_node: None, tmp_path: Path) -> None:
 
 def test_a_container_mounts_for_the_node(tmp_path: Path) -> None:
     """The tool runs in namespaces of its own, and what it mounts appears in the node's."""
-    target = tmp_path / "cgroupv2"
+    target, entered = tmp_path / "cgroupv2", tmp_path / "entered"
+
+    def waits(stop: Stop) -> None:
+        entered.touch()
+        stop.wait(300)
+
     with new_node() as node, new_node() as container:
-        waits = Child(lambda stop: stop.wait(300), enter=node.enter)
+        process = Child(waits, enter=node.enter)
         try:
-            arguments = (f"--host-process=/proc/{waits.pid}", str(target))
+            eventually(entered.exists)
+            arguments = (f"--host-process=/proc/{process.pid}", str(target))
             assert container.run(call, mount_cgroup.command, *arguments)[0] == 0
             assert node.run(os.path.ismount, target)
             assert not container.run(os.path.ismount, target)
         finally:
-            waits.kill()
+            process.kill()
