@@ -452,13 +452,16 @@ class _Conversion:
         return min(client_ip.timeout_seconds, LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
-        """The backends that the frontend's family, traffic policy and zone allow."""
+        """The backends that the frontend's family, traffic policy and zone allow.
+
+        Backends without a node, such as those of remote clusters, stay with the traffic policy Local.
+        """
         backends = self._of_family(port.name, version)
         if self._options.enable_service_topology:
             backends = self._in_zone(backends)
         if self._int_local if type_ is _CLUSTER_IP or scope == INTERNAL else self._ext_local:
             here = ("", self._node.name)
-            return tuple([one for one in backends if one.node in here and not one.cluster])
+            return tuple([one for one in backends if one.node in here])
         return backends
 
     def _of_family(self, port_name: str, version: int) -> Sequence[Backend]:

@@ -13,6 +13,9 @@ import msgspec
 
 from cells.api.models.node import ServiceRequest
 from cells.api.operations.services import requested, requested_backends
+from cells.cluster.identity.numbers import ClusterNumbers
+from cells.clustermesh.keys import RemoteValues
+from cells.clustermesh.tables import BY_NAME, RemoteService, RemoteServiceKey
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import EndpointSlice, Pod, Service
 from cells.services import (
@@ -36,7 +39,7 @@ from cells.services.maglev import MaglevTables
 from cells.services.map_entries import TABLE, Batch, Entries, read
 from cells.services.model.backends import health_answers
 from cells.services.model.redirect import read_redirect
-from lifecycle import BatchError
+from lifecycle import BatchError, Table
 from lifecycle.http import Refusal
 from tests.support.catalog import LoneCatalog
 from tests.support.recordings import recordings
@@ -139,7 +142,16 @@ class Run:
         self._labels = recorded["node"].get("labels") or {}
         self._name = recorded["node"]["name"]
         self._addresses = recorded["node_addresses"]
-        self.catalog = LoneCatalog(self.options, self._node())
+        self._cluster = recorded["config"].get("cluster-name", "default")
+        self._remote: Table[RemoteServiceKey, RemoteService] = Table(
+            "global-services",
+            key=lambda one: one.key,
+            indexes={BY_NAME: lambda one: ((one.namespace, one.name),)},
+        )
+        events = [event for step in recorded["steps"] for event in step["events"]]
+        if any(event.get("local_only") for event in events):  # remote clusters are listed later
+            self._remote.initializer("clusters")
+        self.catalog = LoneCatalog(self.options, self._node(), self._remote)
         maglev = None
         if self.options.bpf_lb_algorithm == "maglev":
             maglev = MaglevTables(self.options.bpf_lb_maglev_table_size, Seed.parse(DEFAULT_SEED))
@@ -182,18 +194,36 @@ class Run:
                 metadata = object_["metadata"]
                 name = ServiceName(metadata["namespace"], metadata["name"])
                 self.catalog.delete_redirect(name)
+            case "remote-cluster-service-upsert" | "remote-cluster-service-delete":
+                self._export(event["op"], object_)
             case "api-put-service":
                 self.results.append(self._put(event["body"]))
             case "api-delete-service":
                 self.results.append(self._delete_by_hand(event["id"]))
             case "http-get":
                 self.results.append(self._answer(event))
+            case "k8s-synced" if self.synced:
+                for name in self.catalog.remote_listed():
+                    self.catalog.refresh(name)
             case "k8s-synced":
                 finished(self._target.observe())
                 self.synced = True
             case other:
                 raise AssertionError(f"unknown event {other}")
         self._write()
+
+    def _export(self, op: str, object_: Json) -> None:
+        """A remote cluster's service, read as from its etcd; agents do not read those of their own cluster."""
+        cluster, namespace, name = object_["cluster"], object_["namespace"], object_["name"]
+        if cluster == self._cluster:
+            return
+        with self._remote.txn() as rows:
+            if op.endswith("delete"):
+                rows.delete((cluster, namespace, name))
+            else:
+                values = RemoteValues(cluster, object_["clusterID"], ClusterNumbers(1))
+                rows.put(values.service(f"{namespace}/{name}", json.dumps(object_).encode()))
+        self.catalog.remote_changed(ServiceName(namespace, name))
 
     def _put(self, body: Json) -> Json:
         """As the API takes it. A refused call changes nothing; upstream's 460 comes after the change."""
@@ -353,6 +383,8 @@ def _shown_backend(backend: Backend, number: int) -> Json:
         shown["node"] = backend.node
     if backend.port_name:
         shown["port_name"] = backend.port_name
+    if backend.preferred:
+        shown["preferred"] = True
     return shown
 
 
