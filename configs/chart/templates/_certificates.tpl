@@ -170,3 +170,34 @@ ttlSecondsAfterFinished: {{ include "cilium.text" . }}
 {{- end }}
 {{- end -}}
 {{- end }}
+
+{{- /*
+Sources of a projected volume: a certificate with its key, and the authorities that verify the other side, of the same
+Secret or of tls.caBundle. (list ROOT SECRET OPTIONAL FILES AUTHORITIES), where FILES are key to name and AUTHORITIES is a
+name, or "" for none.
+*/}}
+{{- define "cilium.certificatesources" -}}
+{{- $bundle := (index . 0).Values.tls.caBundle -}}
+{{- $optional := index . 2 -}}
+{{- $authorities := index . 4 -}}
+- secret:
+    name: {{ index . 1 }}
+    {{- if $optional }}
+    optional: true
+    {{- end }}
+    items:
+    {{- range index . 3 }}
+    - {key: {{ index . 0 }}, path: {{ index . 1 }}}
+    {{- end }}
+    {{- if and $authorities (not $bundle.enabled) }}
+    - {key: ca.crt, path: {{ $authorities }}}
+    {{- end }}
+{{- if and $authorities $bundle.enabled }}
+- {{ ternary "secret" "configMap" $bundle.useSecret }}:
+    name: {{ $bundle.name }}
+    {{- if $optional }}
+    optional: true
+    {{- end }}
+    items: [{key: {{ $bundle.key | quote }}, path: {{ $authorities }}}]
+{{- end }}
+{{- end }}

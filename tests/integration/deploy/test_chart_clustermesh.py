@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cells.kvstore.settings import StoreOptions, read_access
-from tests.integration.deploy.rendered import CONFIG
+from tests.integration.deploy.rendered import CONFIG, load, served
 from tests.support import chart
 
 helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed: make install-test")
@@ -102,3 +102,37 @@ def test_without_remote_clusters_there_is_no_secret_and_one_of_another_origin_is
     spec = objects["DaemonSet/cilium"]["spec"]["template"]["spec"]
     assert {"name": "CILIUM_CLUSTERMESH_CONFIG", "value": f"{FOLDER}/"} in spec["containers"][0]["env"]
     assert "hostAliases" not in spec
+
+
+def volumes(objects: dict[str, Any], of: str) -> dict[str, Any]:
+    """Name -> volume of a workload."""
+    return {one["name"]: one for one in objects[of]["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_authorities_may_be_those_of_a_bundle() -> None:
+    recorded = load("config-ca-bundle")["diff"]["DaemonSet/cilium"]
+    objects, left = served("config-ca-bundle")
+    assert not left
+    found = volumes(objects, "DaemonSet/cilium")
+    for name in ("clustermesh-secrets", "hubble-tls"):
+        ((_, wanted),) = (change for at, change in recorded.items() if f"[name={name}]" in at)
+        assert found[name]["projected"]["sources"] == wanted
+
+
+def test_authorities_are_of_a_config_map_unless_of_a_secret() -> None:
+    server = {"enabled": True, "server": {"mtls": {"enabled": True}}}
+    relay = {"enabled": True, "image": {"repository": "relay", "tag": "1"}}
+    hubble = {"enabled": True, "metrics": {"enabled": ["flow"], "tls": server}, "relay": relay}
+    objects = chart.objects({"tls": {"caBundle": {"enabled": True}}, "hubble": hubble})
+    bundle = {"name": "cilium-root-ca.crt", "optional": True}
+
+    def item(path: str) -> list[dict[str, str]]:
+        return [{"key": "ca.crt", "path": path}]
+
+    found = volumes(objects, "DaemonSet/cilium")
+    for name in ("hubble-tls", "hubble-metrics-tls"):
+        sources = found[name]["projected"]["sources"]
+        assert [{"configMap": bundle | {"items": item("client-ca.crt")}}] == sources[1:]
+        assert {one["key"] for one in sources[0]["secret"]["items"]} == {"tls.crt", "tls.key"}
+    sources = volumes(objects, "Deployment/hubble-relay")["tls"]["projected"]["sources"]
+    assert sources[1:] == [{"configMap": {"name": bundle["name"], "items": item("hubble-server-ca.crt")}}]
