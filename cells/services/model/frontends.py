@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -357,12 +358,15 @@ class _Conversion:
         """Whether the service has frontends of this type."""
         return self._annotations is NOTHING or type_.text in self._annotations.types
 
-    def _direct(self, protocol: int) -> bool:
+    def _direct(self, port: ServicePort, type_: ServiceType) -> bool:
         """Whether backends on other nodes answer clients outside directly, if services may choose it."""
         if not self._options.bpf_lb_mode_annotation:
             return False
         mode = self._annotations.forwarding or self._options.bpf_lb_mode
-        return mode == "dsr" or (mode == "hybrid" and protocol in (ANY_PROTOCOL, PROTOCOLS["TCP"]))
+        if mode != "hybrid" or self._options.bpf_lb_proto_diff:
+            return mode == "dsr" or (mode == "hybrid" and port.protocol == "TCP")
+        number = attrgetter("node_port" if type_ is _NODE_PORT else "port")
+        return all(one.protocol == "TCP" for one in self._spec.ports or () if number(one) == number(port))
 
     def _unique_ports(self) -> Sequence[ServicePort]:
         """The ports, each number once per protocol, or once if protocols are not distinguished."""
@@ -424,7 +428,7 @@ class _Conversion:
                         source_ranges=ranges,
                         source_ranges_deny=bool(ranges) and annotations.deny,
                         algorithm=annotations.algorithm if not is_cluster_ip else "",
-                        direct=outside and self._direct(protocol),
+                        direct=outside and self._direct(port, type_),
                         health_check_node_port=health_check,
                         routable=outside and not address.is_wildcard,
                         port_name=port.name,
@@ -452,15 +456,12 @@ class _Conversion:
         return min(client_ip.timeout_seconds, LONGEST_AFFINITY_TIMEOUT)
 
     def _selected(self, version: int, scope: int, type_: ServiceType, port: ServicePort) -> Sequence[Backend]:
-        """The backends that the frontend's family, traffic policy and zone allow.
-
-        Backends without a node, such as those of remote clusters, stay with the traffic policy Local.
-        """
+        """The backends that the frontend's family, traffic policy and zone allow."""
         backends = self._of_family(port.name, version)
         if self._options.enable_service_topology:
             backends = self._in_zone(backends)
         if self._int_local if type_ is _CLUSTER_IP or scope == INTERNAL else self._ext_local:
-            here = ("", self._node.name)
+            here = ("", self._node.name)  # backends of remote clusters have no node
             return tuple([one for one in backends if one.node in here])
         return backends
 

@@ -35,7 +35,14 @@ OLDER = {
     "restore_service_without_slice": "a service without slices is served, as in releases: without a backend",
 }
 """What the recorded tree, of 1.17 before its release, did otherwise than releases and agents here."""
-NOT_COMPARED = ("proto", "scope", "annotations", "maglev", "health_check_node_port", "restored_backends_pending")
+NOT_COMPARED = (
+    "proto",
+    "scope",
+    "annotations",
+    "maglev",
+    "health_check_node_port",
+    "restored_backends_pending",
+)
 counts: Counter[str] = Counter()
 
 

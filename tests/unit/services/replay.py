@@ -187,13 +187,8 @@ class Run:
                 self._upsert(object_)
             case "service-delete" | "endpointslice-delete" | "pod-delete":
                 self._delete(object_)
-            case "local-redirect-policy-add":
-                with suppress(ValueError):  # refused, as recorded
-                    self._redirect(object_)
-            case "local-redirect-policy-delete":
-                metadata = object_["metadata"]
-                name = ServiceName(metadata["namespace"], metadata["name"])
-                self.catalog.delete_redirect(name)
+            case "local-redirect-policy-add" | "local-redirect-policy-delete":
+                self._redirect(event["op"], object_)
             case "remote-cluster-service-upsert" | "remote-cluster-service-delete":
                 self._export(event["op"], object_)
             case "api-put-service":
@@ -202,18 +197,23 @@ class Run:
                 self.results.append(self._delete_by_hand(event["id"]))
             case "http-get":
                 self.results.append(self._answer(event))
-            case "k8s-synced" if self.synced:
-                for name in self.catalog.remote_listed():
-                    self.catalog.refresh(name)
             case "k8s-synced":
-                finished(self._target.observe())
-                self.synced = True
+                self._sync()
             case other:
                 raise AssertionError(f"unknown event {other}")
         self._write()
 
+    def _sync(self) -> None:
+        """This cluster's objects are listed, and the second time those of remote ones."""
+        if not self.synced:
+            finished(self._target.observe())
+            self.synced = True
+            return
+        for name in self.catalog.remote_listed():
+            self.catalog.refresh(name)
+
     def _export(self, op: str, object_: Json) -> None:
-        """A remote cluster's service, read as from its etcd; agents do not read those of their own cluster."""
+        """A remote cluster's service, as its etcd has it; agents do not read those of their own cluster."""
         cluster, namespace, name = object_["cluster"], object_["namespace"], object_["name"]
         if cluster == self._cluster:
             return
@@ -255,9 +255,14 @@ class Run:
     def _reported(self) -> list[ServedFrontend]:
         return [ServedFrontend(one.id, one.shown) for one in self.served.all()]
 
-    def _redirect(self, object_: Json) -> None:
+    def _redirect(self, op: str, object_: Json) -> None:
+        if op.endswith("delete"):
+            metadata = object_["metadata"]
+            self.catalog.delete_redirect(ServiceName(metadata["namespace"], metadata["name"]))
+            return
         policy = msgspec.convert(object_, CiliumLocalRedirectPolicy)
-        self.catalog.upsert_redirect(read_redirect(policy))
+        with suppress(ValueError):  # refused, as recorded
+            self.catalog.upsert_redirect(read_redirect(policy))
 
     def _upsert(self, object_: Json) -> None:
         match object_["kind"]:

@@ -32,11 +32,15 @@ NODE = ServingNode("here", node_port_addresses=(IPv4Address("192.0.2.7"),))
 MODE = "service.cilium.io/forwarding-mode"
 
 
-def frontends(annotations: dict[str, str] | None = None, **options: Any) -> list[Frontend]:
+def frontends(
+    annotations: dict[str, str] | None = None,
+    protocols: tuple[str, ...] = ("TCP", "UDP", "SCTP"),
+    **options: Any,
+) -> list[Frontend]:
     """Of a service that has a port in each protocol."""
     ports = [
-        {"name": name, "port": 53, "nodePort": 30053, "protocol": protocol}
-        for name, protocol in (("stream", "TCP"), ("datagram", "UDP"), ("chunk", "SCTP"))
+        {"name": protocol.lower(), "port": 53, "nodePort": 30053, "protocol": protocol}
+        for protocol in protocols
     ]
     service = msgspec.convert(
         {
@@ -75,6 +79,23 @@ def test_a_service_chooses_how_its_backends_are_reached(
     annotation: str, options: dict[str, Any], wanted: dict[int, bool]
 ) -> None:
     assert direct(annotation, **options) == wanted
+
+
+@pytest.mark.parametrize(
+    ("protocols", "annotation", "wanted"),
+    [
+        (("TCP",), "", True),
+        (("UDP",), "", False),
+        (("TCP", "UDP"), "", False),
+        (("UDP",), "dsr", True),
+    ],
+)
+def test_frontends_of_any_protocol_are_answered_directly_where_all_their_protocols_are(
+    protocols: tuple[str, ...], annotation: str, wanted: bool
+) -> None:
+    hybrid = {"bpf_lb_mode_annotation": True, "bpf_lb_mode": "hybrid", "bpf_lb_proto_diff": False}
+    found = frontends({MODE: annotation} if annotation else None, protocols, **hybrid)
+    assert {one.direct for one in found if one.type is ServiceType.NODE_PORT} == {wanted}
 
 
 TYPES = "service.cilium.io/type"
