@@ -192,14 +192,14 @@ class Attacher:
         """Start to make the link while others go on, of one pod at a time; False where none is to be made."""
         if prepared.pair is None:
             return False
-        self._links.begin_veth(prepared.pair)
+        self._links.start_create_veth(prepared.pair)
         prepared.started = True
         return True
 
     def await_link(self, prepared: Prepared) -> None:
         """Wait until the link in progress exists; attach() raises errors."""
         try:
-            prepared.link = self._links.created_veth()
+            prepared.link = self._links.finish_create_veth()
         except NetlinkError as error:
             prepared.failure = error
 

@@ -30,11 +30,11 @@ class Links(Protocol):
         """Create a pair, the peer in the pod at once."""
         ...
 
-    def begin_veth(self, pair: VethPair) -> None:
+    def start_create_veth(self, pair: VethPair) -> None:
         """Begin with that in the background; one at a time."""
         ...
 
-    def created_veth(self) -> CreatedLink:
+    def finish_create_veth(self) -> CreatedLink:
         """Wait for the pair that was started."""
         ...
 

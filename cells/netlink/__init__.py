@@ -1,7 +1,7 @@
-"""rtnetlink without pyroute2: links, addresses, routes and filters of pods and the node.
+"""Netlink without pyroute2: links, addresses, routes, filters, XFRM and nftables of the node and its pods.
 
-Edge: the kernel's network configuration, by batches of packed messages.
-Why:    adding a pod with pyroute2 takes 10 to 30 ms; these batches take 0.4 ms.
+Adding a pod with pyroute2 takes 10 to 30 ms; batches of packed messages take 0.4 ms. The module provides
+:class:`HostLinks`; other cells call the functions of this package in worker threads.
 """
 
 from cells.netlink.links import HostLinks

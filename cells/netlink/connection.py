@@ -1,4 +1,6 @@
-"""Netlink sockets: several requests in one datagram with their errors; and notifications.
+"""Netlink sockets: batches of requests in one datagram, and notifications of changes.
+
+rtnetlink, xfrm, nftables and WireGuard requests of the agent go through Connection; wire.py encodes them.
 
 The kernel answers a request within the send call, so reading never waits: the socket is non-blocking, and a
 missing answer is an error. Only the last request asks for an acknowledgement; the kernel reports failures of
@@ -42,7 +44,7 @@ __all__ = [
     "PASS",
     "RETURN",
     "TYPE",
-    "Ahead",
+    "AsyncExchange",
     "Field",
     "Filter",
     "ForeignRouteError",
@@ -60,7 +62,7 @@ _SOL_NETLINK = 270
 _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11
 _NETLINK_GET_STRICT_CHK = 12
-_ANSWER = struct.Struct("=IHHIIi")  # nlmsghdr, and of an NLMSG_ERROR the negative errno
+_ANSWER = struct.Struct("=IHHIIi")  # nlmsghdr, then the negative errno of an NLMSG_ERROR
 _RECEIVE = 32768  # the largest datagram of netlink_dump()
 _DUMP_TRIES = 10
 _LIBRARY = Path(__file__).resolve().parent / "ahead" / "objects" / "libahead.so"
@@ -122,7 +124,7 @@ class Connection:
         self._sequence = 0
 
     def run(self, *requests: Request) -> list[Message]:
-        """Send the requests as one datagram; returns the dumped rows or replies.
+        """Send the requests as one datagram and return the dumped rows or replies.
 
         The kernel processes all requests in order, even after a failure: a batch is not a transaction. Raises
         NetlinkError for the first failed request.
@@ -135,7 +137,7 @@ class Connection:
         return answers(requests, first, self._receive)
 
     def dump(self, request: Request) -> list[Message]:
-        """The rows of a dump. Repeats the dump if the table changed meanwhile."""
+        """Return the rows of a dump; repeat the dump if the table changed meanwhile (NLM_F_DUMP_INTR)."""
         for _ in range(_DUMP_TRIES):
             rows = self.run(request)
             if not any(row.flags & NLM_F_DUMP_INTR for row in rows):
@@ -143,7 +145,7 @@ class Connection:
         raise NetlinkError(errno.EAGAIN, request.what, f"changed during each of {_DUMP_TRIES} tries")
 
     def prepared(self, requests: Sequence[Request]) -> tuple[int, bytes]:
-        """The sequence number of the batch's first request, and the datagram."""
+        """Return the sequence number of the batch's first request, and the datagram."""
         first = self._sequence + 1
         self._sequence = (self._sequence + len(requests)) & 0x7FFFFFFF
         return first, encode(requests, first, acknowledge=not _expects_reply(requests[-1]))
@@ -157,7 +159,7 @@ class Connection:
 
 @contextmanager
 def connected(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> Iterator[Connection]:
-    """A connection over its own socket, as open_socket() opens it, for a worker thread. Raises OSError."""
+    """Open a connection over its own socket (see open_socket()), for a worker thread. Raises OSError."""
     fd = open_socket(strict=strict, protocol=protocol)
     try:
         yield Connection(fd)
@@ -166,9 +168,9 @@ def connected(*, strict: bool = False, protocol: int = socket.NETLINK_ROUTE) -> 
 
 
 def answers(requests: Sequence[Request], first: int, receive: Callable[[str], bytes]) -> list[Message]:
-    """The replies to a batch numbered from ``first`` on, from the datagrams that ``receive`` returns.
+    """Return the replies to a batch numbered from ``first`` on; ``receive`` returns the next datagram.
 
-    Raises NetlinkError for the first failed request, and what ``receive`` raises.
+    Raises NetlinkError for the first failed request, and whatever ``receive`` raises.
     """
     final = requests[-1]
     replies: list[Message] = []
@@ -182,7 +184,7 @@ def answers(requests: Sequence[Request], first: int, receive: Callable[[str], by
         for message in messages(datagram):
             position = message.sequence - first
             if not 0 <= position < len(requests):
-                continue  # of an earlier, aborted exchange
+                continue  # answers an earlier, aborted exchange
             if message.type in {NLMSG_ERROR, NLMSG_DONE}:
                 failure = failure or _failure(requests[position], message)
             else:
@@ -230,8 +232,8 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-class Ahead:
-    """Requests that a C thread sends while the event loop continues: creating two links takes 0.2 ms.
+class AsyncExchange:
+    """Send requests from a C thread while the event loop continues: creating a veth pair takes 0.2 ms.
 
     It has its own netlink socket in the current network namespace, for one exchange at a time. Close it when
     done. The thread is a C thread because a Python thread would take the GIL again after each system call.
@@ -251,16 +253,16 @@ class Ahead:
         self._first = 0
 
     def start(self, *requests: Request) -> None:
-        """Send the requests as one datagram. Raises NetlinkError if an answer is still to be fetched."""
+        """Send the requests as one datagram. Raises NetlinkError EBUSY before the previous finish()."""
         first, datagram = self._connection.prepared(requests)
         last = first + len(requests) - 1
         error = self._library.exchange_start(self._exchange, datagram, len(datagram), last)
         if error:
-            raise NetlinkError(error, requests[-1].what, "handing it over")
+            raise NetlinkError(error, requests[-1].what, "starting the exchange")
         self._requests, self._first = requests, first
 
     def finish(self) -> list[Message]:
-        """Wait for the answers; returns and raises what Connection.run() does."""
+        """Wait for the answers; return and raise like Connection.run()."""
         length = self._library.exchange_finish(self._exchange, ctypes.byref(self._answer))
         requests, first = self._requests, self._first
         if length < 0:
@@ -273,10 +275,10 @@ class Ahead:
         os.close(self._fd)
 
 
-# Notifications: that something changed; the messages are not parsed.
+# Notifications. They only wake the receiver, which reads the new state; the messages are not parsed.
 #
-# Source: rtnetlink(7); classic BPF of linux/filter.h: the kernel drops unwanted messages, and pods cause
-# many. pyroute2, which could parse the messages, takes 0.1 s and 13 MB to import.
+# A classic BPF filter (linux/filter.h) makes the kernel drop unwanted messages, because pods cause many.
+# Source: rtnetlink(7). pyroute2, which could parse the messages, takes 0.1 s and 13 MB to import.
 
 _SO_ATTACH_FILTER: Final = 26
 
@@ -309,7 +311,7 @@ def of_types(*types: int) -> Field:
 
 
 def message_filter(*alternatives: Sequence[Field]) -> Filter:
-    """A filter that accepts messages for which all fields of at least one alternative hold."""
+    """Return a filter that accepts messages that meet all conditions of at least one alternative."""
     code: list[tuple[int, int, int, int]] = []
     for fields in alternatives:
         size = sum(1 + len(field.values) for field in fields) + 1
@@ -317,8 +319,8 @@ def message_filter(*alternatives: Sequence[Field]) -> Filter:
         for load, offset, values in fields:
             code.append((load, 0, 0, offset))
             for left, value in zip(range(len(values) - 1, -1, -1), values, strict=True):
-                otherwise = 0 if left else end - len(code) - 1
-                code.append((EQUAL, left, otherwise, value))
+                mismatch = 0 if left else end - len(code) - 1
+                code.append((EQUAL, left, mismatch, value))
         code.append((RETURN, 0, 0, PASS))
     return [*code, (RETURN, 0, 0, DROP)]
 

@@ -1,4 +1,8 @@
-"""The node's side of pods: veth pairs, their activation, their programs, their end."""
+"""Links of the node: create, configure and delete veth pairs, attach programs, set addresses and routes.
+
+HostLinks works on the agent's own network namespace; the CNI server, the router and endpoint restore use it.
+Functions that take no HostLinks open their own socket, for worker threads.
+"""
 
 import errno
 import os
@@ -14,7 +18,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from cells.netlink import messages as m
-from cells.netlink.connection import Ahead, Connection, NetlinkError, connected, open_socket
+from cells.netlink.connection import AsyncExchange, Connection, NetlinkError, connected, open_socket
 from cells.netlink.messages import IPAddress, IPInterface, IPNetwork, OffloadLimits, VethPair
 from cells.netlink.rows import (
     IndexReader,
@@ -46,17 +50,17 @@ __all__ = [
 ]
 
 
-# Deletes links, many at once.
+# Batched deletion of links.
 #
-# Deleting one link waits 14 to 20 ms for RCU; deleting a group of fifty waits hardly longer. So links to go
-# are collected while an earlier deletion runs, put into a link group of their own, and deleted as a
-# group, in a worker thread on a socket of its own.
+# Deleting one link waits 14 to 20 ms for RCU; deleting a group of fifty waits hardly longer. So links are
+# queued while an earlier deletion runs, put into a new link group (IFLA_GROUP), and deleted as a group in a
+# worker thread.
 
-_BATCH = 100  # requests a datagram: their errors, if all fail, still fit the socket's receive buffer
+_BATCH = 100  # requests per datagram: even if all fail, their errors fit the socket's receive buffer
 
 
-class _Ticket:
-    """One caller's links, and what became of them."""
+class _DeleteRequest:
+    """The links that one caller of reap() wants deleted, and the errors."""
 
     def __init__(self, ifindexes: frozenset[int]) -> None:
         self.ifindexes = ifindexes
@@ -64,16 +68,16 @@ class _Ticket:
         self.failures: list[NetlinkError] = []
 
 
-class Reaper:
-    """Runs while :meth:`running` is open; what was handed in before it ends is still deleted."""
+class LinkReaper:
+    """Delete links in batches while :meth:`running` is open; queued links are still deleted after it."""
 
     def __init__(self) -> None:
-        self._queue: MemoryObjectSendStream[_Ticket] | None = None
+        self._queue: MemoryObjectSendStream[_DeleteRequest] | None = None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Delete what :meth:`reap` hands in, until left."""
-        send, receive = anyio.create_memory_object_stream[_Ticket](inf)
+        """Delete the links that callers pass to :meth:`reap`, until the block ends."""
+        send, receive = anyio.create_memory_object_stream[_DeleteRequest](inf)
         async with receive, anyio.create_task_group() as tasks:
             tasks.start_soon(self._work, receive)
             with send:
@@ -84,44 +88,44 @@ class Reaper:
                     self._queue = None
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete these links and return once they no longer exist; one that is removed already is fine.
+        """Delete these links and return once they no longer exist; missing links are ignored.
 
-        A cancelled caller stops waiting, its links go all the same.
-        Raises NetlinkError for the first that the kernel would not delete.
+        Cancelling the caller ends its wait, but the links are still deleted. Raises NetlinkError for the
+        first link that the kernel refused to delete.
         """
         if self._queue is None:
             raise NotStartedError("links cannot be deleted: the netlink hook has not started, or has stopped")
-        ticket = _Ticket(frozenset(ifindexes))
-        if not ticket.ifindexes:
+        request = _DeleteRequest(frozenset(ifindexes))
+        if not request.ifindexes:
             return
-        self._queue.send_nowait(ticket)
-        await ticket.done.wait()
-        if ticket.failures:
-            raise ticket.failures[0]
+        self._queue.send_nowait(request)
+        await request.done.wait()
+        if request.failures:
+            raise request.failures[0]
 
-    async def _work(self, receive: MemoryObjectReceiveStream[_Ticket]) -> None:
-        tickets: list[_Ticket] = []
+    async def _work(self, receive: MemoryObjectReceiveStream[_DeleteRequest]) -> None:
+        requests: list[_DeleteRequest] = []
         try:
             async for first in receive:
-                tickets = [first]
+                requests = [first]
                 while receive.statistics().current_buffer_used:
-                    tickets.append(receive.receive_nowait())
-                ifindexes = frozenset().union(*(ticket.ifindexes for ticket in tickets))
+                    requests.append(receive.receive_nowait())
+                ifindexes = frozenset().union(*(request.ifindexes for request in requests))
                 failures = await anyio.to_thread.run_sync(delete_links, ifindexes)
-                for ticket in tickets:
-                    ticket.failures = [failures[each] for each in ticket.ifindexes if each in failures]
-                    ticket.done.set()
+                for request in requests:
+                    request.failures = [failures[each] for each in request.ifindexes if each in failures]
+                    request.done.set()
         finally:  # cancelled: no waiter may wait for ever
             while receive.statistics().current_buffer_used:
-                tickets.append(receive.receive_nowait())
-            for ticket in tickets:
-                if not ticket.done.is_set():
-                    ticket.failures = [NetlinkError(errno.ECANCELED, "delete links")]
-                    ticket.done.set()
+                requests.append(receive.receive_nowait())
+            for request in requests:
+                if not request.done.is_set():
+                    request.failures = [NetlinkError(errno.ECANCELED, "delete links")]
+                    request.done.set()
 
 
 def delete_links(ifindexes: Collection[int]) -> dict[int, NetlinkError]:
-    """Delete links of this namespace on a socket of its own, blocking; returns what failed, by index."""
+    """Delete links of this namespace over a new socket, blocking; return the errors by index."""
     try:
         with connected() as connection:
             if len(ifindexes) > 1 and _delete_together(connection, list(ifindexes)):
@@ -133,10 +137,10 @@ def delete_links(ifindexes: Collection[int]) -> dict[int, NetlinkError]:
 
 
 def _delete_together(connection: Connection, ifindexes: list[int]) -> bool:
-    """Delete the links as one group; False when something was in the way, and they go one by one.
+    """Delete the links as one link group; return False on failure, so that they are deleted singly.
 
-    The group's number is random out of 2**30 and lives for this one deletion: it has no other links, and no
-    other reap's, are ever in it.
+    The group number is random out of 2**30 and used for this one deletion, so that no foreign link and no
+    link of another reap() is in the group.
     """
     group = 1 << 30 | secrets.randbits(30)
     try:
@@ -159,7 +163,7 @@ def _delete_each(connection: Connection, ifindexes: Collection[int]) -> dict[int
 
 
 class CreatedLink(msgspec.Struct, frozen=True):
-    """Indexes of a pair, each in the namespace of its end."""
+    """The interface indexes of a new veth pair, each in the namespace of its end."""
 
     host_ifindex: int
     pod_ifindex: int
@@ -170,27 +174,27 @@ class HostLinks:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._opened: Connection | None = None
-        self._ahead: Ahead | None = None
-        self._reaper = Reaper()
+        self._async_exchange: AsyncExchange | None = None
+        self._reaper = LinkReaper()
         self._indexes = IndexReader()
         lifecycle.enter("netlink", self.opened)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """The sockets and the reaper, open inside."""
+        """Open the sockets and run the link reaper inside the block."""
         fd = open_socket()
         try:
-            ahead = Ahead()
+            exchange = AsyncExchange()
         except BaseException:
             os.close(fd)
             raise
-        self._opened, self._ahead = Connection(fd), ahead
+        self._opened, self._async_exchange = Connection(fd), exchange
         try:
             async with self._reaper.running():
                 yield
         finally:
-            self._opened = self._ahead = None
-            ahead.close()
+            self._opened = self._async_exchange = None
+            exchange.close()
             os.close(fd)
 
     @property
@@ -200,39 +204,40 @@ class HostLinks:
         return self._opened
 
     @property
-    def _other(self) -> Ahead:
-        if self._ahead is None:
+    def _exchange(self) -> AsyncExchange:
+        if self._async_exchange is None:
             raise _closed()
-        return self._ahead
+        return self._async_exchange
 
     def create_veth(self, pair: VethPair) -> CreatedLink:
-        """Create a pair, its peer in the pod's namespace at once; both ends are down.
+        """Create a veth pair with the peer in the pod's namespace; both ends are down.
 
-        EEXIST: either name is taken. The indexes are asked for in the same datagram.
+        Raises NetlinkError EEXIST if either name is taken. The same datagram requests the new indexes.
         """
         replies = self._connection.run(m.create_veth(pair), m.get_link(pair.host_name))
         return CreatedLink(*self._indexes.read(replies[0]))
 
-    def begin_veth(self, pair: VethPair) -> None:
-        """Begin with what create_veth() does, in a thread; one at a time, so fetch created_veth() first.
+    def start_create_veth(self, pair: VethPair) -> None:
+        """Start create_veth() in a C thread; call finish_create_veth() before the next start.
 
         The namespace's descriptor must stay open until then.
         """
-        self._other.start(m.create_veth(pair), m.get_link(pair.host_name))
+        self._exchange.start(m.create_veth(pair), m.get_link(pair.host_name))
 
-    def created_veth(self) -> CreatedLink:
-        """The pair that was started, waited for; raises what create_veth() does."""
-        return CreatedLink(*self._indexes.read(self._other.finish()[0]))
+    def finish_create_veth(self) -> CreatedLink:
+        """Wait for the pair from start_create_veth(); raises what create_veth() raises."""
+        return CreatedLink(*self._indexes.read(self._exchange.finish()[0]))
 
     def activate(self, ifindex: int, alias: str) -> None:
-        """Turn reverse path filtering off, set the alias and bring the link up, in one message."""
+        """Disable reverse path filtering, set the alias and bring the link up, in one message."""
         self._connection.run(m.activate_link(ifindex, alias))
 
     def sync_carrier(self, ifindex: int) -> None:
-        """Let the link send from now on, when its other end has just come up.
+        """Make the kernel apply a carrier change, so that the link can transmit at once.
 
-        The kernel gives a link its queue some time after its carrier, from a work queue, and drops what is
-        sent until then; being asked for the link, it does so first (net/core/link_watch.c, since 6.8).
+        After the peer comes up, the kernel activates the link's qdisc later, from a work queue, and drops
+        packets until then. A link query makes it process pending events first (net/core/link_watch.c, since
+        6.8).
         """
         self._connection.run(m.sync_carrier(ifindex))
 
@@ -244,7 +249,7 @@ class HostLinks:
         ingress_name: str = "",
         egress_name: str = "",
     ) -> None:
-        """Attach BPF programs as direct-action filters (handle 1, priority 1), replacing what is there.
+        """Attach or replace direct-action BPF filters (handle 1, priority 1) at clsact.
 
         None leaves that direction as it is.
         """
@@ -256,24 +261,25 @@ class HostLinks:
         self._connection.run(*batch)
 
     def detach(self, ifindex: int, *, ingress: bool, egress: bool) -> None:
-        """Take off what :meth:`attach_clsact` attached, of either direction; a missing one is fine."""
+        """Remove the filters of :meth:`attach_clsact` in these directions; missing ones are ignored."""
         parents = [*([m.TC_H_INGRESS] if ingress else []), *([m.TC_H_EGRESS] if egress else [])]
         if parents:
             self._connection.run(*(m.delete_filter(ifindex, parent) for parent in parents))
 
     def set_xdp(self, ifindex: int, program_fd: int, *, generic: bool, instead_of: int | None) -> None:
-        """Attach an XDP program, in the driver or ``generic``; -1 takes off what is there.
+        """Attach an XDP program in driver or ``generic`` mode; -1 detaches the current one.
 
-        ``instead_of`` is a descriptor of what is there, None for nothing; EEXIST when that is not so.
+        ``instead_of`` is a descriptor of the program expected to be attached, None for none. Raises
+        NetlinkError EEXIST if another one is attached.
         """
         self._connection.run(m.set_xdp(ifindex, program_fd, generic=generic, instead_of=instead_of))
 
     def xdp(self, ifindex: int) -> XdpPrograms:
-        """The XDP programs of a link; ENODEV when it does not exist."""
+        """Return the XDP programs of a link. Raises NetlinkError ENODEV if it does not exist."""
         return read_xdp(self._connection.run(m.get_link_at(ifindex))[-1])
 
     def find(self, name: str) -> LinkInfo | None:
-        """The link of that name, or None."""
+        """Return the link of this name, or None."""
         try:
             replies = self._connection.run(m.get_link(name))
         except NetlinkError as error:
@@ -283,7 +289,7 @@ class HostLinks:
         return read_link(replies[-1])
 
     def at(self, ifindex: int) -> LinkInfo | None:
-        """The link with that index, or None."""
+        """Return the link with this index, or None."""
         try:
             replies = self._connection.run(m.get_link_at(ifindex))
         except NetlinkError as error:
@@ -293,22 +299,22 @@ class HostLinks:
         return read_link(replies[-1])
 
     def offloads(self, ifindex: int) -> Offloads:
-        """The limits of a link's GSO and GRO. ENODEV: it does not exist."""
+        """Return the GSO and GRO limits of a link. Raises NetlinkError ENODEV if it does not exist."""
         return read_offloads(self._connection.run(m.get_link_at(ifindex))[-1])
 
     def set_offloads(self, ifindex: int, limits: OffloadLimits) -> None:
-        """Give a link other limits of GSO and GRO. EINVAL: its driver takes no packets that large."""
+        """Set the GSO and GRO limits of a link. EINVAL: the driver does not support packets that large."""
         self._connection.run(m.set_offloads(ifindex, limits))
 
     def links(self, without: tuple[str, ...] = ()) -> list[LinkInfo]:
-        """Every link of the namespace, but those with names that begin with one of ``without``."""
+        """Return all links of the namespace, except those with names that start with one of ``without``."""
         rows = self._connection.dump(m.dump_links())
         return [read_link(row) for row in rows if not (without and read_name(row).startswith(without))]
 
     def addresses(self) -> dict[int, list[IPInterface]]:
-        """The addresses of every link that has some, by its index, in the kernel's order, IPv4 first.
+        """Return the addresses of each link, by index, in the kernel's order, IPv4 first.
 
-        Without IPv6 link-local addresses: every pod's link has one.
+        IPv6 link-local addresses are left out: every pod's link has one.
         """
         found: dict[int, list[IPInterface]] = {}
         for row in self._connection.dump(m.dump_addresses()):
@@ -319,27 +325,27 @@ class HostLinks:
         return found
 
     async def routes(self, ifindex: int) -> list[RouteInfo]:
-        """The unicast routes over a link, in the main table; off the loop, as a node may have very many."""
+        """Return the unicast routes of the main table over a link, in a worker thread: there may be many."""
         return await anyio.to_thread.run_sync(routes_over, ifindex)
 
     def programs(self, ifindex: int) -> LinkPrograms:
-        """The programs attached where :meth:`attach_clsact` attaches; none for a missing link."""
+        """Return the programs at the hooks of :meth:`attach_clsact`; none for a missing link."""
         return read_programs(self._connection, ifindex)
 
     def set_device(self, ifindex: int, name: str, mtu: int) -> None:
-        """Make a link a node device: MTU, queue length 1000, no ARP, up. Repeating it changes nothing."""
+        """Set MTU, queue length 1000 and NOARP, and bring the link up; idempotent."""
         self._connection.run(m.set_device(ifindex, name, mtu))
 
     def set_mtu(self, ifindex: int, mtu: int) -> None:
-        """Give a link another MTU. ENODEV: it does not exist."""
+        """Set the MTU of a link. Raises NetlinkError ENODEV if it does not exist."""
         self._connection.run(m.set_mtu(ifindex, mtu))
 
     def add_address(self, ifindex: int, name: str, address: IPAddress) -> None:
-        """Give a link an address of its own, as a /32 or /128. EEXIST when it has it."""
+        """Add an address to a link as /32 or /128. Raises NetlinkError EEXIST if the link has it."""
         self._connection.run(m.add_address(ifindex, name, address))
 
     def remove_address(self, ifindex: int, name: str, address: IPInterface) -> None:
-        """Take an address off a link, and the route to it alone; a missing one is fine."""
+        """Remove an address from a link, and the host route to it; missing ones are ignored."""
         self._connection.run(
             m.delete_address(ifindex, name, address), m.delete_route(ifindex, m.network_of(address.ip))
         )
@@ -347,17 +353,17 @@ class HostLinks:
     def set_route(
         self, ifindex: int, destination: IPNetwork, gateway: IPAddress | None, source: IPAddress | None
     ) -> None:
-        """A route of the main table, through ``gateway`` or on the link; in place of another one to there.
+        """Add or replace a route of the main table, through ``gateway`` or on-link.
 
-        Packets of the node's own on it are from ``source``.
+        ``source`` is the preferred source address of packets that the node sends on it.
         """
         self._connection.run(m.add_route(ifindex, destination, via=gateway, source=source, replace=True))
 
     def route_pod(self, ifindex: int, address: IPAddress, mac: bytes) -> None:
-        """A route to this address alone on a link that is up, which is at this MAC address for good.
+        """Add a host route and a permanent neighbour entry for a pod's address on its link.
 
-        Without the second a pod's first packets would be lost: a new link has no IPv6 address of its own to
-        ask from for a second or two. Both go with the link.
+        Without the neighbour entry the pod's first packets would be lost: a new link has no IPv6 address to
+        send neighbour solicitations from for a second or two. The kernel removes both with the link.
         """
         destination = m.network_of(address)
         self._connection.run(
@@ -365,11 +371,11 @@ class HostLinks:
         )
 
     def remove_route(self, ifindex: int, network: IPNetwork) -> None:
-        """Remove a route of the main table over a link; a missing one is fine."""
+        """Remove a route of the main table over a link; a missing one is ignored."""
         self._connection.run(m.delete_route(ifindex, network))
 
     async def reap(self, ifindexes: Iterable[int]) -> None:
-        """Delete links off the loop, together with those of other callers; see :class:`Reaper`."""
+        """Delete links off the event loop, batched with those of other callers; see :class:`LinkReaper`."""
         await self._reaper.reap(ifindexes)
 
 
@@ -378,7 +384,7 @@ def _closed() -> NotStartedError:
 
 
 def read_programs(connection: Connection, ifindex: int) -> LinkPrograms:
-    """The programs of one link, over this connection."""
+    """Return the programs of one link."""
     return LinkPrograms(
         *(
             read_program(connection.dump(m.dump_filters(ifindex, parent)))
@@ -388,7 +394,7 @@ def read_programs(connection: Connection, ifindex: int) -> LinkPrograms:
 
 
 def is_present(ifindex: int, name: str) -> bool:
-    """Whether the link with that index is there, and has that name: an index may be another link's by now."""
+    """Return whether the link with this index has this name: the kernel may reuse an index."""
     try:
         return socket.if_indextoname(ifindex) == name
     except OSError:
@@ -396,33 +402,33 @@ def is_present(ifindex: int, name: str) -> bool:
 
 
 def routes_over(ifindex: int) -> list[RouteInfo]:
-    """The unicast routes over a link, in the main table, over a socket of its own: for a worker thread."""
+    """Return the unicast routes of the main table over one link. For a worker thread."""
     return [row for row in all_routes(ifindex) if row.ifindex == ifindex]
 
 
 def all_routes(ifindex: int = 0) -> list[RouteInfo]:
-    """The same over all links, or at least over this one."""
+    """Return the unicast routes of the main table; ``ifindex`` lets the kernel filter by link."""
     with connected(strict=True) as connection:
         rows = map(read_route, connection.dump(m.dump_routes(socket.AF_UNSPEC, ifindex)))
         return [row for row in rows if row is not None]
 
 
 def programs_of(ifindexes: Iterable[int]) -> dict[int, LinkPrograms]:
-    """The programs of many links, over a socket of its own: 0.1 ms a link, for a worker thread.
+    """Return the programs of many links: 0.1 ms per link, for a worker thread.
 
-    Raises NetlinkError, and OSError when no socket can be opened.
+    Raises NetlinkError, and OSError if no socket can be opened.
     """
     with connected() as connection:
         return {ifindex: read_programs(connection, ifindex) for ifindex in ifindexes}
 
 
 def xdp_of(ifindex: int) -> XdpPrograms:
-    """The XDP programs of a link, over a socket of its own. Raises NetlinkError."""
+    """Return the XDP programs of a link, over a new socket. Raises NetlinkError."""
     with connected() as connection:
         return read_xdp(connection.run(m.get_link_at(ifindex))[-1])
 
 
 def take_off_xdp(ifindex: int, program_fd: int, *, generic: bool) -> None:
-    """Take this XDP program off a link, over a socket of its own. Raises NetlinkError."""
+    """Detach this XDP program from a link, over a new socket. Raises NetlinkError."""
     with connected() as connection:
         connection.run(m.set_xdp(ifindex, -1, generic=generic, instead_of=program_fd))

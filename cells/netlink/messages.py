@@ -1,7 +1,8 @@
-"""The rtnetlink messages of the pod-add path, as pure functions from values to requests.
+"""rtnetlink messages: pure functions that encode requests for links, addresses, routes and filters.
 
-Formats: rtnetlink(7), linux/if_link.h, linux/rtnetlink.h, linux/pkt_cls.h; the tests compare every one with
-pyroute2's encoder byte by byte. Nothing here talks to the kernel.
+Formats: rtnetlink(7), linux/if_link.h, linux/rtnetlink.h, linux/pkt_cls.h; the tests compare each message
+with pyroute2's encoder byte by byte. Nothing here talks to the kernel; links.py and namespaces.py send the
+requests.
 """
 
 import errno
@@ -98,31 +99,31 @@ _U32 = struct.Struct("=I")
 
 
 USUAL_PACKET = 65536
-"""Bytes of the largest packet where no limit is set (GSO_LEGACY_MAX_SIZE and GRO_LEGACY_MAX_SIZE)."""
+"""Bytes of the largest packet by default (GSO_LEGACY_MAX_SIZE and GRO_LEGACY_MAX_SIZE)."""
 
 
 class OffloadLimits(msgspec.Struct, frozen=True):
-    """The largest packets of a link, in bytes: that GRO joins, and that the stack gives to it (GSO).
+    """The size limits of a link's GRO and GSO packets, in bytes.
 
-    0: the kernel does not know the limit, or keeps its own.
+    0: the kernel does not report the limit; on a write, the limit is left as it is.
     """
 
     gro: int = USUAL_PACKET
-    """Of IPv6, and of IPv4 on kernels before 6.3."""
+    """For IPv6; also for IPv4 on kernels before 6.3."""
     gso: int = USUAL_PACKET
     gro_ipv4: int = USUAL_PACKET
     gso_ipv4: int = USUAL_PACKET
 
     def reduced(self, size: int) -> "OffloadLimits":
-        """None of them above ``size``."""
+        """Return the limits, each at most ``size``."""
         return OffloadLimits(*(min(each, size) for each in msgspec.structs.astuple(self)))
 
 
-_USUAL = OffloadLimits()
+_DEFAULT_LIMITS = OffloadLimits()
 
 
 class VethPair(msgspec.Struct, frozen=True):
-    """A pair to create; ``netns_fd`` is the pod's network namespace, None for this one."""
+    """A veth pair to create; ``netns_fd`` is the pod's network namespace, None for the current one."""
 
     host_name: str
     host_mac: bytes
@@ -130,11 +131,11 @@ class VethPair(msgspec.Struct, frozen=True):
     pod_mac: bytes
     mtu: int
     netns_fd: int | None
-    limits: OffloadLimits = _USUAL
+    limits: OffloadLimits = _DEFAULT_LIMITS
 
 
 def _offloads(limits: OffloadLimits) -> bytes:
-    """The limits as attributes. The kernel reads those of IPv4 last: the others may lower them to 64 KiB."""
+    """Encode the limits. The kernel applies the IPv4 ones last: setting the others may overwrite them."""
     sizes = (
         (IFLA_GRO_MAX_SIZE, limits.gro),
         (IFLA_GSO_MAX_SIZE, limits.gso),
@@ -144,36 +145,35 @@ def _offloads(limits: OffloadLimits) -> bytes:
     return b"".join(u32(kind, size) for kind, size in sizes if size)
 
 
-def _alike(mtu: int, limits: OffloadLimits) -> bytes:
-    """What both ends of a veth pair have alike."""
-    offloads = b"" if limits == _USUAL else _offloads(limits)
+def _common_attributes(mtu: int, limits: OffloadLimits) -> bytes:
+    """Encode the attributes that both ends of a veth pair share."""
+    offloads = b"" if limits == _DEFAULT_LIMITS else _offloads(limits)
     return u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH) + _ONE_QUEUE + offloads
 
 
-def _end(name: str, mac: bytes, pair: VethPair) -> bytes:
-    """One end of a veth pair."""
-    return text(IFLA_IFNAME, name) + attribute(IFLA_ADDRESS, mac) + _alike(pair.mtu, pair.limits)
+def _end_attributes(name: str, mac: bytes, pair: VethPair) -> bytes:
+    return text(IFLA_IFNAME, name) + attribute(IFLA_ADDRESS, mac) + _common_attributes(pair.mtu, pair.limits)
 
 
-def _pair(pair: VethPair) -> bytes:
-    """The body of :func:`create_veth`."""
-    peer = _NO_LINK + _end(pair.pod_name, pair.pod_mac, pair)
+def _veth_body(pair: VethPair) -> bytes:
+    """Encode the body of :func:`create_veth`."""
+    peer = _NO_LINK + _end_attributes(pair.pod_name, pair.pod_mac, pair)
     if pair.netns_fd is not None:
         peer += u32(IFLA_NET_NS_FD, pair.netns_fd)
     info = _VETH + attribute(IFLA_INFO_DATA, attribute(VETH_INFO_PEER, peer))
-    return _NO_LINK + _end(pair.host_name, pair.host_mac, pair) + attribute(IFLA_LINKINFO, info)
+    return _NO_LINK + _end_attributes(pair.host_name, pair.host_mac, pair) + attribute(IFLA_LINKINFO, info)
 
 
 @lru_cache(maxsize=16)
-def _pair_template(
+def _veth_template(
     host_name_size: int, pod_name_size: int, mtu: int, limits: OffloadLimits
 ) -> tuple[bytes, tuple[int, ...]]:
-    """The body of a pair with names of these lengths, and where names, addresses and namespace are in it."""
-    body = _pair(VethPair("h" * host_name_size, bytes(6), "p" * pod_name_size, bytes(6), mtu, 0, limits))
+    """Return a body for names of these lengths, and the offsets of names, MACs and namespace in it."""
+    body = _veth_body(VethPair("h" * host_name_size, bytes(6), "p" * pod_name_size, bytes(6), mtu, 0, limits))
     host_name = LINK.size + 4
     host_mac = host_name + _padded(host_name_size + 1) + 4
     netns_fd = len(body) - 4  # the peer comes last
-    pod_mac = netns_fd - 4 - len(_alike(mtu, limits)) - _padded(6)
+    pod_mac = netns_fd - 4 - len(_common_attributes(mtu, limits)) - _padded(6)
     pod_name = pod_mac - 4 - _padded(pod_name_size + 1)
     return body, (host_name, host_mac, pod_name, pod_mac, netns_fd)
 
@@ -182,10 +182,10 @@ def _padded(size: int) -> int:
     return (size + 3) & ~3
 
 
-def _filled(pair: VethPair, netns_fd: int) -> bytes:
-    """The body of a pair out of its template: a fifth of the time that putting it together takes."""
+def _fill_template(pair: VethPair, netns_fd: int) -> bytes:
+    """Encode the body of a pair from its template, in a fifth of the time of _veth_body()."""
     host_name, pod_name = pair.host_name.encode(), pair.pod_name.encode()
-    template, places = _pair_template(len(host_name), len(pod_name), pair.mtu, pair.limits)
+    template, places = _veth_template(len(host_name), len(pod_name), pair.mtu, pair.limits)
     body = bytearray(template)
     fields = host_name, pair.host_mac, pod_name, pair.pod_mac, _U32.pack(netns_fd)
     for place, field in zip(places, fields, strict=True):
@@ -194,41 +194,41 @@ def _filled(pair: VethPair, netns_fd: int) -> bytes:
 
 
 def create_veth(pair: VethPair) -> Request:
-    """Create a pair, its peer in the other namespace from the start, under its final name.
+    """Create a veth pair, with the peer in the other namespace from the start, under its final name.
 
     One queue per end: veth's default is one per possible CPU, which costs time to create and a transmit hash
-    per packet, and gives nothing to a device without NAPI or XDP.
+    per packet, and does not help a device without NAPI or XDP.
     """
     what = f"create veth {pair.host_name} with peer {pair.pod_name}"
-    body = _pair(pair) if pair.netns_fd is None else _filled(pair, pair.netns_fd)
+    body = _veth_body(pair) if pair.netns_fd is None else _fill_template(pair, pair.netns_fd)
     return Request(what, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, body)
 
 
 def get_link(name: str) -> Request:
-    """Ask for one link by name, without its statistics."""
+    """Query one link by name, without its statistics."""
     body = _NO_LINK + text(IFLA_IFNAME, name) + _SKIP_STATISTICS
     return Request(f"look up link {name}", RTM_GETLINK, 0, body)
 
 
 def get_link_at(ifindex: int) -> Request:
-    """Ask for one link by number, without its statistics."""
+    """Query one link by index, without its statistics."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + _SKIP_STATISTICS
     return Request(f"look up link {ifindex}", RTM_GETLINK, 0, body)
 
 
 def sync_carrier(ifindex: int) -> Request:
-    """Ask for one link by number: the kernel carries a pending change of carrier out before it answers."""
+    """Query one link by index: the kernel applies a pending carrier change before it answers."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + _SKIP_STATISTICS
     return Request(f"sync carrier of link {ifindex}", RTM_GETLINK, 0, body)
 
 
 def dump_links() -> Request:
-    """Ask for every link, without statistics."""
+    """Dump all links, without statistics."""
     return Request("list links", RTM_GETLINK, NLM_F_DUMP, _NO_LINK + _SKIP_STATISTICS)
 
 
 def activate_link(ifindex: int, alias: str) -> Request:
-    """Host side of a pod, in one message: no reverse path filter, the alias that marks it ours, up."""
+    """Configure a pod's host-side link: no reverse path filter, our alias, up."""
     body = LINK.pack(0, 0, ifindex, IFF_UP, IFF_UP) + text(IFLA_IFALIAS, alias) + _NO_REVERSE_PATH_FILTER
     return Request(f"activate link {ifindex}", RTM_SETLINK, 0, body)
 
@@ -239,45 +239,45 @@ def link_up(ifindex: int, name: str) -> Request:
 
 
 def set_mac(ifindex: int, name: str, mac: bytes) -> Request:
-    """Give a link another MAC address, up or not."""
+    """Set the MAC address of a link, up or down."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + attribute(IFLA_ADDRESS, mac)
     return Request(f"set MAC address of {name}", RTM_SETLINK, 0, body)
 
 
 def set_device(ifindex: int, name: str, mtu: int) -> Request:
-    """A node device of ours: MTU, queue length 1000, no ARP, up; repeating it changes nothing."""
+    """Set MTU, queue length 1000 and NOARP, and bring the link up."""
     flags = IFF_UP | IFF_NOARP
     body = LINK.pack(0, 0, ifindex, flags, flags) + u32(IFLA_MTU, mtu) + u32(IFLA_TXQLEN, TX_QUEUE_LENGTH)
     return Request(f"set up {name}", RTM_SETLINK, 0, body)
 
 
 def set_offloads(ifindex: int, limits: OffloadLimits) -> Request:
-    """Give a link other limits of GSO and GRO."""
+    """Set the GSO and GRO limits of a link."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + _offloads(limits)
     return Request(f"set GSO and GRO limits of link {ifindex}", RTM_SETLINK, 0, body)
 
 
 def set_mtu(ifindex: int, mtu: int) -> Request:
-    """Give a link another MTU; nothing that passes is lost."""
+    """Set the MTU of a link."""
     return Request(
         f"set MTU of link {ifindex}", RTM_SETLINK, 0, LINK.pack(0, 0, ifindex, 0, 0) + u32(IFLA_MTU, mtu)
     )
 
 
 def set_group(ifindex: int, group: int) -> Request:
-    """Put a link into a group; a missing link is fine."""
+    """Put a link into a group; a missing link is ignored."""
     body = LINK.pack(0, 0, ifindex, 0, 0) + u32(IFLA_GROUP, group)
     return Request(f"group link {ifindex} for deletion", RTM_SETLINK, 0, body, (errno.ENODEV,))
 
 
 def delete_group(group: int) -> Request:
-    """Delete every link of a group at once; an empty group is fine."""
+    """Delete all links of a group; an empty group is ignored."""
     body = _NO_LINK + u32(IFLA_GROUP, group)
     return Request(f"delete links of group {group:#x}", RTM_DELLINK, 0, body, (errno.ENODEV,))
 
 
 def delete_link(ifindex: int) -> Request:
-    """Delete one link by index; a missing one is fine."""
+    """Delete one link by index; a missing one is ignored."""
     body = LINK.pack(0, 0, ifindex, 0, 0)
     return Request(f"delete link {ifindex}", RTM_DELLINK, 0, body, (errno.ENODEV,))
 
@@ -293,19 +293,20 @@ IPInterface = IPv4Interface | IPv6Interface
 
 
 def family_of(address: IPAddress | IPNetwork | IPInterface) -> int:
-    """The address family number the kernel has for it."""
+    """Return the address family number (AF_INET, AF_INET6)."""
     return AF_INET if address.version == 4 else AF_INET6
 
 
 def network_of(address: IPAddress) -> IPNetwork:
-    """The address alone as a network."""
+    """Return the address as a /32 or /128 network."""
     return IPv4Network(address) if isinstance(address, IPv4Address) else IPv6Network(address)
 
 
 def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
-    """Give a link an address of its own length, /32 or /128; one that is there already is an error.
+    """Add an address to a link as /32 or /128; EEXIST if the link has it.
 
-    An IPv6 address is usable at once: no other host on the link can have it (RFC 4862, section 5.4).
+    IFA_F_NODAD makes an IPv6 address usable at once: no other host on the link can have it (RFC 4862, section
+    5.4).
     """
     packed = address.packed
     family, length, flags = (AF_INET, 32, 0) if len(packed) == 4 else (AF_INET6, 128, IFA_F_NODAD)
@@ -319,14 +320,14 @@ def add_address(ifindex: int, name: str, address: IPAddress) -> Request:
 
 
 def delete_address(ifindex: int, name: str, address: IPInterface) -> Request:
-    """Take an address off a link; a missing one is fine."""
+    """Remove an address from a link; a missing one is ignored."""
     body = ADDRESS.pack(family_of(address), address.network.prefixlen, 0, RT_SCOPE_UNIVERSE, ifindex)
     body += attribute(IFA_LOCAL, address.packed)
     return Request(f"remove address {address} from {name}", RTM_DELADDR, 0, body, (errno.EADDRNOTAVAIL,))
 
 
 def dump_addresses() -> Request:
-    """Ask for every address of every family: a kernel without IPv6 would list IPv4 if asked for IPv6."""
+    """Dump all addresses of all families: a kernel without IPv6 answers an AF_INET6 dump with IPv4."""
     return Request("list addresses", RTM_GETADDR, NLM_F_DUMP, ADDRESS.pack(0, 0, 0, 0, 0))
 
 
@@ -340,9 +341,9 @@ def add_route(
     replace: bool = False,
     protocol: int = RTPROT_BOOT,
 ) -> Request:
-    """A unicast route of the main table: through ``via``, or on the link itself when there is none.
+    """Add a unicast route to the main table: through ``via``, or on-link if None.
 
-    An equal route that exists is fine. ``replace`` also changes one with other attributes.
+    An existing equal route is accepted. ``replace`` also changes one with other attributes.
     """
     body = ROUTE.pack(
         family_of(destination),
@@ -371,25 +372,28 @@ def add_route(
 
 
 def dump_routes(family: int, ifindex: int = 0) -> Request:
-    """Ask for the routes of a family, of every table; or of those over a link, by a strict socket."""
+    """Dump the routes of a family, in all tables; over one link only on a strict socket."""
     selected = u32(RTA_OIF, ifindex) if ifindex else b""
     return Request("list routes", RTM_GETROUTE, NLM_F_DUMP, ROUTE.pack(family, *[0] * 8) + selected)
 
 
 def replace_route(what: str, body: bytes) -> Request:
-    """Put this route, an rtmsg with attributes as a dump shows them, in the place of the one it is like."""
+    """Add or replace a route from ``body``: an rtmsg with attributes, as in a dump."""
     return Request(f"set route {what}", RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
 def set_neighbour(ifindex: int, address: IPAddress, mac: bytes) -> Request:
-    """Add a permanent neighbour entry: the address has this MAC address on the link."""
+    """Add a permanent neighbour entry for an address and its MAC address on a link."""
     body = NEIGHBOUR.pack(family_of(address), 0, 0, ifindex, NUD_PERMANENT, 0, 0)
     body += attribute(NDA_DST, address.packed) + attribute(NDA_LLADDR, mac)
     return Request(f"set neighbour {address}", RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
 def delete_route(ifindex: int, destination: IPNetwork, protocol: int = 0) -> Request:
-    """Remove the route of the main table over this link, of a protocol if given; a missing one is fine."""
+    """Remove a route of the main table over this link; a missing one is ignored.
+
+    ``protocol`` 0 matches any.
+    """
     head = (family_of(destination), destination.prefixlen, 0, 0)
     body = ROUTE.pack(*head, RT_TABLE_MAIN, protocol, RT_SCOPE_NOWHERE, 0, 0)
     body += attribute(RTA_DST, destination.network_address.packed) + u32(RTA_OIF, ifindex)
@@ -397,41 +401,42 @@ def delete_route(ifindex: int, destination: IPNetwork, protocol: int = 0) -> Req
 
 
 def add_clsact(ifindex: int) -> Request:
-    """The clsact queueing discipline; one that is there stays as it is, with its filters."""
+    """Add the clsact qdisc; an existing one keeps its filters."""
     body = TC.pack(0, ifindex, 0xFFFF0000, TC_H_CLSACT, 0) + _CLSACT
     return Request(f"add clsact to link {ifindex}", RTM_NEWQDISC, NLM_F_CREATE, body)
 
 
 @lru_cache(maxsize=16)
 def _filter(program_fd: int, name: str) -> bytes:
-    """Kind and options of a direct-action filter: the same for every pod."""
+    """Encode kind and options of a direct-action filter: the same for every pod."""
     options = u32(TCA_BPF_FD, program_fd) + text(TCA_BPF_NAME, name) + _DIRECT_ACTION
     return _BPF + attribute(TCA_OPTIONS, options)
 
 
 def replace_filter(ifindex: int, parent: int, program_fd: int, name: str) -> Request:
-    """A direct-action BPF filter (handle 1, priority 1, all protocols), in the place of one that is there."""
+    """Add or replace a direct-action BPF filter (handle 1, priority 1, all protocols)."""
     body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _filter(program_fd, name)
     return Request(f"attach {name} to link {ifindex}", RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
 def delete_filter(ifindex: int, parent: int) -> Request:
-    """Take off what :func:`replace_filter` attaches; a missing filter, clsact or link is fine."""
+    """Delete the filter of :func:`replace_filter`; a missing filter, clsact or link is ignored."""
     body = TC.pack(0, ifindex, 1, parent, _FILTER_PRIORITY_1_ALL) + _BPF
     missing = errno.ENOENT, errno.EINVAL, errno.ENODEV
     return Request(f"detach from link {ifindex}", RTM_DELTFILTER, 0, body, missing)
 
 
 def dump_filters(ifindex: int, parent: int) -> Request:
-    """Ask for the filters of one direction of a link; a missing link, or one without clsact, has none."""
+    """Dump the filters of one direction of a link; none for a missing link or one without clsact."""
     body = TC.pack(0, ifindex, 0, parent, 0)
     return Request(f"list filters of link {ifindex}", RTM_GETTFILTER, NLM_F_DUMP, body)
 
 
 def set_xdp(ifindex: int, program_fd: int, *, generic: bool, instead_of: int | None) -> Request:
-    """Attach an XDP program in the driver, or generic before the stack; -1 takes off what is there.
+    """Attach an XDP program in driver or generic mode; -1 detaches.
 
-    ``instead_of``: a descriptor of the one that is there, None if none is; else the kernel refuses.
+    ``instead_of`` is a descriptor of the program expected to be attached, None for none; the kernel refuses
+    otherwise.
     """
     flags = XDP_FLAGS_SKB_MODE if generic else XDP_FLAGS_DRV_MODE
     nested = attribute(IFLA_XDP_FD, struct.pack("=i", program_fd))

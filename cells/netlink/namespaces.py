@@ -1,4 +1,8 @@
-"""The network namespaces of this machine, acting in each, and the links of the pod in one."""
+"""Network namespaces: run code in other namespaces, and configure a pod's links inside its namespace.
+
+The CNI server uses PodLink over a socket that was opened in the pod's namespace. Code that changes its
+namespace runs in a thread that ends afterwards.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +35,16 @@ _SO_NETNS_COOKIE: Final = 71  # asm-generic/socket.h, Linux 5.14
 
 
 def own_netns_cookie() -> int:
-    """The kernel's number of the calling thread's network namespace. Raises OSError."""
+    """Return the netns cookie of the calling thread's network namespace. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as any_socket:
         cookie = any_socket.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
     return int.from_bytes(cookie, "little")
 
 
 def namespaces(named: Sequence[Path] = NAMED, processes: Path = Path("/proc")) -> Iterator[int]:
-    """A descriptor of every network namespace but our own, once; each is closed when the next is asked for.
+    """Yield a descriptor of each other network namespace once; it is closed at the next step.
 
-    By the runtimes' pins, and by processes as far as they are seen.
+    Namespaces are found by the runtimes' pins and by the visible processes.
     """
     known = {Path("/proc/self/ns/net").stat().st_ino}
     for path in _paths(named, processes):
@@ -56,9 +60,10 @@ def namespaces(named: Sequence[Path] = NAMED, processes: Path = Path("/proc")) -
 
 
 def run_in_each(work: Callable[[], bool], *, others: bool) -> None:
-    """Call ``work`` in our network namespace and, with ``others``, in all the others, until it returns False.
+    """Call ``work`` in our network namespace and, with ``others``, in all others, until it returns False.
 
-    In a thread of its own, which ends: no other code ever runs in a wrong namespace. Raises what it raises.
+    Runs in a thread that ends afterwards, so that no other code runs in a wrong namespace. Raises what
+    ``work`` raises.
     """
 
     def run() -> None:
@@ -72,23 +77,27 @@ def run_in_each(work: Callable[[], bool], *, others: bool) -> None:
 
 
 def run_in_new(work: Callable[[], T]) -> T:
-    """What ``work`` returns, called in a new network namespace; it lasts while something of it is open.
+    """Call ``work`` in a new network namespace and return its result.
 
-    In a thread of its own, which ends. Raises what ``work`` raises, and OSError where none can be made.
+    The namespace lasts while a descriptor or socket of it is open. Runs in a thread that ends afterwards.
+    Raises what ``work`` raises, and OSError if no namespace can be created.
     """
 
     def run() -> T:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(ctypes.c_int(_CLONE_NEWNET)) != 0:
             number = ctypes.get_errno()
-            raise OSError(number, f"no network namespace can be made: {os.strerror(number)}")
+            raise OSError(number, f"cannot create a network namespace: {os.strerror(number)}")
         return work()
 
     return _in_thread(run, "in a new network namespace")
 
 
 def _in_thread(run: Callable[[], T], name: str) -> T:
-    """What ``run`` returns or raises, in a thread that ends: a thread that changed its namespace is spent."""
+    """Run in a new thread and return its result or raise its error.
+
+    The thread ends afterwards because it may be in another namespace.
+    """
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -116,7 +125,7 @@ def _paths(named: Sequence[Path], processes: Path) -> Iterator[Path]:
 
 
 def _enter(descriptor: int) -> bool:
-    """Whether it is a network namespace, which the thread is in now."""
+    """Move the thread into this network namespace; return False if the descriptor is not one."""
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.setns(ctypes.c_int(descriptor), ctypes.c_int(_CLONE_NEWNET)) == 0)
 
@@ -126,16 +135,16 @@ _EVERYWHERE: dict[int, IPv4Network | IPv6Network] = {4: IPv4Network("0.0.0.0/0")
 
 @lru_cache(maxsize=64)
 def _routes(ifindex: int, gateway: IPv4Address | IPv6Address, mtu: int) -> tuple[Request, Request]:
-    """The gateway on the link, then everything through it: alike in most pods."""
+    """Return the on-link route to the gateway and the default route through it; the same for most pods."""
     itself = IPv4Network(gateway) if isinstance(gateway, IPv4Address) else IPv6Network(gateway)
     everywhere = _EVERYWHERE[gateway.version]
     return m.add_route(ifindex, itself), m.add_route(ifindex, everywhere, via=gateway, mtu=mtu)
 
 
 class PodLink:
-    """The links of one pod, over a netlink socket that was opened inside its namespace.
+    """The links of one pod, over a netlink socket that was opened in the pod's namespace.
 
-    Methods raise NetlinkError when the kernel refuses.
+    Methods raise NetlinkError when the kernel refuses a request.
     """
 
     def __init__(self, fd: int) -> None:
@@ -150,11 +159,12 @@ class PodLink:
         gateways: Sequence[IPv4Address | IPv6Address],
         mtu: int,
     ) -> None:
-        """Up, the addresses, each gateway on the link, default routes through them with ``mtu``: one batch.
+        """Bring the link up, add its addresses and add default routes with ``mtu``, in one batch.
 
-        ``gateways`` has one per address, in the same order; ValueError otherwise. An IPv6 address needs IPv6
-        on in the pod's namespace, else the kernel answers EACCES: no netlink message can switch it on. Routes
-        that exist are fine (another plugin may have made them); an address that exists is EEXIST.
+        ``gateways`` has one gateway per address, in the same order (ValueError otherwise); each also gets an
+        on-link route. An IPv6 address needs IPv6 enabled in the pod's namespace, else the kernel answers
+        EACCES: no netlink message can enable it. Existing routes are accepted (another plugin may have added
+        them); an existing address raises EEXIST.
         """
         batch = [m.link_up(ifindex, name)]
         for address, gateway in zip(addresses, gateways, strict=True):
@@ -162,7 +172,7 @@ class PodLink:
         self._connection.run(*batch)
 
     def addresses(self, name: str) -> frozenset[IPv4Address | IPv6Address] | None:
-        """The addresses of the link of that name; None when there is no such link."""
+        """Return the addresses of the link of this name; None if there is no such link."""
         try:
             ifindex, _ = read_indexes(self._connection.run(m.get_link(name))[-1])
         except NetlinkError as error:
@@ -173,20 +183,20 @@ class PodLink:
         return frozenset(row[1].ip for row in rows if row is not None and row[0] == ifindex)
 
     def links(self) -> list[LinkInfo]:
-        """Every link of the pod, in the kernel's order; a peer's index is of the namespace it is in."""
+        """Return all links of the pod in the kernel's order; a peer's index is of the peer's namespace."""
         return list(map(read_link, self._connection.dump(m.dump_links())))
 
     def addresses_of(self, ifindex: int) -> list[IPv4Address | IPv6Address]:
-        """The addresses of the link, in the kernel's order: the wider scope first, the older first."""
+        """Return the addresses of a link in the kernel's order: wider scope first, then older first."""
         rows = map(read_address, self._connection.dump(m.dump_addresses()))
         return [row[1].ip for row in rows if row is not None and row[0] == ifindex]
 
     def set_mac(self, ifindex: int, name: str, mac: bytes) -> None:
-        """Give a link another MAC address."""
+        """Set the MAC address of a link."""
         self._connection.run(m.set_mac(ifindex, name, mac))
 
     def set_route_mtu(self, mtu: int) -> None:
-        """Give every unicast route of the main table this MTU; what else they say stays."""
+        """Set the MTU of all unicast routes of the main table, and keep their other attributes."""
         for family in (m.AF_INET, m.AF_INET6):
             for row in self._connection.dump(m.dump_routes(family)):
                 if row.body[0] != family or (route := read_route(row)) is None:
@@ -195,7 +205,7 @@ class PodLink:
                     self._connection.run(m.replace_route(str(route[1]), body))
 
     def resize(self, ifindex: int, mtu: int, route_mtu: int) -> None:
-        """Give the link another MTU, and ``route_mtu`` to those of its routes that have one of their own."""
+        """Set the link's MTU, and set ``route_mtu`` on those of its routes that have an MTU metric."""
         for family in (m.AF_INET, m.AF_INET6):
             for row in self._connection.dump(m.dump_routes(family)):
                 route = read_route(row) if row.body[0] == family else None
@@ -206,7 +216,7 @@ class PodLink:
         self._connection.run(m.set_mtu(ifindex, mtu))
 
     def delete(self, name: str) -> bool:
-        """Delete the link of that name, blocking 14 to 20 ms for RCU; False, at once, when there is none."""
+        """Delete the link of this name, blocking 14 to 20 ms for RCU; return False if there is none."""
         try:
             self._connection.run(m.delete_link_named(name))
         except NetlinkError as error:

@@ -1,4 +1,8 @@
-"""Rules for packets with a mark, and the routing tables that those ask."""
+"""Policy routing by packet mark: fwmark rules, and the routes of the tables they select.
+
+The DNS proxy (Cilium's table 2004) uses a rule and a local default route; IPsec (table 200) keeps several
+rules and routes.
+"""
 
 import errno
 import socket
@@ -37,11 +41,10 @@ __all__ = [
 ]
 
 
-# Delivers packets with a mark to the node itself, whatever their destination: a rule, and a route in its
-# table.
+# Delivery of marked packets to local sockets: a fwmark rule, and a local default route in its table.
 #
-# Why: pyroute2 would take 0.1 s and 13 MB of every start. Formats: linux/fib_rules.h (struct fib_rule_hdr,
-#      FRA_*), linux/rtnetlink.h; the tests compare them with pyroute2's encoder byte by byte.
+# Formats: linux/fib_rules.h (struct fib_rule_hdr, FRA_*), linux/rtnetlink.h; the tests compare them with
+# pyroute2's encoder byte by byte. Importing pyroute2 would add 0.1 s and 13 MB to every start.
 
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
 FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK, FRA_PROTOCOL = 6, 10, 15, 16, 21
@@ -52,24 +55,24 @@ RTM_F_CLONED: Final = 0x200
 RT_SCOPE_UNIVERSE: Final = 0
 RT_SCOPE_HOST: Final = 254
 RT_TABLE_COMPAT: Final = 252
-"""What stands for the number of a table that needs more than a byte; RTA_TABLE has it."""
+"""The rtm_table value for table numbers above 255; RTA_TABLE has the number."""
 _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.EOPNOTSUPP, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 _RULE = struct.Struct("=8BI")
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """Which packets, and by which table."""
+    """A fwmark rule: packets with this mark use this routing table."""
 
     mark: int
     mask: int
-    """Of the bits that the mark consists of."""
+    """The bits of the packet's mark to compare."""
     table: int
     priority: int
-    """Of the rule; the lower, the earlier it is asked."""
+    """Of the rule; lower numbers are evaluated first."""
 
 
 def rule(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[int, ...]) -> Request:
-    """The rule, to be made or removed."""
+    """Encode a request that adds or deletes the rule."""
     body = (
         _RULE.pack(family, 0, 0, 0, RT_TABLE_COMPAT, 0, 0, FR_ACT_TO_TBL, 0)
         + u32(FRA_PRIORITY, marked.priority)
@@ -81,16 +84,16 @@ def rule(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[int
 
 
 def route(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[int, ...]) -> Request:
-    """The route for everything in the table, to be made or removed."""
+    """Encode a request that adds or deletes the local default route of the rule's table."""
     head = m.ROUTE.pack(family, 0, 0, 0, RT_TABLE_COMPAT, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0)
     body = head + u32(m.RTA_TABLE, marked.table) + u32(m.RTA_OIF, socket.if_nametoindex("lo"))
     return Request(f"the route of table {marked.table}", kind, flags, body, tolerate)
 
 
 def take_marked(marked: Marked, families: Collection[int]) -> None:
-    """Make the stack deliver these packets to the node itself. Raises NetlinkError, OSError.
+    """Deliver packets with this mark to local sockets, whatever their destination; idempotent.
 
-    What is there already is fine.
+    Adds the rule and a local default route in its table. Raises NetlinkError, OSError.
     """
     replace, new = NLM_F_CREATE | NLM_F_REPLACE, NLM_F_CREATE | NLM_F_EXCL
     with connected() as connection:
@@ -102,7 +105,10 @@ def take_marked(marked: Marked, families: Collection[int]) -> None:
 
 
 def leave_marked(marked: Marked, families: Collection[int]) -> None:
-    """Take that back; a missing one is fine, and so is a kernel without the family. NetlinkError, OSError."""
+    """Remove what take_marked() added; missing entries and families are ignored.
+
+    Raises NetlinkError, OSError.
+    """
     with connected() as connection:
         for family in families:
             connection.run(
@@ -112,12 +118,15 @@ def leave_marked(marked: Marked, families: Collection[int]) -> None:
 
 
 def remove_marked(marked: Marked, families: Collection[int]) -> bool:
-    """Remove all rules of this mark, table and priority; whether there were any. NetlinkError, OSError."""
+    """Delete all rules of this mark, table and priority; return whether any existed.
+
+    Raises NetlinkError, OSError.
+    """
     found = False
     with connected() as connection:
         for family in families:
             try:
-                while True:  # there may be several
+                while True:  # the kernel allows duplicates
                     connection.run(rule(RTM_DELRULE, 0, marked, family, ()))
                     found = True
             except NetlinkError as error:
@@ -127,7 +136,7 @@ def remove_marked(marked: Marked, families: Collection[int]) -> bool:
 
 
 def clear_table(table: int, families: Collection[int]) -> int:
-    """Remove all routes of a table; how many there were. Raises NetlinkError, OSError."""
+    """Delete all routes of a table and return their number. Raises NetlinkError, OSError."""
     count = 0
     with connected(strict=True) as connection:
         for family in families:
@@ -137,7 +146,7 @@ def clear_table(table: int, families: Collection[int]) -> int:
                     Request(f"list routes of table {table}", m.RTM_GETROUTE, NLM_F_DUMP, head)
                 )
             except NetlinkError as error:
-                if error.errno not in _ABSENT:  # a table that never had a route
+                if error.errno not in _ABSENT:  # returned for a table without routes
                     raise
                 continue
             for row in rows:
@@ -147,31 +156,32 @@ def clear_table(table: int, families: Collection[int]) -> int:
     return count
 
 
-# A table of routes for marked packets alone, and the rules that have them ask it.
+# Several rules and routes of one table, reconciled row by row (IPsec).
 
 
 class MarkedRule(msgspec.Struct, frozen=True):
-    """A rule of a family."""
+    """A fwmark rule of one address family."""
 
     marked: Marked
     family: int
 
 
 class TableRoute(msgspec.Struct, frozen=True):
-    """A route of a table, over a link, without a gateway."""
+    """A route of a policy routing table, over a link, without a gateway."""
 
     destination: IPNetwork
     ifindex: int
     local: bool = False
-    """To the node itself, as what arrives by the link."""
+    """Whether it is of type local: packets are delivered to the node itself."""
     mtu: int = 0
-    """0: that of the link."""
+    """MTU metric; 0 for the link's MTU."""
 
 
 def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[MarkedRule | TableRoute]:
-    """Which of these rules there are, and the routes of their tables that have the kernel's protocol number.
+    """Return those of the ``wanted`` rules that exist, and the routes of their tables.
 
-    Routes by a gateway are others'. Raises NetlinkError, OSError.
+    Only routes with the kernel's protocol number and without a gateway are returned: others are foreign.
+    Raises NetlinkError, OSError.
     """
     found: list[MarkedRule | TableRoute] = []
     tables = {marked.table for marked in wanted}
@@ -189,7 +199,7 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
                 try:
                     rows = connection.dump(routes)
                 except NetlinkError as error:
-                    if error.errno not in _ABSENT:  # a table that never had a route
+                    if error.errno not in _ABSENT:  # returned for a table without routes
                         raise
                     continue
                 found += [route for row in rows if (route := _read_route(row.body)) is not None]
@@ -199,14 +209,14 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
 def set_rows(
     rows: Collection[MarkedRule | TableRoute], table: int
 ) -> dict[MarkedRule | TableRoute, NetlinkError]:
-    """Add these rules, and these routes in the table in place of others to there; what was refused."""
+    """Add these rules, and add or replace these routes in the table; return the errors by row."""
     return _each(rows, lambda one: _set_row(one, table))
 
 
 def remove_rows(
     rows: Collection[MarkedRule | TableRoute], table: int
 ) -> dict[MarkedRule | TableRoute, NetlinkError]:
-    """Remove them; missing ones are fine. What was refused."""
+    """Remove these rules and routes; missing ones are ignored. Return the errors by row."""
     return _each(rows, lambda one: _remove_row(one, table))
 
 
@@ -255,7 +265,7 @@ def _route_head(one: TableRoute, table: int, protocol: int, scope: int, kind: in
 
 
 def _read_rule(body: bytes) -> Marked | None:
-    """The rule of a message; None for one that is of more than a mark."""
+    """Return the fwmark rule of a message; None if the rule has other selectors."""
     _, to_bits, from_bits, *_ = _RULE.unpack_from(body)
     found = chosen(body, _RULE.size, frozenset((FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK)))
     if to_bits or from_bits or FRA_FWMARK not in found:

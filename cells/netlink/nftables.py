@@ -1,4 +1,7 @@
-"""nftables over netlink: what there is, and tables of our own, each replaced as a whole in one transaction.
+"""nftables over netlink: dump its objects, and replace a table of ours in one transaction.
+
+The Envoy cell keeps the rules of proxied connections in the table "hive-proxy"; kube-proxy detection reads
+foreign tables.
 
 Source: kernel include/uapi/linux/netfilter/nf_tables.h, nfnetlink.h (batches); nft(8).
 """
@@ -55,27 +58,27 @@ _LINK_NAME: Final = 16  # IFNAMSIZ
 _LARGEST: Final = 1 << 16
 
 ORIGINAL: Final = b"\0"
-"""The direction of a connection's first packet (IP_CT_DIR_ORIGINAL)."""
+"""Conntrack direction of the initiator's packets (IP_CT_DIR_ORIGINAL)."""
 TRANSLATED: Final = 1 << 5
-"""The status of a connection with another destination than its first packet had (IPS_DST_NAT)."""
+"""Conntrack status bit of connections with a translated destination (IPS_DST_NAT)."""
 
 OWN_TABLE: Final = "hive-proxy"
-"""The inet table that the agent has."""
+"""The name of the agent's inet table."""
 NOT_SUPPORTED: Final = frozenset({errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL, errno.EPROTONOSUPPORT})
-"""Errors of kernels without nftables."""
+"""Errnos of kernels without nftables."""
 
 NftablesExpression = bytes
 """One expression of a rule, encoded."""
 
 
 class NftablesRule(msgspec.Struct, frozen=True):
-    """What it matches, and then does."""
+    """A rule: its expressions match packets, then act on them."""
 
     expressions: tuple[NftablesExpression, ...]
 
 
 class NftablesChain(msgspec.Struct, frozen=True):
-    """A base chain of type filter, with its rules; what no rule ends is accepted."""
+    """A base chain of type filter, with policy accept, and its rules."""
 
     name: str
     hook: int
@@ -109,33 +112,33 @@ def _equals(value: bytes) -> NftablesExpression:
 
 
 def _bits(size: int, mask: bytes, flip: bytes) -> NftablesExpression:
-    """The register, masked and then flipped (exclusive or)."""
+    """Encode a bitwise expression: register = (register & mask) ^ flip."""
     register = _number(1, _REGISTER) + _number(2, _REGISTER)
     return _expression("bitwise", register, _number(3, size), _data(4, mask), _data(5, flip))
 
 
 def match_mark(mask: int, value: int) -> tuple[NftablesExpression, ...]:
-    """Packets with this mark."""
+    """Match packets with ``mark & mask == value``."""
     read = _expression("meta", _number(2, _META_MARK), _number(1, _REGISTER))
     masked = _bits(4, _HOST_U32.pack(mask), bytes(4))
     return read, masked, _equals(_HOST_U32.pack(value))
 
 
 def set_mark_bits(clear: int, bits: int) -> tuple[NftablesExpression, ...]:
-    """Clear bits of the mark, and set others."""
+    """Clear the bits ``clear`` of the mark and set ``bits``."""
     read = _expression("meta", _number(2, _META_MARK), _number(1, _REGISTER))
     changed = _bits(4, _HOST_U32.pack(~(clear | bits) & 0xFFFFFFFF), _HOST_U32.pack(bits))
     return read, changed, _expression("meta", _number(2, _META_MARK), _number(3, _REGISTER))
 
 
 def match_input_link(name: str) -> tuple[NftablesExpression, ...]:
-    """Packets that have come by a link."""
+    """Match packets received on the link of this name."""
     read = _expression("meta", _number(2, _META_INPUT_NAME), _number(1, _REGISTER))
     return read, _equals(name.encode().ljust(_LINK_NAME, b"\0"))
 
 
 def match_conntrack(*, direction: bytes, status: int) -> tuple[NftablesExpression, ...]:
-    """Packets of this direction, of connections with this status."""
+    """Match packets of one conntrack direction, of connections with these status bits."""
     bits = _HOST_U32.pack(status)
     return (
         _expression("ct", _number(2, _CT_DIRECTION), _number(1, _REGISTER)),
@@ -147,12 +150,12 @@ def match_conntrack(*, direction: bytes, status: int) -> tuple[NftablesExpressio
 
 
 def notrack() -> NftablesExpression:
-    """conntrack passes the packet over."""
+    """Exempt the packet from connection tracking."""
     return _nested(1, _text(1, "notrack"))
 
 
 def change_destination_port(flip: int, checksum: int) -> tuple[NftablesExpression, ...]:
-    """Flip bits of the destination port; ``checksum``: where the transport header has its checksum."""
+    """Flip bits of the destination port. ``checksum`` is the offset of the transport header's checksum."""
     place = _number(2, _TRANSPORT) + _number(3, 2) + _number(4, 2)
     read = _expression("payload", _number(1, _REGISTER), place)
     flipped = _bits(2, b"\xff\xff", flip.to_bytes(2, "big"))
@@ -161,9 +164,9 @@ def change_destination_port(flip: int, checksum: int) -> tuple[NftablesExpressio
 
 
 def nftables_rows(kind: int, family: int, table: str = "") -> list[dict[int, bytes]]:
-    """The attributes of all that nftables has of a kind (NFT_MSG_GET*) in a family. Raises NetlinkError.
+    """Dump the attributes of all objects of a kind (NFT_MSG_GET*) in a family. Raises NetlinkError.
 
-    ``table``: of this one alone, which only rules can be asked for by.
+    ``table`` limits a dump of rules to one table.
     """
     body = _NFGENMSG.pack(family, 0, 0) + (_text(_RULE_TABLE, table) if table else b"")
     request = Request("read tables of nftables", _SUBSYSTEM << 8 | kind, NLM_F_DUMP, body)
@@ -173,13 +176,13 @@ def nftables_rows(kind: int, family: int, table: str = "") -> list[dict[int, byt
 
 
 def own_rules(table: str) -> list[tuple[bytes, bytes]]:
-    """Chain, and expressions as the kernel has them, of each rule of an inet table. Raises NetlinkError."""
+    """Return (chain, encoded expressions) of each rule of an inet table. Raises NetlinkError."""
     rows = nftables_rows(_GET_RULE, _INET, table)
     return [(row[_RULE_CHAIN], row.get(_RULE_EXPRESSIONS, b"")) for row in rows]
 
 
 def replace_table(table: str, chains: Iterable[NftablesChain]) -> None:
-    """Replace the chains of an inet table by these, atomically. Raises NetlinkError."""
+    """Replace an inet table and its chains atomically. Raises NetlinkError."""
     requests = [_table(_NEW_TABLE, table), _table(_DEL_TABLE, table), _table(_NEW_TABLE, table)]
     for chain in chains:
         requests.append(_chain(table, chain))
@@ -188,7 +191,7 @@ def replace_table(table: str, chains: Iterable[NftablesChain]) -> None:
 
 
 def remove_table(table: str) -> bool:
-    """Remove an inet table with all that is in it; whether it was there. Raises NetlinkError."""
+    """Remove an inet table with its chains; return False if there is none. Raises NetlinkError."""
     names = [row[_NAME].rstrip(b"\0").decode(errors="replace") for row in nftables_rows(_GET_TABLE, _INET)]
     if table not in names:
         return False
@@ -219,7 +222,10 @@ def _rule(table: str, chain: str, rule: NftablesRule) -> Request:
 
 
 def _commit(requests: Sequence[Request]) -> None:
-    """All of them in one transaction, of which the last one's answer shows whether it took place."""
+    """Send the requests as one transaction; an error of any request aborts all of them.
+
+    The last request is acknowledged, so its answer arrives after the commit.
+    """
     *others, last = requests
     edge = _NFGENMSG.pack(0, 0, _SUBSYSTEM)
     batch = [

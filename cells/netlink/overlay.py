@@ -1,7 +1,8 @@
-"""VXLAN and Geneve devices in collect-metadata mode: made, found, changed, removed. WireGuard's: made.
+"""VXLAN and Geneve devices in collect-metadata mode, their routes, and WireGuard devices.
 
-Formats: linux/if_link.h, IFLA_VXLAN_*, IFLA_GENEVE_*; tests compare them with pyroute2's, byte by byte.
-Each call is one exchange over a socket of its own, for a worker thread. Calls raise NetlinkError.
+The tunnel and encryption cells use it. Formats: linux/if_link.h, IFLA_VXLAN_*, IFLA_GENEVE_*; tests compare
+them with pyroute2's, byte by byte. Each call is one exchange over a new socket, for a worker thread, and
+raises NetlinkError.
 """
 
 import errno
@@ -26,7 +27,7 @@ _PORTS: Final = struct.Struct("!HH")
 
 
 class FoundOverlay(msgspec.Struct, frozen=True):
-    """A link, and what there is to it if it is a VXLAN or Geneve device; else port 0, (0, 0) and False."""
+    """A link; for VXLAN and Geneve devices also their settings, else port 0, (0, 0) and False."""
 
     ifindex: int
     kind: str
@@ -34,16 +35,16 @@ class FoundOverlay(msgspec.Struct, frozen=True):
     mtu: int
     port: int
     source_ports: tuple[int, int]
-    """The range that it sends from; (0, 0): the kernel's choice."""
+    """The range of UDP source ports; (0, 0) for the kernel's default."""
     metadata: bool
-    """Whether it takes the other end from each packet."""
+    """Whether it is in collect-metadata mode: each packet's tunnel key names the remote end."""
 
 
 class OverlayLinks:
-    """The devices of a namespace; no state of its own."""
+    """Tunnel devices of the current namespace; stateless."""
 
     def find(self, name: str) -> FoundOverlay | None:
-        """The link of that name, whatever its kind."""
+        """Return the link of this name, of any kind, or None."""
         try:
             with connected() as connection:
                 return read_overlay(connection.run(m.get_link(name))[-1])
@@ -55,17 +56,17 @@ class OverlayLinks:
     def create(
         self, kind: str, name: str, mtu: int, port: int, source_ports: tuple[int, int] = (0, 0)
     ) -> None:
-        """Make a device, down. EEXIST: the name is taken; EOPNOTSUPP: the kernel has none of the kind."""
+        """Create a device; it is down. EEXIST: the name is taken; EOPNOTSUPP: no kernel support."""
         with connected() as connection:
             connection.run(new_overlay(kind, name, mtu, port, source_ports))
 
     def set_up(self, ifindex: int, name: str, mtu: int) -> None:
-        """The MTU, and up; repeating it changes nothing. EADDRINUSE: another socket has the device's port."""
+        """Set the MTU and bring the device up; idempotent. EADDRINUSE: another socket has the UDP port."""
         with connected() as connection:
             connection.run(mtu_and_up(ifindex, name, mtu))
 
     def delete(self, ifindex: int) -> None:
-        """Remove a link; a missing one is fine."""
+        """Delete a link; a missing one is ignored."""
         with connected() as connection:
             connection.run(m.delete_link(ifindex))
 
@@ -77,9 +78,9 @@ class OverlayLinks:
         source: m.IPAddress | None,
         mtu: int,
     ) -> None:
-        """A route in place of another one to there. Of the kernel's protocol, as Cilium's.
+        """Add or replace a route with protocol "kernel", as Cilium does.
 
-        What manages routes by their protocol, like systemd-networkd, leaves these alone.
+        Programs that manage routes by protocol, such as systemd-networkd, leave such routes alone.
         """
         request = m.add_route(
             *(ifindex, destination),
@@ -93,13 +94,13 @@ class OverlayLinks:
             connection.run(request)
 
     def remove_route(self, ifindex: int, destination: m.IPNetwork) -> None:
-        """Remove a route of that protocol; a missing one is fine."""
+        """Remove a route with protocol "kernel"; a missing one is ignored."""
         with connected() as connection:
             connection.run(m.delete_route(ifindex, destination, m.RTPROT_KERNEL))
 
 
 def create_wireguard(name: str, mtu: int) -> None:
-    """Make a WireGuard device, down. EOPNOTSUPP: the kernel has none; EEXIST: the name is taken."""
+    """Create a WireGuard device; it is down. EOPNOTSUPP: no kernel support; EEXIST: the name is taken."""
     body = m.LINK.pack(0, 0, 0, 0, 0) + text(m.IFLA_IFNAME, name) + u32(m.IFLA_MTU, mtu)
     body += attribute(m.IFLA_LINKINFO, text(m.IFLA_INFO_KIND, "wireguard"))
     with connected() as connection:
@@ -107,9 +108,9 @@ def create_wireguard(name: str, mtu: int) -> None:
 
 
 def new_overlay(kind: str, name: str, mtu: int, port: int, source_ports: tuple[int, int]) -> Request:
-    """The message of :meth:`OverlayLinks.create`: it learns nothing, packets carry their destination.
+    """Encode the message of :meth:`OverlayLinks.create`: collect-metadata mode, without learning.
 
-    ``kind``: vxlan or geneve; ``source_ports`` are VXLAN's alone.
+    ``kind`` is vxlan or geneve; ``source_ports`` applies to VXLAN only.
     """
     if kind == "geneve":
         data = attribute(IFLA_GENEVE_COLLECT_METADATA, b"") + attribute(IFLA_GENEVE_PORT, _PORT.pack(port))
@@ -124,13 +125,13 @@ def new_overlay(kind: str, name: str, mtu: int, port: int, source_ports: tuple[i
 
 
 def mtu_and_up(ifindex: int, name: str, mtu: int) -> Request:
-    """The message of :meth:`OverlayLinks.set_up`."""
+    """Encode the message of :meth:`OverlayLinks.set_up`."""
     body = m.LINK.pack(0, 0, ifindex, m.IFF_UP, m.IFF_UP) + u32(m.IFLA_MTU, mtu)
     return Request(f"set up {name}", m.RTM_SETLINK, 0, body)
 
 
 def read_overlay(message: Message) -> FoundOverlay:
-    """The link of an RTM_NEWLINK."""
+    """Decode an RTM_NEWLINK."""
     link = read_link(message)
     information = dict(attributes(dict(attributes(message.body, m.LINK.size)).get(m.IFLA_LINKINFO, b""), 0))
     data = dict(attributes(information.get(m.IFLA_INFO_DATA, b""), 0))

@@ -1,4 +1,7 @@
-"""Links, addresses, routes and filters as the kernel describes them: what the rows of a dump say."""
+"""Decoders of rtnetlink messages: links, addresses, routes, filters; and lists of all of them.
+
+links.py and namespaces.py use the decoders; node discovery, direct routing and `hive` commands use the lists.
+"""
 
 import os
 import re
@@ -35,38 +38,38 @@ __all__ = [
 ]
 
 
-# MAC addresses: 6 bytes inside the agent, text at its edges.
+# MAC addresses: 6 bytes inside the agent, text in APIs and files.
 
 _WITHOUT_SEPARATORS = str.maketrans("", "", ":-.")
 
 
 def mac_text(mac: bytes) -> str:
-    """Lower-case, colon separated text of a 6-byte MAC."""
+    """Return a 6-byte MAC as lower-case, colon-separated text."""
     return mac.hex(":")
 
 
-_FORMS = re.compile(
+_MAC_FORMATS = re.compile(
     r"[0-9a-f]{2}(:[0-9a-f]{2}){5}|[0-9a-f]{2}(-[0-9a-f]{2}){5}|[0-9a-f]{4}(\.[0-9a-f]{4}){2}", re.IGNORECASE
 )
 
 
 def parse_mac(text: str) -> bytes:
-    """The 6 bytes of ``aa:bb:cc:dd:ee:ff``, ``aa-bb-…`` or ``aabb.ccdd.eeff``; ValueError names the text."""
-    if not _FORMS.fullmatch(text):
+    """Parse ``aa:bb:cc:dd:ee:ff``, ``aa-bb-…`` or ``aabb.ccdd.eeff`` to 6 bytes. Raises ValueError."""
+    if not _MAC_FORMATS.fullmatch(text):
         raise ValueError(f"{text!r} is not a MAC address: expected six hex pairs like 02:00:00:00:00:01")
     return bytes.fromhex(text.translate(_WITHOUT_SEPARATORS))
 
 
 def parse_unicast_mac(text: str) -> bytes:
-    """The same of an address that one interface can have: not of a group, not zero."""
+    """Parse a MAC address that an interface can have. Raises ValueError for multicast and zero."""
     mac = parse_mac(text)
     if mac[0] & 1 or mac == bytes(6):
-        raise ValueError(f"{text!r} is not the MAC address of one interface: it is of a group, or zero")
+        raise ValueError(f"{text!r} is not the MAC address of one interface: it is multicast or zero")
     return mac
 
 
 def random_mac() -> bytes:
-    """A random locally administered unicast MAC: first byte = (b | 0x02) & 0xfe."""
+    """Return a random locally administered unicast MAC: first byte = (b | 0x02) & 0xfe."""
     mac = os.urandom(6)
     return bytes(((mac[0] | 0x02) & 0xFE,)) + mac[1:]
 
@@ -79,14 +82,14 @@ _LINK_ATTRIBUTES = frozenset(
         *(m.IFLA_IFALIAS, m.IFLA_GROUP, m.IFLA_LINK_NETNSID),
     }
 )
-"""Those that are read, of some thirty."""
+"""The decoded attributes; a message has about thirty."""
 _KIND = frozenset({m.IFLA_INFO_KIND})
 
 
 class LinkInfo(msgspec.Struct, frozen=True):
-    """One link. ``kind`` is "" for devices without one (lo, hardware); ``peer_ifindex`` is 0 for no peer.
+    """A link. ``kind`` is "" for devices without one (lo, hardware); ``peer_ifindex`` is 0 without a peer.
 
-    ``link_netnsid`` is this namespace's id of the one the peer is in; None when the peer is here too.
+    ``link_netnsid`` is this namespace's id of the peer's namespace; None if the peer is in this one.
     """
 
     ifindex: int
@@ -104,7 +107,7 @@ class LinkInfo(msgspec.Struct, frozen=True):
 
 
 def read_link(message: Message) -> LinkInfo:
-    """The link of an RTM_NEWLINK."""
+    """Decode an RTM_NEWLINK."""
     _, _, ifindex, flags, _ = m.LINK.unpack_from(message.body)
     found = chosen(message.body, m.LINK.size, _LINK_ATTRIBUTES)
     information = chosen(found.get(m.IFLA_LINKINFO, b""), 0, _KIND)
@@ -134,15 +137,15 @@ _OFFLOADS = frozenset(
 
 
 class Offloads(NamedTuple):
-    """What a link takes at once; 0 where the kernel does not know such a limit."""
+    """The offload limits of a link; 0 for limits that the kernel does not report."""
 
     limits: m.OffloadLimits
     largest: int
-    """Bytes of the largest packet that its driver can segment: no GSO limit may be higher."""
+    """Bytes of the largest packet that the driver can segment (TSO): the upper bound of GSO limits."""
 
 
 def read_offloads(message: Message) -> Offloads:
-    """The limits in an RTM_NEWLINK."""
+    """Decode the limits in an RTM_NEWLINK."""
     found = chosen(message.body, m.LINK.size, _OFFLOADS)
 
     def size(kind: int) -> int:
@@ -158,27 +161,27 @@ def read_offloads(message: Message) -> Offloads:
 
 
 def read_indexes(message: Message) -> tuple[int, int]:
-    """(index, peer's index) of an RTM_NEWLINK, for the path that needs no more."""
+    """Decode (index, peer's index) of an RTM_NEWLINK."""
     return IndexReader().read(message)
 
 
 class IndexReader:
-    """Reads indexes out of RTM_NEWLINK messages of links that are made alike: a pod waits for it.
+    """Decode indexes of RTM_NEWLINK messages of similar links fast: it is on the path of a pod's ADD.
 
-    The peer's index comes behind some thirty attributes. Where a message has their headers as the one before
-    had, it is at the same place: one comparison instead of thirty steps.
+    The peer's index comes after some thirty attributes. If all attribute headers equal those of the previous
+    message, it is at the same offset: one comparison instead of thirty steps.
     """
 
     __slots__ = ("_found", "_heads")
 
     def __init__(self) -> None:
         self._heads = struct.Struct("")
-        """All headers up to that of the peer's index, and this."""
+        """Unpacks all attribute headers up to IFLA_LINK, and its value."""
         self._found: tuple[int, ...] = ()
-        """What the headers were."""
+        """The headers of the previous message."""
 
     def read(self, message: Message) -> tuple[int, int]:
-        """(index, peer's index); 0 for a peer that is not named."""
+        """Return (index, peer's index); 0 if the message has no peer."""
         body, heads = message.body, self._heads
         ifindex: int = m.LINK.unpack_from(body)[2]
         if self._found and len(body) >= heads.size:
@@ -189,23 +192,23 @@ class IndexReader:
 
     def _walk(self, body: bytes) -> int:
         offset, end = m.LINK.size, len(body) - 8
-        form, found = [f"={offset}x"], list[int]()
+        layout, found = [f"={offset}x"], list[int]()
         while offset <= end:
             length, kind, number = _HEAD_AND_U32.unpack_from(body, offset)
             found += length, kind
             if kind == m.IFLA_LINK:
-                self._heads, self._found = struct.Struct("".join([*form, "HHI"])), tuple(found)
+                self._heads, self._found = struct.Struct("".join([*layout, "HHI"])), tuple(found)
                 return int(number)
             if length < 4:
                 break
             size = (length + 3) & ~3
-            form.append(f"HH{size - 4}x")
+            layout.append(f"HH{size - 4}x")
             offset += size
         return 0
 
 
 def read_name(message: Message) -> str:
-    """The name in an RTM_NEWLINK, where the kernel puts it first."""
+    """Decode only the name in an RTM_NEWLINK, which the kernel puts first."""
     for kind, data in attributes(message.body, m.LINK.size):
         if kind == m.IFLA_IFNAME:
             return _text(data)
@@ -213,24 +216,23 @@ def read_name(message: Message) -> str:
 
 
 def read_address(message: Message) -> tuple[int, m.IPInterface] | None:
-    """(index of its link, address) of an RTM_NEWADDR; of a point-to-point link the local end.
+    """Decode (ifindex, address) of an RTM_NEWADDR; the local end on a point-to-point link.
 
-    None for what is neither IPv4 nor IPv6.
+    None for families other than IPv4 and IPv6.
     """
     family, prefix, _, _, ifindex = m.ADDRESS.unpack_from(message.body)
     if family not in (m.AF_INET, m.AF_INET6):
         return None
     found = dict(attributes(message.body, m.ADDRESS.size))
-    address = int.from_bytes(
-        found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS]
-    )  # anything else it prints and reads
+    # The constructor is slow for (bytes, prefix): it formats and parses text.
+    address = int.from_bytes(found.get(m.IFA_LOCAL) or found[m.IFA_ADDRESS])
     if family == m.AF_INET:
         return ifindex, IPv4Interface((address, prefix))
     return ifindex, IPv6Interface((address, prefix))
 
 
 def is_link_local6(message: Message) -> bool:
-    """Whether an RTM_NEWADDR is of an IPv6 address that means nothing off its link."""
+    """Return whether an RTM_NEWADDR has an IPv6 link-local address."""
     family, _, _, scope, _ = m.ADDRESS.unpack_from(message.body)
     return bool(family == m.AF_INET6 and scope == m.RT_SCOPE_LINK)
 
@@ -242,15 +244,15 @@ class RouteInfo(NamedTuple):
     destination: m.IPNetwork
     gateway: m.IPAddress | None
     source: m.IPAddress | None
-    """The address of this node that packets on it prefer."""
+    """The preferred source address of packets that this node sends."""
     by_kernel: bool
-    """Whether it has the kernel's protocol: the kernel made it, for an address, or it shall count as such."""
+    """Whether the protocol is RTPROT_KERNEL: added by the kernel for an address, or by the agent."""
     mtu: int = 0
-    """Of its own; 0: that of its link."""
+    """MTU metric; 0 for the link's MTU."""
 
 
 def read_route(message: Message) -> RouteInfo | None:
-    """The route of an RTM_NEWROUTE, if it is a unicast route of the main table."""
+    """Decode an RTM_NEWROUTE; None unless it is a unicast route of the main table."""
     family, prefix, _, _, _, protocol, _, kind, _ = m.ROUTE.unpack_from(message.body)
     found = dict(attributes(message.body, m.ROUTE.size))
     if family not in (m.AF_INET, m.AF_INET6) or kind != m.RTN_UNICAST:
@@ -273,28 +275,28 @@ def read_route(message: Message) -> RouteInfo | None:
 
 
 def address_at(packed: bytes | None) -> m.IPAddress | None:
-    """The address that an attribute holds; None where there is no attribute."""
+    """Decode an address attribute; None if it is missing."""
     if not packed:
         return None
     return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)
 
 
 class LinkPrograms(NamedTuple):
-    """Kernel ids of the BPF programs a link has where ours are attached; 0 is none."""
+    """Kernel ids of the BPF programs at our clsact hooks; 0 for none."""
 
     ingress: int = 0
     egress: int = 0
 
 
 class XdpPrograms(NamedTuple):
-    """Kernel ids of the XDP programs a link has: in its driver, and generic, before the stack; 0 is none."""
+    """Kernel ids of a link's XDP programs in driver (native) and generic mode; 0 for none."""
 
     native: int = 0
     generic: int = 0
 
 
 def read_xdp(message: Message) -> XdpPrograms:
-    """The XDP programs of an RTM_NEWLINK."""
+    """Decode the XDP programs of an RTM_NEWLINK."""
     found = dict(attributes(dict(attributes(message.body, m.LINK.size)).get(m.IFLA_XDP, b""), 0))
     return XdpPrograms(
         number_at(found.get(m.IFLA_XDP_DRV_PROG_ID, b"")), number_at(found.get(m.IFLA_XDP_SKB_PROG_ID, b""))
@@ -302,9 +304,9 @@ def read_xdp(message: Message) -> XdpPrograms:
 
 
 def read_program(rows: Iterable[Message]) -> int:
-    """The id of the program that a dump of filters has first, where ours are (priority 1, handle 1).
+    """Return the id of the first program with priority 1 and handle 1 in a dump of filters.
 
-    0 when there is none, or one with an ignored verdict (no direct action).
+    0 if there is none, or if it is not in direct-action mode, so that its verdict is ignored.
     """
     for row in rows:
         _, _, handle, _, info = m.TC.unpack_from(row.body)
@@ -317,7 +319,7 @@ def read_program(rows: Iterable[Message]) -> int:
 
 
 def mtu_of(message: Message) -> int:
-    """The MTU that an RTM_NEWROUTE has of its own; 0 for that of its link."""
+    """Return the MTU metric of an RTM_NEWROUTE; 0 without one."""
     return _mtu_in(dict(attributes(message.body, m.ROUTE.size)).get(m.RTA_METRICS, b""))
 
 
@@ -326,9 +328,9 @@ def _mtu_in(metrics: bytes) -> int:
 
 
 def with_mtu(message: Message, mtu: int) -> bytes | None:
-    """The body of an RTM_NEWROUTE with this MTU, to send it back; None if it has that MTU already.
+    """Return the body of an RTM_NEWROUTE with this MTU metric, to send it back; None if it has it already.
 
-    Other metrics stay, state that is not the route's to say (flags of its hop, ages) does not.
+    Other metrics stay; kernel state (next hop flags except onlink, cache information) is removed.
     """
     head = bytearray(message.body[: m.ROUTE.size])
     (flags,) = _FLAGS.unpack_from(head, m.ROUTE.size - _FLAGS.size)
@@ -348,15 +350,14 @@ def _text(data: bytes) -> str:
 
 
 def number_at(data: bytes) -> int:
-    """The number that an attribute holds; 0 where there is no attribute."""
+    """Decode an integer attribute; 0 if it is missing."""
     return int.from_bytes(data, "little")
 
 
-# Every link, address and route of this network namespace, as ``ip`` shows them, and what
-# nftables has: for people who look.
+# Lists of all links, addresses and routes of this network namespace, as ``ip`` shows them.
 #
-# Source: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h. Each function opens a socket of
-#         its own, for a worker thread, and raises NetlinkError or OSError.
+# Each function opens its own socket, for a worker thread, and raises NetlinkError or OSError.
+# Source: rtnetlink(7), linux/if_link.h, linux/if_addr.h, linux/rtnetlink.h.
 
 _IFLA_MASTER: Final = 10
 _IFA_F_SECONDARY: Final = 0x01
@@ -384,7 +385,7 @@ class AddressRow(msgspec.Struct, frozen=True):
 
 
 class RouteRow(msgspec.Struct, frozen=True):
-    """A route of any table; ``ifindex`` is 0 where it leads nowhere, or over several links."""
+    """A route of any table; ``ifindex`` is 0 without an output device or with several next hops."""
 
     table: int
     ifindex: int
@@ -393,27 +394,29 @@ class RouteRow(msgspec.Struct, frozen=True):
     source: m.IPAddress | None
     gateway: m.IPAddress | None
     metric: int = 0
-    """Of several routes to a destination the one with the least counts."""
+    """The route with the lowest metric wins."""
 
 
 def list_links() -> list[LinkRow]:
-    """Every link, pods' too."""
+    """Return all links, including pods'."""
     return [_link(row) for row in _dump(m.dump_links())]
 
 
 def list_addresses() -> list[AddressRow]:
-    """Every address, link-local ones too, in the kernel's order."""
+    """Return all addresses, including link-local ones, in the kernel's order."""
     return [row for row in map(_address, _dump(m.dump_addresses())) if row is not None]
 
 
 def list_routes(family: int = socket.AF_UNSPEC) -> list[RouteRow]:
-    """Every route of every table, IPv4 and IPv6, or of one family."""
+    """Return all routes of all tables, of one family or of both."""
     return [row for row in map(_route, _dump(m.dump_routes(family))) if row is not None]
 
 
 def foreign_routes() -> dict[m.IPNetwork, str]:
-    """Destinations of unicast routes of the main table that the agent did not set for other nodes, and how
-    each goes on. Its own have the kernel's protocol and a gateway or an MTU, as no route of the kernel has.
+    """Return the unicast routes of the main table that the agent did not add for other nodes.
+
+    The result maps destinations to next hops as text. The agent's own routes have RTPROT_KERNEL and a gateway
+    or an MTU; routes that the kernel adds have neither.
     """
     found: dict[m.IPNetwork, str] = {}
     for message in _dump(m.dump_routes(socket.AF_UNSPEC)):
@@ -426,7 +429,7 @@ def foreign_routes() -> dict[m.IPNetwork, str]:
 
 
 def own_gateways() -> list[tuple[m.IPNetwork, m.IPAddress]]:
-    """Destination and gateway of each unicast route of the main table that the agent set for other nodes."""
+    """Return (destination, gateway) of the routes that the agent added for other nodes."""
     read = (read_route(message) for message in _dump(m.dump_routes(socket.AF_UNSPEC)))
     return [
         (route.destination, route.gateway)

@@ -1,4 +1,4 @@
-"""Netlink framing: headers, attributes, answers; the format is netlink(7) and rtnetlink(7)."""
+"""Netlink framing (netlink(7), rtnetlink(7)): encode requests and attributes, decode messages and errors."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,14 @@ HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, por
 _ATTRIBUTE = struct.Struct("=HH")
 _U32 = struct.Struct("=I")
 _I32 = struct.Struct("=i")
-_ERROR = struct.Struct("=iIHHII")  # nlmsgerr: negative errno, then the header it answers
+_ERROR = struct.Struct("=iIHHII")  # nlmsgerr: negative errno, then the header of the request
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
 class Request(NamedTuple):
     """One message to the kernel.
 
-    ``what`` names it for a reader of an error; errnos in ``tolerate`` count as success.
+    ``what`` describes it in error messages; errnos in ``tolerate`` count as success.
     """
 
     what: str
@@ -53,9 +53,10 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def encode(requests: Sequence[Request], sequence: int, *, acknowledge: bool = False) -> bytes:
-    """The requests as they go over the socket, numbered from ``sequence`` on; the last one acknowledged.
+    """Encode the requests as one datagram, numbered from ``sequence``; ``acknowledge`` sets NLM_F_ACK on the
+    last.
 
-    Bodies are always multiples of 4 bytes.
+    Bodies must be multiples of 4 bytes.
     """
     if len(requests) == 1:
         ((_, kind, flags, body, _),) = requests
@@ -70,23 +71,23 @@ def encode(requests: Sequence[Request], sequence: int, *, acknowledge: bool = Fa
 
 
 def attribute(kind: int, data: bytes) -> bytes:
-    """One attribute: length, type, data, padding to 4 bytes."""
+    """Encode one attribute: length, type, data, padding to 4 bytes."""
     size = len(data)
     return _ATTRIBUTE.pack(4 + size, kind) + data + _PADDING[size & 3]
 
 
 def text(kind: int, value: str) -> bytes:
-    """A zero-terminated string attribute."""
+    """Encode a zero-terminated string attribute."""
     return attribute(kind, value.encode() + b"\0")
 
 
 def u32(kind: int, value: int) -> bytes:
-    """A 32-bit attribute in host order."""
+    """Encode a 32-bit attribute in host byte order."""
     return _ATTRIBUTE.pack(8, kind) + _U32.pack(value)
 
 
 def messages(datagram: bytes) -> Iterator[Message]:
-    """The messages of one received datagram."""
+    """Yield the messages of one received datagram. Raises ValueError for malformed lengths."""
     offset, end = 0, len(datagram)
     while offset + 16 <= end:
         length, kind, flags, sequence, _ = HEADER.unpack_from(datagram, offset)
@@ -97,7 +98,10 @@ def messages(datagram: bytes) -> Iterator[Message]:
 
 
 def attributes(body: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
-    """The (type, data) pairs from ``offset`` on; nested and byte-order bits are taken off the type."""
+    """Yield the (type, data) pairs from ``offset`` on; nested and byte-order flags are removed from the type.
+
+    Raises ValueError for malformed lengths.
+    """
     end = len(body)
     while offset + 4 <= end:
         length, kind = _ATTRIBUTE.unpack_from(body, offset)
@@ -108,7 +112,7 @@ def attributes(body: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
 
 
 def chosen(body: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
-    """The data of the attributes of these types, as :func:`attributes` gives them; no others are copied."""
+    """Return the data of the attributes of these types; like :func:`attributes`, but copies no others."""
     found: dict[int, bytes] = {}
     end = len(body)
     while offset + 4 <= end:
@@ -122,7 +126,7 @@ def chosen(body: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
 
 
 def error_of(message: Message) -> tuple[int, str]:
-    """(errno, the kernel's own words or "") of an NLMSG_ERROR or NLMSG_DONE; errno 0 is success."""
+    """Return (errno, the kernel's extack text or "") of an NLMSG_ERROR or NLMSG_DONE; errno 0 is success."""
     if message.type == NLMSG_DONE:
         return (-_I32.unpack_from(message.body)[0] if len(message.body) >= 4 else 0), ""
     code, length, *_ = _ERROR.unpack_from(message.body)

@@ -1,7 +1,7 @@
-"""States and policies of IPsec in the kernel (XFRM), over netlink; and how their messages are encoded.
+"""IPsec states and policies in the kernel (XFRM) over netlink: message codecs, and XfrmKernel to use them.
 
-Edge:   the security associations and the policy database (RFC 4301, 4.4) of the network namespace.
-Why:    pyroute2 has no XFRM. Source: linux/xfrm.h. No text, log or table shows a key.
+It works on the security associations and the policy database (RFC 4301, 4.4) of the network namespace; the
+IPsec cell uses it. pyroute2 has no XFRM. Source: linux/xfrm.h. Keys appear in no text, log or table.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = [
 
 NETLINK_XFRM: Final = 6
 XFRM_CHANGES: Final = 0x4 | 0x8
-"""Multicast groups of states and of policies."""
+"""Mask of the multicast groups of state and policy changes (XFRMNLGRP_SA, XFRMNLGRP_POLICY)."""
 
 IPPROTO_ESP: Final = 50
 REQUEST_ID: Final = 1
-"""What ties templates of policies to states."""
+"""The reqid that links policy templates to states."""
 REPLAY_WINDOW: Final = 1024
-"""Packets that may overtake each other (RFC 4303, 3.4.3)."""
+"""Size of the anti-replay window in packets (RFC 4303, 3.4.3)."""
 
 XFRM_MSG_NEWSA, XFRM_MSG_DELSA, XFRM_MSG_GETSA = 0x10, 0x11, 0x12
 XFRM_MSG_DELPOLICY, XFRM_MSG_GETPOLICY, XFRM_MSG_UPDPOLICY = 0x14, 0x15, 0x19
 XFRM_MSG_FLUSHSA, XFRM_MSG_FLUSHPOLICY = 0x1C, 0x1D
 XFRM_REMOVALS: Final = (XFRM_MSG_DELSA, XFRM_MSG_DELPOLICY, XFRM_MSG_FLUSHSA, XFRM_MSG_FLUSHPOLICY)
-"""What those groups carry when some are removed."""
+"""Message types of these groups that announce removals."""
 _ALG_CRYPT, _TEMPLATES, _ALG_AEAD, _ALG_AUTH, _MARK, _REPLAY_ESN = 2, 5, 18, 20, 21, 23
 _SET_MARK, _SET_MARK_MASK = 29, 30
 _MODE_TUNNEL: Final = 1
@@ -61,14 +61,14 @@ _FOREVER: Final = 0xFFFFFFFFFFFFFFFF
 _SELECTOR = struct.Struct("=16s16s8xHBBB3xiI")
 """Destination, source, ports, family, the lengths of both prefixes, protocol, interface, user."""
 _LIMITS = struct.Struct("=4Q32x")
-"""Bytes and packets, soft and hard; times, which are not limited."""
+"""struct xfrm_lifetime_cfg: soft and hard limits of bytes and packets; times (0: unlimited)."""
 _IDENTITY = struct.Struct("=16s4sB3x")
 _STATE_TAIL = struct.Struct("=44xIIHBBB7x")
-"""Behind the limits: since when, statistics, sequence, request ID, family, mode, replay window, flags."""
+"""After the limits: lifetimes, statistics, sequence, reqid, family, mode, replay window, flags."""
 _STATE_SIZE: Final = 224
 _STATE_NAME = struct.Struct("=16s4sHBx")
 _POLICY_TAIL = struct.Struct("=32xIIBBBB4x")
-"""Behind the limits: since when, priority, index, direction, action, flags, share."""
+"""After the limits: lifetimes, priority, index, direction, action, flags, share."""
 _POLICY_SIZE: Final = 168
 _POLICY_NAME = struct.Struct("=IB3x")
 _TEMPLATE = struct.Struct("=16s4sB3xH2x16sIBBBxIII")
@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 
 class KeyOctets:
-    """The octets of a key: no text shows them, nothing makes them JSON, and they are not pickled."""
+    """The bytes of a key; its repr hides them, and it can be neither JSON-encoded nor pickled."""
 
     __slots__ = ("octets",)
 
@@ -104,16 +104,16 @@ class KeyOctets:
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """An algorithm by the kernel's name, with its key."""
+    """An algorithm by its kernel name, with its key."""
 
     name: str
     key: KeyOctets
     icv_bits: int = 0
-    """Length of the integrity check value of an AEAD, or of authentication; 0: the algorithm's own."""
+    """Length of the integrity check value, for AEAD and authentication; 0 for the default."""
 
 
 class XfrmMark(msgspec.Struct, frozen=True):
-    """Packets with these bits; or the bits that a packet is given."""
+    """A mark and mask: packets to match, or bits to set."""
 
     value: int
     mask: int
@@ -130,16 +130,16 @@ class XfrmState(msgspec.Struct, frozen=True, kw_only=True):
     spi: int
     mark: XfrmMark
     output_mark: XfrmMark
-    """What packets are given once they are encrypted, or decrypted."""
+    """The mark of packets after encryption or decryption."""
     aead: Algorithm | None = None
     auth: Algorithm | None = None
     crypt: Algorithm | None = None
     extended: bool = True
-    """Sequence numbers of 64 bits (RFC 4303, 2.2.1)."""
+    """Whether sequence numbers have 64 bits (ESN, RFC 4303, 2.2.1)."""
 
     @property
     def key(self) -> tuple[str, int, XfrmMark]:
-        """What the kernel knows it by: no two have the same, whatever their sources."""
+        """The kernel's lookup key: unique among states, whatever their sources."""
         return str(self.destination), self.spi, self.mark
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ class XfrmState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Direction(IntEnum):
-    """Of a policy."""
+    """The direction of a policy."""
 
     IN = 0
     OUT = 1
@@ -155,7 +155,7 @@ class Direction(IntEnum):
 
 
 class XfrmTemplate(msgspec.Struct, frozen=True):
-    """The state that a policy asks for; without addresses any will do."""
+    """The state that a policy requires; without addresses any state with the reqid matches."""
 
     source: IPAddress | None = None
     destination: IPAddress | None = None
@@ -165,7 +165,7 @@ class XfrmTemplate(msgspec.Struct, frozen=True):
 
 
 class XfrmPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with packets from one network to another."""
+    """A policy for packets from one network to another."""
 
     direction: Direction
     source: IPNetwork
@@ -177,7 +177,7 @@ class XfrmPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[Direction, str, str, XfrmMark | None]:
-        """What the kernel knows it by."""
+        """The kernel's lookup key."""
         return self.direction, str(self.source), str(self.destination), self.mark
 
     def __str__(self) -> str:
@@ -185,11 +185,11 @@ class XfrmPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return f"policy {self.direction.name.lower()} {self.source} to {self.destination}{mark}"
 
 
-# Messages.
+# Message codecs.
 
 
 def add_state(state: XfrmState) -> Request:
-    """Add it. EEXIST: there is one with its key."""
+    """Encode a request to add a state. EEXIST: a state with its key exists."""
     family = _family(state.destination)
     window, flags = (0, _STATE_ESN) if state.extended else (32, 0)
     body = (
@@ -211,7 +211,7 @@ def add_state(state: XfrmState) -> Request:
 
 
 def delete_state(state: XfrmState) -> Request:
-    """Delete it; one that is not there is fine."""
+    """Encode a request to delete a state; a missing one is ignored."""
     name = _STATE_NAME.pack(
         _octets(state.destination), state.spi.to_bytes(4), _family(state.destination), IPPROTO_ESP
     )
@@ -219,7 +219,7 @@ def delete_state(state: XfrmState) -> Request:
 
 
 def set_policy(policy: XfrmPolicy) -> Request:
-    """Add it, in place of the one with its key."""
+    """Encode a request to add or replace a policy, by its key."""
     body = (
         _selector(policy)
         + _LIMITS.pack(*(_FOREVER,) * 4)
@@ -234,7 +234,7 @@ def set_policy(policy: XfrmPolicy) -> Request:
 
 
 def delete_policy(policy: XfrmPolicy) -> Request:
-    """Delete it; one that is not there is fine."""
+    """Encode a request to delete a policy; a missing one is ignored."""
     body = _selector(policy) + _POLICY_NAME.pack(0, policy.direction)
     if policy.mark is not None:
         body += _mark(policy.mark)
@@ -242,7 +242,7 @@ def delete_policy(policy: XfrmPolicy) -> Request:
 
 
 def read_state(body: bytes) -> XfrmState | None:
-    """The state of a message; None for one of another protocol or mode than ours."""
+    """Decode a state; None unless it is ESP in tunnel mode with our reqid."""
     destination, spi, protocol = _IDENTITY.unpack_from(body, _SELECTOR.size)
     at = _SELECTOR.size + _IDENTITY.size
     _, request, family, mode, _, flags = _STATE_TAIL.unpack_from(body, _STATE_SIZE - _STATE_TAIL.size)
@@ -264,7 +264,7 @@ def read_state(body: bytes) -> XfrmState | None:
 
 
 def sent_sequence(body: bytes) -> int | None:
-    """The sequence number that a state has sent last; None if it is not ours, or has none of 64 bits."""
+    """Return the last sequence number that a state sent; None if it is not ours or has no ESN."""
     replay = chosen(body, _STATE_SIZE, frozenset((_REPLAY_ESN,))).get(_REPLAY_ESN)
     if replay is None or read_state(body) is None:
         return None
@@ -273,7 +273,7 @@ def sent_sequence(body: bytes) -> int | None:
 
 
 def read_policy(body: bytes) -> XfrmPolicy | None:
-    """The policy of a message; None for one of a socket, or of single ports, protocols or interfaces."""
+    """Decode a policy; None for per-socket ones and those with ports, a protocol or an interface."""
     destination, source, family, to_bits, from_bits, protocol, link, _ = _SELECTOR.unpack_from(body)
     priority, _, direction, action, _, _ = _POLICY_TAIL.unpack_from(body, _POLICY_SIZE - _POLICY_TAIL.size)
     if direction > Direction.FWD or protocol or link or any(body[32:40]) or family not in _FAMILIES:
@@ -306,7 +306,7 @@ def _selector(policy: XfrmPolicy) -> bytes:
 
 
 def _template(one: XfrmTemplate, family: int) -> bytes:
-    everything = 0xFFFFFFFF
+    any_algorithm = 0xFFFFFFFF
     return _TEMPLATE.pack(
         _octets(one.destination),
         one.spi.to_bytes(4),
@@ -317,7 +317,7 @@ def _template(one: XfrmTemplate, family: int) -> bytes:
         _MODE_TUNNEL,
         0,
         int(one.optional),
-        *(everything,) * 3,
+        *(any_algorithm,) * 3,
     )
 
 
@@ -344,7 +344,7 @@ def _read_algorithm(kind: int, found: Mapping[int, bytes]) -> Algorithm | None:
     data = found[kind]
     name, bits = _ALGORITHM.unpack_from(data)
     begin = _ALGORITHM.size + (0 if kind == _ALG_CRYPT else 4)
-    # The kernel fills in what authentication truncates to where it is not given.
+    # For authentication the kernel fills in its default truncation length, so it is not compared.
     icv = int.from_bytes(data[_ALGORITHM.size : begin], "little") if kind == _ALG_AEAD else 0
     return Algorithm(name.rstrip(b"\0").decode(), KeyOctets(data[begin : begin + (bits + 7) // 8]), icv)
 
@@ -372,43 +372,46 @@ def _address(octets: bytes, family: int) -> IPAddress:
     return IPv4Address(octets[:4]) if family == socket.AF_INET else IPv6Address(octets)
 
 
-# The kernel.
+# Requests to the kernel.
 
 
 class XfrmKernel:
-    """The kernel's states and policies of this namespace. Methods raise NetlinkError, or say what failed."""
+    """The XFRM states and policies of this namespace.
+
+    Methods for several rows return one error or None per row; the others raise NetlinkError.
+    """
 
     async def states(self) -> list[XfrmState]:
-        """All of ESP in tunnel mode with our request ID, with their keys."""
+        """Return all ESP tunnel states with our reqid, with their keys."""
         return await to_thread.run_sync(_dump, "list states", XFRM_MSG_GETSA, read_state)
 
     async def policies(self) -> list[XfrmPolicy]:
-        """All that are of networks alone."""
+        """Return all policies that select by networks only."""
         return await to_thread.run_sync(_dump, "list policies", XFRM_MSG_GETPOLICY, read_policy)
 
     async def last_sequence(self) -> int | None:
-        """The highest sequence number, in its lower 32 bits, that a state has sent; None: no state counts."""
+        """Return the highest sequence number (lower 32 bits) that a state sent; None without states."""
         found = await to_thread.run_sync(_dump, "list states", XFRM_MSG_GETSA, sent_sequence)
         return max(found, default=None)
 
     async def add_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
-        """Add each; why one was refused, in their order."""
+        """Add states; return an error or None for each."""
         return await to_thread.run_sync(_each, [add_state(one) for one in states])
 
     async def delete_states(self, states: Sequence[XfrmState]) -> list[NetlinkError | None]:
-        """Delete each; what is not there is fine."""
+        """Delete states, ignoring missing ones; return an error or None for each."""
         return await to_thread.run_sync(_each, [delete_state(one) for one in states])
 
     async def set_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
-        """Add each, in place of the one with its key; why one was refused, in their order."""
+        """Add or replace policies by key; return an error or None for each."""
         return await to_thread.run_sync(_each, [set_policy(one) for one in policies])
 
     async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]:
-        """Delete each; what is not there is fine."""
+        """Delete policies, ignoring missing ones; return an error or None for each."""
         return await to_thread.run_sync(_each, [delete_policy(one) for one in policies])
 
     async def flush(self) -> None:
-        """Delete all states and policies there are, whatever program made them. Raises NetlinkError."""
+        """Delete all states and policies, including foreign ones. Raises NetlinkError."""
         await to_thread.run_sync(_flush)
 
 

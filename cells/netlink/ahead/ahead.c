@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One exchange with the kernel by a thread of its own, while the caller goes on: see ahead.py.
-// netlink(7): the kernel does the work while it is being sent to, and answers before send(2) returns.
-// The thread never meets the interpreter, so neither waits for the other.
+// Netlink exchanges in a background thread: see AsyncExchange in connection.py, which loads this library.
+// The kernel processes a request within send(2) and answers before it returns (netlink(7)). A C thread runs
+// it without Python's GIL, so neither it nor the event loop waits for the other.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/netlink.h>
@@ -15,7 +15,7 @@
 
 enum { REQUEST_LIMIT = 4096, ANSWER_LIMIT = 32768, STACK = 65536 };
 
-enum state { IDLE, GIVEN, DONE, OVER };
+enum state { IDLE, STARTED, DONE, CLOSING };
 
 struct exchange {
 	pthread_mutex_t lock;
@@ -23,14 +23,14 @@ struct exchange {
 	pthread_t thread;
 	enum state state;
 	int fd, error;
-	uint32_t last; // the sequence number of the last answer
+	uint32_t last; // sequence number of the last request
 	uint32_t request_length, answer_length;
 	char request[REQUEST_LIMIT];
 	char answer[ANSWER_LIMIT] __attribute__((aligned(NLMSG_ALIGNTO)));
 };
 
-// Whether the answer to the last request is among these messages.
-static bool ends(const char *messages, uint32_t length, uint32_t last)
+// Return whether these messages contain the answer to the last request.
+static bool has_last_answer(const char *messages, uint32_t length, uint32_t last)
 {
 	for (uint32_t at = 0; at + sizeof(struct nlmsghdr) <= length;) {
 		const struct nlmsghdr *header = (const void *)(messages + at);
@@ -52,19 +52,19 @@ static int perform(struct exchange *exchange)
 		if (length < 0)
 			return errno;
 		exchange->answer_length = before + NLMSG_ALIGN(length);
-		if (ends(exchange->answer + before, length, exchange->last))
+		if (has_last_answer(exchange->answer + before, length, exchange->last))
 			return 0;
 		if (exchange->answer_length >= ANSWER_LIMIT)
 			return EMSGSIZE;
 	}
 }
 
-static void *work(void *given)
+static void *run_exchanges(void *argument)
 {
-	struct exchange *exchange = given;
+	struct exchange *exchange = argument;
 	pthread_mutex_lock(&exchange->lock);
-	while (exchange->state != OVER) {
-		if (exchange->state != GIVEN) {
+	while (exchange->state != CLOSING) {
+		if (exchange->state != STARTED) {
 			pthread_cond_wait(&exchange->changed, &exchange->lock);
 			continue;
 		}
@@ -72,7 +72,7 @@ static void *work(void *given)
 		int error = perform(exchange);
 		pthread_mutex_lock(&exchange->lock);
 		exchange->error = error;
-		if (exchange->state == GIVEN)
+		if (exchange->state == STARTED)
 			exchange->state = DONE;
 		pthread_cond_broadcast(&exchange->changed);
 	}
@@ -80,7 +80,8 @@ static void *work(void *given)
 	return NULL;
 }
 
-// A thread that waits for work on this netlink socket, which stays the caller's; NULL and errno when there is none.
+// Start a thread for exchanges over this netlink socket. The caller closes the socket, after exchange_close().
+// Returns NULL and sets errno on failure.
 struct exchange *exchange_open(int fd)
 {
 	struct exchange *exchange = calloc(1, sizeof(*exchange));
@@ -93,9 +94,9 @@ struct exchange *exchange_open(int fd)
 	pthread_cond_init(&exchange->changed, NULL);
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, STACK);
-	sigfillset(&all); // signals are the main thread's
+	sigfillset(&all); // the main thread handles signals
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int error = pthread_create(&exchange->thread, &attributes, work, exchange);
+	int error = pthread_create(&exchange->thread, &attributes, run_exchanges, exchange);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	pthread_attr_destroy(&attributes);
 	if (!error)
@@ -105,7 +106,7 @@ struct exchange *exchange_open(int fd)
 	return NULL;
 }
 
-// Have these requests exchanged; 0, else an errno: EBUSY while the last answer has not been taken.
+// Hand requests to the thread; returns 0 or an errno: EBUSY until exchange_finish() returned the previous answers.
 int exchange_start(struct exchange *exchange, const void *request, uint32_t length, uint32_t last)
 {
 	int error = 0;
@@ -118,18 +119,18 @@ int exchange_start(struct exchange *exchange, const void *request, uint32_t leng
 		memcpy(exchange->request, request, length);
 		exchange->request_length = length;
 		exchange->last = last;
-		exchange->state = GIVEN;
+		exchange->state = STARTED;
 		pthread_cond_broadcast(&exchange->changed);
 	}
 	pthread_mutex_unlock(&exchange->lock);
 	return error;
 }
 
-// Wait for the answers; how long they are, or a negative errno. They stay where they are until the next start.
+// Wait for the answers; returns their length or a negative errno. The buffer is valid until the next start.
 int64_t exchange_finish(struct exchange *exchange, const void **answer)
 {
 	pthread_mutex_lock(&exchange->lock);
-	while (exchange->state == GIVEN)
+	while (exchange->state == STARTED)
 		pthread_cond_wait(&exchange->changed, &exchange->lock);
 	int64_t result = exchange->error ? -exchange->error : (int64_t)exchange->answer_length;
 	if (exchange->state != DONE)
@@ -141,11 +142,11 @@ int64_t exchange_finish(struct exchange *exchange, const void **answer)
 	return result;
 }
 
-// End the thread, once it has done what it was given.
+// End the thread after the current exchange, and free everything.
 void exchange_close(struct exchange *exchange)
 {
 	pthread_mutex_lock(&exchange->lock);
-	exchange->state = OVER;
+	exchange->state = CLOSING;
 	pthread_cond_broadcast(&exchange->changed);
 	pthread_mutex_unlock(&exchange->lock);
 	pthread_join(exchange->thread, NULL);

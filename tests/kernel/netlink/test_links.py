@@ -93,12 +93,12 @@ async def test_a_name_that_is_taken_is_eexist_and_changes_nothing(in_node: None)
 
 async def test_a_veth_pair_created_ahead_is_the_one_returned(in_node: None) -> None:
     async with host_links() as links, pods(2) as [one, two]:
-        links.begin_veth(pair(1, one.net))
+        links.start_create_veth(pair(1, one.net))
         with pytest.raises(NetlinkError) as caught:
-            links.begin_veth(pair(2, two.net))
+            links.start_create_veth(pair(2, two.net))
         assert caught.value.errno == errno.EBUSY
         other = links.create_veth(pair(2, two.net))
-        made = links.created_veth()
+        made = links.finish_create_veth()
         found = {link.name: (link.ifindex, link.peer_ifindex) for link in links.links()}
         assert found["lxc000000000001"] == (made.host_ifindex, made.pod_ifindex)
         assert found["lxc000000000002"] == (other.host_ifindex, other.pod_ifindex)
@@ -108,21 +108,21 @@ async def test_the_error_of_a_veth_pair_created_ahead_is_raised_when_it_is_fetch
     async with host_links() as links, pods(2) as [one, two]:
         links.create_veth(pair(1, one.net))
         for wanted in (pair(1, two.net), pair(2, one.net)):
-            links.begin_veth(wanted)
+            links.start_create_veth(wanted)
             with pytest.raises(NetlinkError, match=r"create veth .* File exists") as caught:
-                links.created_veth()
+                links.finish_create_veth()
             assert caught.value.errno == errno.EEXIST
-        links.begin_veth(pair(2, two.net))
-        assert links.created_veth().host_ifindex > 0
+        links.start_create_veth(pair(2, two.net))
+        assert links.finish_create_veth().host_ifindex > 0
 
 
 async def test_a_veth_pair_created_ahead_and_never_fetched_stays_after_the_stop(in_node: None) -> None:
     async with host_links() as links, pods(1) as [pod]:
-        links.begin_veth(pair(1, pod.net))
+        links.start_create_veth(pair(1, pod.net))
         await anyio.lowlevel.checkpoint()
     async with host_links() as links:
         with pytest.raises(NetlinkError, match="no request"):
-            links.created_veth()
+            links.finish_create_veth()
 
 
 async def test_activation_sets_alias_up_and_turns_the_reverse_path_filter_off(in_node: None) -> None:

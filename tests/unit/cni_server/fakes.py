@@ -124,12 +124,12 @@ class FakeNode:
         self.links[index] = FakeLink(pair.host_name, pod, pair.pod_name, pair.mtu)
         return CreatedLink(index, index + 1000)
 
-    def begin_veth(self, pair: VethPair) -> None:
+    def start_create_veth(self, pair: VethPair) -> None:
         assert self._started is None, "one pair at a time"
         self._started = pair
         self.ahead += 1
 
-    def created_veth(self) -> CreatedLink:
+    def finish_create_veth(self) -> CreatedLink:
         assert self._started is not None
         pair, self._started = self._started, None
         return self.create_veth(pair)
