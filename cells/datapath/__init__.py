@@ -1,9 +1,9 @@
-"""The eBPF programs that forward pods' packets, in the kernel and on interfaces.
+"""The node's eBPF programs: loading, replacing and attaching them, and garbage collection of connections.
 
-Edge: compiled C (``bpf/``, made into ``objects/`` by ``build.py``) loaded onto the node's maps with libbpf.
-Why:  programs are shared by all endpoints and differ only through maps, so adding a pod loads nothing, and an
-      upgrade replaces the entries of one map: small dispatchers stay attached and jump to whatever generation
-      is in force. What is in the kernel forwards on while no agent runs.
+The compiled objects (``bpf/``, compiled into ``objects/`` by ``build.py``) are loaded onto the node's maps
+with libbpf. All endpoints share the programs, which differ only through maps, so adding a pod loads nothing.
+Small dispatchers stay attached and tail-call the active programs, so an upgrade only replaces the entries of
+one map. The programs keep forwarding while no agent runs.
 """
 
 from collections.abc import Iterable
@@ -18,33 +18,34 @@ from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, sec
 __all__ = ["DatapathWatchdog", "cell"]
 
 
-# Sees to it that the programs stay in force, and pinned.
-#
-# Why: an attached program without the one it jumps to drops what pods send; without pins, the next start
-#      would attach to every interface again.
+# The watchdog. A dispatcher without its entry drops the pods' packets; without pins, the next start would
+# attach to every interface again.
 
 INTERVAL: Final = seconds(30)
 
 
 class DatapathWatchdog:
-    """A job; what it cannot put right fails it, which shows as degraded, and is tried again."""
+    """Restore removed entries and pins of the programs, every 30 seconds.
+
+    A repair that fails marks the job's health as degraded, and is retried.
+    """
 
     def __init__(self, datapath: Datapath, jobs: Jobs, log: Logger) -> None:
         self.found = 0
-        """Programs that were missing, so far."""
+        """Number of programs restored since the start."""
         self._datapath = datapath
         self._log = log
         jobs.timer("compare programs", self.compare, INTERVAL)
 
     async def compare(self) -> None:
-        """Look at the entries and the pins, and put back what is missing."""
+        """Check the entries and pins, and restore missing ones."""
         if wrong := await self._datapath.repair():
             self.found += len(wrong)
             self._log.warning("programs were detached by others, attached again", programs=", ".join(wrong))
 
 
 def watchdog_metrics(watchdog: DatapathWatchdog) -> Member[metrics.Collector]:
-    """What the watchdog found, as a metric."""
+    """Export the watchdog's repairs as a metric."""
 
     async def collect() -> Iterable[metrics.MetricFamily]:
         text = "Programs that others detached or unpinned."

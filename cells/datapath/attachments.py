@@ -1,4 +1,7 @@
-"""The programs attached to interfaces: loaded once, pinned, and reused while the package's are the same."""
+"""Dispatchers at interfaces, XDP programs of devices, and programs of devices without Ethernet headers.
+
+Datapath uses all three. The dispatchers are pinned, and reused by the next agent if they are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
-from cells.datapath.generation import enter, ids_in_force
+from cells.datapath.generation import active_program_ids, load_and_publish
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import DISPATCHERS, L3_ENTRIES, XDP_DISPATCHER, XDP_ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS, DatapathSettings
@@ -33,7 +36,7 @@ __all__ = ["is_ours"]
 
 
 class Dispatchers:
-    """Open descriptors of the dispatchers. ``stale``: interfaces still have others."""
+    """Open descriptors of the dispatchers. ``stale``: interfaces still have an earlier agent's."""
 
     def __init__(self, descriptors: Mapping[str, int], *, stale: bool) -> None:
         self.descriptors = dict(descriptors)
@@ -41,9 +44,10 @@ class Dispatchers:
 
     @classmethod
     def load(cls, data: bytes, name: str, tables: Collection[Map], pins: Path) -> Self:
-        """The pinned dispatchers if they are these very programs on these very maps, else these; LoadError.
+        """Return the pinned dispatchers if instructions and maps are unchanged, else load new ones.
 
-        New ones are not pinned yet: pins say what interfaces have, so :meth:`settle` comes after attaching.
+        New ones are not pinned: the pins stand for what is attached, so call :meth:`pin_all` after attaching.
+        Raises LoadError.
         """
         unpin_unfinished(pins, DISPATCHERS)
         with LoadedObject(data, name) as loaded:
@@ -51,22 +55,22 @@ class Dispatchers:
             loaded.load()
             loaded.expect(DISPATCHERS)
             fresh = loaded.programs()
-            pinned = open_pinned(pins)
+            pinned = open_dispatcher_pins(pins)
             if all(program in pinned and same(pinned[program], fresh[program]) for program in DISPATCHERS):
                 return cls(pinned, stale=False)
             close_all(pinned.values())
             return cls({program: os.dup(fresh[program]) for program in DISPATCHERS}, stale=True)
 
-    def settle(self, pins: Path) -> None:
-        """Note that every interface has these now."""
+    def pin_all(self, pins: Path) -> None:
+        """Pin the dispatchers, after they were attached to all interfaces."""
         pins.mkdir(parents=True, exist_ok=True)
         for name, descriptor in self.descriptors.items():
             replace_pin(descriptor, pins / name)
         self.stale = False
 
     def unpinned(self, pins: Path) -> list[str]:
-        """Names of those that are not pinned, or with another program in place of their pin."""
-        pinned = open_pinned(pins)
+        """Return the names of dispatchers that are not pinned, or with another program at their pin."""
+        pinned = open_dispatcher_pins(pins)
         try:
             return [
                 name
@@ -77,39 +81,38 @@ class Dispatchers:
             close_all(pinned.values())
 
     def describe(self) -> dict[str, ProgramInfo]:
-        """The programs by name."""
+        """Return the programs by name."""
         return {name: program_info(descriptor) for name, descriptor in self.descriptors.items()}
 
     def close(self) -> None:
-        """Give up the descriptors; pinned and attached programs go on."""
+        """Close the descriptors; pinned and attached programs stay."""
         close_all(self.descriptors.values())
         self.descriptors.clear()
 
 
-def open_pinned(pins: Path) -> dict[str, int]:
-    """Descriptors of the dispatchers that are pinned."""
+def open_dispatcher_pins(pins: Path) -> dict[str, int]:
+    """Return descriptors of the pinned dispatchers."""
     found = {}
     for name in DISPATCHERS:
         try:
             found[name] = open_program(pins / name)
-        except BpfError:  # none there, or not a program: it will be replaced
+        except BpfError:  # missing, or not a program: it will be replaced
             continue
     return found
 
 
 def same(old: int, new: int) -> bool:
-    """Whether two programs have the same instructions and the same maps."""
+    """Return whether two programs have the same name, instructions and maps."""
     was, is_ = program_info(old), program_info(new)
     return (was.tag, was.name, set(was.map_ids)) == (is_.tag, is_.name, set(is_.map_ids))
 
 
 def close_all(descriptors: Collection[int]) -> None:
-    """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)
 
 
-# The programs in devices' drivers (XDP), which serve clients outside before the stack sees their packets.
+# XDP programs of devices, which handle NodePort packets of external clients before the stack.
 #
 # Source: net/core/dev.c (dev_change_xdp_fd), linux/if_link.h (XDP_FLAGS_*).
 
@@ -117,8 +120,8 @@ XDP_OBJECT: Final = PACKAGED_OBJECTS / "xdp.o"
 _SLOT: Final = bytes(4)
 
 
-class Drivers:
-    """One program for all devices; a dispatcher of its own is attached to each and jumps to it."""
+class XdpAcceleration:
+    """The XDP program for NodePort: one for all devices, called by an XDP dispatcher on each."""
 
     def __init__(self, settings: DatapathSettings, maps: Maps, links: HostLinks) -> None:
         self._settings = settings
@@ -126,37 +129,40 @@ class Drivers:
         self._links = links
         self._programs: MappingProxyType[str, int] = MappingProxyType({})
 
-    def put_in_force(self, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
-        """Load the program and enter it, unless it is there; none without acceleration. For a worker thread.
+    def activate(self, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
+        """Load the program and enter it into hive_xdp_entry; remove it without acceleration.
 
-        Raises LoadError and BpfError.
+        Does nothing if it is active already. For a worker thread. Raises LoadError and BpfError.
         """
         with map_by_id(self._maps.xdp_entry.id, writable=True) as entry:
             if self._settings.accelerates:
-                enter(entry, XDP_ENTRIES, data, XDP_OBJECT.name, tables, generation, self._settings)
+                load_and_publish(
+                    entry, XDP_ENTRIES, data, XDP_OBJECT.name, tables, generation, self._settings
+                )
             else:
                 entry.delete(_SLOT)
-            self._programs = MappingProxyType(ids_in_force(entry, XDP_ENTRIES))
+            self._programs = MappingProxyType(active_program_ids(entry, XDP_ENTRIES))
 
     def missing(self) -> list[str]:
-        """Names of programs that are no longer in force. For a worker thread."""
+        """Return the names of programs that are no longer entered. For a worker thread."""
         with map_by_id(self._maps.xdp_entry.id) as entry:
-            now = ids_in_force(entry, XDP_ENTRIES)
+            now = active_program_ids(entry, XDP_ENTRIES)
         return [name for name, number in self._programs.items() if now.get(name) != number]
 
     @property
     def programs(self) -> MappingProxyType[str, int]:
-        """Kernel ids by name; none without acceleration."""
+        """Kernel ids by name; empty without acceleration."""
         return self._programs
 
     def attach(self, ifindex: int, dispatcher: int) -> bool:
-        """Attach to a device, in the place of an older one of ours; False if it cannot, and need not.
+        """Attach the dispatcher to a device, replacing an earlier one of ours.
 
-        Raises NetlinkError: it has to, and cannot, or it has another program.
+        Returns False if the driver does not support XDP and the setting is best-effort. Raises NetlinkError
+        if it fails otherwise, or if the device has a foreign XDP program.
         """
         generic = self._settings.generic_xdp
         try:
-            self._detach(ifindex, generic=not generic)  # a link cannot have both
+            self._detach(ifindex, generic=not generic)  # the kernel allows only one mode at a time
             with self._present(ifindex, generic=generic) as present:
                 if present is None or program_info(present).id != program_info(dispatcher).id:
                     self._links.set_xdp(ifindex, dispatcher, generic=generic, instead_of=present)
@@ -167,17 +173,17 @@ class Drivers:
         return True
 
     def detach(self, ifindex: int) -> None:
-        """Take ours off a device. Raises NetlinkError."""
+        """Detach our dispatcher from a device. Raises NetlinkError."""
         for generic in (False, True):
             self._detach(ifindex, generic=generic)
 
     def serves(self, ifindex: int, dispatcher: int) -> bool:
-        """Whether the dispatcher, by its kernel id, is attached as it should be. Raises NetlinkError."""
+        """Return whether this dispatcher is attached in the configured mode. Raises NetlinkError."""
         found = self._links.xdp(ifindex)
         return (found.generic if self._settings.generic_xdp else found.native) == dispatcher
 
     def has_any(self, ifindex: int) -> bool:
-        """Whether one of ours, of whichever age, is attached. Raises NetlinkError."""
+        """Return whether a dispatcher of ours, of any version, is attached. Raises NetlinkError."""
         return any(map(is_ours, self._links.xdp(ifindex)))
 
     def _detach(self, ifindex: int, *, generic: bool) -> None:
@@ -188,7 +194,7 @@ class Drivers:
 
     @contextmanager
     def _present(self, ifindex: int, *, generic: bool) -> Iterator[int | None]:
-        """A descriptor of ours that is attached, None if nothing is. NetlinkError if something else is."""
+        """Open our attached dispatcher; None without a program. Raises NetlinkError for a foreign one."""
         found = self._links.xdp(ifindex)
         number = found.generic if generic else found.native
         if not number:
@@ -206,17 +212,20 @@ class Drivers:
 
 
 def is_ours(program: int) -> bool:
-    """Whether the program with that kernel id is a dispatcher of ours, by its name."""
+    """Return whether a program is a dispatcher of ours, by its name."""
     return bool(program) and program_name(program) == XDP_DISPATCHER
 
 
-# The programs of native devices without Ethernet headers: wireguard, tun, ipip.
+# Programs of native devices without Ethernet headers: wireguard, tun, ipip.
 
 L3_OBJECT: Final = PACKAGED_OBJECTS / "l3.o"
 
 
 class L3Programs:
-    """Both, in hive_l3_entry; none before they are needed. All but ``programs`` is for a worker thread."""
+    """The two programs in hive_l3_entry, loaded only if a device needs them.
+
+    Methods are for a worker thread.
+    """
 
     def __init__(self, settings: DatapathSettings, maps: Maps) -> None:
         self._settings = settings
@@ -226,22 +235,22 @@ class L3Programs:
 
     @property
     def needed(self) -> bool:
-        """Whether they are in force, here or for an agent before."""
+        """Whether this or an earlier agent activated them."""
         if self.programs:
             return True
         with map_by_id(self._maps.l3_entry.id) as entry:
-            return bool(ids_in_force(entry, L3_ENTRIES))
+            return bool(active_program_ids(entry, L3_ENTRIES))
 
-    def put_in_force(self, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
-        """Load and enter them, unless they are. Raises LoadError and BpfError."""
+    def activate(self, tables: tuple[Map, ...], data: bytes, generation: int) -> None:
+        """Load and enter them, unless they are active already. Raises LoadError and BpfError."""
         with map_by_id(self._maps.l3_entry.id, writable=True) as entry:
-            enter(entry, L3_ENTRIES, data, L3_OBJECT.name, tables, generation, self._settings)
-            self.programs = MappingProxyType(ids_in_force(entry, L3_ENTRIES))
+            load_and_publish(entry, L3_ENTRIES, data, L3_OBJECT.name, tables, generation, self._settings)
+            self.programs = MappingProxyType(active_program_ids(entry, L3_ENTRIES))
 
     def missing(self) -> list[str]:
-        """Names of programs that are no longer in force."""
+        """Return the names of programs that are no longer entered."""
         if not self.programs:
             return []
         with map_by_id(self._maps.l3_entry.id) as entry:
-            now = ids_in_force(entry, L3_ENTRIES)
+            now = active_program_ids(entry, L3_ENTRIES)
         return [name for name, number in self.programs.items() if now.get(name) != number]

@@ -1,4 +1,7 @@
-"""Compiles the eBPF objects, and the C libraries of cells."""
+"""Compiles the eBPF objects (bpf/*.c into objects/), and the C libraries that cells load.
+
+Used by make install, the image build and tests: ``python -P cells/datapath/build.py [libraries]``.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,24 @@ from pathlib import Path
 SOURCES = Path(__file__).resolve().parent / "bpf"
 OBJECTS = Path(__file__).resolve().parent / "objects"
 DIGEST = "sources.sha256"
-"""The file beside the objects: the digest of what they were compiled from."""
+"""The file beside the objects with the digest of their sources."""
 PROGRAMS = ("dispatch", "datapath", "l3", "xdp", "gc", "sock")
 
 NEWEST, OLDEST = 17, 14
-"""Versions of clang that are tested. What clang 18 makes takes more stack than the kernel gives."""
+"""Tested versions of clang. Code of clang 18 exceeds the kernel's stack limit."""
 
 CONSTANTS, TAG = b".rodata.cfg", 32
-"""The section of what the loader writes into an object, and the bytes of its tag."""
+"""The ELF section of the constants that the loader writes, and the size of its build tag in bytes."""
 
 FLAGS = ("-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 
 class ObjectBuildError(RuntimeError):
-    """The objects cannot be compiled; the text has what is missing, or the compiler's message."""
+    """Raised when the objects cannot be compiled; names the missing tool or has the compiler's message."""
 
 
 def compile_objects(out_dir: Path) -> list[Path]:
-    """Compile every object, such as ``datapath.o``, into ``out_dir`` and return their paths.
+    """Compile all objects, such as ``datapath.o``, into ``out_dir`` and return their paths.
 
     Raises ObjectBuildError.
     """
@@ -46,7 +49,7 @@ def compile_objects(out_dir: Path) -> list[Path]:
 
 
 def sources_digest() -> str:
-    """The SHA-256 of all that objects are compiled from, and of the compiler's flags."""
+    """Return the SHA-256 of all sources and of the compiler's flags."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sorted(SOURCES.rglob("*.[ch]")):
         content = path.read_bytes()
@@ -55,7 +58,7 @@ def sources_digest() -> str:
 
 
 def are_current(out_dir: Path) -> bool:
-    """Whether the objects in a folder were compiled from the sources as they are now."""
+    """Return whether the objects in a directory were compiled from the current sources."""
     try:
         return (out_dir / DIGEST).read_text(encoding="ascii") == sources_digest()
     except FileNotFoundError:
@@ -63,11 +66,11 @@ def are_current(out_dir: Path) -> bool:
 
 
 def tagged(source: Path, target: Path, tag: str) -> Path:
-    """Write a compiled object once more, with a tag (at most 31 characters): a generation of its own.
+    """Write a copy of a compiled object with a build tag (at most 31 characters), to get another generation.
 
-    The digest of the file differs, and the running programs' ``.rodata.cfg`` shows the tag. It is written
-    into that section, as its last field (``struct config`` of ``bpf/lib/config.h``); sections are found
-    as elf(5) has them. Raises ObjectBuildError.
+    The file's digest differs, and ``.rodata.cfg`` of the loaded programs shows the tag. It is the last field
+    of that section (``struct config`` of ``bpf/lib/config.h``); sections are found as elf(5) describes.
+    Raises ObjectBuildError.
     """
     if not re.fullmatch(rf"[\w.+-]{{0,{TAG - 1}}}", tag, re.ASCII):
         raise ObjectBuildError(
@@ -86,7 +89,7 @@ def tagged(source: Path, target: Path, tag: str) -> Path:
 
 
 def find_clang() -> str:
-    """The compiler: ``clang`` if it is of a tested version, else the newest versioned one that is.
+    """Return ``clang`` if its version is tested, else the newest tested ``clang-N``.
 
     Raises ObjectBuildError.
     """
@@ -103,16 +106,16 @@ def find_clang() -> str:
 
 
 def major_version(clang: str) -> int:
-    """The version of a compiler; 0 if it does not say."""
+    """Return the major version of a compiler; 0 if it is unknown."""
     done = subprocess.run([clang, "-dumpversion"], capture_output=True, text=True, check=False)
     number = done.stdout.partition(".")[0]
     return int(number) if number.isdecimal() else 0
 
 
 def compile_one(clang: str, source: Path, target: Path, *headers: Path) -> Path:
-    """Compile one file, with more folders of headers. The result does not depend on where the sources lie.
+    """Compile one file, with extra include directories, independently of the path of the sources.
 
-    It is renamed into place, so concurrent builds are safe: a starting agent finds one or the other.
+    It is renamed into place, so concurrent builds are safe: a starting agent finds the old or the new file.
     """
     with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
         fresh = Path(folder) / target.name
@@ -129,14 +132,14 @@ def compile_one(clang: str, source: Path, target: Path, *headers: Path) -> Path:
 
 
 def arch_headers() -> Path:
-    """Where Debian keeps this architecture's ``asm/types.h``; with -target bpf clang does not look there."""
+    """Return the include directory with ``asm/types.h``, which clang does not search with -target bpf."""
     multiarch = sysconfig.get_config_var("MULTIARCH") or f"{platform.machine()}-linux-gnu"
     directory = Path("/usr/include") / multiarch
     return directory if directory.is_dir() else Path("/usr/include")
 
 
 def explain(errors: str, source: Path) -> str:
-    """The compiler's complaint, led by what to install when a header is missing."""
+    """Return the compiler's message, or which package to install if a header is missing."""
     missing = re.search(r"'((?:bpf|linux|asm)/[\w/]+\.h)' file not found", errors)
     if missing:
         package = "libbpf-dev" if missing[1].startswith("bpf/") else "linux-libc-dev"
@@ -144,14 +147,14 @@ def explain(errors: str, source: Path) -> str:
     return f"{source.name} does not compile:\n{errors.strip()}"
 
 
-# The C libraries of cells, which Python loads.
+# C libraries that cells load with ctypes.
 
 CELLS = Path(__file__).resolve().parents[1]
 LIBRARIES = {
     "services/maglev/maglev.c": ("-nostdlib", "-ffreestanding"),
     "netlink/ahead/ahead.c": ("-pthread",),
 }
-"""With the flags each needs besides."""
+"""Sources, with extra compiler flags."""
 LIBRARY_FLAGS = (
     "-O2",
     "-std=gnu11",
@@ -165,11 +168,11 @@ LIBRARY_FLAGS = (
 
 
 class LibraryBuildError(RuntimeError):
-    """A library cannot be compiled; the text has what is missing, or the compiler's message."""
+    """Raised when a library cannot be compiled; names the missing tool or has the compiler's message."""
 
 
 def compile_libraries() -> list[Path]:
-    """Compile ``libNAME.so`` of each ``NAME.c``; it takes its place at once. Raises LibraryBuildError."""
+    """Compile ``libNAME.so`` of each ``NAME.c`` and replace it atomically. Raises LibraryBuildError."""
     return [_compile_library(CELLS / source, flags) for source, flags in LIBRARIES.items()]
 
 

@@ -1,8 +1,9 @@
-"""What Cilium's own agent leaves in force on a node that is moved to ours: its programs, until ours serve.
+"""Takeover from Cilium: detach its agent's programs from an interface once ours are attached.
 
-Source: Cilium 1.17: from Linux 6.6 on its programs are attached by tcx, by links pinned below
-        ``<bpf-root>/cilium/{endpoints,devices}/*/links``, before that as filters; their tail calls are pinned
-        beside the maps. tcx runs before filters (kernel: include/net/tcx.h), so what stays there hides ours.
+Cilium 1.17 attaches its programs by tcx from Linux 6.6 on, with links pinned below
+``<bpf-root>/cilium/{endpoints,devices}/*/links``, and before that as tc filters; its tail call maps are
+pinned beside the maps. tcx programs run before filters (kernel: include/net/tcx.h), so ours do not run while
+Cilium's stay.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _PINS: Final = ("endpoints", "devices")
 _CALLS: Final = ("cilium_call_policy", "cilium_egresscall_policy")
 _CALLS_OF_ONE: Final = ("cilium_calls_", "cilium_policy_v2_")
 _FILTERS: Final = "cil_"
-"""How the names of Cilium's programs begin."""
+"""Prefix of the names of Cilium's programs."""
 
 
 class CiliumPrograms:
-    """The programs of Cilium's agent, by the interface they are attached to. For the event loop only."""
+    """The programs of Cilium's agent, by interface. For the event loop only."""
 
     def __init__(self, programs: Path, tables: Path, links: HostLinks) -> None:
         self._programs = programs
@@ -35,15 +36,15 @@ class CiliumPrograms:
         self._found: dict[int, list[Path]] = defaultdict(list)
         for path in sorted(path for kind in _PINS for path in programs.glob(f"{kind}/*/links/*")):
             self._found[_device(path)].append(path)
-        self.there = bool(self._found) or any(self._calls())
-        """Whether Cilium's agent left anything."""
+        self.present = bool(self._found) or any(self._calls())
+        """Whether Cilium's agent left any programs."""
 
     def release(self, ifindex: int, ours: Collection[int]) -> None:
-        """Take Cilium's programs off an interface; those with kernel ids in ``ours`` stay.
+        """Detach Cilium's programs from an interface, except those with kernel ids in ``ours``.
 
-        Raises BpfError, NetlinkError; again is harmless.
+        Idempotent. Raises BpfError, NetlinkError.
         """
-        if not self.there:
+        if not self.present:
             return
         for path in list(self._found.get(ifindex, ())):
             _detach(path)
@@ -54,11 +55,12 @@ class CiliumPrograms:
         )
 
     def release_all(self, ours: Collection[int], keep: Collection[int]) -> list[str]:
-        """Take them off every interface but those of ``keep``; the names of the pins that went.
+        """Detach them from all interfaces except ``keep``; return the removed pins.
 
-        Where some stay the tail calls stay too, which they need. Raises BpfError, NetlinkError, OSError.
+        The tail call maps stay as long as some programs stay, which need them. Raises BpfError, NetlinkError,
+        OSError.
         """
-        if not self.there:
+        if not self.present:
             return []
         released = []
         for ifindex in {*self._found, *(link.ifindex for link in self._links.links())}.difference(keep):
@@ -68,7 +70,7 @@ class CiliumPrograms:
             for path in list(self._calls()):
                 path.unlink(missing_ok=True)
                 released.append(str(path))
-            self.there = False
+            self.present = False
         for kind in _PINS:
             _remove_empty(self._programs / kind)
         return released
@@ -81,7 +83,7 @@ class CiliumPrograms:
 
 
 def _device(path: Path) -> int:
-    """Index of the interface that the pinned link is at; 0 where it does not exist, or is of another kind."""
+    """Return the interface index of a pinned link; 0 if it does not exist, or for other kinds of links."""
     link = open_link(path)
     try:
         return linked_device(link)
@@ -90,7 +92,7 @@ def _device(path: Path) -> int:
 
 
 def _detach(path: Path) -> None:
-    """At once: the kernel would do it some time after the pin went."""
+    """Detach the link, then unpin it: after an unpin alone the kernel detaches some time later."""
     link = open_link(path)
     try:
         if linked_device(link):
@@ -101,7 +103,7 @@ def _detach(path: Path) -> None:
 
 
 def _is_cilium(program: int, ours: Collection[int]) -> bool:
-    """Whether a filter's program is Cilium's, by its name, and not one of ours, which are called alike."""
+    """Return whether a filter's program is Cilium's, by its name; ours have the same names."""
     if not program or program in ours:
         return False
     name = program_name(program)
@@ -109,7 +111,7 @@ def _is_cilium(program: int, ours: Collection[int]) -> bool:
 
 
 def _remove_empty(directory: Path) -> None:
-    """Remove the directories that nothing is left in, the inner ones first."""
+    """Remove empty directories, the inner ones first."""
     for path in sorted([directory, *directory.rglob("*")], reverse=True):
         if path.is_dir():
             with suppress(OSError):

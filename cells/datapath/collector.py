@@ -1,8 +1,8 @@
-"""Removes connections from the maps of flows: ended ones, or all of some addresses, within the kernel.
+"""Deletion of conntrack and NAT entries by eBPF programs: expired ones, or all of some addresses.
 
-Nothing is copied out of the maps. A walk runs in a worker thread, outside the interpreter's lock, in slices
-of entries, or of empty buckets, between which the processor is free for others. The programs are loaded at
-their first use: a start does not wait for them.
+No entry is copied to user space. A walk runs in a worker thread without the GIL, in slices, between which
+other tasks can use the CPU. The programs are loaded at their first use, so the start does not wait for them.
+ConntrackGC uses it, and the deletion of endpoints.
 """
 
 import struct
@@ -36,20 +36,20 @@ _GC: Final[Mapping[str, str]] = MappingProxyType(
         "cilium_snat_v6_external": "hive_nat_gc_v6",
     }
 )
-"""By map: which program walks it."""
-_FORGET: Final = {
+"""The program that walks each map."""
+_DELETE_BY_ADDRESS: Final = {
     4: ("hive_ct_forget_tcp4", "hive_ct_forget_any4", "hive_ct_forget_nat4"),
     6: ("hive_ct_forget_tcp6", "hive_ct_forget_any6", "hive_ct_forget_nat6"),
 }
-"""By family: of flows, then of translations."""
-FORGOTTEN: Final = MapSpec("hive_ct_deleted", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
-"""The addresses to forget: as many as two families of endpoints can have."""
-_WALKS: Final = 8
-"""Walks for one address, at the most. Each looks for what the one before may have passed over."""
+"""By family: programs for the conntrack maps, then for the NAT map."""
+ADDRESSES: Final = MapSpec("hive_ct_deleted", MapType.HASH, 16, 4, 1 << 17, NO_PREALLOC)
+"""Addresses of which to delete all entries; large enough for all endpoints' addresses of both families."""
+_MAX_WALKS: Final = 8
+"""Limit of walks per address: each looks for entries that the previous one missed."""
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What a pass found in one map of flows."""
+    """Result of a walk over one map."""
 
     map: str
     max_entries: int
@@ -59,34 +59,37 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class ConntrackCollector:
-    """The programs that walk the conntrack maps; one walk at a time."""
+    """Runs the programs that walk the conntrack and NAT maps; one walk at a time."""
 
     def __init__(self, maps: Maps, lifecycle: Lifecycle) -> None:
         self._maps = maps
         self._one = anyio.CapacityLimiter(1)
         self._loaded: LoadedObject | None = None
-        self._forgotten: Map | None = None
+        self._addresses: Map | None = None
         lifecycle.append(Hook("close the conntrack programs", stop=self._stop))
 
     async def collect(self) -> tuple[Collected, ...]:
-        """Remove expired connections; by map. Raises LoadError, BpfError."""
+        """Delete expired entries; return the results by map. Raises LoadError, BpfError."""
         return await anyio.to_thread.run_sync(self._collect, limiter=self._one)
 
     async def forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
-        """Remove all connections from and to these addresses; how many there were. LoadError, BpfError."""
+        """Delete all entries from and to these addresses; return their number.
+
+        Raises LoadError, BpfError.
+        """
         return await anyio.to_thread.run_sync(self._forget, frozenset(addresses), limiter=self._one)
 
     async def _stop(self) -> None:
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None
-        if self._forgotten is not None:
-            self._forgotten.close()
-            self._forgotten = None
+        if self._addresses is not None:
+            self._addresses.close()
+            self._addresses = None
 
     def _collect(self) -> tuple[Collected, ...]:
         programs = self._programs()
-        return tuple(  # translations last: they end with their flows
+        return tuple(  # NAT maps last: their entries expire with the conntrack entries
             Collected(table.spec.name, table.spec.max_entries, *walked(programs[_GC[table.spec.name]]))
             for table in (*self._maps.conntrack, *self._maps.nat)
         )
@@ -94,40 +97,40 @@ class ConntrackCollector:
     def _forget(self, addresses: Collection[IPv4Address | IPv6Address]) -> int:
         if not addresses:
             return 0
-        programs, forgotten = self._programs(), self._forgotten
-        assert forgotten is not None  # noqa: S101  (made with the programs)
+        programs, addresses_map = self._programs(), self._addresses
+        assert addresses_map is not None  # noqa: S101  (created with the programs)
         deleted = 0
-        # An IPv4 address looks like an IPv6 one that ends in zeros: each family is looked for on its own.
-        for version in _FORGET:
+        # A padded IPv4 address could equal an IPv6 address, so each family has its own walks.
+        for version in _DELETE_BY_ADDRESS:
             keys = [ip.packed.ljust(16, b"\0") for ip in addresses if ip.version == version]
             if not keys:
                 continue
-            forgotten.update_batch([(key, bytes(4)) for key in keys])
+            addresses_map.update_batch([(key, bytes(4)) for key in keys])
             try:
-                for name in _FORGET[version]:
+                for name in _DELETE_BY_ADDRESS[version]:
                     deleted += _delete_all(programs[name])
             finally:
-                forgotten.delete_batch(keys)
+                addresses_map.delete_batch(keys)
         return deleted
 
     def _programs(self) -> dict[str, int]:
         if self._loaded is None:
-            forgotten = create_map(FORGOTTEN)
+            addresses_map = create_map(ADDRESSES)
             try:
-                self._loaded = self._load(forgotten)
+                self._loaded = self._load(addresses_map)
             except BaseException:
-                forgotten.close()
+                addresses_map.close()
                 raise
-            self._forgotten = forgotten
+            self._addresses = addresses_map
         return self._loaded.programs()
 
-    def _load(self, forgotten: Map) -> LoadedObject:
+    def _load(self, addresses_map: Map) -> LoadedObject:
         path = PACKAGED_OBJECTS / "gc.o"
         loaded = LoadedObject(read_object(path), path.name)
         try:
-            loaded.use_maps({table.spec.name: table.fd for table in (*self._maps.all(), forgotten)})
+            loaded.use_maps({table.spec.name: table.fd for table in (*self._maps.all(), addresses_map)})
             loaded.load()
-            loaded.expect((*_GC.values(), *_FORGET[4], *_FORGET[6]))
+            loaded.expect((*_GC.values(), *_DELETE_BY_ADDRESS[4], *_DELETE_BY_ADDRESS[6]))
         except (LoadError, OSError):
             loaded.close()
             raise
@@ -135,13 +138,13 @@ class ConntrackCollector:
 
 
 def walked(program: int) -> tuple[int, int, int]:
-    """Walk the map of one of the programs, a slice a run: entries seen, alive, deleted. Raises BpfError."""
+    """Run a program over its whole map; return entries seen, alive and deleted. Raises BpfError."""
     *_, (seen, alive, deleted) = slices(program)
     return seen, alive, deleted
 
 
 def slices(program: int) -> Iterator[tuple[int, int, int]]:
-    """Walk the map of one of the programs: entries seen, alive and deleted so far, after each slice."""
+    """Run a program over its whole map; yield entries seen, alive and deleted so far after each slice."""
     state, bucket, buckets = bytes(_WALK.size), 0, 1
     while bucket < buckets:
         state = run_program(program, state)
@@ -150,9 +153,9 @@ def slices(program: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _delete_all(program: int) -> int:
-    """Walk until a walk finds nothing to delete: what moves in its bucket as others go may be missed."""
+    """Walk until nothing is deleted: entries that move in their bucket during deletions may be missed."""
     deleted = 0
-    for _ in range(_WALKS):
+    for _ in range(_MAX_WALKS):
         _, _, found = walked(program)
         deleted += found
         if not found:

@@ -1,8 +1,8 @@
-"""Removes ended connections from the conntrack maps, at intervals that fit the traffic.
+"""Garbage collection of the conntrack and NAT maps, at intervals that adapt to the traffic.
 
-Job: walks the maps with programs in the kernel, off the event loop.
-Why: the datapath only renews lifetimes; without this, ended connections would push live ones out of full
-     maps.
+The programs only extend lifetimes; without garbage collection, expired entries would push live ones out of
+full LRU maps. ConntrackCollector walks the maps, off the event loop; the ``conntrack`` table and metrics show
+the results.
 
 Settings: conntrack-gc-interval, conntrack-gc-max-interval.
 """
@@ -40,17 +40,17 @@ from lifecycle import (
 __all__ = ["ConntrackGC", "ConntrackMap", "Passes", "cell"]
 
 
-# How often ended connections are removed.
+# Settings.
 
 
 class ConntrackSettings(Settings, frozen=True):
     """Settings of the conntrack cell."""
 
     conntrack_gc_interval: Duration = seconds(0)
-    """Time between two passes over the conntrack maps; 0: 10s to 12h, by how much the last one removed."""
+    """Interval of conntrack garbage collection; 0: 10s to 12h, by how much the last pass removed."""
 
     conntrack_gc_max_interval: Duration = seconds(0)
-    """The longest that an interval by itself may become; 0: 12h."""
+    """Upper bound of the adaptive interval; 0: 12h."""
 
     def faults(self) -> Iterator[str]:
         for field in self.__struct_fields__:
@@ -59,29 +59,29 @@ class ConntrackSettings(Settings, frozen=True):
                 yield f"{field.replace('_', '-')}={value}: expected 0, or 1s and more"
 
 
-# How long to wait between two passes over the conntrack maps.
+# The adaptive interval.
 #
-# Source: Cilium 1.17, conntrack garbage collection (the interval follows from the share of entries removed).
+# Source: Cilium 1.17, conntrack garbage collection.
 
 START: Final = 300.0
 SHORTEST: Final = 10.0
 LONGEST: Final = 12 * 3600.0
 
 MANY: Final = 0.25
-"""A larger share removed makes the interval shorter."""
+"""Above this removed share the interval gets shorter."""
 FEW: Final = 0.05
-"""A smaller share, though not none, makes it longer."""
+"""Below this removed share, except 0, the interval gets longer."""
 MOST: Final = 0.9
 """Larger shares count as this one."""
 GROWTH: Final = 1.5
 
 
 def next_interval(expected: float, removed: float, actual: float | None = None) -> float:
-    """Seconds to wait after a pass that removed this share (0 to 1) of the fullest map's capacity.
+    """Return the seconds until the next pass, after one that removed this share (0 to 1) of the fullest map.
 
-    ``expected`` is the interval that was to pass before it, ``actual`` the one that did, None for a first
-    pass: one that came early has had less time to find something, so its share counts for more.
-    A share of 0 means that there is no traffic, and changes nothing.
+    ``expected`` is the planned interval before the pass, ``actual`` the real one, None for the first pass.
+    After a shorter interval, the share is scaled up. A share of 0 means that there is no traffic, and keeps
+    the interval.
     """
     share = removed
     if actual is not None and 0 < actual < expected:
@@ -94,15 +94,15 @@ def next_interval(expected: float, removed: float, actual: float | None = None) 
 
 
 def whole(seconds: float) -> float:
-    """Rounded to a second, halves up."""
+    """Round to a second, halves up."""
     return float(math.floor(seconds + 0.5))
 
 
-# Passes over the conntrack maps, one after another.
+# Passes over the maps.
 
 
 class ConntrackMap(msgspec.Struct, frozen=True):
-    """What the last pass found in one map, and all passes together removed. Times in seconds."""
+    """A row of the ``conntrack`` table: the last pass over a map, and totals. Times in seconds."""
 
     map: str
     max_entries: int
@@ -112,31 +112,31 @@ class ConntrackMap(msgspec.Struct, frozen=True):
     deleted_so_far: int
     passes: int
     at: float
-    """When the pass ended, since the epoch."""
+    """End of the pass, in seconds since the epoch."""
     took: float
     interval: float
-    """Until the next one."""
+    """Time until the next pass."""
 
 
 def conntrack_table() -> Table[str, ConntrackMap]:
-    """The ``conntrack`` table, by map."""
+    """Create the ``conntrack`` table, keyed by map."""
     return Table("conntrack", key=lambda row: row.map)
 
 
 class Passes:
-    """How the passes so far went."""
+    """Statistics of the passes."""
 
     def __init__(self) -> None:
         self.durations = Histogram()
-        """Of those that came to their end, in seconds."""
+        """Of completed passes, in seconds."""
         self.failed = 0
 
 
 @after(PodsExposed)
 class ConntrackGC:
-    """Removes what has ended: once endpoints are restored, then at intervals that fit the traffic.
+    """Runs a pass after endpoints are restored, and then at adaptive intervals.
 
-    A pass that fails is tried again after a growing pause, and shows as degraded health.
+    A failed pass marks the health as degraded, and is retried with backoff.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ _NAT: Final = {"cilium_snat_v4_external": "ipv4", "cilium_snat_v6_external": "ip
 
 
 def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFamily]:
-    """How often connections were removed, how long that took, how many there are."""
+    """Return the metrics of passes and entries."""
     all_maps = list(rows)
     found = {_MAPS[row.map]: row for row in all_maps if row.map in _MAPS}
     runs = {(*what, "completed"): row.passes for what, row in found.items()}
@@ -261,7 +261,7 @@ def families(rows: Iterable[ConntrackMap], passes: Passes) -> Iterator[MetricFam
 
 
 def conntrack_metrics(table: Table[str, ConntrackMap], passes: Passes) -> Member[MetricsCollector]:
-    """The passes as metrics."""
+    """Export the passes as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
 

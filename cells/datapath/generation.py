@@ -1,8 +1,7 @@
-"""One generation of the datapath: an object loaded onto the node's maps and put in force.
+"""A generation of the datapath: an object loaded onto the node's maps, and entered into hive_entry.
 
-The programs in force are the entries of hive_entry, and nothing else: no file has it, no attachment changes.
-Replacing the entries is therefore the whole upgrade; the kernel frees the old programs once the last packet
-has left them.
+The active programs are the entries of hive_entry; no file and no attachment records them. So replacing the
+entries is the whole upgrade; the kernel frees the old programs after the last packet has left them.
 """
 
 import hashlib
@@ -43,11 +42,11 @@ _BY_MAPS: Final = WITHOUT_IPV6 | WITHOUT_HOST_POLICY | WITHOUT_GATEWAYS | WITHOU
 
 _CONSTANTS = struct.Struct("<9I4sI2HI16s32s")  # struct config of bpf/lib/config.h
 KERNEL_NAME = 15
-"""What the kernel keeps of a program's name (BPF_OBJ_NAME_LEN)."""
+"""Characters of a program's name that the kernel stores (BPF_OBJ_NAME_LEN)."""
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """What the loader writes into the programs. Lifetimes in seconds."""
+    """The constants that the loader writes into the programs (struct config). Lifetimes in seconds."""
 
     generation: int
     lifetime_tcp: int
@@ -59,18 +58,18 @@ class Constants(msgspec.Struct, frozen=True):
     service_grace: int
     service_loopback: IPv4Address
     features: int
-    """FEATURE_* of bpf/lib/config.h."""
+    """FEATURE_* and WITHOUT_* of bpf/lib/config.h."""
     nat_ports: tuple[int, int]
-    """The first and the last that translated flows may get."""
+    """First and last source port of NAT."""
     maglev_size: int
-    """Numbers in a lookup table of backends."""
+    """Entries of a Maglev table."""
     build: str
-    """Digest of the object, 12 hexadecimal digits."""
+    """First 12 hexadecimal digits of the object's SHA-256."""
     tag: str
-    """What this build is called; empty as it was compiled."""
+    """Build tag (see build.tagged()); empty by default."""
 
     def pack(self) -> bytes:
-        """The bytes of ``.rodata.cfg``."""
+        """Encode the contents of ``.rodata.cfg``."""
         return _CONSTANTS.pack(
             *(MAGIC, self.generation),
             *(self.lifetime_tcp, self.lifetime_syn, self.lifetime_any, self.lifetime_closed),
@@ -87,7 +86,7 @@ class Constants(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, data: bytes) -> Self | None:
-        """Read them back; None if these are not ours."""
+        """Decode them; None if they are not ours."""
         if len(data) != _CONSTANTS.size:
             return None
         magic, generation, *rest = _CONSTANTS.unpack(data)
@@ -103,7 +102,7 @@ class Constants(msgspec.Struct, frozen=True):
         )
 
     def configured(self, settings: DatapathSettings) -> Self:
-        """The same with the lifetimes and features of the settings."""
+        """Return a copy with the lifetimes and features of the settings."""
         return replace(
             self,
             lifetime_tcp=int(settings.bpf_ct_timeout_regular_tcp),
@@ -126,7 +125,7 @@ class Constants(msgspec.Struct, frozen=True):
 
 
 def build_of(data: bytes) -> str:
-    """The name of a build: the first 12 hexadecimal digits of the object's SHA-256."""
+    """Return the name of a build: the first 12 hexadecimal digits of the object's SHA-256."""
     return hashlib.sha256(data).hexdigest()[:12]
 
 
@@ -138,9 +137,9 @@ def load(
     settings: DatapathSettings,
     programs: Collection[str] = ENTRIES.keys(),
 ) -> tuple[LoadedObject, Constants]:
-    """Load these programs of an object onto these maps; nothing uses them yet. The caller closes it.
+    """Load these programs of an object onto these maps, without activating them.
 
-    Raises LoadError.
+    The caller closes the object. Raises LoadError.
     """
     loaded = LoadedObject(data, name)
     tables = list(tables)
@@ -152,7 +151,7 @@ def load(
             generation=generation,
             build=build_of(data),
             maglev_size=size,
-            features=done_without(tables),
+            features=unused_features(tables),
         )
         constants = wanted.configured(settings)
         loaded.set_constants(SECTION, constants.pack())
@@ -167,15 +166,15 @@ def load(
 
 
 def maglev_size(tables: Iterable[Map]) -> int:
-    """The numbers in each lookup table of these maps, 0 without any."""
+    """Return the entries of each Maglev table in these maps; 0 without Maglev maps."""
     inner = [table.spec.inner for table in tables if table.spec.name == "cilium_lb4_maglev"]
     return sum(spec.value_size // 4 for spec in inner if spec is not None)
 
 
-def done_without(tables: Iterable[Map]) -> int:
-    """The features without their maps, which are stand-ins (WITHOUT_*): the verifier need not follow them.
+def unused_features(tables: Iterable[Map]) -> int:
+    """Return WITHOUT_* flags of features with stand-in maps, so that the verifier skips their code.
 
-    A host policy is about the node's IPv6, too: without conntrack maps for it there is none.
+    The host policy covers the node's IPv6, too: it needs the IPv6 conntrack maps.
     """
     spare = {table.spec.name for table in tables if table.spec.max_entries == 1}
     gateways, tunnel = "cilium_egress_gw_policy_v4" in spare, "cilium_tunnel_map" in spare
@@ -187,7 +186,7 @@ def done_without(tables: Iterable[Map]) -> int:
 
 
 def compiled_constants(loaded: LoadedObject) -> Constants:
-    """The constants an object was compiled with. LoadError if it is not one of this agent's."""
+    """Return the constants of a compiled object. Raises LoadError if it is not this agent's."""
     constants = Constants.unpack(loaded.constants(SECTION))
     if constants is None:
         raise LoadError(f"{loaded.name}: {SECTION} is of another version of the agent")
@@ -195,7 +194,7 @@ def compiled_constants(loaded: LoadedObject) -> Constants:
 
 
 def publish(entry: Map, programs: Mapping[str, int], entries: Mapping[str, int] = ENTRIES) -> None:
-    """Put programs (name to descriptor) in force. All of them or, on an error, those that were before."""
+    """Enter programs (name to descriptor) into the entry map; on an error restore the previous ones."""
     previous: dict[int, int] = {}
     try:
         for name, slot in entries.items():
@@ -214,7 +213,7 @@ def publish(entry: Map, programs: Mapping[str, int], entries: Mapping[str, int] 
                 os.close(descriptor)
 
 
-def enter(
+def load_and_publish(
     entry: Map,
     entries: Mapping[str, int],
     data: bytes,
@@ -223,11 +222,11 @@ def enter(
     generation: int,
     settings: DatapathSettings,
 ) -> None:
-    """Put these programs of an object in force on these maps, as of that generation; nothing if they are.
+    """Load these programs of an object and enter them, unless they are active already.
 
     Raises LoadError and BpfError.
     """
-    known = in_force(entry, min(entries.values()))
+    known = active_constants(entry, min(entries.values()))
     if (
         known is not None
         and known.build == build_of(data)
@@ -242,18 +241,18 @@ def enter(
 
 
 def set_entry(entry: Map, slot: int, descriptor: int) -> None:
-    """Point one entry at a program."""
+    """Write the descriptor of a program to a slot."""
     entry.update(struct.pack("<I", slot), struct.pack("<I", descriptor))
 
 
 def descriptor_in(entry: Map, slot: int) -> int:
-    """A descriptor of the program in an entry, -1 if it is empty. The caller closes it."""
+    """Open the program in a slot; -1 if it is empty. The caller closes the descriptor."""
     value = entry.lookup(struct.pack("<I", slot))
     return -1 if value is None else program_by_id(*struct.unpack("<I", value))
 
 
-def in_force(entry: Map, slot: int = ENTRIES["hive_from_pod"]) -> Constants | None:
-    """The constants of the programs that forward now, read from one; None if no program of ours is there."""
+def active_constants(entry: Map, slot: int = ENTRIES["hive_from_pod"]) -> Constants | None:
+    """Return the constants of the program in a slot; None if it is empty or not ours."""
     info = program_in(entry, slot)
     for map_id in info.map_ids if info else ():
         if constants := read_constants(map_id):
@@ -264,9 +263,9 @@ def in_force(entry: Map, slot: int = ENTRIES["hive_from_pod"]) -> Constants | No
 def serves(
     entry: Map, tables: Iterable[Map], constants: Constants, entries: Mapping[str, int] = ENTRIES
 ) -> bool:
-    """Whether every entry holds its program with these constants, and all of them work on these very maps.
+    """Return whether all slots have their program, with these constants and these maps.
 
-    One may not: an agent killed while it published has replaced some entries and not the others.
+    They may differ after an agent was killed in publish(): some slots are new and some old.
     """
     known = {table.id for table in tables}
     for name, slot in entries.items():
@@ -278,14 +277,14 @@ def serves(
     return True
 
 
-def ids_in_force(entry: Map, entries: Mapping[str, int] = ENTRIES) -> dict[str, int]:
-    """Kernel ids of the programs in the entries, by name."""
+def active_program_ids(entry: Map, entries: Mapping[str, int] = ENTRIES) -> dict[str, int]:
+    """Return the kernel ids of the programs in the slots, by name."""
     found = {name: program_in(entry, slot) for name, slot in entries.items()}
     return {name: info.id for name, info in found.items() if info}
 
 
 def program_in(entry: Map, slot: int) -> ProgramInfo | None:
-    """The program in an entry, or None."""
+    """Return the program in a slot, or None."""
     descriptor = descriptor_in(entry, slot)
     if descriptor < 0:
         return None
@@ -296,10 +295,10 @@ def program_in(entry: Map, slot: int) -> ProgramInfo | None:
 
 
 def read_constants(map_id: int) -> Constants | None:
-    """The constants in a map of a program, if it is that map."""
+    """Return the constants in this map if it is the ``.rodata.cfg`` of a program."""
     try:
         table = map_by_id(map_id)
-    except BpfError:  # removed meanwhile
+    except BpfError:  # removed in the meantime
         return None
     with table:
         if table.spec.type != MapType.ARRAY or table.spec.value_size != _CONSTANTS.size:
@@ -308,7 +307,7 @@ def read_constants(map_id: int) -> Constants | None:
 
 
 def read_object(path: Path) -> bytes:
-    """The bytes of a compiled object; HiveError explains how to get it."""
+    """Read a compiled object. Raises HiveError that explains how to compile it."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,8 +1,7 @@
-"""libbpf, as far as loading our objects needs it.
+"""Bindings of libbpf: open an object, set maps and constants, and load its programs.
 
-Source: libbpf's own headers bpf/libbpf.h; its functions have a stable ABI within libbpf.so.1.
-
-Through ctypes: declaring the same dozen functions to cffi costs 25 ms of start-up to parse them, against 0.3.
+Source: libbpf's header bpf/libbpf.h; its functions have a stable ABI within libbpf.so.1. ctypes: cffi takes
+25 ms at the start to parse these dozen declarations, ctypes 0.3.
 """
 
 import ctypes
@@ -22,28 +21,28 @@ __all__ = ["LoadError", "LoadedObject"]
 
 LIBRARY: Final = "libbpf.so.1"
 LOG_DEBUG: Final = 2  # enum libbpf_print_level
-LOG_LINE: Final = 1 << 20  # a verifier's log comes as one message
-OWN_CODES: Final = 4000  # from here on (enum libbpf_errno) strerror knows nothing
+LOG_LINE: Final = 1 << 20  # a verifier log is one message
+LIBBPF_ERRNO_START: Final = 4000  # enum libbpf_errno: from here on strerror() has no text
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_heard = threading.local()
-"""``lines``: where libbpf's messages of this thread go."""
-_listeners: Final = [0]
-"""Threads that want them; while there is none, libbpf has nothing to call."""
-_turn = threading.Lock()
+_thread_log = threading.local()
+"""``lines``: collects libbpf's messages of this thread."""
+_capturing_threads: Final = [0]
+"""Number of threads that capture messages; at 0, libbpf has no print function."""
+_print_lock = threading.Lock()
 
 
 class LoadError(HiveError):
-    """The kernel or libbpf refused an object. ``log``: libbpf's messages, with the verifier's log."""
+    """Raised when the kernel or libbpf refuses an object; ``log`` has libbpf's and the verifier's log."""
 
     def __init__(self, what: str, code: int = 0, log: str = "") -> None:
         self.log = log
-        parts = [what, os.strerror(code) if 0 < code < OWN_CODES else "", verdict(log)]
+        parts = [what, os.strerror(code) if 0 < code < LIBBPF_ERRNO_START else "", refusal_reason(log)]
         super().__init__(": ".join(filter(None, parts)))
 
 
-def verdict(log: str) -> str:
-    """The line with the reason: the verifier's last, else libbpf's first."""
+def refusal_reason(log: str) -> str:
+    """Return the line with the reason: the verifier's last, else libbpf's first."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     for after, line in enumerate(lines):
         if line.startswith("processed ") and after:
@@ -53,7 +52,7 @@ def verdict(log: str) -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """libbpf, with the types of what we call. Raises HiveError when it is not installed."""
+    """Load libbpf and declare its functions. Raises HiveError if it is not installed."""
     try:
         lib = ctypes.CDLL(LIBRARY, use_errno=True)
     except OSError as error:
@@ -86,15 +85,15 @@ def library() -> ctypes.CDLL:
 
 
 class _OpenOptions(ctypes.Structure):
-    """The beginning of struct bpf_object_open_opts; the rest counts as zero."""
+    """The first fields of struct bpf_object_open_opts; libbpf treats the others as zero."""
 
     _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
 
 
 class LoadedObject:
-    """An object file in libbpf's hands: opened, given its maps and constants, then loaded.
+    """An object file in libbpf: opened, given its maps and constants, then loaded.
 
-    Its map and program descriptors are libbpf's and are closed by :meth:`close`. Raises LoadError.
+    libbpf owns the descriptors of maps and programs; :meth:`close` closes them. Methods raise LoadError.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -102,11 +101,11 @@ class LoadedObject:
         self._lib = library()
         self._object = self._opened(data)
         if not self._object:
-            with captured_log() as log:  # as it is refused, once more: see load()
+            with captured_log() as log:  # once more for the messages: see load()
                 self._opened(data)
                 code = ctypes.get_errno()
             raise LoadError(f"{name} is not an eBPF object libbpf can read", code, "".join(log))
-        self._data = data  # libbpf reads on in it until the load
+        self._data = data  # libbpf reads from it until the load
         self._steps: list[Callable[[LoadedObject], None]] = []
         self.maps: dict[str, int] = {
             self._lib.bpf_map__name(handle).decode(): handle for handle in self._each("bpf_object__next_map")
@@ -123,19 +122,19 @@ class LoadedObject:
         self.close()
 
     def close(self) -> None:
-        """Give up libbpf's descriptors. Programs live on where they are pinned, entered or attached."""
+        """Close libbpf's descriptors. Programs stay loaded if they are pinned, entered or attached."""
         if self._object:
             self._lib.bpf_object__close(self._object)
             self._object = None
 
     @property
     def tables(self) -> dict[str, int]:
-        """The handles of the maps that the C source declares, by name; not those made of its variables."""
+        """Handles of the maps that the C source declares, by name, without those of its variables."""
         return {n: handle for n, handle in self.maps.items() if not self._lib.bpf_map__is_internal(handle)}
 
     def use_maps(self, descriptors: Mapping[str, int]) -> None:
-        """Use these existing maps in place of the object's own of the same names."""
-        self._steps.append(lambda again: again.use_maps(descriptors))
+        """Use these existing maps instead of the object's own maps of the same names."""
+        self._steps.append(lambda retry: retry.use_maps(descriptors))
         for name, handle in self.tables.items():
             if name not in descriptors:
                 raise LoadError(
@@ -144,7 +143,7 @@ class LoadedObject:
             self._check(self._lib.bpf_map__reuse_fd(handle, descriptors[name]), f"cannot use map {name}")
 
     def constants(self, section: str) -> bytes:
-        """The initial contents of a section of variables such as ``.rodata.cfg``."""
+        """Return the initial contents of a data section such as ``.rodata.cfg``."""
         size = ctypes.c_size_t()
         handle = self.maps.get(section)
         start = handle and self._lib.bpf_map__initial_value(handle, ctypes.byref(size))
@@ -153,48 +152,48 @@ class LoadedObject:
         return ctypes.string_at(start, size.value)
 
     def set_constants(self, section: str, value: bytes) -> None:
-        """Replace the contents of a section of variables, before the load."""
-        self._steps.append(lambda again: again.set_constants(section, value))
+        """Replace the contents of a data section, before the load."""
+        self._steps.append(lambda retry: retry.set_constants(section, value))
         code = self._lib.bpf_map__set_initial_value(self.maps[section], value, len(value))
         self._check(code, f"cannot set {section}")
 
     def use_programs(self, names: Container[str]) -> None:
-        """Load these programs alone."""
-        self._steps.append(lambda again: again.use_programs(names))
+        """Load only these programs."""
+        self._steps.append(lambda retry: retry.use_programs(names))
         for handle in self._each("bpf_object__next_program"):
             wanted = self._lib.bpf_program__name(handle).decode() in names
             self._check(self._lib.bpf_program__set_autoload(handle, wanted), "cannot choose programs")
 
     def load(self) -> None:
-        """Load the programs through the verifier; LoadError holds its log if it refuses.
+        """Load the programs. Raises LoadError with the verifier's log if the kernel refuses.
 
-        Without messages, of which a load has thousands: for each this thread would wait until it has the
-        interpreter. So what is refused is loaded once more, with them.
+        Messages are off in the first attempt: there are thousands, and the thread would wait for the GIL for
+        each. After a failure the object is loaded again, to capture them.
         """
         code = self.submit()
         if code < 0:
             self._check(code, "refused by the kernel", self._messages())
 
     def submit(self) -> int:
-        """Give the programs to the verifier; below 0, minus an errno, if it refuses them."""
+        """Load the programs; return a negative errno on failure."""
         return int(self._lib.bpf_object__load(self._object))
 
     def _messages(self) -> str:
-        """What libbpf reports when it loads this object."""
-        with captured_log() as log, LoadedObject(self._data, self.name) as again:
+        """Load this object once more and return libbpf's messages."""
+        with captured_log() as log, LoadedObject(self._data, self.name) as retry:
             for step in self._steps:
-                step(again)
-            again.submit()
+                step(retry)
+            retry.submit()
         return "".join(log)
 
     def programs(self) -> dict[str, int]:
-        """Of a loaded object: the descriptors of the programs loaded, by their names in the source."""
+        """Return the descriptors of the loaded programs, by their names in the source."""
         lib = self._lib
         handles = filter(lib.bpf_program__autoload, self._each("bpf_object__next_program"))
         return {lib.bpf_program__name(handle).decode(): lib.bpf_program__fd(handle) for handle in handles}
 
     def expect(self, names: Iterable[str]) -> None:
-        """LoadError unless the object has programs of these names."""
+        """Raise LoadError if a program is missing."""
         if missing := set(names) - self.programs().keys():
             raise LoadError(f"{self.name} has no program {', '.join(sorted(missing))}")
 
@@ -210,9 +209,9 @@ class LoadedObject:
             raise LoadError(f"{self.name}: {what}", -code, log)
 
 
-def _listen(level: int, template: int, arguments: int) -> int:
-    """libbpf's one log of the process: in the thread that loads, so it is that thread's."""
-    lines: list[str] | None = getattr(_heard, "lines", None)
+def _append_message(level: int, template: int, arguments: int) -> int:
+    """libbpf's print function: append the message to the log of the loading thread."""
+    lines: list[str] | None = getattr(_thread_log, "lines", None)
     if lines is not None and level < LOG_DEBUG:
         text = ctypes.create_string_buffer(LOG_LINE)
         _format_text()(text, LOG_LINE, template, arguments)
@@ -220,7 +219,7 @@ def _listen(level: int, template: int, arguments: int) -> int:
     return 0
 
 
-_hear = _LOG_FUNCTION(_listen)
+_print_callback = _LOG_FUNCTION(_append_message)
 
 
 @cache
@@ -232,18 +231,20 @@ def _format_text() -> Any:
 
 @contextmanager
 def captured_log() -> Iterator[list[str]]:
-    """libbpf's messages meanwhile in this thread, debugging aside; nothing goes to standard error."""
+    """Capture libbpf's messages of this thread, except debug messages, in a list."""
     lines: list[str] = []
-    _heard.lines = lines
-    _listen_for(1)
+    _thread_log.lines = lines
+    _count_capturing(1)
     try:
         yield lines
     finally:
-        _listen_for(-1)
-        _heard.lines = None
+        _count_capturing(-1)
+        _thread_log.lines = None
 
 
-def _listen_for(threads: int) -> None:
-    with _turn:
-        _listeners[0] += threads
-        library().libbpf_set_print(ctypes.cast(_hear, ctypes.c_void_p) if _listeners[0] else None)
+def _count_capturing(threads: int) -> None:
+    with _print_lock:
+        _capturing_threads[0] += threads
+        library().libbpf_set_print(
+            ctypes.cast(_print_callback, ctypes.c_void_p) if _capturing_threads[0] else None
+        )

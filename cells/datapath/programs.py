@@ -1,10 +1,7 @@
-"""The programs: what each is called, where it is attached, and where it is entered.
+"""The programs: their names, attach points, dispatchers and slots in hive_entry.
 
-The numbers of entries are those of bpf/lib/maps.h; a test compares them.
-
-A *dispatcher* (bpf/dispatch.c) is attached and stays; it jumps to the *program* of the generation in force
-(bpf/datapath.c), which is in an entry of ``hive_entry``. A program without a dispatcher is reached from
-another one only: it is a tail call.
+A *dispatcher* (bpf/dispatch.c) stays attached and tail-calls the *program* of the active generation
+(bpf/datapath.c) in a slot of ``hive_entry``. The slots are those of bpf/lib/maps.h; a test compares them.
 """
 
 from enum import Enum
@@ -28,28 +25,28 @@ class DeviceKind(Enum):
 
 
 class Side(Enum):
-    """Which way packets pass the device where the program sees them."""
+    """The direction of packets at the attach point."""
 
     INGRESS = "ingress"
     EGRESS = "egress"
 
 
 class AttachPoint(msgspec.Struct, frozen=True):
-    """Where a dispatcher is attached; there is one at most for each."""
+    """A hook of a kind of device; it has at most one dispatcher."""
 
     place: DeviceKind
     side: Side
 
 
 class Program(msgspec.Struct, frozen=True):
-    """One program of a generation."""
+    """A program of a generation."""
 
     name: str
-    """In the object."""
+    """Its function in the C source."""
     entry: int
-    """Its index in hive_entry, or hive_l3_entry."""
+    """Its slot in hive_entry or hive_l3_entry."""
     dispatcher: str = ""
-    """What jumps to it from a device, under the name that tools look for."""
+    """The dispatcher that calls it; named like Cilium's program, for tools."""
     attached: tuple[AttachPoint, ...] = ()
 
 
@@ -76,20 +73,20 @@ L3_PROGRAMS: Final = (
     ),
     Program(*("hive_to_l3_device", 1, "cil_to_netdev_l3"), _at(Side.EGRESS, DeviceKind.NATIVE_L3_DEVICE)),
 )
-"""Those of devices with packets that begin with the network header (bpf/l3.c), in hive_l3_entry."""
+"""Programs of devices without Ethernet headers (bpf/l3.c), with their slots in hive_l3_entry."""
 ENTRIES: Final = MappingProxyType({program.name: program.entry for program in PROGRAMS})
-"""Programs of an object and their entries."""
+"""Programs and their slots in hive_entry."""
 L3_ENTRIES: Final = MappingProxyType({program.name: program.entry for program in L3_PROGRAMS})
-"""The same of devices without Ethernet headers."""
+"""Programs and their slots in hive_l3_entry."""
 XDP_ENTRIES: Final = MappingProxyType({"hive_xdp": 0})
-"""The same of the programs in devices' drivers (bpf/xdp.c), with their entries in hive_xdp_entry."""
+"""Programs (bpf/xdp.c) and their slots in hive_xdp_entry."""
 XDP_DISPATCHER: Final = "cil_xdp_entry"
-"""What is attached in drivers."""
+"""The dispatcher attached as XDP program."""
 DISPATCHERS: Final = (
     *(program.dispatcher for program in (*PROGRAMS, *L3_PROGRAMS) if program.dispatcher),
     XDP_DISPATCHER,
 )
-"""What is attached to devices."""
+"""All dispatchers."""
 
 _ATTACHED: Final = {
     point: program.dispatcher for program in (*PROGRAMS, *L3_PROGRAMS) for point in program.attached
@@ -98,11 +95,11 @@ _ATTACHED: Final = {
 
 @cache
 def at(place: DeviceKind) -> tuple[str, str]:
-    """The dispatchers at ingress and at egress of a device; empty where there is none."""
+    """Return the dispatchers at ingress and egress of a device; empty for none."""
     ingress, egress = (_ATTACHED.get(AttachPoint(place, side), "") for side in Side)
     return ingress, egress
 
 
 def pod_link(*, egress_prog: bool) -> DeviceKind:
-    """Which kind a pod's link is. ``egress_prog``: what comes to it by the link is seen there, not before."""
+    """Return the kind of a pod's link; ``egress_prog`` if policy is enforced at the link's egress."""
     return DeviceKind.CHAINED_POD_LINK if egress_prog else DeviceKind.POD_LINK

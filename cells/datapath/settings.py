@@ -1,4 +1,4 @@
-"""Settings of the datapath, and what follows from them and others'."""
+"""Settings of the datapath, and values derived from them and from other cells' settings."""
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address
@@ -36,14 +36,14 @@ PACKAGED_OBJECTS = Path(__file__).resolve().parent / "objects"
 
 _LEVELS: Final = {"none": 0, "disabled": 0, "lowest": 1, "low": 2, "medium": 3, "max": 4, "maximum": 4}
 AGGREGATION: Final = _LEVELS | {str(level): level for level in range(5)}
-"""Names of the levels of monitor-aggregation."""
+"""Levels of monitor-aggregation by name."""
 _LAST_PORT: Final = 65535
 
 
 class MonitorNotifications(msgspec.Struct, frozen=True):
-    """Which packet events the programs send, and whether policy is only audited.
+    """The events that the programs send, and whether policy is in audit mode.
 
-    Flags of NodeConfig, and the level of aggregation, 0 to 4.
+    ``flags`` are those of NodeConfig, ``aggregation`` is 0 to 4.
     """
 
     flags: int
@@ -69,34 +69,37 @@ class DatapathSettings(Settings, frozen=True):
     """Lifetime of a TCP connection that both sides have closed."""
 
     bpf_ct_timeout_service_tcp: Duration = seconds(8000)
-    """Lifetime of an idle TCP connection's choice of a service backend."""
+    """Lifetime of the backend selection of an idle TCP connection."""
 
     bpf_ct_timeout_service_any: Duration = seconds(60)
-    """The same for any other flow."""
+    """Lifetime of the backend selection of any other idle flow."""
 
     bpf_ct_timeout_service_tcp_grace: Duration = seconds(60)
-    """How long after a TCP connection closes one with the same ports still goes to its backend."""
+    """Time after a TCP connection ended in which a new one with its ports gets the same backend."""
 
     service_no_backend_response: Literal["reject", "drop"] = "reject"
-    """What a client of a service without backends gets: reject refuses the connection (ICMP port unreachable,
-    ECONNREFUSED at a socket), drop does not answer (EHOSTUNREACH at a socket)."""
+    """Reply to a client of a service without backends: reject refuses the connection (ICMP port unreachable,
+    ECONNREFUSED at a socket), drop does not reply (EHOSTUNREACH at a socket).
+    """
 
     disable_external_ip_mitigation: bool = True
-    """Serve all externalIPs to pods and to the node, as Kubernetes asks; false: only those that the node has,
-    so that no Service draws traffic to an address of others (CVE-2020-8554)."""
+    """Serve all externalIPs to pods and to the node, as Kubernetes requires; false: only those that the node
+    has, so that no Service can intercept traffic to a foreign address (CVE-2020-8554).
+    """
 
     ipv4_service_loopback_address: IPv4Address = IPv4Address("169.254.42.1")
-    """Source address of a pod's packets that a service sends back to the same pod."""
+    """Source address of packets from a pod to itself through a service."""
 
     node_port_range: tuple[int, ...] = (30000, 32767)
-    """First and last port for node ports; translated flows use the ports above."""
+    """First and last node port; NAT uses the ports above."""
 
     bpf_lb_acceleration: Annotated[
         Literal["disabled", "native", "best-effort", "generic", "testing-only"],
         RenamedFrom("node-port-acceleration"),
     ] = "disabled"
-    """Serve clients outside in devices' drivers (XDP): native on all that packets leave the node through,
-    best-effort where the driver can; generic, or testing-only, needs no driver and is slower than without."""
+    """Handle NodePort packets of external clients by XDP: native on all native devices, best-effort where the
+    driver supports it; generic, or testing-only, needs no driver support and is slower than without XDP.
+    """
 
     enable_host_legacy_routing: bool | None = None
     """Route packets between pods and native devices through the host's stack and its rules. Otherwise they
@@ -113,30 +116,30 @@ class DatapathSettings(Settings, frozen=True):
     """Send drop events to the monitor."""
 
     policy_audit_mode: bool = False
-    """Allow what policies deny, and report it to the monitor."""
+    """Forward packets that policies deny, and report them to the monitor."""
 
     bpf_events_policy_verdict_enabled: bool = True
     """Send policy verdicts of new flows, and of every denied packet, to the monitor."""
 
     bpf_events_trace_enabled: bool = True
-    """Send trace events to the monitor, as monitor-aggregation has it."""
+    """Send trace events to the monitor, as selected by monitor-aggregation."""
 
     trace_sock: bool = True
-    """Send the backend each socket is connected to, to the monitor."""
+    """Send events about sockets to the monitor: the backend that each is connected to."""
 
     @property
     def accelerates(self) -> bool:
-        """Whether there are programs in devices' drivers."""
+        """Whether native devices get an XDP program."""
         return self.bpf_lb_acceleration != "disabled"
 
     @property
     def generic_xdp(self) -> bool:
-        """Whether those run before the stack instead, whatever the driver."""
+        """Whether XDP runs in generic mode, without driver support."""
         return self.bpf_lb_acceleration in {"generic", "testing-only"}
 
     @property
     def notifications(self) -> MonitorNotifications:
-        """What the programs report from the start on."""
+        """The events that the programs send at the start."""
         flags = (
             NODE_NOTIFY_DROP * self.bpf_events_drop_enabled
             | NODE_NOTIFY_TRACE * self.bpf_events_trace_enabled
@@ -164,61 +167,60 @@ class DatapathSettings(Settings, frozen=True):
 
 
 class ProgramSettings(DatapathSettings, frozen=True):
-    """Those, and what the programs do by settings of other cells: no options."""
+    """The settings of the programs, with those that other cells determine (not options)."""
 
     marks_for_xfrm: bool = False
-    """Mark what pods send to other nodes' pods for the kernel to encrypt by IPsec."""
+    """Mark packets from pods to other nodes' pods, so that XFRM encrypts them (IPsec)."""
 
     serves_outside: bool = True
-    """Serve clients outside the cluster, who come by the node's devices."""
+    """Serve external clients: packets that arrive at native devices."""
 
 
 class XfrmMarks(msgspec.Struct, frozen=True):
-    """Whether programs mark what the kernel is to encrypt and decrypt by IPsec; from who has its keys."""
+    """Whether the programs set marks for IPsec; provided by the cell that has the keys."""
 
     on: bool = False
 
 
 class HostRouting(msgspec.Struct, frozen=True):
-    """How packets get from devices to pods and back: past the host's stack, or through it.
+    """Whether packets between devices and pods bypass the host's stack (BPF host routing).
 
-    As in Cilium 1.17, past it only with kube-proxy-replacement: else services may be in rules that only the
-    stack walks. With IPsec never: the stack encrypts.
+    As in Cilium 1.17, this requires kube-proxy-replacement: otherwise services may be implemented by
+    netfilter rules, which need the stack. With IPsec packets never bypass it: the stack encrypts.
     """
 
     past_stack: bool = False
     marks: bool = False
-    """What pods send to other nodes' pods is marked for the stack to encrypt."""
+    """Whether packets from pods to other nodes' pods are marked for XFRM."""
     serves_outside: bool = True
-    """Clients outside the cluster get to services by the node's devices."""
+    """Whether external clients reach services through native devices."""
 
     @property
     def mode(self) -> str:
-        """As the status has it."""
+        """The mode as in Cilium's status."""
         return "BPF" if self.past_stack else "Legacy"
 
 
 class ServicePrograms(msgspec.Struct, frozen=True):
-    """How the programs serve services."""
+    """The settings of the programs that services depend on."""
 
     port_range: tuple[int, int]
-    """Of node ports, the first and the last."""
+    """First and last node port."""
     acceleration: str
-    """Whether programs in devices' drivers serve too, as bpf-lb-acceleration has it."""
+    """The value of bpf-lb-acceleration."""
     sctp: bool
     rejects: bool
-    """Whether a client of a service without backends gets an answer."""
+    """Whether a client of a service without backends gets a reply."""
     trusts_external_ips: bool
-    """Whether pods reach external addresses that are not this cluster's."""
+    """Whether externalIPs that the node does not have are served."""
 
     @property
     def accelerates(self) -> bool:
-        """Whether there are programs in devices' drivers."""
+        """Whether native devices get an XDP program."""
         return self.acceleration != "disabled"
 
 
 def service_programs(settings: DatapathSettings) -> ServicePrograms:
-    """As the settings have it."""
     first, last = settings.node_port_range
     return ServicePrograms(
         port_range=(first, last),
@@ -236,7 +238,7 @@ def host_routing(
     lifecycle: Lifecycle,
     log: Logger,
 ) -> HostRouting:
-    """By the settings; that it was asked for in vain is logged."""
+    """Derive the routing mode from the settings; log if BPF host routing was requested but is unavailable."""
     marks = ipsec is not None and ipsec.on
     can = services is not None and services.replaces_kube_proxy and not marks
     needs = "enable-ipsec=false" if marks else "kube-proxy-replacement=true"

@@ -1,4 +1,7 @@
-"""A generation of programs is tried on packets before it carries any."""
+"""The self-check: new programs are tested on packets (BPF_PROG_TEST_RUN) before they are activated.
+
+load_tried() loads a generation and checks it; PreloadedPrograms does so in a thread while the agent starts.
+"""
 
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,7 +27,7 @@ from lifecycle import UsageError
 __all__ = ["PreloadedPrograms", "WrongObjectError", "load_tried"]
 
 
-# The frames of the self-check: small, and right in every byte that counts.
+# Encoders of the test frames.
 #
 # Source: RFC 791, 826, 8200, 4443, 4861.
 
@@ -38,45 +41,45 @@ _SOLICITED_OVERRIDE: Final = 0x60000000
 
 
 def ethernet(destination: bytes, source: bytes, protocol: int) -> bytes:
-    """An Ethernet II header."""
+    """Encode an Ethernet II header."""
     return destination + source + struct.pack(">H", protocol)
 
 
 def checksum(data: bytes) -> bytes:
-    """The Internet checksum (RFC 1071) of an even number of bytes."""
+    """Compute the Internet checksum (RFC 1071) of an even number of bytes."""
     words = sum(struct.unpack(f">{len(data) // 2}H", data))
     words = (words & 0xFFFF) + (words >> 16)
     return struct.pack(">H", ~(words + (words >> 16)) & 0xFFFF)
 
 
 def udp(source: IPv4Address, destination: IPv4Address) -> bytes:
-    """A small datagram in IPv4, its UDP checksum left out as RFC 768 allows."""
+    """Encode a small UDP datagram in IPv4, without UDP checksum, as RFC 768 allows."""
     header = struct.pack(">BBHIBBH4s4s", 0x45, 0, 36, 0, 64, _UDP, 0, source.packed, destination.packed)
     header = header[:10] + checksum(header) + header[12:]
     return header + struct.pack(">HHHH", 40000, 53, 16, 0) + bytes(8)
 
 
 def udp6(source: IPv6Address, destination: IPv6Address) -> bytes:
-    """The same in IPv6, where the checksum is needed."""
+    """Encode a small UDP datagram in IPv6, which requires the checksum."""
     body = struct.pack(">HHHH", 40000, 53, 16, 0) + bytes(8)
     full = checksum(_pseudo(source, destination, _UDP, len(body)) + body)
     return _ipv6(source, destination, _UDP, 64, body[:6] + full + body[8:])
 
 
 def arp(operation: int, sender: tuple[bytes, IPv4Address], target: tuple[bytes, IPv4Address]) -> bytes:
-    """An ARP message about IPv4 over Ethernet."""
+    """Encode an ARP message for IPv4 over Ethernet."""
     ends = sender[0] + sender[1].packed + target[0] + target[1].packed
     return struct.pack(">HHBBH", 1, IPV4, 6, 4, operation) + ends
 
 
 def solicitation(source: IPv6Address, mac: bytes, target: IPv6Address) -> bytes:
-    """Who has ``target``? Asked of its solicited-node group."""
+    """Encode a neighbour solicitation for ``target``, to its solicited-node multicast group."""
     group = IPv6Address(int(IPv6Address("ff02::1:ff00:0")) | (int(target) & 0xFFFFFF))
     return _neighbour(_SOLICITATION, 0, (source, group), target, b"\x01\x01" + mac)
 
 
 def advertisement(target: IPv6Address, mac: bytes, destination: IPv6Address) -> bytes:
-    """The answer: ``target`` is at ``mac``."""
+    """Encode a neighbour advertisement of ``target`` at ``mac``."""
     ends = target, destination
     return _neighbour(_ADVERTISEMENT, _SOLICITED_OVERRIDE, ends, target, b"\x02\x01" + mac)
 
@@ -99,24 +102,24 @@ def _pseudo(source: IPv6Address, destination: IPv6Address, following: int, lengt
     return source.packed + destination.packed + struct.pack(">II", length, following)
 
 
-# Tries an object on packets before it carries any, on maps of its own.
+# The test cases, and their evaluation.
 
 TC_ACT_OK, SHOT, TC_ACT_REDIRECT = 0, 2, 7  # linux/pkt_cls.h
-FORWARDED, DROPS = 0, 130  # bpf/lib/reasons.h: none, and the first of those that packets are dropped for
-IFINDEX: Final = 1  # what BPF_PROG_TEST_RUN takes when none is given: lo
+FORWARDED, DROPS = 0, 130  # bpf/lib/reasons.h: 0, and the first drop reason of packets
+IFINDEX: Final = 1  # lo: the default of BPF_PROG_TEST_RUN
 
 UNUSED_ID: Final = 60000
-"""An endpoint id that no endpoint has, and the next one: they have no policy maps."""
+"""An endpoint id that is never used; nor is the next one. Both have no policy maps."""
 USED: Final = ("hive_endpoints", "cilium_metrics", "cilium_lxc", "hive_node")
-"""Maps that are written and read here, beside the programs."""
+"""Maps that the check itself writes and reads."""
 
-POD, NEIGHBOUR, STRANGER = (IPv4Address(f"192.0.2.{n}") for n in (1, 2, 3))  # RFC 5737
-POD6, NEIGHBOUR6, STRANGER6 = (IPv6Address(f"2001:db8::{n}") for n in (1, 2, 3))  # RFC 3849
+POD, NEIGHBOUR, UNKNOWN = (IPv4Address(f"192.0.2.{n}") for n in (1, 2, 3))  # RFC 5737
+POD6, NEIGHBOUR6, UNKNOWN6 = (IPv6Address(f"2001:db8::{n}") for n in (1, 2, 3))  # RFC 3849
 POD_MAC, HOST_MAC, BROADCAST = bytes.fromhex("0a0000000001"), bytes.fromhex("0a0000000002"), b"\xff" * 6
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A packet for a program, the action expected, and the drop that must be counted, if any."""
+    """A packet for a program, the expected action, and the drop reason that must be counted, if any."""
 
     program: str
     expects: str
@@ -127,14 +130,14 @@ class Case(msgspec.Struct, frozen=True):
 
     @property
     def is_ipv6(self) -> bool:
-        """Whether its packet is."""
+        """Whether the packet is IPv6."""
         return self.packet.startswith(struct.pack(">H", IPV6), 12)
 
 
 def self_check(data: bytes, name: str, tables: Collection[Map], settings: DatapathSettings) -> None:
-    """Load an object onto scratch maps like ``tables`` and see it treat packets right; LoadError if not."""
+    """Load an object onto scratch maps like ``tables`` and test it. Raises LoadError on a difference."""
     with scratch(tables) as maps:
-        tried = {case.program for case in CASES}  # verifying takes longest, and is done again for the node
+        tried = {case.program for case in CASES}  # verify no others: they are verified for the node anyway
         loaded, constants = load(data, name, maps.values(), 0, settings, tried)
         with loaded:
             try_packets(loaded.programs(), maps, name, constants)
@@ -143,29 +146,29 @@ def self_check(data: bytes, name: str, tables: Collection[Map], settings: Datapa
 def try_packets(
     programs: Mapping[str, int], maps: Mapping[str, Map], name: str, constants: Constants
 ) -> None:
-    """See programs that work on these maps treat packets right; LoadError if not. Its rows stay."""
-    set_up(maps)
+    """Test programs that use these maps. Raises LoadError on a difference. Test entries stay in the maps."""
+    fill_maps(maps)
     for case in CASES:
         if not (case.is_ipv6 and constants.features & WITHOUT_IPV6):
             check(case, programs[case.program], maps["cilium_metrics"], name)
 
 
 @contextmanager
-def lent(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
-    """The node's own maps to try packets on, before they are in use, and empty again afterwards; else None.
+def borrowed_maps(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
+    """Yield the node's own maps for the test while they are empty, else None; empty them afterwards.
 
-    For a node that has just booted: what is loaded for it need not be verified once more. Rows that are left
-    when the agent is killed meanwhile belong to no endpoint, and are removed when endpoints are restored.
+    On a node that has just booted this saves a second verification. Entries left by an agent that was killed
+    here belong to no endpoint, and endpoint restore removes them.
     """
     with ExitStack() as open_maps:
         known = {table.spec.name: table.id for table in tables}
-        maps = {  # this thread's own
+        maps = {  # opened again: the buffers are this thread's
             each: open_maps.enter_context(map_by_id(known[each], writable=True)) for each in USED
         }
         if (
             maps["hive_endpoints"].first_key()
             or any(maps["hive_node"].lookup(bytes(4)) or b"")
-            or counted(maps["cilium_metrics"])
+            or packet_metric_keys(maps["cilium_metrics"])
         ):
             yield None
             return
@@ -175,12 +178,12 @@ def lent(tables: Iterable[Map]) -> Iterator[dict[str, Map] | None]:
             maps["hive_endpoints"].delete(struct.pack("<I", IFINDEX))
             for address in NEIGHBOUR, NEIGHBOUR6:
                 maps["cilium_lxc"].delete(LxcKey(address).pack())
-            forget(maps["cilium_metrics"])
+            clear_packet_counts(maps["cilium_metrics"])
 
 
 @contextmanager
 def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
-    """Small unpinned maps of the same kinds and names."""
+    """Create small unpinned maps of the same types and names."""
     policy = MapSpec("scratch_policy", MapType.LPM_TRIE, 12, 24, 16, flags=1)
     with ExitStack() as open_maps:
         maps = {}
@@ -191,8 +194,8 @@ def scratch(tables: Collection[Map]) -> Iterator[dict[str, Map]]:
         yield maps
 
 
-def set_up(maps: Mapping[str, Map]) -> None:
-    """One pod to send, one to receive, and no policy for either."""
+def fill_maps(maps: Mapping[str, Map]) -> None:
+    """Write entries for one sending and one receiving pod, without policy."""
     pod = EndpointConfig(
         POD, endpoint_id=UNUSED_ID, identity=1000, host_mac=HOST_MAC, pod_mac=POD_MAC, ipv6=POD6
     )
@@ -204,23 +207,23 @@ def set_up(maps: Mapping[str, Map]) -> None:
         maps["cilium_lxc"].update(LxcKey(address).pack(), neighbour.pack())
 
 
-def counted(metrics: Map) -> list[bytes]:
-    """Keys of what programs have counted of packets; below :data:`DROPS` are those of sockets."""
+def packet_metric_keys(metrics: Map) -> list[bytes]:
+    """Return the keys of packet counters; reasons below :data:`DROPS` other than 0 count sockets."""
     reasons = {key: MetricsKey.unpack(key).reason for key in metrics.keys()}  # noqa: SIM118  (not a dict)
     return [key for key, reason in reasons.items() if reason == FORWARDED or reason >= DROPS]
 
 
-def forget(metrics: Map) -> None:
-    """Remove what is counted of packets."""
-    for key in counted(metrics):
+def clear_packet_counts(metrics: Map) -> None:
+    """Delete the packet counters."""
+    for key in packet_metric_keys(metrics):
         metrics.delete(key)
 
 
 def check(case: Case, program: int, metrics: Map, name: str) -> None:
-    """Run one case; LoadError reports the difference."""
-    forget(metrics)
+    """Run one case. Raises LoadError that shows the differences."""
+    clear_packet_counts(metrics)
     run = test_run(program, case.packet)
-    reasons = {MetricsKey.unpack(key).reason for key in counted(metrics)}
+    reasons = {MetricsKey.unpack(key).reason for key in packet_metric_keys(metrics)}
     wrong = [
         f"{what} {got!r}, expected {wanted!r}"
         for what, got, wanted in (
@@ -237,7 +240,7 @@ def check(case: Case, program: int, metrics: Map, name: str) -> None:
 
 
 def from_pod(protocol: int, packet: bytes, destination: bytes = HOST_MAC) -> bytes:
-    """A frame of the pod's."""
+    """Encode a frame that the pod sends."""
     return ethernet(destination, POD_MAC, protocol) + packet
 
 
@@ -245,9 +248,9 @@ CASES: Final = (
     Case(
         "hive_from_pod",
         "a pod asking for its gateway",
-        from_pod(ARP, arp(1, (POD_MAC, POD), (bytes(6), STRANGER)), BROADCAST),
+        from_pod(ARP, arp(1, (POD_MAC, POD), (bytes(6), UNKNOWN)), BROADCAST),
         TC_ACT_REDIRECT,
-        becomes=ethernet(POD_MAC, HOST_MAC, ARP) + arp(2, (HOST_MAC, STRANGER), (POD_MAC, POD)),
+        becomes=ethernet(POD_MAC, HOST_MAC, ARP) + arp(2, (HOST_MAC, UNKNOWN), (POD_MAC, POD)),
     ),
     Case(
         "hive_from_pod",
@@ -257,45 +260,45 @@ CASES: Final = (
         becomes=ethernet(POD_MAC, HOST_MAC, IPV6) + advertisement(NEIGHBOUR6, HOST_MAC, POD6),
     ),
     Case(
-        "hive_from_pod", "a source that is not the pod's", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 132
+        "hive_from_pod", "a source that is not the pod's", from_pod(IPV4, udp(UNKNOWN, NEIGHBOUR)), SHOT, 132
     ),
     Case("hive_from_pod", "a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
-    Case("hive_from_host", "the host to no endpoint", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 151),
-    Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(STRANGER, NEIGHBOUR)), SHOT, 203),
-    Case("hive_to_pod", "what a link brings", from_pod(IPV4, udp(STRANGER, POD)), SHOT, 203),
-    Case("hive_to_pod", "IPv6 a link brings", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 203),
+    Case("hive_from_host", "the host to no endpoint", from_pod(IPV4, udp(UNKNOWN, POD)), SHOT, 151),
+    Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(UNKNOWN, NEIGHBOUR)), SHOT, 203),
+    Case("hive_to_pod", "what a link brings", from_pod(IPV4, udp(UNKNOWN, POD)), SHOT, 203),
+    Case("hive_to_pod", "IPv6 a link brings", from_pod(IPV6, udp6(UNKNOWN6, POD6)), SHOT, 203),
     Case(
         "hive_to_pod",
         "a question",
-        from_pod(ARP, arp(1, (HOST_MAC, STRANGER), (bytes(6), POD)), BROADCAST),
+        from_pod(ARP, arp(1, (HOST_MAC, UNKNOWN), (bytes(6), POD)), BROADCAST),
         TC_ACT_OK,
     ),
-    Case("hive_to_host", "anything to the host", from_pod(IPV4, udp(POD, STRANGER)), TC_ACT_OK),
+    Case("hive_to_host", "anything to the host", from_pod(IPV4, udp(POD, UNKNOWN)), TC_ACT_OK),
     Case(
         "hive_from_pod",
         "an IPv6 source not the pod's",
-        from_pod(IPV6, udp6(STRANGER6, NEIGHBOUR6)),
+        from_pod(IPV6, udp6(UNKNOWN6, NEIGHBOUR6)),
         SHOT,
         132,
     ),
     Case("hive_from_pod", "IPv6 of a pod without policy", from_pod(IPV6, udp6(POD6, NEIGHBOUR6)), SHOT, 203),
     Case(
-        "hive_from_host", "the host to no endpoint, in IPv6", from_pod(IPV6, udp6(STRANGER6, POD6)), SHOT, 151
+        "hive_from_host", "the host to no endpoint, in IPv6", from_pod(IPV6, udp6(UNKNOWN6, POD6)), SHOT, 151
     ),
-    Case("hive_from_host", "to no policy, in IPv6", from_pod(IPV6, udp6(STRANGER6, NEIGHBOUR6)), SHOT, 203),
-    Case("hive_to_host", "IPv6 to the host", from_pod(IPV6, udp6(POD6, STRANGER6)), TC_ACT_OK),
+    Case("hive_from_host", "to no policy, in IPv6", from_pod(IPV6, udp6(UNKNOWN6, NEIGHBOUR6)), SHOT, 203),
+    Case("hive_to_host", "IPv6 to the host", from_pod(IPV6, udp6(POD6, UNKNOWN6)), TC_ACT_OK),
 )
 
 
-# Loads a compiled object and tries it on packets, before any of it is in force.
+# Loading a generation with its self-check.
 
 _FIRST: Final = {"hive_from_pod", "hive_from_host"}
 PARTS: Final = (_FIRST, ENTRIES.keys() - _FIRST)
-"""Loaded at the same time: the verifier takes as long over these two as over all the others."""
+"""Two sets of programs, loaded concurrently: the verifier takes as long for these two as for all others."""
 
 
 class WrongObjectError(LoadError, UsageError):
-    """The setting ``datapath-object`` names something else than a datapath of this agent."""
+    """Raised when the setting ``datapath-object`` is not a datapath of this agent."""
 
     def __init__(self, path: Path, error: LoadError) -> None:
         super().__init__(
@@ -314,13 +317,13 @@ def load_tried(
     *,
     first: bool,
 ) -> tuple[dict[str, int], Constants]:
-    """Load the programs onto the node's maps and try them on packets; descriptors by name, and constants.
+    """Load the programs onto the node's maps and test them; return descriptors by name, and constants.
 
-    ``parts`` closes the programs. Verifying takes longest, so two threads load. Raises LoadError, also if the
-    programs fail the check; nothing is in force then.
+    ``parts`` closes the programs. Verification takes longest, so two threads load. Raises LoadError, also if
+    the test fails; nothing is activated then.
     """
-    with ExitStack() as borrowed:
-        own = borrowed.enter_context(lent(tables)) if first else None
+    with ExitStack() as test_maps:
+        own = test_maps.enter_context(borrowed_maps(tables)) if first else None
         with ThreadPoolExecutor(2) as both:
             loading = [both.submit(load, data, name, tables, generation, settings, each) for each in PARTS]
             check = None if own is not None else both.submit(self_check, data, name, tables, settings)
@@ -337,13 +340,13 @@ def load_tried(
 
 
 Preloaded = tuple[ExitStack, frozenset[int], dict[str, int], Constants]
-"""What closes programs, the ids of their maps, and what load_tried() gives."""
+"""The stack that closes the programs, the ids of their maps, and the result of load_tried()."""
 
 
 class PreloadedPrograms:
     """Programs of a new node that another thread loads while Python imports the agent's cells.
 
-    Nothing is entered or attached by it. Its errors need no report: the start meets them again.
+    They are neither entered nor attached. Their errors are not reported: the start hook meets them again.
     """
 
     def __init__(self, loading: Future[Preloaded]) -> None:
@@ -352,7 +355,7 @@ class PreloadedPrograms:
 
     @property
     def done(self) -> bool:
-        """Whether all are loaded, or have failed."""
+        """Whether loading has finished or failed."""
         return self._loading.done()
 
     def take(
@@ -363,9 +366,9 @@ class PreloadedPrograms:
         settings: DatapathSettings,
         parts: ExitStack,
     ) -> tuple[dict[str, int], Constants] | None:
-        """As load_tried(), without loading; None, and they are closed, if that would load others. Once.
+        """Return the result of load_tried() once, if object, maps and settings match; else close them.
 
-        For a worker thread: it waits until they are loaded.
+        Waits until they are loaded: for a worker thread.
         """
         if self._taken or self._loading.exception() is not None:
             return None

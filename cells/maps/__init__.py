@@ -1,9 +1,8 @@
-"""The BPF maps of the node, pinned where Cilium's tools look for them; and the pool of policy maps.
+"""The node's BPF maps, pinned where Cilium's tools expect them, and the pool of policy maps.
 
-It opens or makes the maps, and keeps them pinned; other cells fill them.
-Why:    pinned maps outlive the agent, so a restart takes them over and loses no flow. Of a map with another
-        layout or size the entries are taken over into a new one, or the start refuses; programs
-        loaded earlier keep the old one until they are reloaded.
+The module opens or creates the maps and keeps them pinned; other cells fill them. Pinned maps outlive the
+agent, so a restart takes them over and loses no flow. If a map has another layout or size, its entries are
+migrated to a new one, or the start fails; programs loaded earlier use the old map until they are replaced.
 
 Settings: bpf-map-dynamic-size-ratio, bpf-ct-global-tcp-max, bpf-ct-global-any-max, bpf-policy-map-max,
 bpf-nat-global-max, bpf-sock-rev-map-max, bpf-fragments-map-max, preallocate-bpf-maps, policy-map-pool.
@@ -31,8 +30,8 @@ from lifecycle import Jobs, Logger, Member, config, invoke, module, provide, sec
 __all__ = ["MapWatchdog", "cell", "watchdog_cell"]
 
 
-# The watchdog: maps stay pinned, and hive_policies leads to each endpoint's policy map. Without its pin a map
-# works on until the agent ends; then the next one starts without what was in it.
+# The watchdog keeps the maps pinned and each policy map in hive_policies. A map without its pin works until
+# the agent ends; then its entries are lost.
 
 INTERVAL: Final = seconds(30)
 PIN, POLICY = "pin", "policy"
@@ -40,34 +39,39 @@ _index = struct.Struct("<I").pack
 
 
 class MapWatchdog:
-    """A job; what it cannot put right fails it, which shows as degraded, and is tried again."""
+    """Restore removed pins and entries of hive_policies, every 30 seconds.
+
+    A repair that fails marks the job's health as degraded, and is retried.
+    """
 
     def __init__(self, maps: Maps, policies: PolicyMaps, jobs: Jobs, log: Logger) -> None:
         self.found: Counter[str] = Counter({PIN: 0, POLICY: 0})
-        """How often what was found wrong since the start."""
+        """Number of repairs since the start, by kind."""
         self._maps = maps
         self._policies = policies
         self._log = log
         jobs.timer("compare pins", self.compare, INTERVAL)
 
     async def compare(self) -> None:
-        """Look at every pin and every entry of hive_policies, and put right what differs. Raises OSError."""
+        """Check all pins and all entries of hive_policies, and restore those that differ. Raises OSError."""
         pinned = {path: table.id for path, table in self._pins().items()}
-        for path in await to_thread.run_sync(unpinned, pinned):
+        for path in await to_thread.run_sync(find_unpinned, pinned):
             table = self._pins().get(path)
             if table is None or table.id != pinned[path]:
-                continue  # it was given back meanwhile
+                continue  # released in the meantime
             self.found[PIN] += 1
             self._log.warning("pin of a map was removed, created again", map=path.name)
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_pin(table.fd, path)
-        lost = await to_thread.run_sync(partial(enter_lost, self._maps.policies.id, self._policies.all()))
+        lost = await to_thread.run_sync(
+            partial(restore_entries, self._maps.policies.id, self._policies.all())
+        )
         for policy in lost:
             self.found[POLICY] += 1
             self._log.warning(
                 "policy map was detached from its endpoint, attached again", endpoint=policy.endpoint_id
             )
-            self._maps.epochs.advance(policy.endpoint_id)  # written by the thread
+            self._maps.epochs.advance(policy.endpoint_id)  # the thread's own Map does not advance it
 
     def _pins(self) -> dict[Path, Map]:
         directory = self._maps.directory
@@ -75,8 +79,8 @@ class MapWatchdog:
         return self._maps.pins() | own
 
 
-def unpinned(wanted: Mapping[Path, int]) -> list[Path]:
-    """Paths at which the map of that id is not pinned: for a worker thread, 10 us each."""
+def find_unpinned(wanted: Mapping[Path, int]) -> list[Path]:
+    """Return the paths at which the map with this id is not pinned. For a worker thread: 10 us each."""
     return [path for path, number in wanted.items() if not _is_pinned(path, number)]
 
 
@@ -88,10 +92,10 @@ def _is_pinned(path: Path, number: int) -> bool:
         return False
 
 
-def enter_lost(policies_id: int, policies: Collection[PolicyMap]) -> list[PolicyMap]:
-    """Those that hive_policies did not lead to, entered again: waits for RCU when there are any.
+def restore_entries(policies_id: int, policies: Collection[PolicyMap]) -> list[PolicyMap]:
+    """Enter policy maps that are missing in hive_policies, and return them.
 
-    For a worker thread: opens the map again, by its id. Raises BpfError.
+    Waits for RCU if it writes. For a worker thread: it opens the map again by its id. Raises BpfError.
     """
     with map_by_id(policies_id, writable=True) as table:
         lost = [each for each in policies if table.lookup(_index(each.endpoint_id)) != _index(each.map.id)]
@@ -104,7 +108,7 @@ def enter_lost(policies_id: int, policies: Collection[PolicyMap]) -> list[Policy
 
 
 def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
-    """Maps as metrics."""
+    """Export the metrics of the maps."""
     one = anyio.CapacityLimiter(1)
 
     async def collect() -> Iterable[MetricFamily]:
@@ -116,7 +120,7 @@ def map_metrics(maps: Maps, policies: PolicyMaps) -> Member[Collector]:
 
 
 def watchdog_metrics(watchdog: MapWatchdog) -> Member[Collector]:
-    """What the watchdog found, as a metric."""
+    """Export the watchdog's repairs as a metric."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Pins and policy maps that someone else removed."
@@ -139,4 +143,4 @@ watchdog_cell = module(
     provide(MapWatchdog, watchdog_metrics),
     invoke(MapWatchdog),
 )
-"""For an agent with endpoints: who uses the maps alone has its own idea of policy maps."""
+"""Separate from ``cell``: a process without endpoints that opens the maps must not repair policy maps."""

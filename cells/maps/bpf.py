@@ -86,7 +86,7 @@ class MapType(IntEnum):
 
 
 EVERY_FLOW: Final = 0
-"""For MapSpec.voids: a change of any entry voids the cached verdicts of all flows."""
+"""For MapSpec.invalidates: a change of any entry invalidates the cached verdicts of all flows."""
 
 
 class MapSpec(msgspec.Struct, frozen=True):
@@ -100,10 +100,11 @@ class MapSpec(msgspec.Struct, frozen=True):
     flags: int = 0
     inner: "MapSpec | None" = None
     """For a map of maps: the attributes of its inner maps. The kernel does not report them."""
-    voids: int | Callable[[bytes], int] | None = None
-    """Which cached verdicts a change of an entry voids: EVERY_FLOW, those of the endpoint with this id, or
-    those of the endpoint that the function reads from the previous value; None: no verdict depends on the
-    map. Only the agent uses it.
+    invalidates: int | Callable[[bytes], int] | None = None
+    """The cached verdicts that a change of an entry invalidates.
+
+    EVERY_FLOW, those of the endpoint with this id, or those of the endpoint that the function reads from the
+    previous value; None: no verdict depends on the map. Only the agent uses it.
     """
 
     def __str__(self) -> str:
@@ -113,8 +114,8 @@ class MapSpec(msgspec.Struct, frozen=True):
 
     def same_as(self, other: "MapSpec") -> bool:
         """Whether type, sizes and flags are equal, so that a map made from ``other`` can be used."""
-        return replace(self, name="", inner=None, voids=None) == replace(
-            other, name="", inner=None, voids=None
+        return replace(self, name="", inner=None, invalidates=None) == replace(
+            other, name="", inner=None, invalidates=None
         )
 
 

@@ -94,7 +94,7 @@ class Map:
     :meth:`per_cpu`. lookup, update and delete share one buffer, so only one thread at a time may call them;
     the other methods are safe in any thread.
 
-    A write advances the policy epochs that the spec's ``voids`` selects, even if a batch fails halfway.
+    A write advances the policy epochs that the spec's ``invalidates`` selects, even if a batch fails halfway.
     Writing such a map without ``epochs`` raises RuntimeError.
     """
 
@@ -158,24 +158,26 @@ class Map:
 
     def update(self, key: bytes, value: bytes, flags: int = ANY) -> None:
         """Set ``key`` to ``value``; ``flags`` is ANY, NOEXIST or EXIST."""
-        voids = self.spec.voids
-        if voids is not None and self.epochs is None:
+        invalidates = self.spec.invalidates
+        if invalidates is not None and self.epochs is None:
             raise self._read_only()
-        voided = self._voided_by(self.lookup(key)) if callable(voids) else voids
-        self._update(key, value, flags, voided)
+        invalidated = self._invalidated_by(self.lookup(key)) if callable(invalidates) else invalidates
+        self._update(key, value, flags, invalidated)
 
     def update_changed(self, key: bytes, value: bytes) -> None:
         """Set ``key`` to ``value`` unless it has this value already.
 
-        One look-up serves both the comparison and ``voids``.
+        One look-up serves both the comparison and ``invalidates``.
         """
-        voids = self.spec.voids
-        if voids is not None and self.epochs is None:
+        invalidates = self.spec.invalidates
+        if invalidates is not None and self.epochs is None:
             raise self._read_only()
         if (before := self.lookup(key)) != value:
-            self._update(key, value, ANY, self._voided_by(before) if callable(voids) else voids)
+            self._update(
+                key, value, ANY, self._invalidated_by(before) if callable(invalidates) else invalidates
+            )
 
-    def _update(self, key: bytes, value: bytes, flags: int, voided: int | None) -> None:
+    def _update(self, key: bytes, value: bytes, flags: int, invalidated: int | None) -> None:
         try:
             self._key[:] = key
             self._value[:] = value
@@ -192,15 +194,15 @@ class Map:
         self.updates += 1
         if self.log is not None:
             self.log.note(key, value)
-        if voided is not None and self.epochs is not None:
-            self.epochs.advance(voided)
+        if invalidated is not None and self.epochs is not None:
+            self.epochs.advance(invalidated)
 
     def delete(self, key: bytes) -> bool:
         """Delete ``key``; False if it does not exist."""
-        voids = self.spec.voids
-        if voids is not None and self.epochs is None:
+        invalidates = self.spec.invalidates
+        if invalidates is not None and self.epochs is None:
             raise self._read_only()
-        voided = self._voided_by(self.lookup(key)) if callable(voids) else voids
+        invalidated = self._invalidated_by(self.lookup(key)) if callable(invalidates) else invalidates
         try:
             self._key[:] = key
         except ValueError:
@@ -212,25 +214,25 @@ class Map:
         self.deletes += 1
         if self.log is not None:
             self.log.note(key, None)
-        if voided is not None and self.epochs is not None:
-            self.epochs.advance(voided)
+        if invalidated is not None and self.epochs is not None:
+            self.epochs.advance(invalidated)
         return True
 
-    def _voided_by(self, before: bytes | None) -> int | None:
-        """The endpoint with verdicts that a change of this value voids; None if there was no value."""
-        voids = self.spec.voids
-        return voids(before) if callable(voids) and before is not None else None
+    def _invalidated_by(self, before: bytes | None) -> int | None:
+        """Return the endpoint with verdicts that a change of this value invalidates; None without a value."""
+        invalidates = self.spec.invalidates
+        return invalidates(before) if callable(invalidates) and before is not None else None
 
-    def _voided(self, keys: Iterable[bytes]) -> Collection[int]:
-        """The endpoints with verdicts that changes of these keys void."""
-        voids = self.spec.voids
-        if voids is None:
+    def _invalidated(self, keys: Iterable[bytes]) -> Collection[int]:
+        """Return the endpoints with verdicts that changes of these keys invalidate."""
+        invalidates = self.spec.invalidates
+        if invalidates is None:
             return ()
         if self.epochs is None:
             raise self._read_only()
-        if isinstance(voids, int):
-            return (voids,)
-        return {voids(row) for key in keys if (row := self.lookup(key)) is not None}
+        if isinstance(invalidates, int):
+            return (invalidates,)
+        return {invalidates(row) for key in keys if (row := self.lookup(key)) is not None}
 
     def once(self) -> AbstractContextManager[object]:
         """Advance the epochs of a block's writes once, at its end. Do not await inside."""
@@ -290,12 +292,12 @@ class Map:
         size, value_size = len(keys) * self.spec.key_size, len(values) * self.value_bytes
         if len(keys) != len(values) or len(all_keys) != size or len(all_values) != value_size:
             raise self._wrong_size("keys or values", all_keys, all_values)
-        voided = self._voided(keys) if keys else ()
+        invalidated = self._invalidated(keys) if keys else ()
         try:
             self._batch(MAP_UPDATE_BATCH, len(keys), all_keys, all_values, flags)
         finally:
-            if voided and self.epochs is not None:
-                self.epochs.advance(*voided)
+            if invalidated and self.epochs is not None:
+                self.epochs.advance(*invalidated)
         if self.log is not None:
             self.log.note_many(list(zip(keys, values, strict=True)))
 
@@ -304,12 +306,12 @@ class Map:
         joined = b"".join(keys)
         if len(joined) != len(keys) * self.spec.key_size:
             raise self._wrong_size("keys", joined)
-        voided = self._voided(keys) if keys else ()
+        invalidated = self._invalidated(keys) if keys else ()
         try:
             self._batch(MAP_DELETE_BATCH, len(keys), joined)
         finally:
-            if voided and self.epochs is not None:
-                self.epochs.advance(*voided)
+            if invalidated and self.epochs is not None:
+                self.epochs.advance(*invalidated)
         if self.log is not None:
             self.log.note_many([(key, None) for key in keys])
 
@@ -399,8 +401,8 @@ _FEW: Final = 2  # up to this number, single writes are faster than a batch
 class Epochs:
     """The policy epochs of the node and of its endpoints, in hive_epoch. Only one process writes them.
 
-    Maps advance them on writes. As a context manager, it collects the voided verdicts of a block and advances
-    their epochs once, at its end. Blocks may be nested; do not await inside.
+    Maps advance them on writes. As a context manager, it collects the endpoints to invalidate in a block and
+    advances their epochs once, at its end. Blocks may be nested; do not await inside.
     """
 
     def __init__(self, table: Map) -> None:
@@ -410,7 +412,7 @@ class Epochs:
         self._due: set[int] = set()
 
     def advance(self, *endpoint_ids: int) -> None:
-        """Void the cached verdicts of these endpoints' flows; 0 stands for all flows. Raises BpfError."""
+        """Invalidate the cached verdicts of these endpoints' flows; 0 for all flows. Raises BpfError."""
         if self._depth:
             self._due.update(endpoint_ids)
         elif len(endpoint_ids) <= _FEW:  # the usual case, and pods wait for it

@@ -1,9 +1,7 @@
-"""The node's maps, and all BPF of the system, as Cilium's metrics.
+"""Metrics of the node's maps and of all BPF maps and programs of the system, as Cilium exports them.
 
 Source: Cilium 1.17, cilium_bpf_map_ops_total, cilium_bpf_map_pressure, cilium_bpf_map_capacity,
-        cilium_bpf_maps and others.
-
-The cell that walks the conntrack maps reports how full they are.
+cilium_bpf_maps and others. The conntrack cell exports the pressure of the conntrack and NAT maps.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
 
-# All BPF maps and programs on the system: how many, and how much memory.
+# Number and memory of all BPF maps and programs on the system.
 #
 # Source: include/uapi/linux/bpf.h (BPF_MAP_GET_NEXT_ID and others); the memory is ``memlock`` of
 #         /proc/self/fdinfo, as bpftool shows it.
@@ -40,20 +38,20 @@ _ID = struct.Struct("<III")  # start or id, next_id, open_flags
 
 
 class Loaded(NamedTuple):
-    """Objects of one kind."""
+    """Number and memory of all BPF maps, or of all programs."""
 
     number: int
     memory: int
-    """Bytes, as the kernel charges for them."""
+    """Bytes that the kernel charges for them."""
 
 
 def loaded_maps() -> Loaded:
-    """All maps of the system: some 10 µs for each."""
+    """Measure all maps of the system, in about 10 µs each."""
     return _all(MAP_NEXT_ID, MAP_FD_BY_ID)
 
 
 def loaded_programs() -> Loaded:
-    """All programs of the system."""
+    """Measure all programs of the system."""
     return _all(PROG_NEXT_ID, PROG_FD_BY_ID)
 
 
@@ -77,7 +75,7 @@ def _ids(next_id: int) -> Iterator[int]:
 
 
 def _memory(fd_by_id: int, object_id: int) -> int | None:
-    """Bytes one object is charged with; None when it is closed meanwhile."""
+    """Return the bytes that the kernel charges for an object; None if it was freed in the meantime."""
     try:
         fd = command(fd_by_id, buffer(_ID.pack(object_id, 0, 0)), "open", f"BPF object id {object_id}")
     except BpfError as error:
@@ -93,16 +91,16 @@ def _memory(fd_by_id: int, object_id: int) -> int | None:
 
 _PREFIX: Final = "cilium_"
 _POLICY: Final = "policy"
-"""All policy maps together."""
-_USUAL_CAPACITY: Final = 65536
-_NOTEWORTHY: Final = 0.1
-"""Policy maps that are less full are left out."""
+"""Label of all policy maps together."""
+_DEFAULT_CAPACITY: Final = 65536
+_LOWEST_PRESSURE: Final = 0.1
+"""Policy maps that are less full are not exported."""
 
 
 async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter) -> list[MetricFamily]:
-    """Metrics of maps; large maps are counted in a thread, ``one`` at a time.
+    """Return the metrics of maps; large maps are counted in a thread, limited by ``one``.
 
-    So that many who scrape at once do not take the interpreter from the event loop.
+    The limit keeps concurrent scrapes from competing with the event loop for the interpreter.
     """
     services = (maps.services4, maps.services6, maps.backends4, maps.backends6, maps.affinity_match)
     translations = (maps.reverse_nat4, maps.reverse_nat6, maps.source_range4, maps.source_range6)
@@ -112,7 +110,7 @@ async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter)
         lambda: (_pressure(ids), loaded_maps(), loaded_programs()), limiter=one
     )
     fullest = _fullest(policies.all())
-    if fullest > _NOTEWORTHY:
+    if fullest > _LOWEST_PRESSURE:
         pressure[f"{_POLICY}_*"] = fullest
     tables = [(table.spec.name.removeprefix(_PREFIX), table) for table in maps.used()]
     tables += [(_POLICY, policy.map) for policy in policies.all()]
@@ -136,13 +134,13 @@ async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter)
             "map_name",
             fixed=True,
         ),
-        *_loaded("maps", all_maps),
-        *_loaded("progs", all_programs),
+        *_loaded_families("maps", all_maps),
+        *_loaded_families("progs", all_programs),
     ]
 
 
 def operations(tables: Iterable[tuple[str, Map]]) -> dict[tuple[str, str, str], int]:
-    """What the agent did to each map, where it did something."""
+    """Return the agent's updates and deletes by map and outcome, without zeros."""
     done: Counter[tuple[str, str, str]] = Counter()
     for name, table in tables:
         done[name, "update", "success"] += table.updates
@@ -153,17 +151,17 @@ def operations(tables: Iterable[tuple[str, Map]]) -> dict[tuple[str, str, str], 
 
 
 def capacities(tables: Iterable[tuple[str, Map]]) -> dict[str, int]:
-    """How many entries each map takes, those with the usual number as one."""
-    known = {
+    """Return the capacity of each map; those with the default capacity share one value."""
+    by_name = {
         name if name == _POLICY or name.startswith("hive_") else _PREFIX + name: table.spec.max_entries
         for name, table in tables
     }
-    unusual = {name: capacity for name, capacity in known.items() if capacity != _USUAL_CAPACITY}
-    return {"default": _USUAL_CAPACITY, **unusual}
+    unusual = {name: capacity for name, capacity in by_name.items() if capacity != _DEFAULT_CAPACITY}
+    return {"default": _DEFAULT_CAPACITY, **unusual}
 
 
 def _pressure(ids: Mapping[str, int]) -> dict[str, float]:
-    """How full each of these maps is, 0 to 1; empty ones left out."""
+    """Return the fill ratio of each map, 0 to 1, without empty ones."""
     full: dict[str, float] = {}
     for name, each in ids.items():
         with map_by_id(each, name) as table:
@@ -177,7 +175,7 @@ def _fullest(policies: Iterable[PolicyMap]) -> float:
     return max((policy.entries / policy.map.spec.max_entries for policy in policies), default=0.0)
 
 
-def _loaded(kind: str, found: Loaded) -> Iterator[MetricFamily]:
+def _loaded_families(kind: str, found: Loaded) -> Iterator[MetricFamily]:
     what = {"maps": "maps", "progs": "programs"}[kind]
     yield gauge(f"cilium_bpf_{kind}", f"Total count of BPF {what}", found.number, fixed=True)
     yield gauge(

@@ -1,9 +1,9 @@
-"""Takes the entries of a pinned map over into one of another size or layout. They are never dropped.
+"""Migration of a pinned map to another size or layout, without losing entries.
 
-The programs in force use the old map until they are replaced, and may write to it until then. So it stays
-pinned beside the new one, as ``<name>_former_<id>``, until :meth:`RetiredMap.settle` has taken over what
-it got meanwhile. The pin itself changes hands in one step: an agent killed anywhere leaves a generation that
-forwards, and a start that can be tried again.
+The loaded programs use the old map, and may write to it, until they are replaced. So it stays pinned beside
+the new one as ``<name>_former_<id>`` until :meth:`RetiredMap.settle` has copied its late entries. The pin of
+the new map replaces the old one atomically: wherever an agent is killed, the loaded programs keep forwarding,
+and the next start can retry.
 """
 
 import errno
@@ -21,17 +21,17 @@ from cells.maps.records.flows import CtEntry
 from lifecycle import HiveError, Logger
 
 Value = Callable[[bytes], bytes]
-"""Makes a new value of an old one."""
+"""Converts an old value to the new layout."""
 
 _RETIRED = re.compile(r"(.+)_former_\d+")
 _CHUNK: Final = 4096
 _id = struct.Struct("<I")
 
-_KINDS: Final = (
+_COMPATIBLE_TYPES: Final = (
     frozenset({MapType.HASH, MapType.LRU_HASH}),
     frozenset({MapType.PERCPU_HASH, MapType.LRU_PERCPU_HASH}),
 )
-"""Types with compatible entries; any other is only compatible with itself."""
+"""Map types with compatible entries; any other type is only compatible with itself."""
 
 _DISPOSABLE: Final = frozenset(
     {
@@ -43,36 +43,36 @@ _DISPOSABLE: Final = frozenset(
         "hive_passage",
     }
 )
-"""Maps of which an unknown layout is given up: counts, and what programs remember for seconds."""
+"""Maps that are emptied if their layout is unknown: counters and caches of seconds."""
 
 _CONNTRACK: Final = frozenset(
     {"cilium_ct4_global", "cilium_ct_any4_global", "cilium_ct6_global", "cilium_ct_any6_global"}
 )
-"""Maps that the programs in force write to while they are copied."""
+"""Maps to which the loaded programs write during the copy."""
 
 
-def _longer(size: int) -> Value:
-    """Old fields first, as they were; new ones are zero."""
+def _zero_extended(size: int) -> Value:
+    """Keep the old fields, which come first, and fill new ones with zeros."""
     return lambda value: value.ljust(size, b"\0")
 
 
 _CONVERTERS: Final[dict[tuple[str, int, int], Value]] = {
-    ("hive_endpoints", 32, 64): _longer(64),  # before IPv6
-    ("hive_node", 48, 96): _longer(96),
+    ("hive_endpoints", 32, 64): _zero_extended(64),  # before IPv6
+    ("hive_node", 48, 96): _zero_extended(96),
 }
-"""By name, old and new size of the values."""
+"""By map name, old and new value size."""
 
 
 def migrate(pinned: Map, wanted: MapSpec, path: Path, log: Logger) -> Map:
-    """A map as wanted with the entries of the pinned one, pinned in its place.
+    """Create a map with the wanted attributes, copy the pinned map's entries, and pin it in its place.
 
-    Raises HiveError, one line, and changes nothing when they cannot be taken over.
+    Raises HiveError and changes nothing if the entries cannot be copied.
     """
-    value = _conversion(pinned.spec, wanted, path)
+    value = _value_converter(pinned.spec, wanted, path)
     retired = path.with_name(f"{path.name}_former_{pinned.id}")
     fresh = create_map(wanted)
     try:
-        _keep(pinned, retired)
+        _pin_retired(pinned, retired)
         copied = 0 if value is None else _copy(pinned, fresh, value)
         replace_pin(fresh.fd, path)
     except BpfError as error:
@@ -98,14 +98,14 @@ def migrate(pinned: Map, wanted: MapSpec, path: Path, log: Logger) -> Map:
 
 
 class RetiredMap:
-    """A map that a start replaced, or one before it that was cut short."""
+    """A map that this start, or an interrupted earlier one, replaced."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self.name = name
 
     def catch_up(self, current: Map) -> int:
-        """Take over what came into it since; how many entries that were."""
+        """Copy entries written to it since the migration; return their number."""
         with open_map(self._path) as retired:
             alike = (retired.spec.key_size, retired.value_bytes) == (
                 current.spec.key_size,
@@ -113,29 +113,32 @@ class RetiredMap:
             )
             if self.name not in _CONNTRACK or not alike or retired.id == current.id:
                 return 0
-            with map_by_id(current.id, self.name, writable=True) as own:  # this thread's
+            with map_by_id(current.id, self.name, writable=True) as own:  # its buffers are this thread's
                 return sum(_merge(own, key, value) for key, value in retired.items())
 
     def settle(self, current: Map) -> int:
-        """Catch up for the last time, no program using it any more, and let it go."""
+        """Copy late entries once no program uses the map, and unpin it; return their number."""
         taken = self.catch_up(current)
         self.remove()
         return taken
 
     def remove(self) -> None:
-        """Let it go, with what came into it."""
+        """Unpin it without copying late entries."""
         unpin(self._path)
 
 
 def retired_maps(directory: Path) -> list[RetiredMap]:
-    """The replaced maps that still exist."""
+    """Return the replaced maps that are still pinned."""
     found = ((path, _RETIRED.fullmatch(path.name)) for path in directory.iterdir())
     return [RetiredMap(path, match[1]) for path, match in found if match]
 
 
-def _conversion(old: MapSpec, new: MapSpec, path: Path) -> Value | None:
-    """What makes new values of old ones; None: leave them. HiveError if there is no way."""
-    alike = old.type == new.type or any({old.type, new.type} <= kind for kind in _KINDS)
+def _value_converter(old: MapSpec, new: MapSpec, path: Path) -> Value | None:
+    """Return the converter from old to new values; None if the entries are dropped.
+
+    Raises HiveError if there is none.
+    """
+    alike = old.type == new.type or any({old.type, new.type} <= types for types in _COMPATIBLE_TYPES)
     if alike and old.key_size == new.key_size:
         if old.value_size == new.value_size:
             return bytes
@@ -149,19 +152,19 @@ def _conversion(old: MapSpec, new: MapSpec, path: Path) -> Value | None:
     )
 
 
-def _keep(pinned: Map, retired: Path) -> None:
+def _pin_retired(pinned: Map, retired: Path) -> None:
     try:
         pin(pinned.fd, retired)
     except BpfError as error:
-        if error.errno != errno.EEXIST:  # by a start that was cut short; the id shows that it is this one
+        if error.errno != errno.EEXIST:  # an interrupted start pinned it; the name has the map's id
             raise
 
 
 def _copy(source: Map, target: Map, value: Value) -> int:
-    """Enter all entries of one map into another; how many."""
+    """Copy all entries from one map to another; return their number."""
     match source.spec.type:
         case MapType.PERF_EVENT_ARRAY:
-            return 0  # its readers enter themselves
+            return 0  # its readers add their own entries
         case MapType.PROG_ARRAY:
             return _copy_references(source, target, program_by_id)
         case MapType.ARRAY_OF_MAPS | MapType.HASH_OF_MAPS:
@@ -184,13 +187,13 @@ def _chunks(source: Map) -> Iterator[list[tuple[bytes, bytes]]]:
     yield chunk
 
 
-def _copy_references(source: Map, target: Map, opened: Callable[[int], int]) -> int:
-    """Of a map of maps or programs: it shows ids, and wants descriptors."""
+def _copy_references(source: Map, target: Map, open_by_id: Callable[[int], int]) -> int:
+    """Copy a map of maps or programs: lookups return ids, updates require descriptors."""
     copied = 0
     for key, value in source.items():
         (number,) = _id.unpack(value)
         if number:
-            descriptor = opened(number)
+            descriptor = open_by_id(number)
             try:
                 target.update(key, _id.pack(descriptor))
             finally:
@@ -205,19 +208,19 @@ def _map_descriptor(number: int) -> int:
 
 
 def _merge(current: Map, key: bytes, value: bytes) -> bool:
-    """Enter a connection of an earlier map, unless it has ended or went on in the new one."""
-    there = current.lookup(key)
-    if there == value:  # nearly all, so that it has to be quick
+    """Copy a conntrack entry of a retired map, unless it expired or the current map has a newer one."""
+    present = current.lookup(key)
+    if present == value:  # nearly all entries: the fast path
         return False
     entry = CtEntry.unpack(value)
     if entry.lifetime < time.monotonic():
         return False
-    if there is not None and CtEntry.unpack(there).lifetime >= entry.lifetime:  # each packet renews it
+    if present is not None and CtEntry.unpack(present).lifetime >= entry.lifetime:  # each packet extends it
         return False
     try:
-        current.update(key, value, NOEXIST if there is None else EXIST)
+        current.update(key, value, NOEXIST if present is None else EXIST)
     except BpfError as error:
-        if error.errno not in {errno.EEXIST, errno.ENOENT}:  # a packet or the collector came before us
+        if error.errno not in {errno.EEXIST, errno.ENOENT}:  # a packet or the garbage collector was first
             raise
         return False
     return True

@@ -1,9 +1,8 @@
-"""Endpoint ids with their policy maps: handed out in microseconds, because they were made beforehand.
+"""The pool of endpoint ids and their policy maps, created in advance for fast pod ADDs.
 
-Why: entering a map into hive_policies waits for RCU (15 ms, for one as for twenty); a pod must not.
-
-Every id prepared keeps its map for good: releasing empties it and puts it at the tail of the pool, so that an
-id is used again as late as possible.
+Entering a map into hive_policies waits for RCU (15 ms, for one as for twenty), so a pod must not wait for it.
+An id keeps its map forever: releasing it empties the map and puts it at the tail of the pool, so that ids are
+reused as late as possible.
 """
 
 import errno
@@ -31,17 +30,17 @@ from lifecycle import HiveError, Hook, Jobs, Lifecycle, Logger, NotStartedError
 __all__ = ["PolicyIdsExhausted", "PolicyMaps", "PoolEmpty"]
 
 
-# The policy maps of a stopped agent: which to take over, which to recreate, which to remove.
+# Policy maps of an earlier agent: taken over, migrated to another size, or removed.
 
-_PIN = re.compile(r"cilium_policy_(?:v\d+_)?\d+(?:_new)?")  # of a replacement cut short, too
+_PIN = re.compile(r"cilium_policy_(?:v\d+_)?\d+(?:_new)?")  # also of an interrupted replacement
 _OWN_CONNTRACK = re.compile(r"cilium_ct(?:_any)?[46]_\d+")
-"""Conntrack maps of single endpoints, which Cilium had up to 1.16: we have none."""
+"""Per-endpoint conntrack maps of Cilium up to 1.16; the agent has none."""
 _CANONICAL = re.compile(r"cilium_policy_\d{5}")
 _index = struct.Struct("<I").pack
 
 
-class PolicyPins:
-    """Pins and array entries of the policy maps. All calls may wait for RCU: not on the event loop."""
+class PolicyMapPins:
+    """Pins and hive_policies entries of the policy maps. Calls may wait for RCU: use a worker thread."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class PolicyPins:
         self._epochs = epochs
 
     def create(self, ids: Iterable[int]) -> list[PolicyMap]:
-        """Fresh, empty, unpinned maps for these ids, entered in hive_policies at once."""
+        """Create empty, unpinned maps for these ids and enter them into hive_policies."""
         made: list[PolicyMap] = []
         try:
             for each in ids:
@@ -71,13 +70,13 @@ class PolicyPins:
         return made
 
     def restore(self) -> tuple[list[PolicyMap], list[PolicyMap]]:
-        """What is there: maps with a pin, of endpoints to be restored; and spare ones, emptied."""
-        self._drop_oddly_named()
-        active = self._active()
+        """Take over an earlier agent's maps; return the pinned ones, and the others, emptied."""
+        self._unpin_misnamed()
+        active = self._entered()
         pinned: list[PolicyMap] = []
-        anew: list[PolicyMap] = []
+        to_enter: list[PolicyMap] = []
         for endpoint_id in sorted(self._pinned_ids()):
-            policy = self._reconciled(endpoint_id, active.pop(endpoint_id, None), anew)
+            policy = self._adopted(endpoint_id, active.pop(endpoint_id, None), to_enter)
             pinned.append(policy)
         spare: list[PolicyMap] = []
         for endpoint_id, table in sorted(active.items()):
@@ -85,16 +84,16 @@ class PolicyPins:
             if not policy_spec(endpoint_id, self._max_entries).same_as(table.spec):
                 table.close()
                 policy = self._policy(endpoint_id, create_map(policy_spec(endpoint_id, self._max_entries)))
-                anew.append(policy)
+                to_enter.append(policy)
             policy.clear()
             spare.append(policy)
-        self._enter(anew)
+        self._enter(to_enter)
         for policy in pinned:
             policy.reload()
         return pinned, spare
 
     def sweep(self, known: set[int]) -> None:
-        """Remove the pins of maps no endpoint has, of other versions' layouts too.
+        """Remove pins of policy maps without an endpoint, including those of other versions' layouts.
 
         One map of another layout makes `cilium-dbg bpf policy get --all` fail altogether.
         """
@@ -106,11 +105,11 @@ class PolicyPins:
                 unpin(path)
 
     def _policy(self, endpoint_id: int, table: Map) -> PolicyMap:
-        table.spec = replace(table.spec, voids=endpoint_id)
+        table.spec = replace(table.spec, invalidates=endpoint_id)
         return PolicyMap(endpoint_id, table, self._epochs)
 
-    def _reconciled(self, endpoint_id: int, active: Map | None, anew: list[PolicyMap]) -> PolicyMap:
-        """The map to go on with, of the one the datapath uses and the one pinned; pinned, and fit for use."""
+    def _adopted(self, endpoint_id: int, active: Map | None, to_enter: list[PolicyMap]) -> PolicyMap:
+        """Return the map that hive_policies has, or else the pinned one; pin and migrate it if needed."""
         path = self._directory / policy_name(endpoint_id)
         table = active
         if table is None:
@@ -120,18 +119,18 @@ class PolicyPins:
             replace_pin(table.fd, path)
         wanted = policy_spec(endpoint_id, self._max_entries)
         if not wanted.same_as(table.spec):
-            table = self._copied(table, wanted)
+            table = self._migrated(table, wanted)
             replace_pin(table.fd, path)
             active = None
         policy = self._policy(endpoint_id, table)
         if active is None:
-            anew.append(policy)
+            to_enter.append(policy)
         return policy
 
-    def _copied(self, table: Map, wanted: MapSpec) -> Map:
-        """A map as wanted, with the entries of the old one where only its size differs.
+    def _migrated(self, table: Map, wanted: MapSpec) -> Map:
+        """Create a map with these attributes, and copy the entries if only the size differs.
 
-        HiveError if they do not fit: part of a policy could allow what the whole denies.
+        Raises HiveError if they do not fit: part of a policy could allow what the whole denies.
         """
         entries = []
         if (table.spec.key_size, table.spec.value_size) == (wanted.key_size, wanted.value_size):
@@ -146,7 +145,7 @@ class PolicyPins:
             map=wanted.name,
             old=str(table.spec),
             new=str(wanted),
-            entries_copied=len(entries),
+            entries_migrated=len(entries),
         )
         fresh = create_map(wanted)
         fresh.update_batch(entries)
@@ -154,11 +153,11 @@ class PolicyPins:
         return fresh
 
     def _enter(self, policies: list[PolicyMap]) -> None:
-        # One wait for RCU for all of them.
+        # One batch: a single wait for RCU for all of them.
         self._policies.update_batch([(_index(each.endpoint_id), _index(each.map.fd)) for each in policies])
 
-    def _active(self) -> dict[int, Map]:
-        """The maps in hive_policies, by endpoint id."""
+    def _entered(self) -> dict[int, Map]:
+        """Open the maps in hive_policies, by endpoint id."""
         found = {}
         for key, value in self._policies.items():
             endpoint_id, map_id = int.from_bytes(key, "little"), int.from_bytes(value, "little")
@@ -170,8 +169,8 @@ class PolicyPins:
         ids = {int(name[-5:]) for name in names if _CANONICAL.fullmatch(name)}
         return {each for each in ids if 1 <= each <= ENDPOINT_IDS}
 
-    def _drop_oddly_named(self) -> None:
-        """Remove pins without a number of five digits: no endpoint will ever claim them."""
+    def _unpin_misnamed(self) -> None:
+        """Remove pins without a number of five digits: no endpoint can own them."""
         for path in self._directory.iterdir():
             number = path.name.removeprefix("cilium_policy_")
             if number != path.name and number.isdecimal() and path.name != policy_name(int(number)):
@@ -187,20 +186,20 @@ def _is_pinned_as(path: Path, table: Map) -> bool:
         return False
 
 
-LULL: Final = 0.1
-"""Seconds that a refill waits if no one needs it, so that it does not compete with a burst of new pods."""
+REFILL_DELAY: Final = 0.1
+"""Seconds before a refill that no caller waits for, so that it does not compete with a burst of new pods."""
 
 
 class PoolEmpty(Exception):  # noqa: N818  (a state to wait out, not a fault)
-    """No policy map is prepared at the moment: await PolicyMaps.ready() and acquire again."""
+    """Raised when the pool has no free policy map now: await PolicyMaps.ready() and acquire again."""
 
 
 class PolicyIdsExhausted(HiveError):  # noqa: N818  (named by what happened)
-    """Every endpoint id is in use."""
+    """Raised when all endpoint ids are in use."""
 
 
 class PolicyMaps:
-    """The pool of endpoint ids. All but the coroutines are synchronous and for the event loop only."""
+    """The pool of endpoint ids with their policy maps. For the event loop only."""
 
     def __init__(
         self, maps: Maps, settings: MapSettings, lifecycle: Lifecycle, jobs: Jobs, log: Logger
@@ -210,13 +209,13 @@ class PolicyMaps:
         self._directory = maps.directory
         self._base = str(maps.directory)
         self._log = log
-        self._pins: PolicyPins | None = None
+        self._pins: PolicyMapPins | None = None
         self._spare: deque[PolicyMap] = deque()
         self._unclaimed: dict[int, PolicyMap] = {}
         self._used: dict[int, PolicyMap] = {}
         self._pinned: set[int] = set()
-        """Unclaimed ones with maps that are known to be pinned where they should."""
-        self._untouched: deque[int] = deque(range(1, ENDPOINT_IDS + 1))
+        """Ids in _unclaimed with correct pins."""
+        self._uncreated: deque[int] = deque(range(1, ENDPOINT_IDS + 1))
         self._waiting = 0
         self._low = self._filled = anyio.Event()
         self._failure: BpfError | None = None
@@ -224,10 +223,10 @@ class PolicyMaps:
         jobs.one_shot("top up the policy maps", self._top_up)
 
     def acquire(self) -> PolicyMap:
-        """A free endpoint id with its empty map, now pinned. Never blocks: one system call.
+        """Return a free endpoint id with its empty map, and pin it; one system call, never blocks.
 
-        Raises PoolEmpty when none is prepared, PolicyIdsExhausted when all ids are in use, BpfError when the
-        map cannot be pinned.
+        Raises PoolEmpty if no map is prepared, PolicyIdsExhausted if all ids are in use, BpfError if the map
+        cannot be pinned.
         """
         if not self._spare:
             raise self._why_empty()
@@ -243,7 +242,7 @@ class PolicyMaps:
         return policy
 
     async def ready(self) -> None:
-        """Wait until acquire() would succeed; raises HiveError when it will not."""
+        """Wait until acquire() can succeed. Raises HiveError if maps cannot be created."""
         while not self._spare:
             if not isinstance(why := self._why_empty(), PoolEmpty):
                 raise why
@@ -259,9 +258,9 @@ class PolicyMaps:
     def replace_all(
         self, wanted: Iterable[tuple[PolicyMap, Mapping[PolicyKey, PolicyEntry]]]
     ) -> dict[int, OSError]:
-        """As PolicyMap.replace() for several; ids of maps of which it could not be done, and why.
+        """Call PolicyMap.replace() for several maps; return the errors by endpoint id.
 
-        The flows of all are evaluated again after all have been written: one call instead of one for each.
+        The policy epochs advance once, after all writes.
         """
         failed: dict[int, OSError] = {}
         tried: list[int] = []
@@ -278,7 +277,7 @@ class PolicyMaps:
         return failed
 
     def release(self, policy: PolicyMap) -> None:
-        """Take back an id nothing refers to any more: empty and unpin its map. Harmless if repeated."""
+        """Return an unused id to the pool: unpin and empty its map. Idempotent."""
         if self._used.pop(policy.endpoint_id, None) is None:
             return
         unpin(self._directory / policy_name(policy.endpoint_id))
@@ -286,46 +285,46 @@ class PolicyMaps:
         self._spare.append(policy)
 
     async def prepare(self, ids: Collection[int]) -> None:
-        """Make sure these ids of endpoints to be restored can be adopted without waiting."""
-        untouched = set(self._untouched)  # looking through the deque for each id took 5 ms for 250
-        missing = [each for each in ids if each in untouched]
+        """Create the missing maps of these restored endpoints, so that adopt() need not wait."""
+        uncreated = set(self._uncreated)  # searching the deque for each id took 5 ms for 250
+        missing = [each for each in ids if each in uncreated]
         for policy in await self._create(missing):
             self._unclaimed[policy.endpoint_id] = policy
 
     def adopt(self, endpoint_id: int) -> PolicyMap:
-        """The id and map an endpoint had before a restart, with the entries it had; pinned.
+        """Take the id and map that an endpoint had before a restart, with its entries, and pin it.
 
-        Waits for RCU if the map is lost and :meth:`prepare` did not know the id. HiveError if the id is
+        Waits for RCU if the map is lost and was not created by :meth:`prepare`. Raises HiveError if the id is
         out of range or in use.
         """
         if not 1 <= endpoint_id <= ENDPOINT_IDS:
             raise HiveError(f"endpoint id {endpoint_id} cannot be restored: ids are 1 to {ENDPOINT_IDS}")
         if endpoint_id in self._used:
             raise HiveError(f"endpoint id {endpoint_id} cannot be restored: another endpoint has it already")
-        policy = self._unclaimed.pop(endpoint_id, None) or self._taken_from_spare(endpoint_id)
+        policy = self._unclaimed.pop(endpoint_id, None) or self._take_spare(endpoint_id)
         if policy is None:
-            if endpoint_id not in self._untouched:
-                raise HiveError(f"endpoint id {endpoint_id} cannot be restored: making its map failed before")
-            self._untouched.remove(endpoint_id)
+            if endpoint_id not in self._uncreated:
+                raise HiveError(f"endpoint id {endpoint_id} cannot be restored: creating its map failed")
+            self._uncreated.remove(endpoint_id)
             (policy,) = self._started().create([endpoint_id])
-        self._used[endpoint_id] = policy  # also if pinning fails: the pod may run, so the id stays taken
+        self._used[endpoint_id] = policy  # also if pinning fails: the pod may run, so the id stays in use
         if endpoint_id in self._pinned:
-            self._pinned.discard(endpoint_id)  # restoring saw to it a moment ago: 5 ms less for 250
+            self._pinned.discard(endpoint_id)  # _start() has just checked the pin: saves 5 ms for 250
         else:
             self._pin(policy)
         return policy
 
     def all(self) -> list[PolicyMap]:
-        """Every open policy map, in use or in reserve."""
+        """Return all open policy maps, in use or spare."""
         return [*self._used.values(), *self._unclaimed.values(), *self._spare]
 
     @property
     def used(self) -> Collection[PolicyMap]:
-        """Those of endpoints: they are pinned."""
+        """The policy maps of endpoints, which are pinned."""
         return self._used.values()
 
     async def sweep(self) -> None:
-        """Once every endpoint is restored: recycle what none adopted, remove stale pins of other layouts."""
+        """After all endpoints are restored: recycle maps that none adopted, and remove stale pins."""
         pins = self._started()
         leftover = list(self._unclaimed.values())
         self._unclaimed.clear()
@@ -337,19 +336,19 @@ class PolicyMaps:
 
     async def _start(self) -> None:
         most = sizes(self._settings, 0).policy
-        self._pins = PolicyPins(self._maps.policies, self._directory, most, self._log, self._maps.epochs)
+        self._pins = PolicyMapPins(self._maps.policies, self._directory, most, self._log, self._maps.epochs)
         self._low, self._filled = anyio.Event(), anyio.Event()
         pinned, spare = await to_thread.run_sync(self._pins.restore)
         self._unclaimed = {policy.endpoint_id: policy for policy in pinned}
         self._pinned = set(self._unclaimed)
         self._spare.extend(spare)
         there = self._unclaimed.keys() | {policy.endpoint_id for policy in spare}
-        self._untouched = deque(filterfalse(there.__contains__, range(1, ENDPOINT_IDS + 1)))
+        self._uncreated = deque(filterfalse(there.__contains__, range(1, ENDPOINT_IDS + 1)))
         await self._fill()
 
     async def _stop(self) -> None:
         for policy in self.all():
-            policy.map.close()  # they live on in hive_policies
+            policy.map.close()  # hive_policies keeps the maps
         self._spare.clear()
         self._unclaimed.clear()
         self._used.clear()
@@ -358,7 +357,7 @@ class PolicyMaps:
         while True:
             await self._low.wait()
             if not self._waiting:
-                await anyio.sleep(LULL)
+                await anyio.sleep(REFILL_DELAY)
             self._low = anyio.Event()
             try:
                 await self._fill()
@@ -372,20 +371,20 @@ class PolicyMaps:
 
     async def _fill(self) -> None:
         short = self._settings.policy_map_pool + self._waiting - len(self._spare)
-        self._spare.extend(await self._create(list(islice(self._untouched, max(short, 0)))))
+        self._spare.extend(await self._create(list(islice(self._uncreated, max(short, 0)))))
 
     async def _create(self, ids: list[int]) -> list[PolicyMap]:
         if not ids:
             return []
         for each in ids:
-            self._untouched.remove(each)
+            self._uncreated.remove(each)
         try:
             return await to_thread.run_sync(self._started().create, ids)
         except BaseException:
-            self._untouched.extendleft(reversed(ids))
+            self._uncreated.extendleft(reversed(ids))
             raise
 
-    def _taken_from_spare(self, endpoint_id: int) -> PolicyMap | None:
+    def _take_spare(self, endpoint_id: int) -> PolicyMap | None:
         found = next((policy for policy in self._spare if policy.endpoint_id == endpoint_id), None)
         if found is not None:
             self._spare.remove(found)
@@ -398,19 +397,17 @@ class PolicyMaps:
         except BpfError as error:
             if error.errno != errno.EEXIST:
                 raise
-            replace_pin(
-                policy.map.fd, self._directory / name
-            )  # what it had before a restart, or what a stranger put there
+            replace_pin(policy.map.fd, self._directory / name)  # of an earlier agent, or foreign
 
     def _why_empty(self) -> Exception:
         self._started()
-        if self._untouched or self._spare:
+        if self._uncreated or self._spare:
             return PoolEmpty("no policy map is prepared at the moment")
         return PolicyIdsExhausted(
             f"all {ENDPOINT_IDS} endpoint ids of this node are in use: delete pods first"
         )
 
-    def _started(self) -> PolicyPins:
+    def _started(self) -> PolicyMapPins:
         if self._pins is None:
             raise NotStartedError(
                 "PolicyMaps was used before the hook 'prepare the policy maps' ran: depend on it"

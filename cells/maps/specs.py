@@ -1,5 +1,7 @@
-"""What each map of the node is. Names and layouts of the cilium_* maps are public: bpftool and cilium-dbg
-open them by path and refuse other sizes.
+"""Attributes and sizes of the node's maps, and the options that set them.
+
+Names and layouts of the cilium_* maps are public: bpftool and cilium-dbg open them by path and refuse other
+sizes. Maps opens or creates the maps by these specs.
 """
 
 from collections.abc import Iterator
@@ -46,28 +48,28 @@ from lifecycle.settings import RenamedFrom
 __all__ = ["MapSettings", "MapSizing", "map_sizing"]
 
 
-# How many entries the maps hold: by their options, or by a share of the node's memory.
+# Map sizes: from their options, or from a share of the node's memory.
 
-LOWEST: Final = 1 << 10
-HIGHEST: Final = 1 << 24
-POLICY_LOWEST: Final = 1 << 8
-POLICY_HIGHEST: Final = 1 << 16
+MIN_ENTRIES: Final = 1 << 10
+MAX_ENTRIES: Final = 1 << 24
+POLICY_MIN_ENTRIES: Final = 1 << 8
+POLICY_MAX_ENTRIES: Final = 1 << 16
 ENDPOINT_IDS: Final = 4095
 """Endpoint ids are 1 to 4095: the indexes of hive_policies."""
 
 MAGLEV_SIZES: Final = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
-"""Of lookup tables: primes."""
+"""Allowed sizes of Maglev tables: primes."""
 
-Entries = Annotated[int, Meta(ge=LOWEST, le=HIGHEST)]
-ServiceEntries = Annotated[int, Meta(ge=0, le=HIGHEST)]
+Entries = Annotated[int, Meta(ge=MIN_ENTRIES, le=MAX_ENTRIES)]
+ServiceEntries = Annotated[int, Meta(ge=0, le=MAX_ENTRIES)]
 
 CT_TCP: Final = 524288
 CT_ANY: Final = 262144
 NAT: Final = 524288
 SOCK_REV: Final = 262144
 
-# Bytes of one entry, key and value, in the IPv6 variants: the shares count them whether IPv6 is on or not,
-# and count neighbours though that map does not exist.
+# Bytes of one entry, key and value, of the IPv6 maps. As in Cilium, the shares count these even without IPv6,
+# and count neighbour entries even if that map is not used.
 _CT_ENTRY = 38 + 56
 _NAT_ENTRY = 38 + 56
 _NEIGHBOUR_ENTRY = 16 + 8
@@ -92,35 +94,35 @@ class MapSettings(Settings, frozen=True):
     bpf_nat_global_max: Entries | None = None
     """Entries of the NAT map, two per flow (at most as many as of the conntrack maps); unset: by ratio."""
 
-    bpf_policy_map_max: Annotated[int, Meta(ge=POLICY_LOWEST)] = 16384
+    bpf_policy_map_max: Annotated[int, Meta(ge=POLICY_MIN_ENTRIES)] = 16384
     """Entries of each endpoint's policy map (more than 65536 is 65536)."""
 
-    bpf_lb_map_max: Annotated[int, Meta(ge=1, le=HIGHEST)] = 65536
+    bpf_lb_map_max: Annotated[int, Meta(ge=1, le=MAX_ENTRIES)] = 65536
     """Entries of each map of services: frontends and their backends, reverse NAT, affinity, ranges."""
 
     bpf_lb_service_map_max: ServiceEntries = 0
-    """Entries of the maps of frontends and their slots; 0: bpf-lb-map-max, as with the following."""
+    """Entries of the maps of frontends and their backend slots; 0: bpf-lb-map-max."""
 
     bpf_lb_service_backend_map_max: ServiceEntries = 0
-    """Entries of the maps of backends."""
+    """Entries of the maps of backends; 0: bpf-lb-map-max."""
 
     bpf_lb_rev_nat_map_max: ServiceEntries = 0
-    """Entries of the maps of the addresses that answers come from."""
+    """Entries of the reverse NAT maps, which hold frontends by index; 0: bpf-lb-map-max."""
 
     bpf_lb_affinity_map_max: ServiceEntries = 0
-    """Entries of the maps of clients that stay with a backend, and of the backends they may stay with."""
+    """Entries of the session affinity maps; 0: bpf-lb-map-max."""
 
     bpf_lb_source_range_map_max: ServiceEntries = 0
-    """Entries of the maps of source ranges."""
+    """Entries of the maps of source ranges; 0: bpf-lb-map-max."""
 
     bpf_lb_maglev_map_max: ServiceEntries = 0
-    """Services with lookup tables, of each family."""
+    """Services with Maglev tables, per family; 0: bpf-lb-map-max."""
 
     bpf_neigh_global_max: Entries | None = None
-    """Entries of the maps of neighbours that services' clients are behind; unset: as many as of NAT."""
+    """Entries of the neighbour maps of external clients; unset: as many as the NAT maps."""
 
     bpf_sock_rev_map_max: Entries | None = None
-    """Entries of the map of sockets that talk to services; unset: by the ratio."""
+    """Entries of the map of sockets connected to services; unset: by the ratio."""
 
     bpf_lb_maglev_table_size: int = 16381
     """Size of each Maglev table, one of Cilium's primes; take over 100 per backend."""
@@ -128,8 +130,8 @@ class MapSettings(Settings, frozen=True):
     bpf_fragments_map_max: Annotated[int, Meta(ge=256, le=65536)] = 8192
     """Entries of each family's map of fragmented datagrams."""
 
-    egress_gateway_policy_map_max: Annotated[int, Meta(ge=2, le=HIGHEST)] = 16384
-    """Entries of the map of egress gateways: pods that policies select, times the networks they name."""
+    egress_gateway_policy_map_max: Annotated[int, Meta(ge=2, le=MAX_ENTRIES)] = 16384
+    """Entries of the egress gateway map: selected pods times destination CIDRs."""
 
     preallocate_bpf_maps: bool = False
     """Preallocate the memory of hash maps."""
@@ -146,7 +148,9 @@ class MapSettings(Settings, frozen=True):
             self.bpf_ct_global_tcp_max,
             self.bpf_ct_global_any_max,
         )
-        if nat is None or nat == NAT or tcp is None or other is None:  # its default is lowered, as in Cilium
+        if (
+            nat is None or nat == NAT or tcp is None or other is None
+        ):  # sizes() lowers the default, as Cilium does
             return
         if nat > tcp + other:
             yield (
@@ -156,7 +160,7 @@ class MapSettings(Settings, frozen=True):
 
 
 class MapSizes(msgspec.Struct, frozen=True):
-    """The entries each map gets."""
+    """Number of entries of each map."""
 
     ct_tcp: int
     ct_any: int
@@ -176,21 +180,20 @@ class MapSizes(msgspec.Struct, frozen=True):
 
 
 class MapSizing(msgspec.Struct, frozen=True):
-    """What others follow of the sizes of maps."""
+    """Sizes that the status API reports."""
 
     dynamic_ratio: float
     """Share of the node's memory for maps that grow with traffic."""
     maglev_table: int
-    """Entries of each service's look-up table."""
+    """Entries of each service's Maglev table."""
 
 
 def map_sizing(settings: MapSettings) -> MapSizing:
-    """As the settings have it."""
     return MapSizing(settings.bpf_map_dynamic_size_ratio, settings.bpf_lb_maglev_table_size)
 
 
 def sizes(settings: MapSettings, memory: int) -> MapSizes:
-    """The sizes on a node with ``memory`` bytes. An option that is set counts as it is."""
+    """Return the map sizes on a node with ``memory`` bytes. Options that are set take precedence."""
     budget = int(memory * settings.bpf_map_dynamic_size_ratio)
 
     def size(option: int | None, default: int, least: int) -> int:
@@ -198,19 +201,19 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
             return option
         if not settings.bpf_map_dynamic_size_ratio:
             return default
-        return min(max(default * budget // _DEFAULT_BYTES, least), HIGHEST)
+        return min(max(default * budget // _DEFAULT_BYTES, least), MAX_ENTRIES)
 
     tcp = size(settings.bpf_ct_global_tcp_max, CT_TCP, 131072)
     other = size(settings.bpf_ct_global_any_max, CT_ANY, 65536)
     nat = size(settings.bpf_nat_global_max, NAT, 131072)
-    # A translated flow has two entries here, and at most one and one of its errors there.
+    # A translated flow has two NAT entries, and at most two conntrack entries (one for its ICMP errors).
     nat = nat if nat <= tcp + other else (tcp + other) * 2 // 3
     return MapSizes(
         ct_tcp=tcp,
         ct_any=other,
         nat=nat,
         neighbours=settings.bpf_neigh_global_max or nat,
-        policy=min(settings.bpf_policy_map_max, POLICY_HIGHEST),
+        policy=min(settings.bpf_policy_map_max, POLICY_MAX_ENTRIES),
         fragments=settings.bpf_fragments_map_max,
         lb_services=settings.bpf_lb_service_map_max or settings.bpf_lb_map_max,
         lb_backends=settings.bpf_lb_service_backend_map_max or settings.bpf_lb_map_max,
@@ -224,8 +227,8 @@ def sizes(settings: MapSettings, memory: int) -> MapSizes:
     )
 
 
-SKIPPED: Final = 100
-"""Entries of the maps of sockets that no policy redirects."""
+SKIP_LB_ENTRIES: Final = 100
+"""Entries of the cilium_skip_lb maps; only local redirect policies fill them."""
 _POLICY_PREFIX: Final = "cilium_policy_"
 
 
@@ -248,28 +251,28 @@ ALWAYS: Final = frozenset(
         *("sock", "nodeport", "tunnel", "runtime_config", "entry", "l3_entry", "xdp_entry"),
     }
 )
-"""Maps of every node, those of a family only where pods have it; cells that need others ask for them."""
+"""Maps that every node uses (those of a family only if pods have it); other cells request more with use()."""
 
 
 def family_of(attribute: str) -> int:
-    """The family of the addresses in a map of Maps, 4 or 6; 0 if both or none."""
+    """Return the address family of a Maps attribute, 4 or 6; 0 for both or none."""
     return next((family for family in (4, 6) if str(family) in attribute), 0)
 
 
 def policy_name(endpoint_id: int) -> str:
-    """Name and pin of an endpoint's policy map."""
+    """Return the name and pin of an endpoint's policy map."""
     return f"{_POLICY_PREFIX}{endpoint_id:05d}"
 
 
 def policy_spec(endpoint_id: int, max_entries: int) -> MapSpec:
-    """An endpoint's policy map, the layout of Cilium 1.16 and 1.17."""
+    """Return the attributes of an endpoint's policy map, in the layout of Cilium 1.16 and 1.17."""
     return MapSpec(
         policy_name(endpoint_id), MapType.LPM_TRIE, PolicyKey.SIZE, PolicyEntry.SIZE, max_entries, NO_PREALLOC
     )
 
 
 def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, MapSpec]:
-    """All maps that the programs know, by the attribute of Maps that holds them."""
+    """Return the attributes of all maps that the programs use, by attribute name in Maps."""
     hashed = 0 if preallocate else NO_PREALLOC
     of_policies = policy_spec(0, sizes.policy)
     of_maglev = MapSpec("cilium_lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev, 1)
@@ -278,10 +281,10 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
     endpoint = EndpointConfig.SIZE
     return {
         "lxc": MapSpec(
-            "cilium_lxc", MapType.HASH, LxcKey.SIZE, LxcValue.SIZE, 65535, hashed, voids=EVERY_FLOW
+            "cilium_lxc", MapType.HASH, LxcKey.SIZE, LxcValue.SIZE, 65535, hashed, invalidates=EVERY_FLOW
         ),
         "ipcache": MapSpec(
-            "cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC, voids=EVERY_FLOW
+            "cilium_ipcache", MapType.LPM_TRIE, *ipcache, 512000, NO_PREALLOC, invalidates=EVERY_FLOW
         ),
         "policy_prefixes": MapSpec(
             "hive_policy_prefixes",
@@ -290,7 +293,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
             4,
             512000,
             NO_PREALLOC,
-            voids=EVERY_FLOW,
+            invalidates=EVERY_FLOW,
         ),
         "ct4_tcp": MapSpec("cilium_ct4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_tcp),
         "ct4_any": MapSpec("cilium_ct_any4_global", MapType.LRU_HASH, CT4_KEY, flow, sizes.ct_any),
@@ -302,13 +305,19 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "fragments6": MapSpec(
             "cilium_ipv6_frag_datagrams", MapType.LRU_HASH, FRAGMENT6_KEY, ports, sizes.fragments
         ),
-        # With any preallocate: `cilium-dbg bpf metrics list` unpins every map but exactly this one.
+        # Whatever preallocate is: `cilium-dbg bpf metrics list` unpins a map with other attributes.
         "metrics": MapSpec("cilium_metrics", MapType.PERCPU_HASH, *metrics, 1024, NO_PREALLOC),
         "events": MapSpec("cilium_events", MapType.PERF_EVENT_ARRAY, 4, 4, cpus),
         "endpoints": MapSpec(
-            "hive_endpoints", MapType.HASH, 4, endpoint, ENDPOINT_IDS + 1, hashed, voids=EndpointConfig.id_in
+            "hive_endpoints",
+            MapType.HASH,
+            4,
+            endpoint,
+            ENDPOINT_IDS + 1,
+            hashed,
+            invalidates=EndpointConfig.id_in,
         ),
-        "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1, voids=EVERY_FLOW),
+        "node": MapSpec("hive_node", MapType.ARRAY, 4, NodeConfig.SIZE, 1, invalidates=EVERY_FLOW),
         "links": MapSpec("hive_links", MapType.PERCPU_ARRAY, 4, 72, 256),
         "passage": MapSpec("hive_passage", MapType.PERCPU_ARRAY, 4, 176, 1),
         "epoch": MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536),
@@ -316,10 +325,10 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
             "hive_policies", MapType.ARRAY_OF_MAPS, 4, 4, ENDPOINT_IDS + 1, inner=of_policies
         ),
         "services4": MapSpec(
-            "cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb_services, hashed, voids=EVERY_FLOW
+            "cilium_lb4_services_v2", MapType.HASH, 12, 12, sizes.lb_services, hashed, invalidates=EVERY_FLOW
         ),
         "services6": MapSpec(
-            "cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb_services, hashed, voids=EVERY_FLOW
+            "cilium_lb6_services_v2", MapType.HASH, 24, 12, sizes.lb_services, hashed, invalidates=EVERY_FLOW
         ),
         "backends4": MapSpec("cilium_lb4_backends_v3", MapType.HASH, 4, 12, sizes.lb_backends, hashed),
         "backends6": MapSpec("cilium_lb6_backends_v3", MapType.HASH, 4, 24, sizes.lb_backends, hashed),
@@ -330,8 +339,12 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "affinity_match": MapSpec("cilium_lb_affinity_match", MapType.HASH, 8, 1, sizes.lb_affinity, hashed),
         "reverse_sk4": MapSpec("cilium_lb4_reverse_sk", MapType.LRU_HASH, 16, 8, sizes.sock_rev),
         "reverse_sk6": MapSpec("cilium_lb6_reverse_sk", MapType.LRU_HASH, 32, 20, sizes.sock_rev),
-        "skip_lb4": MapSpec("cilium_skip_lb4", MapType.HASH, 16, 1, SKIPPED, NO_PREALLOC, voids=EVERY_FLOW),
-        "skip_lb6": MapSpec("cilium_skip_lb6", MapType.HASH, 32, 1, SKIPPED, NO_PREALLOC, voids=EVERY_FLOW),
+        "skip_lb4": MapSpec(
+            "cilium_skip_lb4", MapType.HASH, 16, 1, SKIP_LB_ENTRIES, NO_PREALLOC, invalidates=EVERY_FLOW
+        ),
+        "skip_lb6": MapSpec(
+            "cilium_skip_lb6", MapType.HASH, 32, 1, SKIP_LB_ENTRIES, NO_PREALLOC, invalidates=EVERY_FLOW
+        ),
         "sock": MapSpec("hive_sock", MapType.ARRAY, 4, SockConfig.SIZE, 1),
         "source_range4": MapSpec(
             "cilium_lb4_source_range", MapType.LPM_TRIE, 12, 1, sizes.lb_source_ranges, NO_PREALLOC
@@ -352,7 +365,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "nodeport_neighbours6": MapSpec(
             "cilium_nodeport_neigh6", MapType.LRU_HASH, 16, NEIGHBOUR, sizes.neighbours
         ),
-        "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1, voids=EVERY_FLOW),
+        "tunnel": MapSpec("hive_tunnel", MapType.ARRAY, 4, TunnelConfig.SIZE, 1, invalidates=EVERY_FLOW),
         "tunnels": MapSpec(
             "cilium_tunnel_map",
             MapType.HASH,
@@ -360,7 +373,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
             TunnelValue.SIZE,
             65536,
             hashed,
-            voids=EVERY_FLOW,
+            invalidates=EVERY_FLOW,
         ),
         "nodes": MapSpec(
             "cilium_node_map_v2", MapType.HASH, NodeKey.SIZE, NodeValue.SIZE, 16384, NO_PREALLOC
@@ -385,7 +398,7 @@ def map_specs(sizes: MapSizes, *, preallocate: bool, cpus: int) -> dict[str, Map
         "egress_gateway4": MapSpec(
             *("cilium_egress_gw_policy_v4", MapType.LPM_TRIE, EgressKey.SIZE, EgressValue.SIZE),
             *(sizes.egress_gateway, NO_PREALLOC),
-            voids=EVERY_FLOW,
+            invalidates=EVERY_FLOW,
         ),
         "runtime_config": MapSpec("cilium_runtime_config", MapType.ARRAY, 4, 8, 256),
         "entry": MapSpec("hive_entry", MapType.PROG_ARRAY, 4, 4, 8),

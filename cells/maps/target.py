@@ -58,7 +58,7 @@ def _first(_: object) -> int:
 class MapTarget(Generic[Key, Row, Value]):
     """A reconciler's target: one BPF map, or one per address family.
 
-    A write of several rows voids the verdicts that depend on them once.
+    A write of several rows invalidates the verdicts that depend on them once.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class MapTarget(Generic[Key, Row, Value]):
     def write_now(self, rows: Mapping[Key, Row | None]) -> None:
         """Write rows; delete entries of keys with None. BatchError, with an OSError for each key."""
         maps = self._maps()
-        if len(rows) == 1:  # the usual case: verdicts are voided once anyway
+        if len(rows) == 1:  # the usual case: verdicts are invalidated once anyway
             failures = self._write(maps, rows)
         else:
             with maps[0].once():

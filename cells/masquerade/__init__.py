@@ -1,14 +1,13 @@
-"""Masquerading: programs on native devices give pods' packets to networks outside the node's address.
+"""Masquerading: programs on native devices give pods' packets to external networks the node's address.
 
-Reconciler: the table ``native-devices`` follows the node's devices; programs are attached to each, and
-            ``hive_devices`` names devices where packets arrive. The table ``ip-masq-networks`` follows the
-            file of ip-masq-agent and is stored in ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
-Why:        networks outside have no routes to pods' addresses. The node's own packets stay as they are,
-            unless a pod was given the port they come from.
+External networks have no routes to pods' addresses. The node's own packets keep their source port, unless a
+pod's flow uses it. The table ``native-devices`` follows the node's devices; a reconciler attaches the
+programs and writes ``hive_devices``. The table ``ip-masq-networks`` follows ip-masq-agent's file and is
+written to ``cilium_ipmasq_v4`` and ``cilium_ipmasq_v6``.
 
 Settings: enable-ipv4-masquerade, enable-ipv6-masquerade, enable-bpf-masquerade, ipv4-native-routing-cidr,
-          ipv6-native-routing-cidr, egress-masquerade-interfaces, derive-masq-ip-addr-from-device,
-          enable-ip-masq-agent, ip-masq-agent-config-path.
+ipv6-native-routing-cidr, egress-masquerade-interfaces, derive-masq-ip-addr-from-device, enable-ip-masq-agent,
+ip-masq-agent-config-path.
 """
 
 from __future__ import annotations
@@ -67,18 +66,18 @@ from lifecycle.tables import ReconcileError
 __all__ = ["Masquerade", "cell"]
 
 
-# Keeps programs on the devices that packets leave the node through.
+# Which devices need programs, and why.
 
 INTERVAL: Final = seconds(30)
 _RTMGRP_LINK, _RTMGRP_TC = 0x1, 0x8
 _RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER = 16, 37, 45
 _CHANGED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
-_CHANGED_OR_SLOWED: Final = message_filter((of_types(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
-"""A program that is taken off a driver shows as news of the link."""
+_CHANGED_OR_DETACHED_XDP: Final = message_filter((of_types(_RTM_NEWLINK, _RTM_DELQDISC, _RTM_DELTFILTER),))
+"""Also RTM_NEWLINK: the kernel reports a detached XDP program as a change of the link."""
 
 
 class MasqueradedPods:
-    """Which packets of pods are masqueraded: of families that are on, from this node's own ranges."""
+    """Which families of pods' packets are masqueraded, and this node's pod CIDRs."""
 
     def __init__(
         self,
@@ -90,27 +89,27 @@ class MasqueradedPods:
         maps: Maps,
     ) -> None:
         own_links = all(mode.own_links for mode in modes)
-        self.ipv4 = agent.ipv4 and _asked(settings.enable_ipv4_masquerade, default=own_links)
+        self.ipv4 = agent.ipv4 and _enabled(settings.enable_ipv4_masquerade, default=own_links)
         """Whether pods' IPv4 packets are masqueraded."""
-        self.ipv6 = agent.ipv6 and _asked(settings.enable_ipv6_masquerade, default=own_links)
+        self.ipv6 = agent.ipv6 and _enabled(settings.enable_ipv6_masquerade, default=own_links)
         """Whether pods' IPv6 packets are masqueraded."""
         self._router = router
         self._sysctls = sysctls
         maps.use(*("snat4",) * self.ipv4, *("snat6",) * self.ipv6)
 
     def ranges(self) -> list[IPNetwork]:
-        """This node's own; none where another IPAM plugin gives the addresses."""
+        """Return this node's pod CIDRs; none if another IPAM plugin allocates addresses."""
         found = (each.alloc_range for each in self._router.addressing().values())
         return [network for network in found if network is not None]
 
     def forward(self) -> None:
-        """Enable forwarding in the kernel for what is masqueraded; the router does IPv6. Raises HiveError."""
+        """Enable IPv4 forwarding if IPv4 is masqueraded; the router enables IPv6. Raises HiveError."""
         if self.ipv4:
             self._sysctls.keep({"net/ipv4/ip_forward": "1"})
 
 
 class ProgramUses:
-    """Features besides masquerading that need programs on devices."""
+    """Features besides masquerading that need programs on native devices."""
 
     def __init__(
         self,
@@ -123,24 +122,24 @@ class ProgramUses:
         encryption: ClusterEncryption | None = None,
     ) -> None:
         self.tunnelled = tunnel.used
-        """Whether only tunnels lead to pods."""
+        """Whether pods of other nodes are only reached through tunnels."""
         outside = services is not None and services.outside
         self.serves_outside = (
             outside
             or (policy is not None and policy.host_firewall)
             or (gateways is not None and gateways.served)
         )
-        """Whether clients outside are served, the node has a policy, or it may be an egress gateway."""
+        """Whether NodePort, the host policy or egress gateways need programs on all devices."""
         self.announces = liveness.milliseconds if liveness is not None else 0
-        """For how long devices answer for services after the agent was alive."""
+        """Milliseconds after the agent's last heartbeat during which devices answer ARP for services."""
         self.accelerated = datapath.accelerates and outside
-        """Whether clients outside are served in devices' drivers."""
+        """Whether external clients are served by XDP."""
         self.encrypted = encryption is not None and bool(encryption.pods)
-        """Whether WireGuard encrypts what leaves."""
+        """Whether WireGuard encrypts pods' packets."""
 
 
 class ProxySenders:
-    """Whether proxies send packets with pods' addresses."""
+    """Whether proxies send packets with pods' source addresses, so that devices must look for replies."""
 
     def __init__(
         self,
@@ -150,27 +149,30 @@ class ProxySenders:
     ) -> None:
         self._maps = maps
         self.tables = [table for table in (redirects, proxies) if table is not None]
-        """Of the proxies that do."""
+        """Redirects and DNS proxies that do."""
         self._seen = False
 
     def restore(self) -> None:
-        """Find in the devices' rows whether one did while an earlier agent ran."""
+        """Read from hive_devices whether one did while an earlier agent ran."""
         rows = (DeviceConfig.unpack(value) for _, value in self._maps.devices.items())
         self._seen |= any(row.flags & DEVICE_PROXIES for row in rows)
 
     def seen(self) -> bool:
-        """Whether one does, or has since the node booted: its connections may go on."""
+        """Return whether one does, or did since the node booted: its connections may still exist."""
         self._seen |= any(map(len, self.tables))
         return self._seen
 
 
 def device_target(maps: Maps, datapath: Datapath, log: Logger) -> DeviceTarget:
-    """The programs on this node's devices."""
+    """Create the reconciler's target of native devices."""
     return DeviceTarget(lambda: maps.devices, datapath, log)
 
 
 class Masquerade:
-    """Attaches programs to native devices in its hook; follows the devices, and restores what is detached."""
+    """Attaches programs to native devices in its start hook, follows device changes and repairs.
+
+    The table ``native-devices`` has the devices with programs.
+    """
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class Masquerade:
         jobs.observe("watch filters", self._hints, self._look)
 
     def report(self) -> Masquerading:
-        """Its part of the agent's status."""
+        """Return the masquerading section of the agent's status."""
         pods = self._pods
         if not (self.devices.all() and (pods.ipv4 or pods.ipv6)):
             return Masquerading()
@@ -232,7 +234,7 @@ class Masquerade:
         addresses: list[NodeAddress],
         *senders: Collection[HTTPRedirect | TransparentProxy],
     ) -> Mapping[int, NativeDevice]:
-        del addresses, senders  # read from their tables; a call means that they changed
+        del addresses, senders  # read from their tables; the call only reports a change
         proxied = self._senders.seen()
         if not self._ready:
             return {}
@@ -249,7 +251,7 @@ class Masquerade:
         return native_devices(devices, self._settings, families, list(self._own.all().values()))
 
     async def _start(self) -> None:
-        """A device that cannot be served does not keep the node from starting: it is tried again."""
+        """Attach to all devices. A device that fails does not fail the start: it is retried."""
         self._ready = True
         self._senders.restore()
         self.devices.wake()
@@ -263,7 +265,7 @@ class Masquerade:
     async def _hints(self) -> AsyncIterator[None]:
         watched = (_RTMGRP_TC, _CHANGED)
         if self._uses.accelerated:
-            watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_SLOWED)
+            watched = (_RTMGRP_TC | _RTMGRP_LINK, _CHANGED_OR_DETACHED_XDP)
         async for hint in notifications(*watched):
             yield hint
 
@@ -271,12 +273,12 @@ class Masquerade:
         self._reconciler.trigger()
 
 
-def _asked(setting: bool | None, *, default: bool) -> bool:
+def _enabled(setting: bool | None, *, default: bool) -> bool:
     return default if setting is None else setting
 
 
 def report(masquerade: Masquerade) -> Member[StatusSection]:
-    """What is masqueraded, for the agent's status."""
+    """Contribute masquerading to the agent's status."""
 
     def fill(facts: StatusFacts) -> None:
         facts.masquerading = masquerade.report()
@@ -285,7 +287,7 @@ def report(masquerade: Masquerade) -> Member[StatusSection]:
 
 
 def configured(pods: MasqueradedPods) -> Member[NodeSection]:
-    """What is masqueraded, for the agent's configuration."""
+    """Contribute masquerading to the agent's configuration."""
     on = {Family.IPV4: pods.ipv4, Family.IPV6: pods.ipv6}
     families = frozenset(family for family, masqueraded in on.items() if masqueraded)
     return NodeSection(lambda facts: replace(facts, masqueraded=families))
@@ -293,7 +295,7 @@ def configured(pods: MasqueradedPods) -> Member[NodeSection]:
 
 @after(Masquerade, IpMasqAgent)
 def run() -> None:
-    """Both are part of the agent though no cell depends on them."""
+    """Start both: no other cell depends on them."""
 
 
 cell = module(

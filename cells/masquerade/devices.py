@@ -1,4 +1,4 @@
-"""Native devices with programs, and the masquerade address of each."""
+"""Native devices: which get programs, with which masquerade address; and the reconciler's target."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from lifecycle.tables import BatchFailures
 __all__ = ["MasqueradeSettings", "NativeDevice"]
 
 
-# Settings of masquerading, under Cilium's names.
+# Settings.
 
 
 class MasqueradeSettings(Settings, frozen=True):
-    """Which of the pods' packets leave with the node's address."""
+    """Settings of masquerading, under Cilium's names."""
 
     enable_ipv4_masquerade: bool | None = None
     """Masquerade pods' IPv4 packets with the node's address; unset: true, unless another plugin makes the
@@ -49,30 +49,31 @@ class MasqueradeSettings(Settings, frozen=True):
     """Masquerade in eBPF; there is no iptables implementation."""
 
     ipv4_native_routing_cidr: IPv4Network | None = None
-    """Network in which pod addresses are routed: packets to it are not masqueraded; unset: the pods'
-    range."""
+    """Network in which pod addresses are routed: packets to it are not masqueraded; unset: the node's pod
+    CIDR.
+    """
 
     ipv6_native_routing_cidr: IPv6Network | None = None
     """The same for IPv6."""
 
     egress_masquerade_interfaces: tuple[str, ...] = ()
-    """Devices to masquerade on; eth+ matches all names that start with eth; unset: all through which packets
-    leave the node."""
+    """Devices to masquerade on; eth+ matches all names that start with eth; unset: all native devices."""
 
     derive_masq_ip_addr_from_device: str = ""
-    """The device with the address of masqueraded packets; unset: the device they leave through."""
+    """The device with the source address of masqueraded packets; unset: the device that they leave through.
+    """
 
     enable_ip_masq_agent: bool = False
-    """Also do not masquerade packets to the networks in ip-masq-agent's file."""
+    """Do not masquerade packets to the networks in ip-masq-agent's file."""
 
     ip_masq_agent_config_path: Path = Path("/etc/config/ip-masq-agent")
-    """Path of that file, YAML or JSON; without one, private and reserved networks are used."""
+    """Path of ip-masq-agent's file, YAML or JSON; without a file, private and reserved networks are used."""
 
     def faults(self) -> Iterator[str]:
         wants = (self.enable_ipv4_masquerade, self.enable_ipv6_masquerade)
         if not self.enable_bpf_masquerade and wants != (False, False):
             yield (
-                "enable-bpf-masquerade=false: rules of iptables are not made; masquerade by eBPF with"
+                "enable-bpf-masquerade=false: iptables rules are not supported; masquerade by eBPF with"
                 " enable-bpf-masquerade=true, or not at all with enable-ipv4-masquerade=false and"
                 " enable-ipv6-masquerade=false"
             )
@@ -84,7 +85,7 @@ IPNetwork = IPv4Network | IPv6Network
 
 
 class NativeDevice(msgspec.Struct, frozen=True):
-    """A device with programs, and its row in hive_devices."""
+    """A row of the table ``native-devices``: a device with programs, and its value in hive_devices."""
 
     ifindex: int
     name: str
@@ -92,28 +93,28 @@ class NativeDevice(msgspec.Struct, frozen=True):
 
 
 class Families(msgspec.Struct, frozen=True):
-    """Which families are masqueraded, and the pods' range of each."""
+    """Which families are masqueraded, this node's pod CIDRs, and other features that need programs."""
 
     ranges: Collection[IPNetwork]
     ipv4: bool
     ipv6: bool
     tunnelled: bool = False
-    """Whether only tunnels lead to pods, so that other nodes know no way back to them."""
+    """Whether pods are only reached through tunnels, so that other nodes have no routes to them."""
     serves_outside: bool = False
-    """Whether clients outside are served, the node has a policy, or it may be an egress gateway: for that all
-    devices need programs."""
+    """Whether NodePort, the host policy or egress gateways need programs on all devices."""
     accelerated: bool = False
-    """Whether clients outside are served in devices' drivers."""
+    """Whether external clients are served by XDP."""
     announces: int = 0
-    """Milliseconds for which devices answer for services after the agent was alive; 0: never."""
+    """Milliseconds after the agent's last heartbeat during which devices answer ARP for services; 0: never.
+    """
     proxied: bool = False
-    """Whether a proxy sends in pods' names, so that answers come to it."""
+    """Whether a proxy sends packets with pods' source addresses, so that replies must be redirected to it."""
     encrypted: bool = False
-    """Whether WireGuard encrypts what leaves, and what it has decrypted comes by its own devices."""
+    """Whether WireGuard encrypts pods' packets; decrypted ones arrive at its devices."""
 
     @property
     def everywhere(self) -> bool:
-        """Whether all devices need programs, though nothing be masqueraded there."""
+        """Whether all devices need programs, even without masquerading."""
         return self.serves_outside or bool(self.announces) or self.proxied or self.encrypted
 
 
@@ -123,7 +124,7 @@ def native_devices(
     families: Families,
     node_ips: Sequence[IPAddress],
 ) -> dict[int, NativeDevice]:
-    """Those with programs, by index."""
+    """Return the devices that need programs, by index."""
     if not (families.ipv4 or families.ipv6 or families.everywhere):
         return {}
     devices = list(devices)
@@ -142,7 +143,7 @@ def native_devices(
         if not (masquerades or families.everywhere):
             continue
         ipv4, ipv6 = (
-            _answerable(
+            _routable(
                 masquerade_address(
                     rows, device.name, version, derive_from=settings.derive_masq_ip_addr_from_device
                 )
@@ -167,15 +168,15 @@ def native_devices(
     return found
 
 
-def _answerable(address: IPAddress | None) -> IPAddress | None:
-    """The address, unless hosts outside could not reply to it."""
+def _routable(address: IPAddress | None) -> IPAddress | None:
+    """Return the address unless it is a loopback address, to which external hosts cannot reply."""
     return None if address is None or address.is_loopback else address
 
 
 def native_networks(
     settings: MasqueradeSettings, ranges: Iterable[IPNetwork]
 ) -> tuple[IPv4Network | None, IPv6Network | None]:
-    """The native routing network of each family: as set, else the pods' range."""
+    """Return the native routing CIDR of each family: the setting, else the node's pod CIDR."""
     own = list(ranges)
     native4 = settings.ipv4_native_routing_cidr
     native6 = settings.ipv6_native_routing_cidr
@@ -185,15 +186,16 @@ def native_networks(
     )
 
 
-# Native devices in the kernel: their programs and rows. The target of a reconciler.
+# The reconciler's target: programs of native devices, and hive_devices.
 
 _INDEX = struct.Struct("<I")
 
 
 class DeviceTarget:
-    """Rows first, then programs: a program without its row lets everything pass.
+    """Writes hive_devices before it attaches programs: without its row a program passes all packets.
 
-    A row has the driver's program only once the driver has it: others send packets to such a device.
+    DEVICE_XDP is set only after the XDP program is attached: other devices redirect packets to a device with
+    it.
     """
 
     def __init__(
@@ -205,18 +207,18 @@ class DeviceTarget:
         self._rows = rows
         self._programs = programs
         self._log = log
-        self._slow: dict[int, str] = {}
-        """Names of devices with drivers that cannot, by index."""
+        self._unsupported: dict[int, str] = {}
+        """Names of devices without driver support for XDP, by index."""
 
     async def observe(self) -> Mapping[int, bytes]:
-        """The rows of devices."""
+        """Read the rows of hive_devices."""
         return {_INDEX.unpack(key)[0]: value for key, value in self._rows().items()}
 
     def matches(self, row: NativeDevice, observed: bytes) -> bool:
-        """Whether its row is right and its programs are attached."""
+        """Return whether the row is up to date and the programs are attached."""
         config = row.config
-        if self._slow.get(row.ifindex) == row.name:
-            config = _without_driver(config)
+        if self._unsupported.get(row.ifindex) == row.name:
+            config = _clear_xdp_flag(config)
         if config.pack() != observed:
             return False
         try:
@@ -226,17 +228,17 @@ class DeviceTarget:
             return False
 
     async def put(self, batch: Mapping[int, NativeDevice]) -> None:
-        """Attach to devices. Raises BatchError; a deleted one is dropped."""
+        """Write rows and attach programs. Raises BatchError."""
         with BatchFailures(OSError, HiveError) as failures:
             for ifindex, device in batch.items():
                 with failures.of(ifindex):
                     await self._put(device)
 
     async def drop(self, batch: Collection[int]) -> None:
-        """Leave devices alone again. Raises BatchError."""
+        """Detach programs and delete rows. Raises BatchError."""
         with BatchFailures(NetlinkError) as failures:
             for ifindex in batch:
-                self._slow.pop(ifindex, None)
+                self._unsupported.pop(ifindex, None)
                 with failures.of(ifindex):
                     self._detach(ifindex)
                     self._rows().delete(_INDEX.pack(ifindex))
@@ -252,19 +254,19 @@ class DeviceTarget:
         key, config = _INDEX.pack(device.ifindex), device.config
         if config.l3:
             await self._programs.prepare_l3()
-        self._rows().update(key, _without_driver(config).pack())
+        self._rows().update(key, _clear_xdp_flag(config).pack())
         self._programs.attach_device(device.ifindex, l3=config.l3)
         if not config.flags & DEVICE_XDP:
             self._programs.slow_device(device.ifindex)
         elif self._programs.accelerate_device(device.ifindex):
-            self._slow.pop(device.ifindex, None)
+            self._unsupported.pop(device.ifindex, None)
             self._rows().update(key, config.pack())
-        elif self._slow.get(device.ifindex) != device.name:
-            self._slow[device.ifindex] = device.name
+        elif self._unsupported.get(device.ifindex) != device.name:
+            self._unsupported[device.ifindex] = device.name
             self._log.warning(
                 "the driver does not support XDP: external clients are served by tc", device=device.name
             )
 
 
-def _without_driver(config: DeviceConfig) -> DeviceConfig:
+def _clear_xdp_flag(config: DeviceConfig) -> DeviceConfig:
     return structs.replace(config, flags=config.flags & ~DEVICE_XDP)

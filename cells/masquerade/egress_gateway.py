@@ -1,13 +1,11 @@
-"""Egress gateways: chosen pods leave the cluster by a chosen node, and from an address that stays the same.
+"""Egress gateways: selected pods leave the cluster through a gateway node, with a stable source address.
 
-Source:     CiliumEgressGatewayPolicies, pods by the ipcache with their identities, the cluster's nodes, this
-            node's devices.
-Controller: the tables ``egress-gateways``, who is each policy's gateway, and ``egress-entries`` follow from
-            them, at most once in egress-gateway-reconciliation-trigger-interval.
-Reconciler: ``egress-entries`` in, the map ``cilium_egress_gw_policy_v4`` out; and rp_filter of the devices by
-            which this node is a gateway: answers come in where routes to pods do not lead.
-Why:        a firewall outside knows addresses, not pods. Nothing is written, and nothing that an earlier
-            agent wrote is removed, before all of those are known.
+Sources are the CiliumEgressGatewayPolicies, pods' addresses and identities in the ipcache, the cluster's
+nodes and this node's devices. A job computes the tables ``egress-gateways`` and ``egress-entries`` from them,
+at most once per egress-gateway-reconciliation-trigger-interval, and only after all are listed: until then no
+entry is written or removed. A reconciler writes ``egress-entries`` to the map ``cilium_egress_gw_policy_v4``.
+On a gateway, rp_filter of the egress devices is set to loose mode, because replies may arrive on another
+device than the route to their source.
 """
 
 from __future__ import annotations
@@ -73,17 +71,17 @@ INTERVAL: Final = seconds(30)
 _MAIN_TABLE: Final = 254
 _RTMGRP_IPV4_ROUTE: Final = 0x40
 _RTM_NEWROUTE, _RTM_DELROUTE = 24, 25
-_PREFIX_LENGTH: Final = 17  # in the message: behind the header of 16 bytes, and the family
+_PREFIX_LENGTH: Final = 17  # offset of rtm_dst_len: after nlmsghdr (16 bytes) and rtm_family
 _DEFAULT_ROUTES: Final = message_filter(
     (of_types(_RTM_NEWROUTE, _RTM_DELROUTE), Field(LOAD_BYTE, _PREFIX_LENGTH, (0,)))
 )
-_HERE: Final = IPv4Address(0)
-"""In place of a node's address: this node."""
+_LOCAL_NODE: Final = IPv4Address(0)
+"""Stands for this node's address in ipcache entries (tunnel endpoint 0.0.0.0)."""
 _ONE_ADDRESS: Final = "/32"
 
 
 class GatewayPods:
-    """The cluster's pods that policies may select: by their addresses in the ipcache, whatever the source."""
+    """The cluster's pods that policies may select: the addresses in the ipcache, whatever the source."""
 
     def __init__(
         self,
@@ -92,27 +90,27 @@ class GatewayPods:
         nodes: ReadTable[str, ClusterNode],
     ) -> None:
         self.tables: tuple[ReadTable[Any, Any], ...] = (ipcache, identities, nodes)
-        """What they follow from."""
+        """The tables that the results depend on."""
         self._ipcache, self._identities, self._nodes = ipcache, identities, nodes
 
     def nodes(self) -> list[ClusterNode]:
-        """Those of this cluster."""
+        """Return the nodes of this cluster."""
         found = self._nodes.all()
         own = {node.cluster for node in found if node.local}
         return [node for node in found if node.cluster in own]
 
     def node_labels(self) -> dict[IPv4Address, Mapping[str, str]]:
-        """By each address of a node; this one's also by the one that stands for it."""
+        """Return nodes' labels by each of their addresses; for this node also by 0.0.0.0."""
         found: dict[IPv4Address, Mapping[str, str]] = {}
         for node in self.nodes():
             own = (each.ip for each in node.addresses if isinstance(each.ip, IPv4Address))
-            found |= dict.fromkeys((*own, _HERE) if node.local else own, node.labels)
+            found |= dict.fromkeys((*own, _LOCAL_NODE) if node.local else own, node.labels)
         return found
 
     def selected(self, policies: Collection[EgressPolicy]) -> Iterator[GatewayPod]:
-        """Those with an IPv4 address that a policy selects by the labels of their identity.
+        """Yield the pods with an IPv4 address that a policy selects by the labels of their identity.
 
-        Identities first: a cluster has many more addresses.
+        Identities are filtered first: a cluster has many more addresses.
         """
         by_identity = {
             each.id: each.labels
@@ -131,24 +129,24 @@ def _is_pods(identity: int) -> bool:
 
 
 class GatewayDevices:
-    """This node's devices, and the one of its IPv4 default route."""
+    """This node's devices, and the device of its IPv4 default route."""
 
     def __init__(self, devices: Table[int, Device]) -> None:
         self.table = devices
 
     async def now(self) -> GatewayLinks:
-        """As they are now. Raises NetlinkError."""
-        default = await to_thread.run_sync(_default_device)  # a node may have very many routes
+        """Return the current devices. Raises NetlinkError."""
+        default = await to_thread.run_sync(_default_device)  # slow: a node may have very many routes
         return GatewayLinks(self.table.all(), default)
 
     async def changes(self) -> AsyncIterator[None]:
-        """One item at once, then whenever a default route came or went."""
+        """Yield once at once, and then on each change of a default route."""
         async for hint in notifications(_RTMGRP_IPV4_ROUTE, _DEFAULT_ROUTES):
             yield hint
 
 
 def _default_device() -> int:
-    """Index of the device of the IPv4 default route; 0: there is none, or two are as good."""
+    """Return the device index of the IPv4 default route; 0 if there is none or if the best is ambiguous."""
     routes = [
         route
         for route in list_routes(socket.AF_INET)
@@ -160,14 +158,14 @@ def _default_device() -> int:
 
 
 class _Entries(MapTarget[EgressKey, EgressEntry, EgressValue]):
-    """The map. A key is written with the host bits that its row has now."""
+    """Writes the map; a key has the host bits of the row's current CIDR."""
 
     async def put(self, batch: Mapping[EgressKey, EgressEntry]) -> None:
         self.write_now({row.key: row for row in batch.values()})
 
 
 class EgressGateways:
-    """Follows policies. Without ``enable-ipv4-egress-gateway`` there is nothing."""
+    """Computes gateways and entries from the policies. Inactive without ``enable-ipv4-egress-gateway``."""
 
     def __init__(
         self,
@@ -196,13 +194,13 @@ class EgressGateways:
         self._health = health.child("policies")
         self._objects = resources.table(CILIUM_EGRESS_GATEWAYS)
         self._policies: dict[str, EgressPolicy] = {}
-        """By name, as they were last understood: a change that is none leaves a policy as it was."""
+        """The last valid version of each policy by name: an invalid change leaves it active."""
         self._wrong: dict[str, str] = {}
-        self._filters: set[str] = set()
+        self._loose_devices: set[str] = set()
         self.gateways: Table[str, Gateway] = Table("egress-gateways", key=lambda row: row.policy)
-        """Who is each policy's gateway."""
+        """The gateway of each policy."""
         self.entries: Table[EgressKey, EgressEntry] = Table("egress-entries", key=lambda row: row.key)
-        """What the map is to have."""
+        """The wanted entries of the map."""
         self._first = self.entries.initializer("egress gateway policies")
         target = _Entries(lambda: (maps.egress_gateway4,), record(EgressKey), record(EgressValue), _value_of)
         reconciler: Reconciler[EgressKey, EgressEntry] = Reconciler(self.entries, target, full_every=INTERVAL)
@@ -212,21 +210,24 @@ class EgressGateways:
         self._timer = jobs.timer("follow policies", self._follow, math.inf, rest=use.every)
         self._sources: tuple[ReadTable[Any, Any], ...] = (*pods.tables, self._objects, devices.table)
         for table in self._sources:
-            jobs.observe(f"watch {table.name}", table.changes, self._look)
-        jobs.observe("watch default routes", devices.changes, self._look)
+            jobs.observe(f"watch {table.name}", table.changes, self._trigger)
+        jobs.observe("watch default routes", devices.changes, self._trigger)
 
     async def _check(self) -> None:
         if not self._masquerades:
             raise UsageError(
-                "enable-ipv4-egress-gateway=true: egress gateways translate pods' addresses;"
+                "enable-ipv4-egress-gateway=true: egress gateways need masquerading;"
                 " set enable-ipv4=true and enable-ipv4-masquerade=true, or leave it out"
             )
 
-    async def _look(self, _: object) -> None:
+    async def _trigger(self, _: object) -> None:
         self._timer.trigger()
 
     async def _follow(self) -> None:
-        """Work everything out anew, once all sources are known. Raises NetlinkError and HiveError."""
+        """Compute gateways and entries from scratch, once all sources are listed.
+
+        Raises NetlinkError and HiveError.
+        """
         for table in self._sources:
             await table.wait_initialized()
         policies = self._read(self._objects.all())
@@ -238,10 +239,10 @@ class EgressGateways:
         with self.entries.txn() as entry_rows:
             entry_rows.replace_all(found.values())
         self._first.done()
-        self._loosen({each.interface for each in chosen.values() if each.interface})
+        self._set_loose_rp_filter({each.interface for each in chosen.values() if each.interface})
 
     def _read(self, objects: list[CiliumEgressGatewayPolicy]) -> list[EgressPolicy]:
-        """Policies in force: of one that cannot be followed now, what it was."""
+        """Return the active policies; for an invalid object, its last valid version."""
         names = {each.name for each in objects}
         self._policies = {name: each for name, each in self._policies.items() if name in names}
         wrong: dict[str, str] = {}
@@ -253,7 +254,7 @@ class EgressGateways:
         self._wrong, before = wrong, self._wrong
         for name, text in wrong.items():
             if before.get(name) != text:
-                left = "; it stays as it was before" if name in self._policies else ""
+                left = "; its previous version stays active" if name in self._policies else ""
                 self._log.warning(
                     f"an egress gateway policy cannot be applied{left}", policy=name, error=text
                 )
@@ -270,21 +271,21 @@ class EgressGateways:
                 )
         faults = self._wrong | {name: each.wrong for name, each in chosen.items() if each.wrong}
         if not faults:
-            self._health.ok(f"{len(chosen)} policies are in force")
+            self._health.ok(f"{len(chosen)} policies are active")
             return
         name, text = next(iter(faults.items()))
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
         self._health.degraded(f"{name}: {text}{more}")
 
-    def _loosen(self, devices: set[str]) -> None:
-        """Let the kernel accept answers by these devices. Raises HiveError."""
-        self._sysctls.release(_filter_of(each) for each in self._filters - devices)
-        self._filters = devices
-        self._sysctls.keep({_filter_of(each): "2" for each in sorted(devices)})
+    def _set_loose_rp_filter(self, devices: set[str]) -> None:
+        """Set rp_filter of these devices to loose mode, to accept replies. Raises HiveError."""
+        self._sysctls.release(_rp_filter_of(each) for each in self._loose_devices - devices)
+        self._loose_devices = devices
+        self._sysctls.keep({_rp_filter_of(each): "2" for each in sorted(devices)})
 
 
 def egress_gateway_metrics(use: EgressGatewayUse) -> Member[Collector]:
-    """Whether there are any, as Cilium's metric."""
+    """Export Cilium's metric of whether the feature is enabled."""
 
     async def collect() -> Iterable[MetricFamily]:
         name = "cilium_feature_adv_connect_and_lb_egress_gateway_enabled"
@@ -297,7 +298,7 @@ def _value_of(entry: EgressEntry) -> EgressValue:
     return entry.value
 
 
-def _filter_of(device: str) -> str:
+def _rp_filter_of(device: str) -> str:
     return f"net/ipv4/conf/{device}/rp_filter"
 
 

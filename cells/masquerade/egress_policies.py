@@ -1,9 +1,9 @@
-"""CiliumEgressGatewayPolicies: what they say, which node is the gateway, and the entries that follow.
+"""CiliumEgressGatewayPolicies: parsing, selection of gateways, and the resulting map entries; pure functions.
 
-Source: Cilium 1.17, egress gateways. Every node works out the same by itself: the gateway is the first node
-        by name that a policy selects. No node is asked whether it is well.
-Why:    an entry is by the pod's address and the destination, on every node: the pod's sends to the gateway,
-        which translates. What cannot be served is dropped, and never leaves from another address.
+Each node computes the same result: the gateway is the first node by name that the policy's nodeSelector
+matches, without health checks, as in Cilium 1.17. An entry is keyed by the pod's address and the destination:
+the pod's node sends packets to the gateway, which does SNAT. Packets that cannot use their gateway are
+dropped, so that they never leave with another source address.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from cells.maps.records.cluster import EgressKey, EgressValue
 from cells.node.devices import Device
 
 NO_ADDRESS: Final = IPv4Address(0)
-"""As a gateway: none, packets are dropped. As an egress address: this node is not the gateway, or has
-no such address."""
+"""As gateway: no gateway, packets are dropped.
+
+As egress address: this node is not the gateway, or has no such address.
+"""
 EXCLUDED: Final = IPv4Address(1)
-"""As a gateway: packets to there leave as without the policy."""
+"""As gateway: an excluded CIDR, packets leave as without the policy."""
 NAMESPACE: Final = "io.kubernetes.pod.namespace"
 NAMESPACE_LABEL: Final = "io.cilium.k8s.namespace.labels."
 _KUBERNETES: Final = "k8s:"
@@ -34,33 +36,33 @@ _KUBERNETES: Final = "k8s:"
 
 
 class EgressPolicy(msgspec.Struct, frozen=True):
-    """A policy in force."""
+    """A parsed policy."""
 
     name: str
     destinations: tuple[IPv4Interface, ...]
-    """Networks as they are written, host bits included."""
+    """CIDRs as written, with host bits."""
     excluded: tuple[IPv4Interface, ...]
     pods: tuple[tuple[LabelSelector, ...], ...]
-    """Rules, each with the selectors that a pod's labels must all fulfil."""
+    """Rules, each with selectors that must all match the pod's labels."""
     nodes: tuple[LabelSelector, ...]
-    """Of the pods' nodes: one of them must match, whichever rule it was in; none: any node."""
+    """Selectors of the pods' nodes, of all rules together: one must match; none: any node."""
     gateway: LabelSelector
     interface: str
     egress_ip: IPv4Address | None
     unusable: bool = False
-    """Whether it asks for an egress address of IPv6, which no packet here can have."""
+    """Whether egressIP is an IPv6 address, which IPv4 packets cannot have."""
 
     def selects(self, labels: dict[str, str]) -> bool:
-        """Whether a pod with these labels is meant, on one of its nodes."""
+        """Return whether a rule matches a pod with these labels, apart from its node."""
         return any(all(each.matches(labels) for each in rule) for rule in self.pods)
 
     def selects_on(self, node: Mapping[str, str]) -> bool:
-        """Whether pods of a node with these labels are meant."""
+        """Return whether the policy selects pods on a node with these labels."""
         return not self.nodes or any(each.matches(dict(node)) for each in self.nodes)
 
 
 def read_policy(policy: CiliumEgressGatewayPolicy) -> EgressPolicy:
-    """The object as a policy. Raises ValueError with one line for what cannot be followed."""
+    """Parse the object. Raises ValueError with one line if it is invalid."""
     spec = policy.spec
     if spec is None:
         raise ValueError("spec: expected selectors, destinationCIDRs and egressGateway")
@@ -89,7 +91,7 @@ def _address(text: str) -> object:
 
 
 def _networks(field: str, texts: Iterable[str]) -> Iterator[IPv4Interface]:
-    """Those of IPv4; of IPv6 nothing is sent to a gateway."""
+    """Yield the IPv4 CIDRs; IPv6 is not sent to gateways."""
     for text in texts:
         try:
             network = ip_interface(text)
@@ -113,7 +115,7 @@ def _rule(rule: EgressSelector) -> tuple[LabelSelector, ...]:
 
 
 def _of_namespace(selector: LabelSelector) -> LabelSelector:
-    """The same of pods' labels, which have those of their namespace with a prefix."""
+    """Convert a namespace selector to the prefixed namespace labels of pods."""
     labels = {f"{NAMESPACE_LABEL}{key}": value for key, value in (selector.match_labels or {}).items()}
     expressions = tuple(
         msgspec.structs.replace(each, key=f"{NAMESPACE_LABEL}{each.key}")
@@ -124,7 +126,7 @@ def _of_namespace(selector: LabelSelector) -> LabelSelector:
     return LabelSelector(labels or None, expressions or None)
 
 
-# Pods, nodes and devices, and the entries that follow.
+# Gateways and map entries, computed from policies, pods, nodes and devices.
 
 
 class GatewayPod(msgspec.Struct, frozen=True):
@@ -132,47 +134,47 @@ class GatewayPod(msgspec.Struct, frozen=True):
 
     address: IPv4Address
     labels: tuple[str, ...]
-    """Of its identity, each with its source."""
+    """Labels of its identity, each with its source."""
     node: IPv4Address
     """An address of its node."""
 
 
 class GatewayLinks(msgspec.Struct, frozen=True):
-    """The devices of this node, which may be a gateway."""
+    """The devices of this node, for the case that it is a gateway."""
 
     devices: Sequence[Device]
     default: int
-    """Index of the device of the IPv4 default route; 0: there is none, or two are as good."""
+    """Index of the device of the IPv4 default route; 0: none, or several with the same metric."""
 
     def named(self, name: str) -> Device | None:
-        """The device of that name."""
+        """Return the device of this name."""
         return next((each for each in self.devices if each.name == name), None)
 
     def holding(self, ip: IPv4Address) -> Device | None:
-        """The device with that address."""
+        """Return the device with this address."""
         return next((each for each in self.devices if ip in (own.ip for own in each.addresses)), None)
 
     def by_default(self) -> Device | None:
-        """The device of the default route."""
+        """Return the device of the default route."""
         return next((each for each in self.devices if each.ifindex == self.default), None)
 
 
 class Gateway(msgspec.Struct, frozen=True):
-    """A row of the table ``egress-gateways``: who is a policy's gateway, as this node sees it."""
+    """A row of the table ``egress-gateways``: a policy's gateway."""
 
     policy: str
     node: str = ""
-    """Its name; empty where no node is selected."""
+    """Its name; empty if no node matches."""
     gateway_ip: IPv4Address = NO_ADDRESS
     egress_ip: IPv4Address = NO_ADDRESS
     interface: str = ""
-    """On the gateway itself, if it is fit to be one: the device that packets leave by."""
+    """On the gateway itself: the device that packets leave through."""
     wrong: str = ""
-    """Why this node, which is the gateway, cannot be."""
+    """On the gateway itself: why it cannot be the gateway."""
 
 
 class EgressEntry(msgspec.Struct, frozen=True):
-    """A row of the table ``egress-entries``: what becomes of packets of a pod to a network outside."""
+    """A row of the table ``egress-entries``: the gateway for packets of a pod to an external CIDR."""
 
     source: IPv4Address
     destination: IPv4Interface
@@ -182,25 +184,25 @@ class EgressEntry(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> EgressKey:
-        """Of its row, and in the map."""
+        """The key of the row and of the map entry."""
         return EgressKey(self.source, self.destination)
 
     @property
     def value(self) -> EgressValue:
-        """What the map has of it."""
+        """The value of the map entry."""
         return EgressValue(self.egress_ip, self.gateway_ip)
 
 
 def gateways(
     policies: Iterable[EgressPolicy], nodes: Iterable[ClusterNode], links: GatewayLinks
 ) -> dict[str, Gateway]:
-    """The gateway of each policy, by its name. ``nodes``: those of this cluster."""
+    """Return the gateway of each policy, by policy name. ``nodes`` are those of this cluster."""
     ordered = sorted(nodes, key=lambda node: node.name.encode())
     return {policy.name: _gateway(policy, ordered, links) for policy in policies}
 
 
 def gateway_address(node: ClusterNode) -> IPv4Address | None:
-    """The address that other nodes reach it by: its first IPv4 InternalIP, else its first ExternalIP."""
+    """Return the address for the tunnel to the node: its first IPv4 InternalIP, else ExternalIP."""
     for kind in (INTERNAL_IP, EXTERNAL_IP):
         for each in node.addresses:
             if each.type == kind and isinstance(each.ip, IPv4Address):
@@ -212,33 +214,33 @@ def _gateway(policy: EgressPolicy, nodes: Iterable[ClusterNode], links: GatewayL
     for node in nodes:
         if policy.gateway.matches(dict(node.labels)) and (ip := gateway_address(node)) is not None:
             found = Gateway(policy.name, node.name, ip)
-            return _here(policy, found, links) if node.local else found
+            return _local_gateway(policy, found, links) if node.local else found
     return Gateway(policy.name)
 
 
-def _here(policy: EgressPolicy, found: Gateway, links: GatewayLinks) -> Gateway:
-    """This node is the gateway: from which address, and by which device, packets leave."""
+def _local_gateway(policy: EgressPolicy, found: Gateway, links: GatewayLinks) -> Gateway:
+    """Add the egress address and device, or why there are none: this node is the gateway."""
 
-    def bad(wrong: str, egress_ip: IPv4Address = NO_ADDRESS) -> Gateway:
+    def fault(wrong: str, egress_ip: IPv4Address = NO_ADDRESS) -> Gateway:
         return msgspec.structs.replace(found, egress_ip=egress_ip, wrong=wrong)
 
     if policy.unusable:
-        return bad("egressGateway.egressIP is an address of IPv6: expected one of IPv4")
+        return fault("egressGateway.egressIP is an IPv6 address: expected an IPv4 address")
     if policy.egress_ip is not None:
         device = links.holding(policy.egress_ip)
         if device is None:
-            return bad(f"no device has the egressIP {policy.egress_ip}", policy.egress_ip)
+            return fault(f"no device has the egressIP {policy.egress_ip}", policy.egress_ip)
         return msgspec.structs.replace(found, egress_ip=policy.egress_ip, interface=device.name)
     device = links.named(policy.interface) if policy.interface else links.by_default()
     if device is None:
-        return bad(
+        return fault(
             f"there is no device {policy.interface}"
             if policy.interface
-            else "there is no IPv4 default route, or two of them are as good"
+            else "there is no IPv4 default route, or several have the same metric"
         )
     own = next((each.ip for each in device.addresses if isinstance(each.ip, IPv4Address)), None)
     if own is None:
-        return bad(f"device {device.name} has no IPv4 address")
+        return fault(f"device {device.name} has no IPv4 address")
     return msgspec.structs.replace(found, egress_ip=own, interface=device.name)
 
 
@@ -248,19 +250,19 @@ def entries(
     pods: Iterable[GatewayPod],
     nodes: Mapping[IPv4Address, Mapping[str, str]],
 ) -> dict[EgressKey, EgressEntry]:
-    """All entries of this node, by key. ``nodes``: their labels, by each of their addresses.
+    """Return all entries of this node, by key; ``nodes`` has nodes' labels by address.
 
-    Of two policies with one key the first by name counts; in one policy what is excluded does.
+    If two policies have the same key, the first by name wins; within a policy an excluded CIDR wins.
     """
-    several = list(pods)
+    all_pods = list(pods)
     found: dict[EgressKey, EgressEntry] = {}
     for policy in sorted(policies, key=lambda one: one.name):
         gateway = gateways[policy.name]
-        ways = {each.network: (each, gateway.gateway_ip) for each in policy.destinations}
-        ways |= {each.network: (each, EXCLUDED) for each in policy.excluded}
-        for source in _selected(policy, several, nodes) if ways else ():
-            for network, way in ways.values():
-                entry = EgressEntry(source, network, gateway.egress_ip, way, policy.name)
+        next_hops = {each.network: (each, gateway.gateway_ip) for each in policy.destinations}
+        next_hops |= {each.network: (each, EXCLUDED) for each in policy.excluded}
+        for source in _selected(policy, all_pods, nodes) if next_hops else ():
+            for network, gateway_ip in next_hops.values():
+                entry = EgressEntry(source, network, gateway.egress_ip, gateway_ip, policy.name)
                 found.setdefault(entry.key, entry)
     return found
 
@@ -268,7 +270,7 @@ def entries(
 def _selected(
     policy: EgressPolicy, pods: Iterable[GatewayPod], nodes: Mapping[IPv4Address, Mapping[str, str]]
 ) -> Iterator[IPv4Address]:
-    """The addresses of the pods that it selects. Labels are looked at once for all pods of an identity."""
+    """Yield the addresses of the pods that the policy selects; labels are matched once per identity."""
     by_labels: dict[tuple[str, ...], bool] = {}
     by_node: dict[IPv4Address, bool] = {}
     for pod in pods:
@@ -283,6 +285,6 @@ def _selected(
 
 
 def label_map(labels: Iterable[str]) -> dict[str, str]:
-    """Labels of Kubernetes among those of an identity, without their source."""
+    """Return the Kubernetes labels of an identity, without their source prefix."""
     pairs = (each.removeprefix(_KUBERNETES).partition("=") for each in labels if each.startswith(_KUBERNETES))
     return {key: value for key, _, value in pairs}

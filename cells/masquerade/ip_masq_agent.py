@@ -1,8 +1,9 @@
-"""ip-masq-agent's file: networks on the way to which pods keep their addresses.
+"""ip-masq-agent's file: networks to which pods' packets are not masqueraded.
 
-Source:     watches the file's directory (inotify), fills the table ``ip-masq-networks``.
-Reconciler: the table in, cilium_ipmasq_v4 and cilium_ipmasq_v6 out.
-Source:     https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's reading of its file.
+A job watches the file's directory (inotify) and fills the table ``ip-masq-networks``; a reconciler writes it
+to cilium_ipmasq_v4 and cilium_ipmasq_v6.
+
+Source: https://github.com/kubernetes-sigs/ip-masq-agent, and Cilium 1.17's parsing of the file.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ DEFAULTS: Final = tuple(
         ),
     )
 )
-"""While there is no file, or an empty one: private and reserved networks of IPv4."""
+"""Without a file, or with an empty one: private and reserved IPv4 networks."""
 LINK_LOCAL: Final = (ip_network("169.254.0.0/16"), ip_network("fe80::/10"))
 
 
 class MasqueradedNetwork(msgspec.Struct, frozen=True):
-    """A network to which nothing is masqueraded."""
+    """A row of ``ip-masq-networks``: a network to which packets are not masqueraded."""
 
     network: IPNetwork
 
 
 def network_table() -> Table[IPNetwork, MasqueradedNetwork]:
-    """The ``ip-masq-networks`` table, by network."""
+    """Create the ``ip-masq-networks`` table, keyed by network."""
     return Table("ip-masq-networks", key=lambda row: row.network)
 
 
 class _MasqueradeFile(msgspec.Struct, rename="camel"):
-    """The file, as ip-masq-agent and Cilium know it; other keys are left alone, as they do."""
+    """The keys of the file that ip-masq-agent and Cilium use; both ignore others."""
 
     non_masquerade_cidrs: list[str] = msgspec.field(default_factory=list, name="nonMasqueradeCIDRs")
     masq_link_local: bool = False
@@ -64,8 +65,8 @@ class _MasqueradeFile(msgspec.Struct, rename="camel"):
 
 
 def read_networks(text: str | None) -> set[IPNetwork]:
-    """The contents of the file; None: there is none. ValueError if they are invalid."""
-    if not text:  # as for a file that is not there, in Cilium too; one of blanks alone excludes nothing
+    """Parse the file; None if there is none. Raises ValueError if it is invalid."""
+    if not text:  # as in Cilium, an empty file counts as missing, and one of blanks excludes nothing
         return {*DEFAULTS, *LINK_LOCAL}
     try:
         found = msgspec.yaml.decode(text, type=_MasqueradeFile) if text.strip() else _MasqueradeFile()
@@ -73,11 +74,11 @@ def read_networks(text: str | None) -> set[IPNetwork]:
         raise ValueError(" ".join(str(error).split())) from error
     networks = set(map(_network, found.non_masquerade_cidrs))
     masqueraded = (found.masq_link_local, found.masq_link_local_ipv6)
-    return networks | {network for network, asked in zip(LINK_LOCAL, masqueraded, strict=True) if not asked}
+    return networks | {network for network, masq in zip(LINK_LOCAL, masqueraded, strict=True) if not masq}
 
 
 def _network(text: str) -> IPNetwork:
-    """The network; one without its length is refused, as in Cilium. Raises ValueError."""
+    """Parse a CIDR; as in Cilium, the prefix length is required. Raises ValueError."""
     _, _, length = text.partition("/")
     if not (length.isascii() and length.isdigit()):
         raise ValueError(f"nonMasqueradeCIDRs: {text!r}: expected a network such as 10.0.0.0/8")
@@ -85,7 +86,7 @@ def _network(text: str) -> IPNetwork:
 
 
 class IpMasqAgent:
-    """Follows the file. An invalid one changes nothing, and shows as degraded."""
+    """Follows the file. An invalid file changes nothing, and marks the health as degraded."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class IpMasqAgent:
             self._first.done()
 
     async def _look(self, _: None) -> None:
-        """Until a file is valid, the networks of an earlier agent stay in the maps."""
+        """Read the file. Until it is valid, entries of an earlier agent stay in the maps."""
         try:
             found = read_networks(_text(self._path))
         except (ValueError, OSError) as error:
@@ -147,7 +148,7 @@ def _text(path: Path) -> str | None:
 
 
 def network_target(maps: Maps) -> MapTarget[IPNetwork, MasqueradedNetwork, bytes]:
-    """cilium_ipmasq_v4 and cilium_ipmasq_v6 as the target of a reconciler."""
+    """Create the reconciler's target of cilium_ipmasq_v4 and cilium_ipmasq_v6."""
     return MapTarget(
         lambda: (maps.ipmasq4, maps.ipmasq6),
         Codec(key_of, network_of),
@@ -158,11 +159,11 @@ def network_target(maps: Maps) -> MapTarget[IPNetwork, MasqueradedNetwork, bytes
 
 
 def key_of(network: IPNetwork) -> bytes:
-    """Its key in the map of its family."""
+    """Encode the key of a network."""
     return _PREFIX.pack(network.prefixlen) + network.network_address.packed
 
 
 def network_of(key: bytes) -> IPNetwork:
-    """The network of a key."""
+    """Decode a key."""
     (length,) = _PREFIX.unpack_from(key)
     return ip_network((key[_PREFIX.size :], length))

@@ -1,11 +1,9 @@
 """The tunnel to other nodes: VXLAN or Geneve over IPv4 or IPv6, one device for all of them.
 
-Reconciler: keeps the device ``cilium_vxlan`` or ``cilium_geneve`` with its programs, what pods' programs
-            know of it (hive_tunnel), the ranges of other nodes' pods (cilium_tunnel_map) and the node's
-            routes to them.
-Why:        the network between nodes need not know pods' addresses: pods' packets travel inside those of
-            nodes, with the sender's identity as the virtual network identifier. Device, maps and programs
-            forward on while no agent runs; in native mode the next start removes them.
+The network between nodes needs no routes to pods: nodes encapsulate pods' packets, with the sender's identity
+as VNI. Reconcilers keep the device ``cilium_vxlan`` or ``cilium_geneve`` with its programs, its configuration
+for pods' programs (hive_tunnel), other nodes' pod CIDRs (cilium_tunnel_map) and the node's routes to them.
+All keep working while no agent runs; with routing-mode=native the next start removes them.
 """
 
 from cells.maps.node_maps import Maps
@@ -21,7 +19,7 @@ __all__ = ["cell"]
 
 
 def tunnel_endpoints(maps: Maps, settings: TunnelSettings) -> TunnelEndpoints:
-    """cilium_tunnel_map, by network address."""
+    """Create the reconciler's target of cilium_tunnel_map, keyed by network address."""
     if settings.tunnelled:
         maps.use("tunnels")
     return MapTarget(lambda: (maps.tunnels,), record(TunnelKey), record(TunnelValue), lambda row: row)
@@ -29,7 +27,7 @@ def tunnel_endpoints(maps: Maps, settings: TunnelSettings) -> TunnelEndpoints:
 
 @after(Tunnel, RemoteNetworks)
 def keep() -> None:
-    """The tunnel is part of the agent though no cell depends on it."""
+    """Start both: no other cell depends on them."""
 
 
 cell = module(

@@ -1,6 +1,6 @@
-"""The tunnel in the kernel: the target of its reconciler.
+"""The tunnel in the kernel: its objects, and the reconciler's target that creates and removes them.
 
-Repeating any of it on what is right touches nothing: a restart must not be felt.
+Writes of unchanged objects do nothing, so that a restart does not disturb traffic.
 """
 
 from __future__ import annotations
@@ -36,66 +36,66 @@ from lifecycle.tables import BatchFailures
 __all__ = ["TunnelMaps", "TunnelNetwork", "TunnelRoute"]
 
 
-# The tunnel in the kernel, as rows of the table ``tunnel``.
+# Rows of the table ``tunnel``: the tunnel's objects in the kernel.
 
 NO_SOURCE: Final[dict[Family, IPAddress]] = {Family.IPV4: IPv4Address(0), Family.IPV6: IPv6Address(0)}
-"""In place of an address that packets are sent from: routing chooses."""
+"""Unspecified source addresses: routing chooses."""
 
 
 DEVICE: Final = "device"
-"""Key of the row of the tunnel's device: a node has one, of either protocol."""
+"""Row key of the tunnel device: a node has one, of either protocol."""
 
 
 class TunnelDevice(msgspec.Struct, frozen=True):
-    """The device, in collect-metadata mode: it has no other end of its own."""
+    """The tunnel device, in collect-metadata mode: packets carry their remote end."""
 
     protocol: str
-    """vxlan or geneve: what the kernel calls its kind, too."""
+    """vxlan or geneve; also the kernel's link kind."""
     port: int
     source_ports: tuple[int, int]
     mtu: int
-    """The underlay's: routes say how much less fits inside."""
+    """That of the underlay; routes have the smaller MTU of inner packets."""
 
     @property
     def name(self) -> str:
-        """Of the link."""
+        """Name of the link."""
         return TUNNEL_LINKS[self.protocol]
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """Row key."""
         return DEVICE
 
 
 class TunnelPrograms(msgspec.Struct, frozen=True):
-    """The programs on the device."""
+    """The programs attached to the tunnel device."""
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """Row key."""
         return "programs"
 
 
 class TunnelFacts(msgspec.Struct, frozen=True):
-    """What the programs of pods know of the tunnel; once they do, they use it."""
+    """The tunnel's row in hive_tunnel; once it is written, pods' programs use the tunnel."""
 
     mtu: int
-    """Of the packets inside."""
+    """MTU of the inner packets."""
     port: int
     source: IPAddress = NO_SOURCE[Family.IPV4]
-    """The address packets are sent from; 0.0.0.0, ``::``: whichever routing chooses."""
+    """Source address of the outer packets; unspecified: chosen by routing."""
     flags: int = 0
     """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS, TUNNEL_OVER_IPV6."""
 
     @property
     def key(self) -> str:
-        """Of its row."""
+        """Row key."""
         return "facts"
 
 
 TunnelObject = TunnelDevice | TunnelPrograms | TunnelFacts
 ORDER = (TunnelDevice, TunnelPrograms, TunnelFacts)
-"""In which they are made; each needs those before it. They go the other way round."""
+"""The order of creation: each object requires those before it. They are removed in reverse order."""
 
 
 def wanted(
@@ -107,10 +107,10 @@ def wanted(
     *,
     own_identities: bool = False,
 ) -> dict[str, TunnelObject]:
-    """All of them by key; none in native mode, unless for egress gateways.
+    """Return the wanted objects by key; none in native mode without egress gateways.
 
-    ``own``: the address of the underlay's family that other nodes know this one by. It counts if it is one of
-    ``local``, those on devices: the kernel sends from no other.
+    ``own`` is the node's address of the underlay's family. It becomes the source address only if it is one of
+    ``local``, those on devices: the kernel cannot send from others.
     """
     if not settings.has_tunnel:
         return {}
@@ -131,13 +131,13 @@ def wanted(
     return {each.key: each for each in found}
 
 
-# The tunnel's device, and routes over cilium_host, in worker threads.
+# Access to the tunnel device, and to routes over cilium_host.
 #
 # Source: ip-link(8) on vxlan and geneve; Cilium 1.17, setupTunnelDevice and the node routes of tunnel mode.
 
 
 class TunnelRoute(msgspec.Struct, frozen=True):
-    """The way to the pods of another node, over cilium_host, where the programs know the tunnel."""
+    """A route to the pods of another node, over cilium_host, where the programs encapsulate packets."""
 
     destination: IPNetwork
     gateway: IPAddress | None
@@ -146,36 +146,36 @@ class TunnelRoute(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> IPNetwork:
-        """Of its row."""
+        """Row key."""
         return self.destination
 
 
 class TunnelNetwork:
-    """Reads and writes the node's network namespace. Methods raise NetlinkError when the kernel refuses."""
+    """Access to links and routes of the node's network namespace. Methods raise NetlinkError."""
 
     def __init__(self) -> None:
         self._links = OverlayLinks()
 
     async def find(self, name: str) -> FoundOverlay | None:
-        """The link of that name. Asked at once: every start does, and an answer takes less than a thread."""
+        """Return the link of this name, or None. On the event loop: faster than a thread."""
         return self._links.find(name)
 
     async def create(self, device: TunnelDevice) -> None:
-        """Make the device, down. EEXIST: the name is taken; EOPNOTSUPP: the kernel has none of its kind."""
+        """Create the device; it is down. EEXIST: the name is taken; EOPNOTSUPP: no kernel support."""
         await anyio.to_thread.run_sync(
             self._links.create, device.protocol, device.name, device.mtu, device.port, device.source_ports
         )
 
     async def set_up(self, ifindex: int, name: str, mtu: int) -> None:
-        """The MTU, and up; nothing that passes is lost. EADDRINUSE: another socket has the port."""
+        """Set the MTU and bring the device up. EADDRINUSE: another socket has the UDP port."""
         await anyio.to_thread.run_sync(self._links.set_up, ifindex, name, mtu)
 
     async def delete(self, ifindex: int) -> None:
-        """Remove a link; a missing one is ignored."""
+        """Delete a link; a missing one is ignored."""
         await anyio.to_thread.run_sync(self._links.delete, ifindex)
 
     async def routes(self, name: str) -> list[TunnelRoute]:
-        """The routes of ours over a link: of the kernel's protocol, and with an MTU, as its own are not."""
+        """Return our routes over a link: those with the kernel's protocol and an MTU metric."""
         known = await anyio.to_thread.run_sync(routes_over, _index(name))
         return [
             TunnelRoute(route.destination, route.gateway, route.source, route.mtu)
@@ -184,11 +184,11 @@ class TunnelNetwork:
         ]
 
     async def foreign(self) -> Mapping[IPNetwork, str]:
-        """Destinations of routes that are not ours, and how each goes on."""
+        """Return destination and next hop of routes that are not ours."""
         return await anyio.to_thread.run_sync(foreign_routes)
 
     async def set_route(self, name: str, route: TunnelRoute) -> None:
-        """In place of another route of ours to there."""
+        """Add or replace a route."""
         await anyio.to_thread.run_sync(
             self._links.set_route, _index(name), route.destination, route.gateway, route.source, route.mtu
         )
@@ -206,27 +206,27 @@ def _index(name: str) -> int:
 
 
 class TunnelMaps:
-    """hive_tunnel. Methods raise OSError."""
+    """Access to hive_tunnel. Methods raise OSError."""
 
     def __init__(self, maps: Maps) -> None:
         self._maps = maps
 
     def facts(self) -> TunnelConfig:
-        """What the programs know of the tunnel."""
+        """Read the configuration of the tunnel."""
         return TunnelConfig.unpack(self._maps.tunnel.lookup(bytes(4)) or bytes(TunnelConfig.SIZE))
 
     def set_facts(self, facts: TunnelConfig) -> None:
-        """Configure the programs, from the next packet on."""
+        """Write the configuration of the tunnel; programs use it from the next packet on."""
         self._maps.tunnel.update(bytes(4), facts.pack())
 
 
 def sysctls(name: str) -> dict[str, str]:
-    """What comes out of the device has no route back over it."""
+    """Return the sysctls that disable rp_filter: decapsulated packets have no route back over the device."""
     return {f"net/ipv4/conf/{name}/rp_filter": "0"}
 
 
 class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
-    """Compares, makes and removes the objects of the tunnel."""
+    """The reconciler's target: compares, creates and removes the objects of the tunnel."""
 
     def __init__(
         self,
@@ -245,7 +245,10 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         self._sysctls = sysctls
 
     async def observe(self) -> Mapping[str, TunnelObject]:
-        """What there is of it; a device that is down, not of its kind, or not alone, as one with MTU 0."""
+        """Read the existing objects.
+
+        A device that is down, of another kind, or not the only one is returned with MTU 0.
+        """
         found: list[TunnelObject] = []
         links = await self._found()
         link = links.get(self._name)
@@ -263,7 +266,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
         return {each.key: each for each in found}
 
     async def put(self, batch: Mapping[str, TunnelObject]) -> None:
-        """Make them, those first that others need. Raises BatchError."""
+        """Create or change objects, in the order of ORDER. Raises BatchError."""
         with BatchFailures(OSError, HiveError) as failures:
             for each in sorted(batch.values(), key=lambda one: ORDER.index(type(one))):
                 with failures.of(each.key):
@@ -281,7 +284,7 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
                 await self._remove_all_but("")
 
     async def _found(self) -> dict[str, FoundOverlay]:
-        """Links that have the name of a tunnel's, by name."""
+        """Return the existing links with the name of a tunnel device, by name."""
         found = {name: await self._links.find(name) for name in TUNNEL_LINKS.values()}
         return {name: link for name, link in found.items() if link is not None}
 
@@ -304,8 +307,8 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
 
     def _serves(self, ifindex: int) -> bool:
         settings = sysctls(self._name).items()
-        as_asked = all(self._sysctls.read(name) == value for name, value in settings)
-        return as_asked and self._programs.serves_tunnel(ifindex)
+        sysctls_set = all(self._sysctls.read(name) == value for name, value in settings)
+        return sysctls_set and self._programs.serves_tunnel(ifindex)
 
     def _attach(self, ifindex: int) -> None:
         self._sysctls.keep(sysctls(self._name))
@@ -314,11 +317,11 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
     async def _link(self, name: str) -> FoundOverlay:
         link = await self._links.find(name)
         if link is None:
-            raise HiveError(f"{name} is not there")
+            raise HiveError(f"device {name} does not exist")
         return link
 
     async def _device(self, wanted: TunnelDevice) -> None:
-        """In place where the kernel can: only another protocol or port takes another device."""
+        """Create or change the device; another protocol or port requires a new one."""
         link = await self._links.find(wanted.name)
         if link is not None and not (_usable(link, wanted.name) and _same_ports(link, wanted)):
             self._log.warning(
@@ -337,13 +340,14 @@ class TunnelKernel(Target[str, TunnelObject, TunnelObject]):
             return
         await self._remove_all_but(wanted.name)
         if not link.up or link.mtu != wanted.mtu:
-            self._attach(link.ifindex)  # an agent that was killed may have left it down, and without programs
+            self._attach(link.ifindex)  # a killed agent may have left it down, without programs
             await self._links.set_up(link.ifindex, wanted.name, wanted.mtu)
 
     async def _new_device(self, wanted: TunnelDevice) -> FoundOverlay:
-        """Attach the programs before any packet arrives.
+        """Create the device, and attach its programs before it is up.
 
-        Only a kernel that has this one loses that of the other protocol, which may have the same port.
+        The device of the other protocol is removed only after the new one exists, so that a kernel without
+        support keeps the old one; both may have the same port.
         """
         try:
             await self._links.create(wanted)

@@ -1,4 +1,4 @@
-"""The way to the pods of other nodes: rows of cilium_tunnel_map, and routes."""
+"""Reachability of other nodes' pods through the tunnel: entries of cilium_tunnel_map, and routes."""
 
 from __future__ import annotations
 
@@ -31,23 +31,21 @@ from lifecycle.tables import BatchFailures
 __all__ = ["RemoteNetwork", "RemoteNetworks"]
 
 
-# Which node has which pods: the table ``tunnel-networks``.
-#
-# Controller: the table ``nodes`` in, ranges of the other nodes' pods out.
+# The table ``tunnel-networks``: pod CIDRs of other nodes, computed from the table ``nodes``.
 
 
 class RemoteNetwork(msgspec.Struct, frozen=True):
-    """A range of pods on another node."""
+    """A row of ``tunnel-networks``: a pod CIDR of another node."""
 
     network: IPNetwork
     node: str
-    """``cluster/name``."""
+    """Cluster and name of the node: ``cluster/name``."""
     endpoint: IPAddress
-    """Where the tunnel to it ends: the node's address of the underlay's family."""
+    """The remote tunnel endpoint: the node's address of the underlay's family."""
 
 
-class TunnelWay(msgspec.Struct, frozen=True):
-    """What all routes of a family have in common."""
+class NextHop(msgspec.Struct, frozen=True):
+    """The attributes that all routes of a family share."""
 
     gateway: IPAddress | None
     source: IPAddress
@@ -57,14 +55,14 @@ class TunnelWay(msgspec.Struct, frozen=True):
 def remote_networks(
     nodes: Iterable[ClusterNode], families: Collection[Family], name: str, underlay: Family = Family.IPV4
 ) -> dict[IPNetwork, RemoteNetwork]:
-    """The ranges of all nodes but this one, of families that are on; of nodes that the tunnel can reach.
+    """Return the pod CIDRs of other nodes, of enabled families, if the node has an underlay address.
 
-    ``name``: ``cluster/name`` of this node, which objects may name before its agent does.
+    ``name``: ``cluster/name`` of this node; its Node object may be listed before its agent registers it.
     """
     found: dict[IPNetwork, RemoteNetwork] = {}
     for node in nodes:
         endpoint = node.node_ip(underlay)
-        if _is(node, name) or endpoint is None:
+        if _is_local(node, name) or endpoint is None:
             continue
         for cidr in node.all_cidrs():
             if Family.of(cidr) in families:
@@ -72,40 +70,39 @@ def remote_networks(
     return found
 
 
-def _is(node: ClusterNode, name: str) -> bool:
-    """Whether it is this node."""
+def _is_local(node: ClusterNode, name: str) -> bool:
     return node.local or node.full_name == name
 
 
-def troubles(nodes: Iterable[ClusterNode], name: str, underlay: Family = Family.IPV4) -> list[str]:
-    """What keeps pods of other nodes from being reached, in words."""
+def unreachable_nodes(nodes: Iterable[ClusterNode], name: str, underlay: Family = Family.IPV4) -> list[str]:
+    """Return a message for each node that the tunnel cannot reach."""
     return [
         f"node {node.full_name} has no {underlay.text} address, which the tunnel needs"
         for node in sorted(nodes, key=lambda node: node.full_name)
-        if not _is(node, name) and node.node_ip(underlay) is None
+        if not _is_local(node, name) and node.node_ip(underlay) is None
     ]
 
 
-# Where the ranges of other nodes' pods go: cilium_tunnel_map, and routes over cilium_host.
+# Reconciler targets: cilium_tunnel_map, and routes over cilium_host.
 
 HOST_LINK: Final = "cilium_host"
 
 TunnelEndpoints = MapTarget[TunnelKey, TunnelValue, TunnelValue]
-"""cilium_tunnel_map, by network address."""
+"""Target type of cilium_tunnel_map, keyed by network address."""
 
 
 class NetworkRoutes(Target[IPNetwork, TunnelRoute, TunnelRoute]):
-    """The node's own way to pods of other nodes, and what it forwards there: over cilium_host."""
+    """Routes over cilium_host to other nodes' pods, for the node itself and for forwarded packets."""
 
     def __init__(self, kernel: TunnelNetwork) -> None:
         self._kernel = kernel
 
     async def observe(self) -> Mapping[IPNetwork, TunnelRoute]:
-        """Those there are."""
+        """Read the existing routes."""
         return {route.key: route for route in await self._kernel.routes(HOST_LINK)}
 
     async def put(self, batch: Mapping[IPNetwork, TunnelRoute]) -> None:
-        """Set routes. Raises BatchError."""
+        """Add or replace routes. Raises BatchError, with ForeignRouteError for foreign ones."""
         foreign = await self._kernel.foreign()
         with BatchFailures(OSError, HiveError) as failures:
             for route in batch.values():
@@ -129,7 +126,7 @@ _RTMGRP_IPV6_ROUTE: Final = 0x400
 _RTM_DELROUTE: Final = 25
 _RTPROT_KERNEL: Final = 2
 _TABLE, _PROTOCOL, _TYPE, _MAIN, _UNICAST = 20, 21, 23, 254, 1
-"""Of an rtmsg, behind the header of 16 bytes: the table a route is in, who made it, what it is."""
+"""Offsets of rtm_table, rtm_protocol and rtm_type in a message; then their values main and unicast."""
 ROUTES_REMOVED: Final = message_filter(
     (
         of_types(_RTM_DELROUTE),
@@ -142,9 +139,9 @@ ROUTES_REMOVED: Final = message_filter(
 
 @after(Tunnel)
 class RemoteNetworks:
-    """Follows the nodes. In native mode all of it is empty, and what a tunnel has left goes.
+    """Maintains entries and routes to the nodes' pod CIDRs; in native mode there are none.
 
-    Rows are written as soon as a node is known, and go only when all are.
+    Entries are written as soon as a node is listed; stale ones are deleted only after all nodes are.
     """
 
     def __init__(
@@ -170,28 +167,28 @@ class RemoteNetworks:
         self.table: ReadTable[IPNetwork, RemoteNetwork] = nodes.flat_map(
             self._networks, key=lambda each: each.network, name="tunnel-networks"
         )
-        """The ranges of other nodes' pods that the tunnel reaches, by range."""
+        """Other nodes' pod CIDRs that the tunnel reaches, by CIDR."""
         self._endpoints = self.table.group(
             lambda each: TunnelKey(each.network.network_address),
             lambda _, networks: TunnelValue(networks[-1].endpoint),
             name="tunnel-endpoints",
         )
         self._routes = self.table.join(
-            Derived("tunnel-ways", self._ways_by_family, *route_mtu.sources),
-            lambda each, way: TunnelRoute(each.network, way.gateway, way.source, way.mtu),
+            Derived("tunnel-next-hops", self._next_hops, *route_mtu.sources),
+            lambda each, hop: TunnelRoute(each.network, hop.gateway, hop.source, hop.mtu),
             on=lambda each: Family.of(each.network),
             name="tunnel-routes",
         )
         every = INTERVAL if settings.tunnelled else math.inf
         into_map = Reconciler(self._endpoints, endpoints, full_every=every, put_early=True)
-        self._ways = Reconciler(self._routes, NetworkRoutes(routes), full_every=every, put_early=True)
-        tables.add(self.table, self._endpoints, into_map.statuses, self._routes, self._ways.statuses)
+        self._reconciler = Reconciler(self._routes, NetworkRoutes(routes), full_every=every, put_early=True)
+        tables.add(self.table, self._endpoints, into_map.statuses, self._routes, self._reconciler.statuses)
         jobs.observe("reconcile endpoints", into_map)
-        jobs.observe("reconcile routes", self._ways)
+        jobs.observe("reconcile routes", self._reconciler)
         jobs.observe("publish nodes", nodes.changes, self._report)
         if settings.tunnelled:
-            jobs.observe("follow devices", route_mtu.devices.changes, self._look)
-            jobs.observe("watch routes", self._hints, self._look)
+            jobs.observe("follow devices", route_mtu.devices.changes, self._trigger_routes)
+            jobs.observe("watch routes", self._hints, self._trigger_routes)
 
     @property
     def _own(self) -> str:
@@ -204,28 +201,28 @@ class RemoteNetworks:
         return remote_networks([node], families, self._own, self._settings.underlay).values()
 
     def _is_unreachable(self, node: ClusterNode) -> bool:
-        return bool(troubles([node], self._own, self._settings.underlay))
+        return bool(unreachable_nodes([node], self._own, self._settings.underlay))
 
-    def _ways_by_family(self, *_: object) -> Mapping[Family, TunnelWay]:
-        """How all routes of a family go; the MTU follows what changes."""
-        mtu, found = self._route_mtu(), dict[Family, TunnelWay]()
+    def _next_hops(self, *_: object) -> Mapping[Family, NextHop]:
+        """Compute the common attributes of routes, by family; the MTU may change."""
+        mtu, found = self._route_mtu(), dict[Family, NextHop]()
         for family, made in self._router.addressing().items():
-            gateway = made.ip if made.ip.version == 4 else None  # IPv6 takes no gateway that is its own
-            found[family] = TunnelWay(gateway, made.ip, mtu)
+            gateway = made.ip if made.ip.version == 4 else None  # IPv6: the kernel rejects own addresses
+            found[family] = NextHop(gateway, made.ip, mtu)
         return found
 
     async def _report(self, _: object) -> None:
         if not self._settings.tunnelled:
             return
-        wrong = troubles(self._unreachable.all(), self._own, self._settings.underlay)
+        wrong = unreachable_nodes(self._unreachable.all(), self._own, self._settings.underlay)
         if wrong:
             self._health.degraded("; ".join(wrong[:3]))
         else:
-            self._health.ok(f"{len(self.table)} ranges of pods of other nodes")
+            self._health.ok(f"{len(self.table)} pod CIDRs of other nodes")
 
     async def _hints(self) -> AsyncIterator[None]:
         async for hint in notifications(_RTMGRP_IPV4_ROUTE | _RTMGRP_IPV6_ROUTE, ROUTES_REMOVED):
             yield hint
 
-    async def _look(self, _: object) -> None:
-        self._ways.trigger()
+    async def _trigger_routes(self, _: object) -> None:
+        self._reconciler.trigger()

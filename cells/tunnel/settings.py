@@ -1,7 +1,4 @@
-"""Settings of the tunnel between nodes.
-
-Source: Cilium 1.17, option names and defaults.
-"""
+"""Settings of the tunnel, named as in Cilium 1.17, and values derived from them for other cells."""
 
 from __future__ import annotations
 
@@ -31,7 +28,9 @@ __all__ = [
 
 
 PORTS: Final = {"vxlan": 8472, "geneve": 6081}
-"""Of VXLAN, Linux' own, older than IANA's, which Cilium and flannel use; of Geneve, IANA's (RFC 8926)."""
+"""Default UDP ports. VXLAN: the kernel's, older than IANA's, as Cilium and flannel use; Geneve: IANA's (RFC
+8926).
+"""
 _NETWORKS: Final = ("overlay-vxlan", "overlay-geneve", "direct-routing")
 
 
@@ -40,62 +39,66 @@ class TunnelSettings(Settings, frozen=True):
 
     routing_mode: Literal["native", "tunnel"] = "tunnel"
     """How packets reach pods on other nodes: tunnel, encapsulated between nodes; native, by the network's own
-    routes. A change takes effect at the next start."""
+    routes. A change takes effect at the next start.
+    """
 
     tunnel_protocol: Literal["vxlan", "geneve"] = "vxlan"
-    """The encapsulation, the same on all nodes: vxlan (RFC 7348), geneve (RFC 8926). The kernel needs
-    devices of it. A change takes effect at the next start."""
+    """The encapsulation, the same on all nodes: vxlan (RFC 7348), geneve (RFC 8926). The kernel must support
+    its devices. A change takes effect at the next start.
+    """
 
     underlay_protocol: Literal["ipv4", "ipv6"] = "ipv4"
     """IP version of the packets between nodes that carry those of pods: ipv4, ipv6. Each node needs an
-    address of it. Nodes take packets of both: a cluster can change from one to the other node by node."""
+    address of it. Nodes accept packets of both: a cluster can change from one to the other node by node.
+    """
 
     tunnel_port: int = 0
     """UDP port of the tunnel, the same on all nodes; 0: 8472 for vxlan, 6081 for geneve."""
 
     tunnel_source_port_range: str = "0-0"
-    """Source UDP ports of encapsulated packets, LOW-HIGH, for vxlan; 0-0: the kernel chooses."""
+    """Source UDP ports of encapsulated packets, LOW-HIGH, for vxlan; 0-0: the kernel's default."""
 
     enable_ipv4_egress_gateway: bool = False
-    """Let pods that CiliumEgressGatewayPolicies select leave the cluster by their gateway, from its address.
-    They get to it in the tunnel, also with routing-mode=native."""
+    """Let pods that CiliumEgressGatewayPolicies select leave the cluster through their gateway, with its
+    source address. Packets to the gateway use the tunnel, also with routing-mode=native.
+    """
 
     egress_gateway_reconciliation_trigger_interval: Duration = seconds(1)
-    """How long changes of policies, pods and nodes may wait, to be followed together with others."""
+    """Minimum interval between reconciliations of egress gateways after changes of policies, pods and nodes.
+    """
 
     @property
     def tunnelled(self) -> bool:
-        """Whether pods' packets go through the tunnel."""
+        """Whether packets between pods of different nodes use the tunnel."""
         return self.routing_mode == "tunnel"
 
     @property
     def has_tunnel(self) -> bool:
-        """Whether the node has a tunnel, for all of that or for egress gateways alone."""
+        """Whether the node has a tunnel device: for pods' packets, or only for egress gateways."""
         return self.tunnelled or self.enable_ipv4_egress_gateway
 
     @property
     def underlay(self) -> Family:
-        """Of the packets between nodes."""
+        """Address family of the outer packets."""
         return Family(self.underlay_protocol)
 
     @property
     def overhead(self) -> int:
-        """Bytes that the tunnel puts before a pod's packet; 0 without a tunnel."""
+        """Bytes that encapsulation adds to a pod's packet; 0 without a tunnel."""
         return _OVERHEADS[self.underlay] if self.has_tunnel else 0
 
     @property
     def link(self) -> str:
-        """The tunnel's device; empty without a tunnel."""
+        """Name of the tunnel device; empty without a tunnel."""
         return TUNNEL_LINKS[self.tunnel_protocol] if self.has_tunnel else ""
 
     @property
     def port(self) -> int:
-        """The UDP port."""
         return self.tunnel_port or PORTS[self.tunnel_protocol]
 
     @property
     def source_ports(self) -> tuple[int, int]:
-        """The range that packets are sent from; (0, 0): the kernel's choice."""
+        """The range of UDP source ports; (0, 0) for the kernel's default."""
         low, _, high = self.tunnel_source_port_range.partition("-")
         return int(low), int(high)
 
@@ -126,26 +129,26 @@ class TunnelSettings(Settings, frozen=True):
             )
 
 
-# Facts for other cells.
+# Values for other cells.
 
 
 class EgressGatewayUse(msgspec.Struct, frozen=True):
-    """Whether egress gateways are served, and how often what they follow from is looked at."""
+    """Whether egress gateways are enabled, and how often they are reconciled."""
 
     served: bool
     every: float
-    """Seconds, at least, between two looks."""
+    """Minimum seconds between two reconciliations."""
 
 
 class PodTunnel(msgspec.Struct, frozen=True):
     """How pods' packets reach other nodes."""
 
     used: bool
-    """Whether in a tunnel; else by the network's own routes."""
+    """Whether packets use the tunnel; else the network's own routes."""
     protocol: str = ""
-    """The encapsulation; empty where it is not used."""
+    """The encapsulation; empty if ``used`` is false."""
     port: int = 0
-    """The UDP port of the node's tunnel, also where only egress gateways use it; 0: it has none."""
+    """UDP port of the tunnel device, also if only egress gateways use it; 0: no device."""
 
     @property
     def routing_mode(self) -> str:
@@ -154,13 +157,12 @@ class PodTunnel(msgspec.Struct, frozen=True):
 
 
 def pod_tunnel(settings: TunnelSettings) -> PodTunnel:
-    """As the settings have it."""
     protocol = settings.tunnel_protocol if settings.tunnelled else ""
     return PodTunnel(settings.tunnelled, protocol, settings.port if settings.has_tunnel else 0)
 
 
 def tunnel_metrics(tunnel: PodTunnel) -> Member[Collector]:
-    """How pods' packets reach other nodes, as a metric."""
+    """Export the routing mode as a metric."""
     mode = f"overlay-{tunnel.protocol}" if tunnel.used else "direct-routing"
     family = one_of(
         "cilium_feature_datapath_network", "Network mode enabled on the agent", "mode", _NETWORKS, mode
@@ -173,24 +175,21 @@ def tunnel_metrics(tunnel: PodTunnel) -> Member[Collector]:
 
 
 def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:
-    """What the settings say."""
     return EgressGatewayUse(
         settings.enable_ipv4_egress_gateway, settings.egress_gateway_reconciliation_trigger_interval
     )
 
 
-# How large packets may be that pods send to other nodes.
+# MTU of pods' routes.
 
 _ENCAPSULATION: Final = 14 + 8 + 8
-"""Bytes before a packet that is inside: Ethernet, VXLAN or Geneve without options, and UDP."""
+"""Bytes of the inner Ethernet header, of VXLAN or Geneve without options, and of UDP."""
 _OVERHEADS: Final = {Family.IPV4: _ENCAPSULATION + 20, Family.IPV6: _ENCAPSULATION + 40}
-"""With the header outside."""
+"""With the outer IP header."""
 
 
 class RouteMtu:
-    """Called, it gives the MTU of pods' routes, in bytes: their links' own, less what the tunnel and
-    encryption need.
-    """
+    """Computes the MTU of pods' routes: that of their links, less tunnel and encryption overhead."""
 
     tunnelled: bool
     """Whether pods' packets go through the tunnel."""
@@ -203,15 +202,17 @@ class RouteMtu:
         self._mtu = mtu
         self.devices = mtu.devices
         self.sources: tuple[ReadTable[Any, Any], ...] = (mtu.devices, *([keys] if keys is not None else []))
-        """What it follows from."""
+        """The tables that the MTU depends on."""
         self.tunnelled = settings.tunnelled
+        """Whether pods' packets use the tunnel."""
         self.tunnel_link = settings.link
+        """Name of the tunnel device; empty without a tunnel."""
         self._overhead = settings.overhead
         self._keys = keys
 
     @property
     def encryption(self) -> int:
-        """Bytes of a packet that encryption needs; 0: nothing is encrypted."""
+        """Bytes that encryption adds to a packet; 0 without encryption."""
         keys = self._keys.all() if self._keys is not None else ()
         return max((key.overhead for key in keys), default=0)
 
@@ -219,5 +220,5 @@ class RouteMtu:
         return self.encrypted() - self.encryption
 
     def encrypted(self) -> int:
-        """That of routes of what is encrypted already: less what the tunnel needs."""
+        """Return the MTU of routes for packets that are already encrypted: less only the tunnel overhead."""
         return self._mtu() - self._overhead

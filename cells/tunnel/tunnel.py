@@ -40,24 +40,24 @@ _RTMGRP_TC: Final = 0x8
 _RTM_DELQDISC, _RTM_DELTFILTER = 37, 45
 FILTERS_REMOVED: Final = message_filter((of_types(_RTM_DELQDISC, _RTM_DELTFILTER),))
 
-OTHER: Final = {Family.IPV4: Family.IPV6, Family.IPV6: Family.IPV4}
+_OTHER_FAMILY: Final = {Family.IPV4: Family.IPV6, Family.IPV6: Family.IPV4}
 
 NO_ADDRESS_FOR_GATEWAYS: Final = (
-    "enable-ipv4-egress-gateway=true: this node has no IPv4 address, by which tunnels lead to gateways:"
-    " give it one, or set it to false"
+    "enable-ipv4-egress-gateway=true: this node has no IPv4 address, which tunnels to gateways need:"
+    " add one, or set it to false"
 )
 
 
 def no_address(underlay: Family) -> str:
-    """What to do on a node without an address that other nodes could send the tunnel's packets to."""
+    """Return the message for a node without an address of the underlay's family."""
     return (
-        f"underlay-protocol={underlay}: this node has no {underlay.text} address; pods of other nodes are out"
-        f" of reach: give it one, or set underlay-protocol={OTHER[underlay]} or routing-mode=native"
+        f"underlay-protocol={underlay}: this node has no {underlay.text} address; pods of other nodes cannot"
+        f" be reached: add one, or set underlay-protocol={_OTHER_FAMILY[underlay]} or routing-mode=native"
     )
 
 
 def _refuse_in_tunnel(ipam: PodAddressing) -> None:
-    """Raise UsageError for what pods' addresses need a network without tunnels for."""
+    """Raise UsageError for IPAM settings that require native routing."""
     if ipam.pooled:
         raise UsageError(
             "routing-mode=tunnel: Cannot specify IPAM mode multi-pool in tunnel mode;"
@@ -72,7 +72,7 @@ def _refuse_in_tunnel(ipam: PodAddressing) -> None:
 
 
 class TunnelRequirements:
-    """Other settings and addresses of the node that the tunnel needs."""
+    """Checks other settings and the node's addresses that the tunnel depends on."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TunnelRequirements:
         self._ipam = ipam
 
     def check(self) -> None:
-        """Raise UsageError, one line, for settings that the tunnel does not work with."""
+        """Raise UsageError, one line, for settings that conflict with the tunnel."""
         settings = self._settings
         if settings.tunnelled and self._direct is not None and self._direct.used:
             raise UsageError(
@@ -105,7 +105,7 @@ class TunnelRequirements:
             _refuse_in_tunnel(self._ipam)
 
     def missing_address(self) -> str:
-        """What to do about a node without an address of the underlay's family; empty where it has one."""
+        """Return what to do about a missing underlay address; empty if there is one."""
         if not self._settings.has_tunnel or self._has_address():
             return ""
         return no_address(self._settings.underlay) if self._settings.tunnelled else NO_ADDRESS_FOR_GATEWAYS
@@ -120,7 +120,7 @@ class TunnelRequirements:
 
 
 class WantedTunnel:
-    """The tunnel that the settings ask for on a node with these devices and addresses."""
+    """The wanted objects of the tunnel, computed from settings, devices and addresses."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class WantedTunnel:
 
 
 class Tunnel:
-    """Made by its hook, before pods are attached; it stays at stop. In native mode the hook removes it.
+    """Creates the tunnel in its start hook, before pods are attached; removes it in native mode.
 
-    While the agent runs, what is removed or changed is made right again: at once where the kernel reports it,
-    else within half a minute.
+    It stays at stop. While the agent runs, changes by other programs are repaired: at once if the kernel
+    reports them, else within 30 seconds.
     """
 
     def __init__(
@@ -183,9 +183,9 @@ class Tunnel:
         tables.add(self._objects, self._reconciler.statuses)
         lifecycle.append(Hook("set up the tunnel", self._start))
         jobs.observe("reconcile", self._reconciler)
-        jobs.observe("watch devices", devices.changes, self._look)
+        jobs.observe("watch devices", devices.changes, self._check_node)
         if settings.has_tunnel:
-            jobs.observe("watch filters", self._hints, self._look)
+            jobs.observe("watch filters", self._hints, self._check_node)
 
     async def _start(self) -> None:
         self._requirements.check()
@@ -203,7 +203,7 @@ class Tunnel:
         async for hint in notifications(_RTMGRP_TC, FILTERS_REMOVED):
             yield hint
 
-    async def _look(self, _: object) -> None:
+    async def _check_node(self, _: object) -> None:
         self._reconciler.trigger()
         if missing := self._requirements.missing_address():
             self._health.degraded(missing)

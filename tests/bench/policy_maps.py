@@ -144,7 +144,7 @@ class Maps:
     def adopt(self, endpoint_id: int) -> PolicyEntries:
         """This one."""
         table = create_map(policy_spec(endpoint_id, 16384))
-        table.spec = msgspec.structs.replace(table.spec, voids=endpoint_id)
+        table.spec = msgspec.structs.replace(table.spec, invalidates=endpoint_id)
         self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs)
         return {}
 

@@ -49,7 +49,7 @@ class Rows(MutableMapping[Key, Value]):
 class FakeMap(Map, Generic[Key, Value]):
     """A map in memory; ``rows`` shows it by the codecs, as other programs may write it, too.
 
-    A subclass refuses writes in refuse(). What the map voids shows in ``voided``.
+    A subclass refuses writes in refuse(). ``invalidated`` counts invalidations of verdicts.
     """
 
     __slots__ = ("__dict__",)
@@ -79,8 +79,8 @@ class FakeMap(Map, Generic[Key, Value]):
             raise BpfError(errno.ENOMEM, what, f"map {self.spec.name}")
 
     @property
-    def voided(self) -> int:
-        """How often verdicts were made void."""
+    def invalidated(self) -> int:
+        """How often verdicts were invalidated."""
         return 0 if self._epoch is None else len(self._epoch.writes)
 
     def lookup(self, key: bytes) -> bytes | None:
@@ -89,7 +89,7 @@ class FakeMap(Map, Generic[Key, Value]):
         inner = [row for row in self.raw if _covers(row, key)]
         return self.raw[max(inner, key=_length)] if inner else None
 
-    def _update(self, key: bytes, value: bytes, flags: int, voided: int | None) -> None:
+    def _update(self, key: bytes, value: bytes, flags: int, invalidated: int | None) -> None:
         del flags
         if len(key) != self.spec.key_size or len(value) != self.spec.value_size:
             raise ValueError(f"map {self.spec.name}: wrong size of key or value")
@@ -98,14 +98,14 @@ class FakeMap(Map, Generic[Key, Value]):
             full = errno.ENOSPC if self.spec.type is MapType.LPM_TRIE else errno.E2BIG
             raise BpfError(full, "update", f"map {self.spec.name}")
         self.raw[key] = value
-        self._changed(key, value, voided)
+        self._changed(key, value, invalidated)
 
     def delete(self, key: bytes) -> bool:
-        voided = next(iter(self._voided((key,))), None)
+        invalidated = next(iter(self._invalidated((key,))), None)
         self._try("delete", key)
         if self.raw.pop(self._same(key), None) is None:
             return False
-        self._changed(key, None, voided)
+        self._changed(key, None, invalidated)
         return True
 
     def update_all(self, keys: Sequence[bytes], values: Sequence[bytes], flags: int = ANY) -> None:
@@ -142,11 +142,11 @@ class FakeMap(Map, Generic[Key, Value]):
         self.writes.append((what, str(self.key.unpack(key))))
         self.refuse(what, self.key.unpack(key))
 
-    def _changed(self, key: bytes, value: bytes | None, voided: int | None) -> None:
+    def _changed(self, key: bytes, value: bytes | None, invalidated: int | None) -> None:
         if self.log is not None:
             self.log.note(key, value)
-        if voided is not None and self.epochs is not None:
-            self.epochs.advance(voided)
+        if invalidated is not None and self.epochs is not None:
+            self.epochs.advance(invalidated)
 
 
 def _length(key: bytes) -> int:

@@ -1,7 +1,6 @@
-"""Rows of cilium_ipcache: the owner of a prefix, and its place.
+"""Records of the maps about the cluster: ipcache, tunnels, nodes, L2 announcements, egress gateways.
 
-Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order.
-
+Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order. Decoders raise
 struct.error on data of another size.
 """
 
@@ -43,23 +42,23 @@ _ipcache_value = Layout("ipcache_info", identity="I", tunnel_endpoint="4s", pad=
 
 
 class IpcacheKey(msgspec.Struct, frozen=True):
-    """Key of cilium_ipcache, 24 bytes: a prefix. Make it with :meth:`host` or :meth:`of`."""
+    """Key of cilium_ipcache, 24 bytes: a prefix. Create it with :meth:`host` or :meth:`of`."""
 
     SIZE: ClassVar = _ipcache_key.size
 
     ip: IPAddress
     bits: int
-    """Length of the prefix in the address: 32 for one IPv4 address."""
+    """Length of the address prefix: 32 for one IPv4 address."""
     cluster_id: int = 0
 
     @classmethod
     def host(cls, ip: IPAddress) -> Self:
-        """One address."""
+        """Return the key of one address."""
         return cls(ip, ip.max_prefixlen)
 
     @classmethod
     def of(cls, network: IPv4Network | IPv6Network) -> Self:
-        """A network."""
+        """Return the key of a network."""
         return cls(network.network_address, network.prefixlen)
 
     @property
@@ -77,27 +76,27 @@ class IpcacheKey(msgspec.Struct, frozen=True):
 
 
 def ipcache_key(prefix: str) -> bytes:
-    """Key of cilium_ipcache for a prefix given as text, without the objects that IpcacheKey is made of."""
+    """Return the packed key of a prefix given as text, faster than by IpcacheKey."""
     address, _, bits = prefix.partition("/")
     family, kind = (IPV6, AF_INET6) if ":" in address else (IPV4, AF_INET)
     return _ipcache_key.pack(32 + int(bits), 0, 0, family, inet_pton(kind, address))
 
 
 def ipcache_prefix(key: bytes) -> str:
-    """The prefix of such a key, as :mod:`ipaddress` writes it."""
+    """Return the prefix of a packed key as text, as :mod:`ipaddress` formats it."""
     length, _, _, family, ip = _ipcache_key.unpack(key)
     address = inet_ntop(AF_INET, ip[:4]) if family == IPV4 else str(IPv6Address(ip))
     return f"{address}/{length - 32}"
 
 
 class IpcacheValue(msgspec.Struct, frozen=True):
-    """Value of cilium_ipcache, 12 bytes: the owner of a prefix and its place."""
+    """Value of cilium_ipcache, 12 bytes: the identity of a prefix, and how to reach it."""
 
     SIZE: ClassVar = _ipcache_value.size
 
     identity: int
     tunnel_endpoint: IPv4Address = IPv4Address(0)
-    """The node to tunnel to; 0.0.0.0: here, or no tunnel."""
+    """The node to tunnel to; 0.0.0.0: local, or no tunnel."""
     encrypt_key: int = 0
     flags: int = 0
 
@@ -110,19 +109,19 @@ class IpcacheValue(msgspec.Struct, frozen=True):
         return cls(identity, IPv4Address(tunnel_endpoint), encrypt_key, flags)
 
 
-# What is inside the maps of the tunnel and of the other nodes.
+# Maps of the tunnel and of other nodes.
 #
 # Source: Cilium 1.17 for cilium_tunnel_map and cilium_node_map_v2; hive_tunnel is our own. Little endian, but
 #         addresses and ports in network order.
 
 TUNNEL_OWN_IDENTITIES: Final = 1
-"""Each node gives its pods numbers of its own: another's mean nothing here."""
+"""Identities are local to each node, so those that other nodes send are ignored."""
 TUNNEL_GATEWAYS: Final = 2
-"""What policies have leave the cluster by egress gateways goes to them in the tunnel."""
+"""Packets to egress gateways use the tunnel."""
 TUNNEL_NOT_FOR_PODS: Final = 4
-"""What is for other nodes' pods does not go in the tunnel: it is routed."""
+"""Packets to other nodes' pods do not use the tunnel: they are routed natively."""
 TUNNEL_OVER_IPV6: Final = 8
-"""The packets between nodes are of IPv6."""
+"""The outer packets are IPv6."""
 
 _config = Layout(
     "tunnel_config", ifindex="I", mtu="I", port="2s", pad="2x", source="4s", flags="I", source_rest="12s"
@@ -134,17 +133,17 @@ _node_value = Layout("node_value", id="H", spi="B", pad="x")
 
 
 class TunnelConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_tunnel, 32 bytes: the tunnel's device; all zero without a tunnel."""
+    """The one value of hive_tunnel, 32 bytes: the tunnel device; all zero without a tunnel."""
 
     SIZE: ClassVar = _config.size
 
     ifindex: int = 0
     mtu: int = 0
-    """Of the packets inside."""
+    """MTU of the inner packets."""
     port: int = 0
-    """UDP, of the packets outside."""
+    """UDP destination port of the outer packets."""
     source: IPAddress = IPv4Address(0)
-    """Of the packets outside, in the family that ``flags`` name; 0.0.0.0, ``::``: routing chooses."""
+    """Source address of the outer packets, of the family in ``flags``; unspecified: chosen by routing."""
     flags: int = 0
     """TUNNEL_OWN_IDENTITIES, TUNNEL_GATEWAYS, TUNNEL_NOT_FOR_PODS, TUNNEL_OVER_IPV6."""
 
@@ -160,7 +159,7 @@ class TunnelConfig(msgspec.Struct, frozen=True):
 
 
 class TunnelKey(msgspec.Struct, frozen=True):
-    """Key of cilium_tunnel_map, 20 bytes: the network address of a node's pods."""
+    """Key of cilium_tunnel_map, 20 bytes: the network address of a node's pod CIDR."""
 
     SIZE: ClassVar = _tunnel_key.size
 
@@ -177,7 +176,7 @@ class TunnelKey(msgspec.Struct, frozen=True):
 
 
 class TunnelValue(msgspec.Struct, frozen=True):
-    """Value of cilium_tunnel_map, 20 bytes: the node that has the pods."""
+    """Value of cilium_tunnel_map, 20 bytes: the address of the node with these pods."""
 
     SIZE: ClassVar = _tunnel_value.size
 
@@ -210,7 +209,7 @@ class NodeKey(msgspec.Struct, frozen=True):
 
 
 class NodeValue(msgspec.Struct, frozen=True):
-    """Value of cilium_node_map_v2, 4 bytes: the number of the node, 1 to 65535, one for all its addresses."""
+    """Value of cilium_node_map_v2, 4 bytes: the node's id, 1 to 65535, the same for all its addresses."""
 
     SIZE: ClassVar = _node_value.size
 
@@ -225,7 +224,7 @@ class NodeValue(msgspec.Struct, frozen=True):
         return cls(*_node_value.unpack(data))
 
 
-# What is inside the maps by which the node answers for addresses of services.
+# Maps of L2 announcements, with which the node answers ARP requests for services' addresses.
 #
 # Source: Cilium 1.17 for cilium_l2_responder_v4 and cilium_runtime_config; bpf/netdev/announce.h. Addresses
 #         are in network order.
@@ -234,13 +233,13 @@ _key = Layout("l2_responder_key", ipv4="4s", ifindex="I")
 _value = Layout("l2_responder_value", responses_sent="Q")
 
 L2_RESPONDER_VALUE: Final = _value
-"""Value of cilium_l2_responder_v4: how many have been answered; the programs' own."""
+"""Value of cilium_l2_responder_v4: number of replies sent; written by the programs."""
 AGENT_LIVENESS: Final = 1
-"""Index of cilium_runtime_config: when the agent was last alive, in nanoseconds of CLOCK_MONOTONIC."""
+"""Index in cilium_runtime_config of the agent's last heartbeat, in nanoseconds of CLOCK_MONOTONIC."""
 
 
 class L2ResponderKey(msgspec.Struct, frozen=True):
-    """Key of cilium_l2_responder_v4, 8 bytes: an address, and the device by which it is asked for."""
+    """Key of cilium_l2_responder_v4, 8 bytes: an address, and the device that answers requests for it."""
 
     SIZE: ClassVar = _key.size
 
@@ -266,9 +265,9 @@ _SOURCE_BITS: Final = 32
 
 
 class EgressKey(msgspec.Struct, frozen=True):
-    """Key of cilium_egress_gw_policy_v4, 12 bytes: a pod's address, and a network outside the cluster.
+    """Key of cilium_egress_gw_policy_v4, 12 bytes: a pod's address, and a destination CIDR.
 
-    The network keeps the host bits that a policy writes (1.1.1.5/24), as Cilium stores them. The trie ignores
+    The CIDR keeps the host bits that a policy writes (1.1.1.5/24), as Cilium stores them. The trie ignores
     those, so keys that differ only there are equal.
     """
 
@@ -303,9 +302,9 @@ class EgressValue(msgspec.Struct, frozen=True):
     SIZE: ClassVar = _egress_value.size
 
     egress_ip: IPv4Address
-    """What packets leave from; 0.0.0.0 where this node is not the gateway, or it has no such address."""
+    """The source address for SNAT; 0.0.0.0 if this node is not the gateway or has no such address."""
     gateway_ip: IPv4Address
-    """The node that they leave by; 0.0.0.0: none, they are dropped; 0.0.0.1: they leave as without."""
+    """The gateway node; 0.0.0.0: none, packets are dropped; 0.0.0.1: an excluded CIDR, no gateway."""
 
     def pack(self) -> bytes:
         return _egress_value.pack(self.egress_ip.packed, self.gateway_ip.packed)
@@ -316,13 +315,13 @@ class EgressValue(msgspec.Struct, frozen=True):
         return cls(IPv4Address(egress_ip), IPv4Address(gateway_ip))
 
 
-# Rows of the maps that the agent writes, in the words of Cilium's tools.
+# Entries of the maps as text, as Cilium's tools print them.
 #
 # Source: Cilium 1.17, the text of keys and values of cilium_lxc and cilium_ipcache.
 
 
 def row_text(name: str, key: bytes, value: bytes | None) -> tuple[str, str]:
-    """Key and value; the value is empty where there is none. Rows of other maps are hexadecimal."""
+    """Return an entry's key and value as text. Maps other than lxc and ipcache are hexadecimal."""
     if name == "cilium_lxc":
         return f"{LxcKey.unpack(key).ip}:0", "" if value is None else _lxc(LxcValue.unpack(value))
     if name == "cilium_ipcache":
@@ -343,7 +342,7 @@ def _lxc(row: LxcValue) -> str:
 
 
 def ipcache_text(row: IpcacheValue) -> str:
-    """The owner of a prefix, and where it is."""
+    """Return an ipcache value as text."""
     flags = "skiptunnel" if row.flags & 1 else "<none>"
     return (
         f"identity={row.identity} encryptkey={row.encrypt_key} "

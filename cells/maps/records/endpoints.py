@@ -1,8 +1,7 @@
-"""Rows of cilium_lxc: the addresses of this node, and the endpoint behind each.
+"""Records of the maps about endpoints: lxc, hive_endpoints, hive_node, and the policy maps.
 
-Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order.
-
-A MAC is 6 bytes, in memory the low 6 of a u64. struct.error on data of another size.
+Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order. A MAC is 6 bytes,
+in memory the low 6 of a u64. Decoders raise struct.error on data of another size.
 """
 
 from collections.abc import Mapping
@@ -39,7 +38,7 @@ __all__ = [
 
 
 LXC_HOST: Final = 1
-"""Flag of a cilium_lxc row that stands for the node itself."""
+"""Flag of a cilium_lxc value: the address is the node's own."""
 
 _lxc_key = Layout("address_key", ip="16s", family="B", key="B", cluster_id="H")
 _lxc_value = Layout(
@@ -74,17 +73,17 @@ class LxcKey(msgspec.Struct, frozen=True):
 
 
 class LxcValue(msgspec.Struct, frozen=True):
-    """Value of cilium_lxc, 48 bytes: the endpoint behind an address, or only ``flags=LXC_HOST``."""
+    """Value of cilium_lxc, 48 bytes: the endpoint with an address, or only ``flags=LXC_HOST``."""
 
     SIZE: ClassVar = _lxc_value.size
 
     ifindex: int = 0
-    """Of the host side of the pair, on which packets for the pod leave."""
+    """The host side of the pod's veth pair."""
     endpoint_id: int = 0
     mac: bytes = bytes(6)
-    """Of the pod."""
+    """The pod's MAC."""
     node_mac: bytes = bytes(6)
-    """Of the host side."""
+    """The MAC of the host side."""
     identity: int = 0
     flags: int = 0
 
@@ -104,7 +103,7 @@ class LxcValue(msgspec.Struct, frozen=True):
         return bool(self.flags & LXC_HOST)
 
 
-# What the programs must know of each pod and of the node: the values of hive_endpoints and hive_node.
+# Configuration of each pod and of the node: the values of hive_endpoints and hive_node.
 #
 # Source: our own, cells/datapath/bpf/lib/maps.h. Little endian, but addresses in network order.
 #
@@ -113,11 +112,11 @@ class LxcValue(msgspec.Struct, frozen=True):
 ENDPOINT_PASSES_NEIGHBOURS: Final = 1
 """The host's stack answers the pod's ARP and neighbour discovery, not the datapath."""
 ENDPOINT_ANY_SOURCE: Final = 2
-"""The pod may send from addresses that are not its own."""
+"""The pod may send from any source address."""
 ENDPOINT_REQUIRE_EGRESS_PROG: Final = 4
-"""What its link brings is seen by cil_to_container: the stack or a bridge sends it, not the datapath."""
+"""Ingress policy is enforced by cil_to_container at the link: the stack or a bridge delivers packets."""
 ENDPOINT_ROUTED_BY_HOST: Final = 8
-"""What the pod sends goes where the stack or a bridge takes it, also to a pod of this node."""
+"""The stack or a bridge routes the pod's packets, also to pods of this node."""
 
 ENDPOINT_FLAGS: Final = {
     ENDPOINT_PASSES_NEIGHBOURS: "neighbours passed to the host",
@@ -125,7 +124,7 @@ ENDPOINT_FLAGS: Final = {
     ENDPOINT_REQUIRE_EGRESS_PROG: "egress program",
     ENDPOINT_ROUTED_BY_HOST: "routed by the host",
 }
-"""In words, for people."""
+"""Names of the flags, for display."""
 
 NODE_NOTIFY_DROP: Final = 1
 NODE_NOTIFY_TRACE: Final = 2
@@ -143,11 +142,11 @@ NODE_EVENTS: Final = {
     NODE_NOTIFY_SOCK: "sockets",
     NODE_CIDR_MATCHES_PODS: "networks select pods",
 }
-"""In words, for people."""
+"""Names of the flags, for display."""
 
 
 def flags_text(flags: int, words: Mapping[int, str]) -> str:
-    """The flags in words; those that have none as a number."""
+    """Return the names of the flags; unknown ones as a number."""
     rest = flags & ~sum(words)
     return ", ".join([*(text for bit, text in words.items() if flags & bit), *([hex(rest)] if rest else [])])
 
@@ -189,7 +188,7 @@ _NO_NETWORK6: Final = IPv6Network("::/0")
 
 
 class EndpointConfig(msgspec.Struct, frozen=True):
-    """Value of hive_endpoints (key: host side's ifindex), 64 bytes: what the programs must know of a pod."""
+    """Value of hive_endpoints (key: the host side's ifindex), 64 bytes: configuration of a pod."""
 
     SIZE: ClassVar = _endpoint.size
 
@@ -199,7 +198,7 @@ class EndpointConfig(msgspec.Struct, frozen=True):
     host_mac: bytes
     pod_mac: bytes
     flags: int = 0
-    """Of ENDPOINT_*, above."""
+    """ENDPOINT_* flags."""
     ipv6: IPv6Address | None = None
     netns_cookie: int = 0
 
@@ -211,7 +210,7 @@ class EndpointConfig(msgspec.Struct, frozen=True):
 
     @staticmethod
     def id_in(data: bytes) -> int:
-        """The endpoint's number alone: a DEL waits for it."""
+        """Decode only the endpoint id: a DEL waits for it."""
         number: int = _endpoint.unpack(data)[1]
         return number
 
@@ -227,28 +226,30 @@ class EndpointConfig(msgspec.Struct, frozen=True):
 
 
 class NodeConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_node, 96 bytes: what the programs must know of the node."""
+    """The one value of hive_node, 96 bytes: configuration of the node."""
 
     SIZE: ClassVar = _node.size
 
     router_ip: IPv4Address | None
     host_ifindex: int
-    """Of cilium_host."""
+    """Index of cilium_host."""
     host_mac: bytes
     net_ifindex: int
-    """Of cilium_net."""
+    """Index of cilium_net."""
     net_mac: bytes
     pod_cidr: IPv4Network | None
     flags: int = 0
-    """NODE_NOTIFY_DROP, _TRACE, _POLICY_VERDICT, _SOCK: which events the programs send.
-    NODE_AUDITS_POLICY: what policy refuses is let through, and reported; NODE_AUDITS_HOST: the same of the
-    node's own policy."""
+    """Events that the programs send, and audit modes.
+
+    NODE_NOTIFY_DROP, _TRACE, _POLICY_VERDICT, _SOCK select events. NODE_AUDITS_POLICY forwards and reports
+    packets that policies deny; NODE_AUDITS_HOST does so for the host policy.
+    """
     router_ip6: IPv6Address | None = None
     pod_cidr6: IPv6Network | None = None
     aggregation: int = 0
-    """Of trace events, 0 (none) to 4 (maximum)."""
+    """Aggregation level of trace events, 0 (none) to 4 (maximum)."""
     host_endpoint: int = 0
-    """The endpoint with the node's own policy; 0: the node may do everything."""
+    """The endpoint of the host policy; 0: no host policy."""
 
     def pack(self) -> bytes:
         cidr, cidr6 = self.pod_cidr or _NO_NETWORK, self.pod_cidr6 or _NO_NETWORK6
@@ -276,7 +277,7 @@ class NodeConfig(msgspec.Struct, frozen=True):
         )
 
 
-# Rows of an endpoint's policy map: a peer and its ports, and the verdict.
+# Entries of an endpoint's policy map: a peer and its ports, and the verdict.
 #
 # Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses and ports in network order.
 #
@@ -289,22 +290,22 @@ _policy_entry = Layout(
 
 
 class PolicyKey(msgspec.Struct, frozen=True):
-    """Key of a policy map, 12 bytes: peers and ports. As made from identity and direction: any port."""
+    """Key of a policy map, 12 bytes: identity, direction, protocol and port. By default any port."""
 
     SIZE: ClassVar = _policy_key.size
 
     identity: int
-    """Of the peer; 0: any."""
+    """The peer's identity; 0: any."""
     egress: bool
     protocol: int = 0
-    """IP protocol; 0: any, then the port must be any too."""
+    """IP protocol; 0: any, which requires any port."""
     port: int = 0
     """Destination port, or the first of an aligned range."""
     port_bits: int = 0
-    """How many leading bits of the port count: 16 for one port, 0 for any."""
+    """Prefix length of the port: 16 for one port, 0 for any."""
 
     def pack(self) -> bytes:
-        """ValueError if the port counts without a protocol, or has bits set that do not count."""
+        """Encode the key. Raises ValueError for a port without a protocol or with bits beyond its prefix."""
         if (self.port_bits and not self.protocol) or self.port & (0xFFFF >> self.port_bits):
             raise ValueError(f"{self}: a port needs a protocol and no bits beyond its port_bits")
         length = 48 + self.port_bits if self.protocol else 40
@@ -319,7 +320,7 @@ class PolicyKey(msgspec.Struct, frozen=True):
 
 
 class PolicyEntry(msgspec.Struct, frozen=True):
-    """Value of a policy map, 24 bytes: the verdict, and what it was applied to so far."""
+    """Value of a policy map, 24 bytes: the verdict and its counters."""
 
     SIZE: ClassVar = _policy_entry.size
 
@@ -329,10 +330,10 @@ class PolicyEntry(msgspec.Struct, frozen=True):
     packets: int = 0
     octets: int = 0
     only_by_proxy: bool = False
-    """Whether nothing passes while no proxy listens on the port; else it goes where it was sent."""
+    """Whether packets are dropped if no proxy listens on the port; else they pass without it."""
 
     def pack(self, key: PolicyKey) -> bytes:
-        """The value under ``key``, with the key's wildcard protocol and port."""
+        """Encode the value for ``key``: it repeats the key's wildcard protocol and port."""
         flags = self.deny | (not key.protocol) << 1 | (not key.port_bits) << 2 | self.only_by_proxy << 7
         proxy_port = self.proxy_port.to_bytes(2, "big")
         return _policy_entry.pack(proxy_port, flags, self.auth_type, self.packets, self.octets)
@@ -344,15 +345,15 @@ class PolicyEntry(msgspec.Struct, frozen=True):
         return cls(bool(flags & 1), port, auth_type, packets, total, bool(flags & 0x80))
 
     def same_verdict(self, other: "PolicyEntry") -> bool:
-        """Whether they decide alike, whatever they counted."""
+        """Return whether both are equal apart from the counters."""
         return self.verdict == other.verdict
 
     @property
     def conditional(self) -> bool:
-        """Whether what it allows passes a proxy, or only after authentication."""
+        """Whether it is an allow that requires a proxy or authentication."""
         return bool(self.proxy_port or self.auth_type)
 
     @property
     def verdict(self) -> tuple[object, ...]:
-        """What decides, without what was counted."""
+        """The fields that decide, without the counters."""
         return self.deny, self.proxy_port, self.auth_type, self.only_by_proxy

@@ -1,4 +1,4 @@
-"""What is inside the conntrack and fragment maps.
+"""Records of the maps about flows: conntrack, fragments, NAT, devices, sockets, NodePort, metrics.
 
 Source: Cilium 1.16/1.17 map ABI. Little endian, but addresses, ports and NAT indexes in network order.
 """
@@ -89,7 +89,7 @@ CT4_KEY: Final = _ct4_key.size
 CT6_KEY: Final = _ct6_key.size
 FRAGMENT4_KEY: Final = _fragment4_key.size
 FRAGMENT6_KEY: Final = _fragment6_key.size
-"""Bytes of the keys of each family."""
+"""Key sizes in bytes, per family."""
 
 
 class CtKey(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class CtEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FragmentPorts(msgspec.Struct, frozen=True):
-    """Value of cilium_ipv4_frag_datagrams and its IPv6 twin, 4 bytes: the ports of the first fragment."""
+    """Value of cilium_ipv4_frag_datagrams and the IPv6 map, 4 bytes: the ports of the first fragment."""
 
     SIZE: ClassVar = _fragment_ports.size
 
@@ -184,23 +184,23 @@ class FragmentPorts(msgspec.Struct, frozen=True):
         return cls(*_ports.unpack(data))
 
 
-# What is inside the maps of translated flows and of native devices.
+# NAT maps, and the configuration of native devices.
 #
 # Source: Cilium 1.16/1.17 map ABI for cilium_snat_*; hive_devices is our own (bpf/netdev/maps.h). Keys of
 #         cilium_snat_* are a CtKey's bytes; their addresses and ports are those of the packet.
 
 DEVICE_IP_MASQ: Final = 1
-"""cilium_ipmasq_v4 and v6 are asked."""
+"""The exceptions in cilium_ipmasq_v4 and v6 apply."""
 DEVICE_REMOTE_NODES: Final = 2
-"""Packets of pods to other nodes are masqueraded too."""
+"""Packets from pods to other nodes are masqueraded, too."""
 DEVICE_MASQUERADE_IPV4: Final = 4
-"""Pods' IPv4 packets leave with the device's address."""
+"""Pods' IPv4 packets are masqueraded with the device's address."""
 DEVICE_MASQUERADE_IPV6: Final = 8
 """The same for IPv6."""
 DEVICE_XDP: Final = 16
-"""It has a program in its driver, too."""
+"""It also has an XDP program."""
 DEVICE_PROXIES: Final = 32
-"""A proxy may send in pods' names by it: what it brings is looked at for answers."""
+"""A proxy may send packets with pods' source addresses through it: look for their replies at ingress."""
 DEVICE_FLAGS: Final = {
     DEVICE_MASQUERADE_IPV4: "masquerades IPv4",
     DEVICE_MASQUERADE_IPV6: "masquerades IPv6",
@@ -209,7 +209,7 @@ DEVICE_FLAGS: Final = {
     DEVICE_XDP: "XDP",
     DEVICE_PROXIES: "answers to proxies",
 }
-"""In words, for people."""
+"""Names of the flags, for display."""
 
 _NO_IPV4, _NO_IPV6 = IPv4Address(0), IPv6Address(0)
 
@@ -230,7 +230,7 @@ _device = Layout(
 
 NAT4_ENTRY: Final = _nat4.size
 NAT6_ENTRY: Final = _nat6.size
-"""Bytes of the values of each family."""
+"""Value sizes in bytes, per family."""
 
 
 class NatEntry(msgspec.Struct, frozen=True):
@@ -239,9 +239,9 @@ class NatEntry(msgspec.Struct, frozen=True):
     address: IPAddress
     port: int
     created: int = 0
-    """Nanoseconds of CLOCK_MONOTONIC."""
+    """In nanoseconds of CLOCK_MONOTONIC."""
     needs_ct: bool = False
-    """The flow is the node's own."""
+    """Whether the node itself is an end of the flow."""
 
     def pack(self) -> bytes:
         layout = _nat4 if self.address.version == 4 else _nat6
@@ -255,26 +255,26 @@ class NatEntry(msgspec.Struct, frozen=True):
 
 
 class DeviceConfig(msgspec.Struct, frozen=True):
-    """Value of hive_devices, 64 bytes: how packets of pods leave by a device."""
+    """Value of hive_devices, 64 bytes: configuration of a native device."""
 
     SIZE: ClassVar = _device.size
 
     mac: bytes
-    """Zeros: its packets have no Ethernet header."""
+    """Zeros for a device without Ethernet headers."""
     ipv4: IPv4Address | None = None
-    """What they come from."""
+    """Source address of masqueraded packets."""
     ipv6: IPv6Address | None = None
     native4: IPv4Network | None = None
-    """Nothing is masqueraded on its way there."""
+    """The native routing CIDR: packets to it are not masqueraded."""
     native6: IPv6Network | None = None
     flags: int = 0
-    """DEVICE_*."""
+    """DEVICE_* flags."""
     announces: int = 0
-    """Milliseconds for which it answers for services after the agent was alive; 0: never."""
+    """Milliseconds after the agent's last heartbeat during which it answers ARP for services; 0: never."""
 
     @property
     def l3(self) -> bool:
-        """Whether its packets begin with the network header."""
+        """Whether its packets have no Ethernet header."""
         return not any(self.mac)
 
     def pack(self) -> bytes:
@@ -300,14 +300,15 @@ class DeviceConfig(msgspec.Struct, frozen=True):
         )
 
 
-# What is inside hive_encryption, which is our own. Little endian, but addresses and ports in network order.
+# Configuration of WireGuard: hive_encryption, which is our own. Little endian, but addresses and ports in
+# network order.
 
 ENCRYPTION_NODES: Final = 1
-"""What nodes themselves send is encrypted, too."""
+"""Node-to-node encryption: nodes' own packets are encrypted, too."""
 ENCRYPTION_STRICT: Final = 2
-"""Nothing passes in clear text between addresses of the strict network."""
+"""Strict mode: unencrypted packets between addresses of the strict CIDR are dropped."""
 ENCRYPTION_STRICT_NODES: Final = 4
-"""But what goes to nodes, which have addresses in it, too."""
+"""Exempts packets to nodes with addresses in the strict CIDR."""
 
 _encryption = Layout(
     "encryption_config",
@@ -324,20 +325,20 @@ _rotating = struct.Struct("<II")
 
 
 class EncryptionConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_encryption, 32 bytes; all zero while nothing is encrypted."""
+    """The one value of hive_encryption, 32 bytes: WireGuard devices; all zero without encryption."""
 
     SIZE: ClassVar = _encryption.size
 
     ifindex: int = 0
-    """Of cilium_wg0."""
+    """Index of cilium_wg0."""
     flags: int = 0
-    """ENCRYPTION_*."""
+    """ENCRYPTION_* flags."""
     strict: IPv4Network | None = None
     node_ip: IPv4Address = _NO_IPV4
     port: int = 0
-    """UDP, of cilium_wg0; the devices of a rotation have the two that follow."""
+    """UDP port of cilium_wg0; the devices of a key rotation use the next two."""
     rotating: tuple[int, int] = (0, 0)
-    """Of cilium_wg1 and cilium_wg2, while keys are rotated."""
+    """Indexes of cilium_wg1 and cilium_wg2 during a key rotation."""
 
     def pack(self) -> bytes:
         network, mask = bytes(4), bytes(4)
@@ -356,19 +357,19 @@ class EncryptionConfig(msgspec.Struct, frozen=True):
         return cls(ifindex, flags, strict, IPv4Address(node_ip), number, (first, second))
 
 
-# What is inside the maps of socket load balancing.
+# Maps of socket load balancing.
 #
 # Source: Cilium 1.17 for cilium_lb*_reverse_sk and cilium_skip_lb*; hive_sock is our own. Little endian, but
 #         addresses, ports and NAT indexes in network order; the port of cilium_skip_lb6 in the host's.
 
 SOCK_HOST_ONLY: Final = 1
-"""Sockets of pods are left alone."""
+"""Translate only sockets of the host's network namespace."""
 SOCK_BIND_PROTECTION: Final = 2
-"""The address and port of a service are free for all on the node."""
+"""Sockets of the node may not bind to a service's address and port."""
 SOCK_TRUSTS_EXTERNAL_IP: Final = 4
-"""externalIPs are served that the node does not have."""
+"""Also serve externalIPs that the node does not have."""
 SOCK_REJECTS: Final = 8
-"""A service without backends refuses connections."""
+"""Connections to a service without backends are refused."""
 
 _sock = Layout("sock_config", host_cookie="Q", node_port_min="H", node_port_max="H", flags="I")
 _key4 = Layout("reverse_sk4_key", cookie="Q", address="4s", port="2s", pad="2x")
@@ -380,16 +381,16 @@ _skip6 = Layout("skip_lb6_key", netns_cookie="Q", address="16s", pad="4x", port=
 
 
 class SockConfig(msgspec.Struct, frozen=True):
-    """The one value of hive_sock, 16 bytes: what the programs at sockets must know of the node."""
+    """The one value of hive_sock, 16 bytes: configuration of socket load balancing."""
 
     SIZE: ClassVar = _sock.size
 
     host_cookie: int
-    """Of the node's own network namespace."""
+    """Netns cookie of the host's network namespace."""
     node_ports: tuple[int, int]
-    """First and last."""
+    """First and last node port."""
     flags: int = 0
-    """SOCK_HOST_ONLY, SOCK_BIND_PROTECTION, SOCK_TRUSTS_EXTERNAL_IP, SOCK_REJECTS."""
+    """SOCK_* flags."""
 
     def pack(self) -> bytes:
         return _sock.pack(self.host_cookie, *self.node_ports, self.flags)
@@ -401,7 +402,7 @@ class SockConfig(msgspec.Struct, frozen=True):
 
 
 class ReverseSkKey(msgspec.Struct, frozen=True):
-    """Key of cilium_lb4_reverse_sk, 16 bytes, or cilium_lb6_reverse_sk, 32: a socket and its backend."""
+    """Key of cilium_lb4_reverse_sk, 16 bytes, or cilium_lb6_reverse_sk, 32: socket cookie and backend."""
 
     cookie: int
     ip: IPAddress
@@ -418,7 +419,7 @@ class ReverseSkKey(msgspec.Struct, frozen=True):
 
 
 class ReverseSk(msgspec.Struct, frozen=True):
-    """Its value, 8 bytes or 20: what the socket asked for."""
+    """Value of cilium_lb4_reverse_sk, 8 bytes, or the IPv6 map, 20: the socket's original destination."""
 
     ip: IPAddress
     port: int
@@ -437,7 +438,7 @@ class ReverseSk(msgspec.Struct, frozen=True):
 
 
 class SkipLbKey(msgspec.Struct, frozen=True):
-    """Key of cilium_skip_lb4, 16 bytes, or cilium_skip_lb6, 32: a network namespace and an address."""
+    """Key of cilium_skip_lb4, 16 bytes, or cilium_skip_lb6, 32: netns cookie, address and port."""
 
     netns_cookie: int
     ip: IPAddress
@@ -457,40 +458,40 @@ class SkipLbKey(msgspec.Struct, frozen=True):
         return cls(cookie, ip_address(address), number)
 
 
-# What is inside the maps by which clients outside are served.
+# Maps of NodePort: services for external clients.
 #
 # Source: bpf/nodeport/maps.h; hive_nodeport is our own. Addresses are in network order.
 
 NODEPORT_ON: Final = 1
-"""Clients outside are served."""
+"""External clients are served."""
 NODEPORT_DSR_TCP: Final = 2
-"""Backends on other nodes answer them directly, in TCP."""
+"""DSR for TCP: remote backends reply directly to the client."""
 NODEPORT_DSR_OTHER: Final = 4
-"""The same in other protocols."""
+"""DSR for other protocols."""
 NODEPORT_MAGLEV: Final = 8
-"""Backends are chosen by lookup tables."""
+"""Backends are selected by Maglev tables."""
 NODEPORT_DSR_CHOSEN: Final = 32
-"""Whether backends elsewhere answer directly is each service's to say."""
+"""Each service selects SNAT or DSR."""
 NODEPORT_XDP: Final = 16
-"""Programs in devices' drivers have looked at packets before."""
+"""XDP programs may have handled packets before."""
 
 _nodeport = Layout("nodeport_config", ipv4="4s", flags="I", ipv6="16s", seed4="I", seed6="I")
 NEIGHBOUR: Final = Layout("nodeport_neighbour", mac="6s", pad="2x").size
-"""Bytes of the values of cilium_nodeport_neigh4 and 6: the MAC that a client's packets come from."""
+"""Value size of cilium_nodeport_neigh4 and 6 in bytes: the source MAC of a client's packets."""
 
 
 class NodePortConfig(msgspec.Struct, frozen=True):
-    """The value of hive_nodeport, 32 bytes: all zero while no clients outside are served."""
+    """The one value of hive_nodeport, 32 bytes; all zero if no external clients are served."""
 
     SIZE: ClassVar = _nodeport.size
 
     flags: int = 0
-    """NODEPORT_*."""
+    """NODEPORT_* flags."""
     ipv4: IPv4Address = IPv4Address(0)
-    """What packets to backends on other nodes come from."""
+    """Source address of packets to remote backends."""
     ipv6: IPv6Address = IPv6Address(0)
     seeds: tuple[int, int] = (0, 0)
-    """Of the hashes of packets, for Maglev, of each family."""
+    """Hash seeds for Maglev, per family."""
 
     def pack(self) -> bytes:
         return _nodeport.pack(self.ipv4.packed, self.flags, self.ipv6.packed, *self.seeds)
@@ -501,7 +502,7 @@ class NodePortConfig(msgspec.Struct, frozen=True):
         return cls(flags, IPv4Address(ipv4), IPv6Address(ipv6), (seeds[0], seeds[1]))
 
 
-# Rows of cilium_metrics: how many packets were forwarded or dropped, why, and where in the C.
+# Entries of cilium_metrics: numbers of forwarded and dropped packets, by reason and source line in the C.
 #
 # Source: Cilium 1.16/1.17 map ABI. Little endian. struct.error on data of another size.
 
@@ -514,7 +515,7 @@ _metrics_value = Layout("metrics_value", count="Q", bytes="Q")
 
 
 class MetricsKey(msgspec.Struct, frozen=True):
-    """Key of cilium_metrics, 8 bytes: why, which way, and which source line of the datapath."""
+    """Key of cilium_metrics, 8 bytes: reason, direction, and source line of the datapath."""
 
     SIZE: ClassVar = _metrics_key.size
 
@@ -541,11 +542,11 @@ class MetricsValue(msgspec.Struct, frozen=True):
     octets: int
 
     def pack(self) -> bytes:
-        """One CPU's value."""
+        """Encode one CPU's value."""
         return _metrics_value.pack(self.packets, self.octets)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """The sum of all CPUs' values."""
+        """Decode the sum of all CPUs' values."""
         values = list(_metrics_value.iter_unpack(data))
         return cls(sum(packets for packets, _ in values), sum(total for _, total in values))

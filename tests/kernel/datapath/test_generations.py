@@ -12,7 +12,7 @@ import pytest
 
 from cells.datapath import programs as known
 from cells.datapath.build import SOURCES
-from cells.datapath.generation import in_force, read_constants, set_entry
+from cells.datapath.generation import active_constants, read_constants, set_entry
 from cells.datapath.libbpf import LoadError
 from cells.datapath.programs import ENTRIES
 from cells.datapath.settings import PACKAGED_OBJECTS
@@ -92,7 +92,7 @@ async def test_another_build_replaces_programs_and_nothing_else(in_node: None, o
         assert set(entries().values()) == {after[name] for name in GENERATION}
         assert (attached(pod.link), attached("cilium_host")) == (on_pod, on_host)
         with open_map(PINS / "tc/globals/hive_entry") as entry:
-            constants = in_force(entry)
+            constants = active_constants(entry)
         assert constants is not None
         assert (constants.tag, constants.build, constants.generation) == ("other", node.datapath.build, 2)
         eventually(lambda: all(vanished(before[name]) for name in GENERATION))

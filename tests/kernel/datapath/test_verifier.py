@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cells.datapath.build import find_clang, major_version
-from cells.datapath.collector import FORGOTTEN
+from cells.datapath.collector import ADDRESSES
 from cells.datapath.generation import load
 from cells.datapath.libbpf import LoadedObject
 from cells.datapath.programs import L3_ENTRIES, XDP_ENTRIES
@@ -35,7 +35,7 @@ async def test_the_verifier_accepts_every_program_with_room_to_spare(in_node: No
             counts[name] = processed(descriptor)
             os.close(descriptor)
         gc = (PACKAGED_OBJECTS / "gc.o").read_bytes()
-        with create_map(FORGOTTEN) as vanished, LoadedObject(gc, "gc.o") as collector:
+        with create_map(ADDRESSES) as vanished, LoadedObject(gc, "gc.o") as collector:
             tables = *node.maps.conntrack, *node.maps.nat, vanished
             collector.use_maps({table.spec.name: table.fd for table in tables})
             collector.load()

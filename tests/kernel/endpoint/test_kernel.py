@@ -127,7 +127,7 @@ async def test_without_free_endpoint_ids_creation_fails_with_a_reason() -> None:
             request = link_request(hive, 1, pod)
             policies = hive.get(PolicyMaps)
             policies._spare.clear()
-            policies._untouched.clear()
+            policies._uncreated.clear()
             with pytest.raises(EndpointError, match="no more endpoint IDs available"):
                 create(endpoints, request)
 

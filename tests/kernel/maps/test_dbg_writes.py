@@ -25,7 +25,7 @@ SPECS = map_specs(MapSizes(1 << 16, 1 << 16, 1 << 14), preallocate=False, cpus=1
 def pinned(spec: MapSpec, entry: tuple[bytes, bytes] | None = None) -> None:
     """Pin a new map without entries, or with one."""
     GLOBALS.mkdir(parents=True, exist_ok=True)
-    with create_map(replace(spec, voids=None)) as made:
+    with create_map(replace(spec, invalidates=None)) as made:
         if entry is not None:
             made.update(*entry)
         pin(made.fd, GLOBALS / spec.name)

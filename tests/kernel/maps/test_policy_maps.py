@@ -351,7 +351,7 @@ async def test_an_id_that_cannot_be_adopted_is_not_allocated(in_node: None) -> N
         with mock.patch("cells.maps.policy_maps.pin", side_effect=refusal), pytest.raises(BpfError):
             node.policies.adopt(2)  # a prepared one
         with (
-            mock.patch("cells.maps.policy_maps.PolicyPins.create", side_effect=refusal),
+            mock.patch("cells.maps.policy_maps.PolicyMapPins.create", side_effect=refusal),
             pytest.raises(BpfError),
         ):
             node.policies.adopt(1000)  # one that is yet to be made

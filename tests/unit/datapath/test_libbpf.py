@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cells.datapath import libbpf
-from cells.datapath.libbpf import LoadError, library, verdict
+from cells.datapath.libbpf import LoadError, library, refusal_reason
 from lifecycle import HiveError
 
 REFUSED = """\
@@ -28,13 +28,13 @@ def fresh_library() -> Iterator[None]:
 
 
 def test_the_verifiers_last_word_is_the_reason() -> None:
-    assert verdict(REFUSED) == "R1 invalid mem access 'scalar'"
+    assert refusal_reason(REFUSED) == "R1 invalid mem access 'scalar'"
 
 
 def test_without_the_verifier_libbpfs_first_word_is() -> None:
     spoken = "libbpf: elf: x.o is not a valid eBPF object file\nlibbpf: more\n"
-    assert verdict(spoken) == "libbpf: elf: x.o is not a valid eBPF object file"
-    assert not verdict("")
+    assert refusal_reason(spoken) == "libbpf: elf: x.o is not a valid eBPF object file"
+    assert not refusal_reason("")
 
 
 def test_a_refusal_is_one_line_and_keeps_the_whole_log() -> None:

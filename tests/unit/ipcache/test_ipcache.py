@@ -34,10 +34,10 @@ def test_a_claim_is_in_the_map_at_once_and_goes_with_its_withdrawal() -> None:
     known = IpcacheOver(kernel)
     known.upsert(claim(POD, 300, resource="ep//7"), claim("fd00::7/128", 300, resource="ep//7"))
     assert kernel.identities == {POD: 300, "fd00::7/128": 300}
-    assert kernel.voided == 1
+    assert kernel.invalidated == 1
     known.withdraw("ep//7", [POD, "fd00::7/128"])
     assert kernel.identities == {}
-    assert kernel.voided == 2
+    assert kernel.invalidated == 2
     assert known.table.all() == []
 
 
@@ -98,7 +98,7 @@ def test_withdrawing_what_is_shadowed_or_was_never_claimed_changes_nothing() -> 
     kernel.writes.clear()
     known.withdraw("ep//7", [POD])
     known.withdraw("ep//8", [POD, "10.0.1.8/32"])
-    assert (kernel.writes, kernel.voided) == ([], 1)
+    assert (kernel.writes, kernel.invalidated) == ([], 1)
 
 
 def test_claims_that_change_no_row_are_counted_by_reason() -> None:
@@ -166,7 +166,7 @@ def test_correct_rows_of_a_previous_agent_are_not_written_again() -> None:
     kernel.put({POD: 300, "10.0.1.8/32": 301})
     known = IpcacheOver(kernel)
     known.upsert(claim(POD, 300))
-    assert (kernel.writes, kernel.voided) == ([], 0)
+    assert (kernel.writes, kernel.invalidated) == ([], 0)
     known.upsert(claim("10.0.1.8/32", 302))
     assert kernel.writes == [("update", "10.0.1.8/32")]
     assert known.leftovers == {}
@@ -220,7 +220,7 @@ def test_leftovers_may_be_discarded_but_never_what_is_claimed() -> None:
     known.upsert(claim(POD, 300))
     known.discard([POD, "10.0.1.8/32", "10.0.1.9/32"])
     assert kernel.identities == {POD: 300}
-    assert kernel.voided == 1
+    assert kernel.invalidated == 1
 
 
 class Known:

@@ -22,7 +22,7 @@ async def test_a_new_address_is_written_at_once_and_voids_verdicts_once() -> Non
     local.put_endpoint([POD], SEVEN)
     assert kernel.rows == {POD: SEVEN}
     assert local.table.get(POD) == LocalAddress(POD, False, 7, SEVEN)
-    assert kernel.voided == 1
+    assert kernel.invalidated == 1
 
 
 async def test_correct_rows_are_not_written_again() -> None:
@@ -46,7 +46,7 @@ async def test_the_nodes_claim_counts_and_the_endpoints_comes_back_after_it() ->
     assert kernel.rows == {POD: HOST}
     local.drop_host(POD)
     assert kernel.rows == {POD: EIGHT}
-    assert kernel.voided == 3
+    assert kernel.invalidated == 3
 
 
 async def test_an_endpoint_takes_away_only_what_is_its_own() -> None:

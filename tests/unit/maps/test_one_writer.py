@@ -14,7 +14,7 @@ from tests.support.house import CELL_FILES, ROOT, facts
 from tests.unit.ipcache.fakes import FakeIpcacheMap, IpcacheOver
 
 
-def test_verdicts_are_voided_by_the_maps_alone() -> None:
+def test_verdicts_are_invalidated_by_the_maps_alone() -> None:
     """Who changes a map need not remember it: docs/design/0005-one-way-to-write-a-map.md."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
@@ -25,10 +25,10 @@ def test_verdicts_are_voided_by_the_maps_alone() -> None:
     assert found == []
 
 
-def test_a_caller_that_forgets_to_void_verdicts_does_not_exist() -> None:
+def test_a_caller_that_forgets_to_invalidate_verdicts_does_not_exist() -> None:
     """Each map that verdicts follow from, written in each way there is: the epoch goes on."""
     for name, spec in SPECS.items():
-        if spec.voids is None:
+        if spec.invalidates is None:
             continue
         for how in ("update", "update_changed", "delete", "update_batch", "delete_batch", "clear"):
             table: FakeMap[bytes, bytes] = FakeMap(spec)
@@ -42,7 +42,7 @@ def test_a_caller_that_forgets_to_void_verdicts_does_not_exist() -> None:
                 "update_batch": ([(key, value)],),
             }
             getattr(table, how)(*rows.get(how, ([key],) if how == "delete_batch" else ()))
-            assert table.voided, f"{name}: {how}"
+            assert table.invalidated, f"{name}: {how}"
         unwired: FakeMap[bytes, bytes] = FakeMap(spec)
         unwired.epochs = None
         with pytest.raises(RuntimeError, match="open for reading only"):

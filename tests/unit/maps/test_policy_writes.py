@@ -73,11 +73,11 @@ class Recorded(FakeMap[bytes, bytes]):
     """A map that remembers how it was after every single write."""
 
     def __init__(self) -> None:
-        super().__init__(replace(policy_spec(1, 16384), voids=1))
+        super().__init__(replace(policy_spec(1, 16384), invalidates=1))
         self.states: list[dict[bytes, bytes]] = []
 
-    def _changed(self, key: bytes, value: bytes | None, voided: int | None) -> None:
-        super()._changed(key, value, voided)
+    def _changed(self, key: bytes, value: bytes | None, invalidated: int | None) -> None:
+        super()._changed(key, value, invalidated)
         self.states.append(dict(self.raw))
 
     def policies(self) -> Iterator[Policy]:

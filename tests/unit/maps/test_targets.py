@@ -10,7 +10,7 @@ from cells.maps.target import BYTES, MapTarget
 from lifecycle import BatchError
 from tests.support.fake_map import FakeMap
 
-SPEC = MapSpec("cilium_some", MapType.HASH, 1, 1, 256, voids=0)
+SPEC = MapSpec("cilium_some", MapType.HASH, 1, 1, 256, invalidates=0)
 
 
 class Refusing(FakeMap[bytes, bytes]):
@@ -26,12 +26,12 @@ def target(made: FakeMap[bytes, bytes]) -> MapTarget[bytes, bytes, bytes]:
 
 
 @pytest.mark.parametrize("number", [1, 4, 26])
-def test_rows_are_written_and_removed_and_void_verdicts_once(number: int) -> None:
+def test_rows_are_written_and_removed_and_invalidate_verdicts_once(number: int) -> None:
     made: FakeMap[bytes, bytes] = FakeMap(SPEC)
     rows = {bytes([97 + each]): b"x" for each in range(number)}
     target(made).write_now(rows)
     assert dict(made.rows) == rows
-    assert made.voided == 1
+    assert made.invalidated == 1
     target(made).write_now(dict.fromkeys(rows))
     assert not made.rows
 

@@ -16,7 +16,7 @@ from cells.cluster.ipcache.rows import Source
 from cells.cluster.node_ids import NodeAddressID, NodeIDs, node_map
 from cells.cluster.nodes.node import CILIUM_INTERNAL_IP, INTERNAL_IP, ClusterNode, NodeIP
 from cells.maps.records.cluster import NodeValue
-from cells.tunnel.remote import remote_networks, troubles
+from cells.tunnel.remote import remote_networks, unreachable_nodes
 from lifecycle import Table
 from tests.support.examples import scaled
 
@@ -64,14 +64,14 @@ def test_a_family_that_is_off_has_no_ranges() -> None:
 def test_a_node_without_an_ipv4_address_is_reported_as_unreachable() -> None:
     rows = [node("b", "2001:db8::2", cidrs=("fd00:2::/112",), router="10.2.0.1")]
     assert ends(*rows) == {}
-    assert troubles(rows, SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
+    assert unreachable_nodes(rows, SELF) == ["node default/b has no IPv4 address, which the tunnel needs"]
 
 
 def test_over_ipv6_ranges_end_at_the_nodes_ipv6_address() -> None:
     both, without = node("b", "192.0.2.2", "2001:db8::2", cidrs=("10.2.0.0/24",)), node("c", "192.0.2.3")
     found = remote_networks([both, without], BOTH, SELF, Family.IPV6)
     assert {str(row.endpoint) for row in found.values()} == {"2001:db8::2"}
-    wrong = troubles([both, without], SELF, Family.IPV6)
+    wrong = unreachable_nodes([both, without], SELF, Family.IPV6)
     assert wrong == ["node default/c has no IPv6 address, which the tunnel needs"]
 
 
