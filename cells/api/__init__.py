@@ -48,7 +48,7 @@ from cells.api.operations.status_sections import SECTIONS
 from cells.api.rate_limits import Limits, LimitSettings
 from cells.api.server import Api, ApiTimes, Gate, StartedDaemon
 from cells.api.wire import FrameworkError, answer, empty, parse_bool, parse_int, read_body
-from cells.base.metrics import Collector, MetricFamily
+from cells.base.metrics import Collector, MetricFamily, features
 from cells.cluster.host_ip_sync import HostIPSync
 from cells.cni import QueueLock
 from cells.config import AgentConfig
@@ -141,15 +141,21 @@ def api_served() -> ApiServed:
     return ApiServed()
 
 
-def api_metrics(times: ApiTimes, agent: AgentConfig, datapath: Datapath) -> Member[Collector]:
-    """Metrics of API requests, and of the agent's version and features."""
+def api_metrics(times: ApiTimes, datapath: Datapath) -> Member[Collector]:
+    """Metrics of API requests, and of the agent's version."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.api.metrics import families
 
-        return families(times, agent, datapath.build)
+        return families(times, datapath.build)
 
     return Collector("api", collect)
+
+
+def agent_features(agent: AgentConfig) -> Member[Collector]:
+    """The datapath's mode and the address families as features in use."""
+    mode = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[agent.ipv4 + 2 * agent.ipv6]
+    return features("agent-features", lambda: {"datapath_config": "veth", "datapath_internet_protocol": mode})
 
 
 def limit_metrics(limits: Limits) -> Member[Collector]:
@@ -167,7 +173,7 @@ _load = module(
     "api-load",
     "Requests to the REST API: how many at a time, how long they take",
     config(LimitSettings),
-    provide(ApiTimes, Limits, api_metrics, limit_metrics),
+    provide(ApiTimes, Limits, api_metrics, agent_features, limit_metrics),
 )
 
 _api = module(

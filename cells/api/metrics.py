@@ -1,6 +1,6 @@
-"""Cilium's metrics of the API, and of the agent's version and features.
+"""Cilium's metrics of the API, and of the agent's version.
 
-Source: Cilium 1.17, cilium_agent_api_process_time_seconds, cilium_event_ts, cilium_version, cilium_feature_*.
+Source: Cilium 1.17, cilium_agent_api_process_time_seconds, cilium_event_ts, cilium_version.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from typing import Final
 
 from cells.api.limiter import Limiter
 from cells.api.server import ApiTimes
-from cells.base.metrics import MetricFamily, counter, gauge, histogram, one_of
-from cells.config import AgentConfig
+from cells.base.metrics import MetricFamily, counter, gauge, histogram
 from cells.observe.health import agent_version
 
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
-_DATAPATHS: Final = ("veth", "netkit", "netkit-l2", "lb-only")
-_PROTOCOLS: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
-def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[MetricFamily]:
-    """Metrics of API requests, and of version and features; ``build`` is the datapath's revision."""
+def families(times: ApiTimes, build: str) -> Iterator[MetricFamily]:
+    """Metrics of API requests, and of the version; ``build`` is the datapath's revision."""
     yield histogram(
         "cilium_agent_api_process_time_seconds",
         "Duration of processed API calls labeled by path, method and return code.",
@@ -42,12 +39,6 @@ def families(times: ApiTimes, config: AgentConfig, build: str) -> Iterator[Metri
         {version: 1},
         "version revision arch",
     )
-    protocol = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")[config.ipv4 + 2 * config.ipv6]
-    for name, what, label, known, chosen in (
-        ("datapath_config", "Datapath config mode", "mode", _DATAPATHS, "veth"),
-        ("datapath_internet_protocol", "IP mode", "address_family", _PROTOCOLS, protocol),
-    ):
-        yield one_of(f"cilium_feature_{name}", f"{what} enabled on the agent", label, known, chosen)
 
 
 # Cilium's metrics of the rate limits.

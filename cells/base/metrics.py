@@ -3,7 +3,9 @@
 A cell shows what it counts by contributing a Collector of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Final
 
 from lifecycle.process import BUCKETS, Collector, Histogram, Kind, Series, Value, keyed
 from lifecycle.process import Family as PlainFamily
@@ -11,15 +13,17 @@ from lifecycle.process import Family as PlainFamily
 __all__ = [
     "BUCKETS",
     "Collector",
+    "FeatureValue",
     "Histogram",
     "Kind",
     "MetricFamily",
     "Series",
     "Value",
     "counter",
+    "features",
     "gauge",
     "histogram",
-    "one_of",
+    "ingested",
 ]
 
 
@@ -78,11 +82,6 @@ def histogram(
     return _family(name, "histogram", help, value, labels, on=on, fixed=fixed)
 
 
-def one_of(name: str, help: str, label: str, known: Iterable[str], chosen: str) -> MetricFamily:  # noqa: A002
-    """What is in force out of several: a series for each, 1 for the chosen one, 0 for the others."""
-    return gauge(name, help, {each: float(each == chosen) for each in (*known, chosen)}, label)
-
-
 def _family(
     name: str,
     kind: Kind,
@@ -94,3 +93,150 @@ def _family(
     fixed: bool,
 ) -> MetricFamily:
     return MetricFamily(name, kind, help, *keyed(value, labels), on, fixed)
+
+
+# Features in use.
+#
+# Source: Cilium 1.17, cilium_feature_*, pkg/metrics/features: names, help, labels and their values. Cilium
+#         shows values with 0 only with CILIUM_FEATURE_METRICS_WITH_DEFAULTS; here they always exist.
+
+_IP_MODES: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
+_FEATURES: Final[Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]]] = {
+    "controlplane_cilium_endpoint_slices_enabled": ("Cilium Endpoint Slices enabled on the agent", {}),
+    "controlplane_identity_allocation": (
+        "Identity Allocation mode enabled on the agent",
+        {"mode": ("kvstore", "crd", "doublewrite-readkvstore", "doublewrite-readcrd")},
+    ),
+    "controlplane_ipam": (
+        "IPAM mode enabled on the agent",
+        {
+            "mode": (
+                *("kubernetes", "crd", "eni", "azure", "cluster-pool", "multi-pool", "alibabacloud"),
+                "delegated-plugin",
+            )
+        },
+    ),
+    "datapath_chaining_enabled": (
+        "Chaining mode enabled on the agent",
+        {"mode": ("none", "aws-cni", "aws-vpc-cni", "calico", "flannel", "generic-veth")},
+    ),
+    "datapath_config": (
+        "Datapath config mode enabled on the agent",
+        {"mode": ("veth", "netkit", "netkit-l2", "lb-only")},
+    ),
+    "datapath_internet_protocol": ("IP mode enabled on the agent", {"address_family": _IP_MODES}),
+    "datapath_network": (
+        "Network mode enabled on the agent",
+        {"mode": ("overlay-vxlan", "overlay-geneve", "direct-routing")},
+    ),
+    "adv_connect_and_lb_bandwidth_manager_enabled": ("Bandwidth Manager enabled on the agent", {}),
+    "adv_connect_and_lb_bgp_enabled": ("BGP enabled on the agent", {}),
+    "adv_connect_and_lb_big_tcp_enabled": ("Big TCP enabled on the agent", {"address_family": _IP_MODES}),
+    "adv_connect_and_lb_cilium_envoy_config_enabled": ("Cilium Envoy Config enabled on the agent", {}),
+    "adv_connect_and_lb_cilium_node_config_enabled": ("Cilium Node Config enabled on the agent", {}),
+    "adv_connect_and_lb_clustermesh_enabled": (
+        "Mode of the active Cluster Mesh connections/peers",
+        {
+            "mode": ("clustermesh-apiserver", "etcd", "kvstoremesh", "clustermesh-apiserver_or_etcd"),
+            "max_connected_clusters": ("255", "511"),
+        },
+    ),
+    "adv_connect_and_lb_egress_gateway_enabled": ("Egress Gateway enabled on the agent", {}),
+    "adv_connect_and_lb_envoy_proxy_enabled": (
+        "Envoy Proxy mode enabled on the agent",
+        {"mode": ("standalone", "embedded")},
+    ),
+    "adv_connect_and_lb_k8s_internal_traffic_policy_enabled": (
+        "K8s Internal Traffic Policy enabled on the agent",
+        {},
+    ),
+    "adv_connect_and_lb_kube_proxy_replacement_enabled": ("KubeProxyReplacement enabled on the agent", {}),
+    "adv_connect_and_lb_l2_lb_enabled": ("L2 LB announcement enabled on the agent", {}),
+    "adv_connect_and_lb_l2_pod_announcement_enabled": ("L2 pod announcement enabled on the agent", {}),
+    "adv_connect_and_lb_node_port_configuration": (
+        "Node Port configuration enabled on the agent",
+        {
+            "mode": ("snat", "dsr", "hybrid"),
+            "algorithm": ("maglev", "random"),
+            "acceleration": ("disabled", "generic", "best-effort", "native"),
+        },
+    ),
+    "adv_connect_and_lb_sctp_enabled": ("SCTP enabled on the agent", {}),
+    "adv_connect_and_lb_transparent_encryption": (
+        "Encryption mode enabled on the agent",
+        {"mode": ("ipsec", "wireguard"), "node2node_enabled": ("true", "false")},
+    ),
+    "adv_connect_and_lb_vtep_enabled": ("VTEP enabled on the agent", {}),
+    "network_policies_cidr_policies": (
+        "Mode to apply CIDR Policies to Nodes",
+        {"mode": ("world", "remote-node")},
+    ),
+    "network_policies_host_firewall_enabled": ("Host firewall enabled on the agent", {}),
+    "network_policies_local_redirect_policy_enabled": ("Local Redirect Policy enabled on the agent", {}),
+    "network_policies_mutual_auth_enabled": ("Mutual Auth enabled on the agent", {}),
+    "network_policies_non_defaultdeny_policies_enabled": (
+        "Non DefaultDeny Policies is enabled in the agent",
+        {},
+    ),
+}
+"""Help, and the known values of each label, of families below ``cilium_feature_``."""
+
+_INGESTED: Final = {
+    "cilium_clusterwide_envoy_config": "Cilium Clusterwide Envoy Config",
+    "cilium_clusterwide_network_policies": "Cilium Clusterwide Network Policies",
+    "cilium_envoy_config": "Cilium Envoy Config",
+    "cilium_network_policies": "Cilium Network Policies",
+    "deny_policies": "Deny Policies",
+    "dns_policies": "DNS Policies",
+    "fqdn_policies": "ToFQDNs Policies",
+    "host_network_policies": "Host Network Policies",
+    "http_header_matches_policies": "HTTP HeaderMatches Policies",
+    "http_policies": "HTTP/GRPC Policies",
+    "ingress_cidr_group_policies": "Ingress CIDR Group Policies",
+    "internal_traffic_policy_services": "K8s Services with Internal Traffic Policy",
+    "l3_policies": "Layer 3 and Layer 4 policies",
+    "local_redirect_policies": "Local Redirect Policies",
+    "mutual_auth_policies": "Mutual Auth Policies",
+    "non_defaultdeny_policies": "Non DefaultDeny Policies",
+    "other_l7_policies": "Other L7 Policies",
+    "sni_allow_list_policies": "SNI Allow List Policies",
+    "tls_inspection_policies": "TLS Inspection Policies",
+}
+"""Counted objects, of families ``cilium_feature_network_policies_*_total`` with the label ``action``."""
+ACTIONS: Final = ("add", "delete")
+
+FeatureValue = bool | str | tuple[str, ...] | Mapping[tuple[str, ...], int]
+"""Whether the feature is on; the values of its labels, empty if it is off; or a number for several values."""
+
+
+def features(of: str, read: Callable[[], Mapping[str, FeatureValue]]) -> Collector:
+    """A collector of features in use; ``read`` returns their values by name without ``cilium_feature_``."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        return [_feature(name, value) for name, value in read().items()]
+
+    return Collector(of, collect)
+
+
+def ingested(name: str, counts: Mapping[tuple[str, str], int]) -> MetricFamily:
+    """Objects that came and went; ``counts`` is by name and action, add or delete."""
+    return counter(
+        f"cilium_feature_network_policies_{name}_total",
+        f"{_INGESTED[name]} have been ingested since the agent started",
+        {action: counts.get((name, action), 0) for action in ACTIONS},
+        "action",
+    )
+
+
+def _feature(name: str, value: FeatureValue) -> MetricFamily:
+    help_, labels = _FEATURES[name]
+    if not labels:
+        return gauge(f"cilium_feature_{name}", help_, int(bool(value)))
+    series: dict[tuple[str, ...], float] = dict.fromkeys(product(*labels.values()), 0)
+    if isinstance(value, Mapping):
+        series |= value
+    elif isinstance(value, tuple):
+        series[value] = 1
+    elif isinstance(value, str) and value:
+        series[value,] = 1
+    return gauge(f"cilium_feature_{name}", help_, series, " ".join(labels))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cells.base.addresses import IPAddress, IPNetwork
+from cells.base.metrics import Collector, features
 from cells.bgp import FOLDER, BGPSettings, SpeakerSettings, rest
 from cells.bgp.rest import BGPState, node_status
 from cells.bgp.speaker_state import (
@@ -54,6 +55,7 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
+    Member,
     ReadTable,
     Reconciler,
     Table,
@@ -462,12 +464,17 @@ def bgp_state(
     return BGPState(resources.enabled, control.wanted, observed, listing)
 
 
+def bgp_features(resources: BGPResources) -> Member[Collector]:
+    """Whether routes are announced by BGP, as a feature in use."""
+    return features("bgp-features", lambda: {"adv_connect_and_lb_bgp_enabled": resources.enabled})
+
+
 cell = group(
     module(
         "bgp",
         "Routes announced by BGP",
         config(BGPSettings, SpeakerSettings),
-        provide(BGPControl, observed_peers, bgp_state),
+        provide(BGPControl, observed_peers, bgp_state, bgp_features),
         provide_private(BGPResources, BGPFaults, BGPSessions, BGPNodeStatus, BGPSpeaking),
         invoke(BGPFaults, BGPSessions, BGPNodeStatus, BGPSpeaking),
     ),

@@ -9,6 +9,7 @@ Why:    pods of several clusters reach each other, and policies know who they ar
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 from anyio import to_thread
 
-from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.base.metrics import Collector, MetricFamily, features, gauge
+from cells.cluster.allocation.agreed import AllocationMode
 from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.ipcache import Ipcache
@@ -395,12 +397,31 @@ def families(mesh: MeshTables, services: MeshServices, cluster: str, node: str) 
     )
 
 
+def mesh_features(mesh: MeshTables, agent: AgentConfig, mode: AllocationMode) -> Member[Collector]:
+    """How connected clusters publish what they share, as a feature in use.
+
+    Source: Cilium 1.17, ClusterMeshMode: it takes the own mode of identities for the remote cluster's.
+    """
+    own = {AllocationMode.CRD: "clustermesh-apiserver", AllocationMode.KVSTORE: "etcd"}
+    direct, most = own.get(mode, "clustermesh-apiserver_or_etcd"), str(agent.max_connected_clusters)
+
+    def connected() -> Counter[tuple[str, ...]]:
+        configs = [row.config for row in mesh.clusters.all() if row.connected]
+        return Counter(
+            ("kvstoremesh" if config.kvstoremesh else direct, most)
+            for config in configs
+            if config is not None and config.retrieved
+        )
+
+    return features("clustermesh-features", lambda: {"adv_connect_and_lb_clustermesh_enabled": connected()})
+
+
 cell = group(
     mesh_tables.cell,
     module(
         "clustermesh",
         "Connections to other clusters",
-        provide(mesh_metrics),
+        provide(mesh_metrics, mesh_features),
         provide_private(RemoteClaims, ClusterMesh),
         invoke(ClusterMesh),
     ),

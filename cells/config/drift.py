@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.base.metrics import Collector, MetricFamily, features, gauge
 from cells.config import AgentConfig
 from cells.unsupported import WithoutEffect
 from lifecycle import Health, HiveView, Hook, Jobs, Lifecycle, Logger, Member, invoke, module, provide
@@ -118,16 +118,24 @@ class _Source(msgspec.Struct, frozen=True):
     name: str
 
 
+def _sources(config_dir: Path) -> list[_Source]:
+    """What it was made of; empty if it was made manually, or by another program. Raises OSError."""
+    try:
+        return msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
+    except (FileNotFoundError, ValueError, RecursionError):
+        return []
+
+
 def mounted_sources(config_dir: Path) -> list[Path]:
     """The directories it was made of, the strongest last.
 
     None unless all of them are mounted here too, and all of them count whole: sources in the cluster, and
     keys that may not override, cannot be followed from here. Raises OSError.
     """
+    sources = _sources(config_dir)
     try:
-        sources = msgspec.json.decode((config_dir / SOURCES).read_bytes(), type=list[_Source])
         overrides = json.loads((config_dir / OVERRIDES).read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError, msgspec.DecodeError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return []  # made manually, or by another program
     if not isinstance(overrides, dict) or any(value is not None for value in overrides.values()):
         return []
@@ -330,9 +338,20 @@ def drift_metrics(drift: ConfigDrift) -> Member[Collector]:
     return Collector("config-drift", collect)
 
 
+def config_features(view: HiveView) -> Member[Collector]:
+    """Whether the config-dir was made of CiliumNodeConfigs too, as a feature in use.
+
+    Source: Cilium 1.17, the kinds in config-sources.
+    """
+    directory = view.loaded.config_dir
+    kinds = {source.kind for source in _sources(directory)} if directory is not None else set()
+    enabled = "cilium-node-config" in kinds
+    return features("config-features", lambda: {"adv_connect_and_lb_cilium_node_config_enabled": enabled})
+
+
 cell = module(
     "config-drift",
     "Configuration that differs from the running one",
-    provide(ConfigDrift, drift_metrics),
+    provide(ConfigDrift, drift_metrics, config_features),
     invoke(ConfigDrift),
 )

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from lifecycle import Duration, Settings, config, module, provide, seconds
+from cells.base.metrics import Collector, features
+from lifecycle import Duration, Member, Settings, config, module, provide, seconds
 
 __all__ = [
     "AgentLiveness",
@@ -183,9 +184,17 @@ def service_proxy_name(settings: ServiceSettings) -> ServiceProxyName:
     return ServiceProxyName(settings.k8s_service_proxy_name)
 
 
+def reach_features(reach: ServiceReach) -> Member[Collector]:
+    """Whether kube-proxy is replaced, as a feature in use."""
+    return features(
+        "service-features",
+        lambda: {"adv_connect_and_lb_kube_proxy_replacement_enabled": reach.replaces_kube_proxy},
+    )
+
+
 cell = module(
     "service-settings",
     "Which services are served to which clients",
     config(ServiceSettings),
-    provide(service_proxy_name, service_reach),
+    provide(service_proxy_name, service_reach, reach_features),
 )

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from ipaddress import IPv4Address
 from typing import Any, Final
 
 from anyio import to_thread
 
-from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.base.metrics import Collector, features
 from cells.cluster.identity.identities import Identity
 from cells.cluster.identity.numbers import INIT, Scope, scope_of
 from cells.cluster.ipcache.rows import IpcacheEntry
@@ -284,14 +284,11 @@ class EgressGateways:
         self._sysctls.keep({_rp_filter_of(each): "2" for each in sorted(devices)})
 
 
-def egress_gateway_metrics(use: EgressGatewayUse) -> Member[Collector]:
-    """Export Cilium's metric of whether the feature is enabled."""
-
-    async def collect() -> Iterable[MetricFamily]:
-        name = "cilium_feature_adv_connect_and_lb_egress_gateway_enabled"
-        return [gauge(name, "Egress Gateway enabled on the agent", int(use.served))]
-
-    return Collector("egress-gateway", collect)
+def egress_gateway_features(use: EgressGatewayUse) -> Member[Collector]:
+    """Whether egress gateways are enabled, as a feature in use."""
+    return features(
+        "egress-gateway-features", lambda: {"adv_connect_and_lb_egress_gateway_enabled": use.served}
+    )
 
 
 def _value_of(entry: EgressEntry) -> EgressValue:
@@ -305,7 +302,7 @@ def _rp_filter_of(device: str) -> str:
 cell = module(
     "egress-gateway",
     "Egress gateways for selected pods",
-    provide(EgressGateways, egress_gateway_metrics),
+    provide(EgressGateways, egress_gateway_features),
     provide_private(GatewayPods, GatewayDevices),
     invoke(EgressGateways),
 )

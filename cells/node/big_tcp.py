@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.base.metrics import Collector, features
 from cells.datapath.settings import HostRouting
 from cells.netlink.connection import NetlinkError
 from cells.netlink.links import HostLinks
@@ -44,7 +44,7 @@ LARGEST: Final = 196608
 LOOPBACK: Final = 1
 """Index of lo: a kernel that knows a limit shows it of every device."""
 _KERNELS: Final = {Family.IPV4: "6.3", Family.IPV6: "5.19"}
-_NAMES: Final = ("ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
+_NAMES: Final = ("", "ipv4-only", "ipv6-only", "ipv4-ipv6-dual-stack")
 
 
 class BigTcpSettings(Settings, frozen=True):
@@ -195,22 +195,19 @@ class BigTcp:
             self._log.warning("device does not take packets of BIG TCP", error=error)
 
 
-def big_tcp_metrics(big_tcp: BigTcp) -> Member[Collector]:
-    """The families with BIG TCP, as a metric."""
+def big_tcp_features(big_tcp: BigTcp) -> Member[Collector]:
+    """The families with BIG TCP as a feature in use."""
 
-    async def collect() -> Iterable[MetricFamily]:
-        which = sum(1 << place for place, family in enumerate(Family) if family in big_tcp.on)
-        series = {name: float(which == number) for number, name in enumerate(_NAMES, 1)}
-        name = "cilium_feature_adv_connect_and_lb_big_tcp_enabled"
-        return [gauge(name, "Big TCP enabled on the agent", series, "address_family")]
+    def which() -> str:
+        return _NAMES[sum(1 << place for place, family in enumerate(Family) if family in big_tcp.on)]
 
-    return Collector("big-tcp", collect)
+    return features("big-tcp-features", lambda: {"adv_connect_and_lb_big_tcp_enabled": which()})
 
 
 cell = module(
     "big-tcp",
     "Packets of more than 64 KiB",
     config(BigTcpSettings),
-    provide(BigTcp, big_tcp_metrics),
+    provide(BigTcp, big_tcp_features),
     provide_private(BigTcpRequirements),
 )

@@ -15,12 +15,14 @@ import msgspec
 
 from cells.base.addresses import Family
 from cells.base.labels import texts
+from cells.base.metrics import Collector, features
 from cells.cluster.identity.identities import ClusterAllocator, Identities, NodeAllocator, NoIdentityError
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.ipcache.rows import IpcacheEntry, Source, prefix_of
 from cells.cluster.nodes.node import ClusterNode
 from cells.cluster.remote_endpoints import (
     ClusterEndpointSettings,
+    EndpointObjects,
     RemoteEndpoints,
     endpoint_objects,
     remote_endpoints,
@@ -30,7 +32,7 @@ from cells.config import AgentConfig
 from cells.endpoint import KubernetesPods
 from cells.kubernetes.objects.core import Namespace, Pod
 from cells.kubernetes.settings import ObjectSource
-from lifecycle import Change, Health, Jobs, ReadTable, config, group, invoke, module, provide
+from lifecycle import Change, Health, Jobs, Member, ReadTable, config, group, invoke, module, provide
 
 __all__ = ["cell"]
 
@@ -223,12 +225,19 @@ def _pod_resource(key: PodKey) -> str:
     return f"pod/{key[0]}/{key[1]}"
 
 
+def endpoint_features(objects: EndpointObjects) -> Member[Collector]:
+    """Whether CiliumEndpointSlices are read, as a feature in use."""
+    return features(
+        "endpoint-features", lambda: {"controlplane_cilium_endpoint_slices_enabled": objects.slices}
+    )
+
+
 cell = group(
     module(
         "remote-endpoints",
         "Where pods of other nodes are read from",
         config(ClusterEndpointSettings),
-        provide(endpoint_objects, remote_endpoints),
+        provide(endpoint_objects, endpoint_features, remote_endpoints),
     ),
     module(
         "cluster-endpoints",

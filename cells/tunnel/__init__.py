@@ -11,7 +11,7 @@ from cells.maps.records.cluster import TunnelKey, TunnelValue
 from cells.maps.target import MapTarget, record
 from cells.tunnel.kernel import TunnelKernel, TunnelMaps, TunnelNetwork
 from cells.tunnel.remote import RemoteNetworks, TunnelEndpoints
-from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel, tunnel_metrics
+from cells.tunnel.settings import RouteMtu, TunnelSettings, egress_gateway_use, pod_tunnel, tunnel_features
 from cells.tunnel.tunnel import Tunnel, TunnelRequirements, WantedTunnel
 from lifecycle import after, config, invoke, module, provide, provide_private
 
@@ -37,7 +37,7 @@ cell = module(
     provide(
         egress_gateway_use,
         pod_tunnel,
-        tunnel_metrics,
+        tunnel_features,
         Tunnel,
         RouteMtu,
         RemoteNetworks,

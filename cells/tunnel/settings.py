@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
 
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, MetricFamily, one_of
+from cells.base.metrics import Collector, features
 from cells.cluster.encryption import EncryptionKey
 from cells.datapath.datapath import TUNNEL_LINKS
 from cells.node.devices import PodMtu
@@ -23,7 +23,7 @@ __all__ = [
     "TunnelSettings",
     "egress_gateway_use",
     "pod_tunnel",
-    "tunnel_metrics",
+    "tunnel_features",
 ]
 
 
@@ -31,7 +31,6 @@ PORTS: Final = {"vxlan": 8472, "geneve": 6081}
 """Default UDP ports. VXLAN: the kernel's, older than IANA's, as Cilium and flannel use; Geneve: IANA's (RFC
 8926).
 """
-_NETWORKS: Final = ("overlay-vxlan", "overlay-geneve", "direct-routing")
 
 
 class TunnelSettings(Settings, frozen=True):
@@ -161,17 +160,10 @@ def pod_tunnel(settings: TunnelSettings) -> PodTunnel:
     return PodTunnel(settings.tunnelled, protocol, settings.port if settings.has_tunnel else 0)
 
 
-def tunnel_metrics(tunnel: PodTunnel) -> Member[Collector]:
-    """Export the routing mode as a metric."""
+def tunnel_features(tunnel: PodTunnel) -> Member[Collector]:
+    """How pods' packets reach other nodes, as a feature in use."""
     mode = f"overlay-{tunnel.protocol}" if tunnel.used else "direct-routing"
-    family = one_of(
-        "cilium_feature_datapath_network", "Network mode enabled on the agent", "mode", _NETWORKS, mode
-    )
-
-    async def collect() -> Iterable[MetricFamily]:
-        return [family]
-
-    return Collector("tunnel", collect)
+    return features("tunnel-features", lambda: {"datapath_network": mode})
 
 
 def egress_gateway_use(settings: TunnelSettings) -> EgressGatewayUse:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from cells.base.addresses import Family
+from cells.base.metrics import Collector, features
 from cells.cluster.allocation.agreed import AgreedNumbers, AllocationMode, AllocationSettings
 from cells.cluster.allocation.keys import KVStoreAllocator, KVStoreIdentityWatch, SharedIdentities, used_keys
 from cells.cluster.allocation.objects import CiliumIdentityAllocator, CiliumIdentityWatch
@@ -30,6 +31,7 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
+    Member,
     ReadTable,
     Table,
     Tables,
@@ -194,12 +196,18 @@ def cluster_allocator(
     return NodeAllocator(given, given.start - CLUSTER.start + allocation.first_identity)
 
 
+def allocation_features(mode: AllocationMode) -> Member[Collector]:
+    """How nodes agree on identities, as a feature in use."""
+    return features("identity-allocation-features", lambda: {"controlplane_identity_allocation": mode.value})
+
+
 cell = group(
     module(
         "identity-allocation",
         "Identity numbers shared by all nodes",
         config(AllocationSettings),
         provide(identity_objects, identity_keys, cluster_allocator, mode, SharedIdentities),
+        provide(allocation_features),
     ),
     module(
         "identity-watch",

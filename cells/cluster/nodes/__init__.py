@@ -15,7 +15,7 @@ from typing import Annotated, cast
 import msgspec
 
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, MetricFamily, counter, gauge
+from cells.base.metrics import Collector, FeatureValue, MetricFamily, counter, features, gauge
 from cells.cluster.nodes.guard import CLAIMS, NodeGrants, RefusedClaims, claim_events, claims_of
 from cells.cluster.nodes.information import NodeInformation
 from cells.cluster.nodes.local import LocalNode, LocalNodeStore, NodeAnnotations
@@ -177,6 +177,15 @@ def _internal(parsed: ParsedNode) -> list[InternalIP]:
     return list(first.values())
 
 
+def peer_features(settings: RulePeerSettings) -> Member[Collector]:
+    """What networks in policies select in addition, as a feature in use.
+
+    Cilium declares ``world`` and ``remote-node``, and shows the values of policy-cidr-match-mode.
+    """
+    modes: FeatureValue = {(mode,): 1 for mode in settings.policy_cidr_match_mode}
+    return features("rule-peer-features", lambda: {"network_policies_cidr_policies": modes})
+
+
 @after(LocalNode, ReadTable[str, ClusterNode], NodeAnnotations, CiliumNodePublisher)
 def keep() -> None:
     """Follow the nodes even if no other cell depends on them."""
@@ -187,7 +196,7 @@ cell = group(
         "node-objects",
         "This node, by its objects",
         config(NodeSettings, RulePeerSettings),
-        provide(reader, rule_peers, internal_ips),
+        provide(reader, rule_peers, peer_features, internal_ips),
         provide(NodeInformation, as_=(AssignedPodCIDRs, AssignedPools)),
     ),
     module(

@@ -7,14 +7,14 @@ Why:        kubelet takes the file for readiness of the node's network, so it mu
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import anyio
 from anyio import to_thread
 
-from cells.base.metrics import Collector, MetricFamily, one_of
+from cells.base.metrics import Collector, features
 from cells.cni import CniServer, QueueLock
 from cells.cni.configuration.contents import (
     CniConfigFileSettings,
@@ -194,18 +194,9 @@ class CniConfig:
                     yield ", ".join(shown)  # a name with a dot is our own file on its way
 
 
-_CHAINING = ("none", "aws-cni", "aws-vpc-cni", "calico", "flannel", "generic-veth")
-"""Modes that Cilium's metric always shows."""
-
-
-def chaining_metrics(settings: CniConfigSettings) -> Member[Collector]:
-    """How our plugin works with others, as a metric."""
-
-    async def collect() -> Iterable[MetricFamily]:
-        name, text = "cilium_feature_datapath_chaining_enabled", "Chaining mode enabled on the agent"
-        return [one_of(name, text, "mode", _CHAINING, settings.chaining_mode)]
-
-    return Collector("chaining", collect)
+def chaining_features(settings: CniConfigSettings) -> Member[Collector]:
+    """How our plugin works with others, as a feature in use."""
+    return features("chaining-features", lambda: {"datapath_chaining_enabled": settings.chaining_mode})
 
 
 def contents(settings: CniConfigSettings, agent: AgentConfig) -> ConfigurationContents:
@@ -223,7 +214,7 @@ cell = group(
         "chaining",
         "How the CNI plugin works with others",
         config(CniConfigSettings),
-        provide(chaining_metrics, chaining_mode, contents),
+        provide(chaining_features, chaining_mode, contents),
     ),
     module(
         "cni-config",

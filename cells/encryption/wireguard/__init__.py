@@ -34,7 +34,7 @@ from cells.api import (
 from cells.api.operations import ApiPart, Route
 from cells.api.wire import answer
 from cells.base.addresses import Family
-from cells.base.metrics import Collector, MetricFamily, counter, gauge
+from cells.base.metrics import Collector, MetricFamily, counter, features, gauge
 from cells.base.processes import exit_text, process_ended
 from cells.cluster.encryption import (
     UNANNOUNCED_KEY,
@@ -94,6 +94,13 @@ def cluster_encryption(settings: EncryptionSettings, ipsec: IpsecKeys) -> Cluste
     if ipsec.enabled:
         return ClusterEncryption(UNANNOUNCED_KEY)
     return ClusterEncryption(WIREGUARD_KEY, settings.encrypt_node) if settings.enable_wireguard else NOTHING
+
+
+def encryption_features(settings: EncryptionSettings, ipsec: IpsecKeys) -> Member[Collector]:
+    """What encrypts packets between nodes, as a feature in use; IPsec encrypts those of pods only."""
+    mode = "ipsec" if ipsec.enabled else "wireguard" if settings.enable_wireguard else ""
+    value = (mode, "true" if settings.encrypt_node else "false") if mode else ""
+    return features("encryption-features", lambda: {"adv_connect_and_lb_transparent_encryption": value})
 
 
 @after(WireguardKey, IpsecKeys)
@@ -431,7 +438,7 @@ cell = group(
         "encryption",
         "What is encrypted between nodes, and this node's key",
         config(EncryptionSettings),
-        provide(cluster_encryption, encryption_key, WireguardKey),
+        provide(cluster_encryption, encryption_features, encryption_key, WireguardKey),
     ),
     module(
         "wireguard",

@@ -20,7 +20,7 @@ from typing import Final
 import anyio
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
-from cells.base.metrics import Collector, MetricFamily, counter, gauge, one_of
+from cells.base.metrics import Collector, MetricFamily, counter, features, gauge
 from cells.config import AgentConfig
 from cells.node.devices import Device
 from cells.node.ipam.allocator import Allocator, Clock
@@ -275,12 +275,7 @@ class Ipam(Allocator):
 
 # Addresses as Cilium's metrics.
 #
-# Source: Cilium 1.17, cilium_ipam_capacity, cilium_ipam_events_total, cilium_ip_addresses, cilium_feature_*.
-
-_MODES: Final = (
-    *("kubernetes", "crd", "eni", "azure", "cluster-pool", "multi-pool", "alibabacloud"),
-    "delegated-plugin",
-)
+# Source: Cilium 1.17, cilium_ipam_capacity, cilium_ipam_events_total, cilium_ip_addresses.
 
 
 def families(ipam: Allocator) -> Iterator[MetricFamily]:
@@ -315,14 +310,15 @@ def families(ipam: Allocator) -> Iterator[MetricFamily]:
 def ipam_metrics(ipam: Ipam) -> Member[Collector]:
     """Addresses as metrics."""
 
-    mode = one_of(
-        "cilium_feature_controlplane_ipam", "IPAM mode enabled on the agent", "mode", _MODES, ipam.mode
-    )
-
     async def collect() -> Iterable[MetricFamily]:
-        return (*families(ipam), mode)
+        return families(ipam)
 
     return Collector("ipam", collect)
+
+
+def ipam_features(ipam: Ipam) -> Member[Collector]:
+    """The IPAM mode as a feature in use."""
+    return features("ipam-features", lambda: {"controlplane_ipam": ipam.mode})
 
 
 def pod_ranges() -> Table[IPNetwork, PodRange]:
@@ -345,7 +341,7 @@ cell = group(
     module(
         "ipam",
         "Pod addresses",
-        provide(Ipam, pod_ranges, pool_requests, ipam_metrics),
+        provide(Ipam, pod_ranges, pool_requests, ipam_metrics, ipam_features),
         provide_private(Clock, OperatorPools),
     ),
 )

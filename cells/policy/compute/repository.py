@@ -79,6 +79,8 @@ class Repository:
         """How many entries of rules have each selector of names."""
         self._selecting: dict[tuple[frozenset[Selector], bool], list[Rule]] = {}
         """The rules with any of these subjects, for the node or for pods: most pods share theirs."""
+        self.ingested: Counter[tuple[str, str]] = Counter()
+        """Rules that were added and deleted, by feature and action: see RuleSpec.features()."""
         self.revision = FIRST_REVISION
 
     @property
@@ -117,6 +119,8 @@ class Repository:
         """
         rules = translate(object_, self._world)
         source = rules[0].source
+        self._count("delete", self.rules_of(source))
+        self._count("add", rules)
         self._objects[source] = object_
         return self._replace(source, rules)
 
@@ -125,7 +129,11 @@ class Repository:
         if source not in self._rules:
             return RulesChanged(self.revision, ())
         del self._objects[source]
+        self._count("delete", self.rules_of(source))
         return self._replace(source, [])
+
+    def _count(self, action: str, rules: Iterable[Rule]) -> None:
+        self.ingested.update((feature, action) for rule in rules for feature in rule.features)
 
     def _replace(self, source: RuleSource, rules: list[Rule]) -> RulesChanged:
         held = self._rules.get(source, [])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from cells.base.metrics import Collector, MetricFamily
+from cells.base.metrics import Collector, MetricFamily, features
 from cells.cluster.nodes.parse import RulePeers
 from cells.config import AgentConfig
 from cells.kubernetes.resources import Resources
@@ -180,6 +180,17 @@ def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
     return Collector("policy-rules", collect)
 
 
+def rule_features(options: PolicyOptions) -> Member[Collector]:
+    """Optional features of rules that are in use."""
+    return features(
+        "policy-features",
+        lambda: {
+            "network_policies_host_firewall_enabled": options.enable_host_firewall,
+            "network_policies_non_defaultdeny_policies_enabled": options.enable_non_default_deny_policies,
+        },
+    )
+
+
 cell = group(
     module("policy-settings", "Proxies of pods' traffic", config(L7ProxySettings), provide(l7_proxy)),
     module(
@@ -187,7 +198,7 @@ cell = group(
         "Policies of endpoints, by the rules in force",
         config(RuleSettings),
         provide(RulePolicy, as_=(RuleComputer,)),  # in place of the node's mode alone
-        provide(policy_options, http_redirects, http_proxy),
+        provide(policy_options, rule_features, http_redirects, http_proxy),
         provide_private(cluster_services, HTTPRedirects),
         provide(PodPorts, RuleSources),
     ),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from cells.base.addresses import IPAddress
 from cells.base.labels import Label, parse
-from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram, ingested
 from cells.cluster.identity.numbers import is_endpoint
 from cells.kubernetes.objects.kind import convert
 from cells.policy.compute import SelectorPolicy
@@ -31,7 +31,7 @@ from cells.policy.rules.network_policy import (
 )
 from cells.policy.rules.peers import CLUSTER, label_selector, scoped
 from cells.policy.rules.schema import EgressRule, EndpointSelector, IngressRule
-from cells.policy.rules.translate import NETWORK_POLICY, decode_specs
+from cells.policy.rules.translate import CCNP, CNP, NETWORK_POLICY, decode_specs
 from cells.policy.selectors import PeerSelector, Selector, selector_text
 
 # Policy objects, rules and selectors as Cilium's metrics.
@@ -42,6 +42,14 @@ from cells.policy.selectors import PeerSelector, Selector, selector_text
 SOURCES: Final = {"NetworkPolicy": "k8s"}
 """Values of Cilium's label ``source`` by kind; other kinds are custom resources."""
 CLASSES: Final = ("fqdn", "cluster", "world", "other")
+OBJECTS: Final = {CNP: "cilium_network_policies", CCNP: "cilium_clusterwide_network_policies"}
+"""Kinds of objects that are counted, by names of metrics."""
+RULES: Final = (
+    *("deny_policies", "dns_policies", "fqdn_policies", "host_network_policies", "http_policies"),
+    *("http_header_matches_policies", "ingress_cidr_group_policies", "l3_policies", "mutual_auth_policies"),
+    *("non_defaultdeny_policies", "other_l7_policies", "sni_allow_list_policies", "tls_inspection_policies"),
+)
+"""Features of rules, by names of metrics."""
 
 
 class PolicyCounts:
@@ -51,6 +59,14 @@ class PolicyCounts:
         self.outcomes = Counter({"success": 0, "fail": 0, "failure": 0})
         """Cilium declares ``failure`` and counts under ``fail``, so both exist."""
         self.delays = {source: Histogram() for source in ("k8s", "custom-resource", "api")}
+
+        self.ingested: Counter[tuple[str, str]] = Counter()
+        """Versions of objects that came, refused ones included, and deleted objects."""
+
+    def ingest(self, kind: str, action: Literal["add", "delete"]) -> None:
+        """Count an object that came or was deleted."""
+        if name := OBJECTS.get(kind):
+            self.ingested[name, action] += 1
 
     def changed(self, *, valid: bool) -> None:
         """Count an object that was applied or deleted (valid), or refused."""
@@ -82,6 +98,8 @@ def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]
         " CIDRGroupRefs are not considered",
         len({rule.source for rule in rules if rule.groups & known}),
     )
+    yield from (ingested(name, counts.ingested) for name in OBJECTS.values())
+    yield from (ingested(name, policy.repository.ingested) for name in RULES)
     cache = policy.selector_cache
     most = dict.fromkeys(CLASSES, 0)
     for selector in cache.selectors:

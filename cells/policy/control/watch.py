@@ -84,6 +84,7 @@ class PolicyStatuses:
     def removed(self, source: PolicySource) -> None:
         """Delete the status of a deleted object."""
         self._counts.changed(valid=True)
+        self._counts.ingest(source.kind, "delete")
         with self._statuses.txn() as statuses:
             statuses.delete((source.kind, source.namespace, source.name))
         self._enforced(source)
@@ -92,11 +93,13 @@ class PolicyStatuses:
 
     def accepted(self, source: PolicySource) -> None:
         """Record that the latest version of an object is in force."""
+        self._counts.ingest(source.kind, "add")
         self._outdated.discard(source)
         self._accepted(source)
 
     def refused(self, source: PolicySource, error: PolicyError) -> None:
         """Record that the latest version of an object is refused."""
+        self._counts.ingest(source.kind, "add")
         self._outdated.add(source)
         self._refused(source, error)
 

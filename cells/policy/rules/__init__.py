@@ -271,6 +271,8 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     description: str = ""
     unenforced: tuple[Unenforced, ...] = ()
     """Parts that cannot be enforced as they are: they allow nothing, or deny all that they could mean."""
+    features: frozenset[str] = frozenset()
+    """What it uses, by names of metrics: see RuleSpec.features()."""
 
     def of(self, direction: Direction) -> tuple[PeerRule, ...]:
         """The entries of a direction."""

@@ -129,6 +129,7 @@ def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
         labels=policy_labels(source._replace(name=label), metadata.get("uid") or ""),
         path="spec",
         prefixes=frozenset(prefixes),
+        features=frozenset({"l3_policies"} if any(one.peers for one in (*ingress, *egress)) else ()),
     )
 
 

@@ -206,6 +206,22 @@ class PortRule(PolicyPart, frozen=True, gc=False):
     terminating_tls: TLSContext | None = field(default=None, name="terminatingTLS")
     originating_tls: TLSContext | None = field(default=None, name="originatingTLS")
 
+    def features(self) -> Iterator[str]:
+        """What it uses above the ports, as RuleSpec.features()."""
+        if self.rules is not None:
+            if self.rules.dns:
+                yield "dns_policies"
+            if self.rules.http:
+                yield "http_policies"
+                if any(one.header_matches for one in self.rules.http):
+                    yield "http_header_matches_policies"
+            if self.rules.l7 or self.rules.kafka:
+                yield "other_l7_policies"
+        if self.originating_tls is not None or self.terminating_tls is not None:
+            yield "tls_inspection_policies"
+        if self.server_names:
+            yield "sni_allow_list_policies"
+
 
 class ICMPField(PolicyPart, frozen=True, gc=False):
     """An ICMP message type, by number or name."""
@@ -296,6 +312,16 @@ class IngressRule(Common, frozen=True, gc=False):
         for text in self.from_cidr or ():
             _is_cidr(text)
 
+    def peer_features(self) -> Iterator[str]:
+        """What it uses to select peers, as RuleSpec.features()."""
+        if any(one.cidr_group_ref for one in self.from_cidr_set or ()):
+            yield "ingress_cidr_group_policies"
+        if self.from_nodes:
+            yield "host_network_policies"
+        endpoints, networks = self.from_endpoints or self.from_requires, self.from_cidr or self.from_cidr_set
+        if endpoints or networks or self.from_entities or self.from_groups or self.from_nodes:
+            yield "l3_policies"
+
 
 class EgressRule(Common, frozen=True, gc=False):
     """The peers that the subject may (or, as egressDeny, may not) reach."""
@@ -313,6 +339,16 @@ class EgressRule(Common, frozen=True, gc=False):
     def __post_init__(self) -> None:
         for text in self.to_cidr or ():
             _is_cidr(text)
+
+    def peer_features(self) -> Iterator[str]:
+        """What it uses to select peers, as RuleSpec.features()."""
+        if self.to_fqdns:
+            yield "fqdn_policies"
+        if self.to_nodes:
+            yield "host_network_policies"
+        endpoints, networks = self.to_endpoints or self.to_requires, self.to_cidr or self.to_cidr_set
+        if endpoints or networks or self.to_entities or self.to_groups or self.to_nodes:
+            yield "l3_policies"
 
 
 class DefaultDeny(PolicyPart, frozen=True, gc=False):
@@ -345,6 +381,25 @@ class RuleSpec(PolicyPart, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         one_of(self, "endpoint_selector", "node_selector")
+
+    def features(self) -> Iterator[str]:
+        """What it uses, as Cilium counts policies: names of metrics ``..._policies_total``; some repeatedly.
+
+        Source: Cilium 1.17, pkg/metrics/features/policy.go. There ``non_defaultdeny`` counts rules that
+        deny by default, here those that do not.
+        """
+        deny = self.enable_default_deny
+        if deny is not None and False in (deny.ingress, deny.egress):
+            yield "non_defaultdeny_policies"
+        for place, rule in self.parts():
+            yield from rule.peer_features()
+            if "Deny[" in place:
+                yield "deny_policies"
+                continue
+            if rule.authentication is not None:
+                yield "mutual_auth_policies"
+            for port in rule.to_ports or ():
+                yield from port.features()
 
     def parts(self) -> Iterator[tuple[str, IngressRule | EgressRule]]:
         """Every rule with its path in the spec."""

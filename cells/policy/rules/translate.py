@@ -144,6 +144,7 @@ def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, world: World)
         uses_services=any(isinstance(rule, EgressRule) and rule.to_services for _, rule in spec.parts()),
         description=spec.description,
         unenforced=tuple(unenforced),
+        features=frozenset(spec.features()),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 import msgspec
 
+from cells.base.metrics import Collector, features
 from cells.endpoint import Endpoint
 from cells.policy.control import HTTPProxyPorts, HTTPProxyState, HTTPRedirect
 from cells.policy.maps import EndpointPolicies, KnownRules
@@ -27,7 +28,7 @@ from cells.proxy.envoy.ports import EnvoyProgram, RedirectPorts
 from cells.proxy.envoy.process import EnvoyError, Process, end_envoy, envoy_files
 from cells.proxy.envoy.resources import EnvoyFiles, EnvoyProgramSettings, EnvoySettings, Resource
 from cells.proxy.envoy.translated import TranslatedConnections
-from lifecycle import Jobs, Table, config, group, invoke, module, provide, provide_private
+from lifecycle import Jobs, Member, Table, config, group, invoke, module, provide, provide_private
 
 __all__ = ["Envoy", "EnvoyProgram", "EnvoyProgramSettings", "EnvoySettings", "cell", "end_envoy"]
 
@@ -346,13 +347,19 @@ def _discovery(found: Iterable[Resource]) -> Resource:
     return resources.discovery(hashlib.sha256(msgspec.json.encode(needed)).hexdigest()[:16], needed)
 
 
+def envoy_features(program: EnvoyProgram) -> Member[Collector]:
+    """How Envoy runs, as a feature in use; in no mode if there is no program."""
+    mode = "standalone" if program.external else "embedded" if program.path is not None else ""
+    return features("envoy-features", lambda: {"adv_connect_and_lb_envoy_proxy_enabled": mode})
+
+
 cell = group(
     module(
         "envoy-ports",
         "Redirects of pods' HTTP requests",
         config(EnvoyProgramSettings),
         provide(RedirectPorts, as_=(HTTPProxyPorts,)),
-        provide(EnvoyProgram),
+        provide(EnvoyProgram, envoy_features),
     ),
     module(
         "envoy",

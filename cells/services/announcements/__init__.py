@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 from anyio import to_thread
 
+from cells.base.metrics import Collector, features
 from cells.config import AgentConfig
 from cells.config.shared import AgentLiveness, AnnouncementSettings, ServiceProxyName
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES, CiliumNode
@@ -41,6 +42,7 @@ from lifecycle import (
     Hook,
     Jobs,
     Lifecycle,
+    Member,
     Reconciler,
     Table,
     Tables,
@@ -240,11 +242,18 @@ def agent_liveness(settings: AnnouncementSettings) -> AgentLiveness:
     return AgentLiveness(int(settings.l2_announcements_lease_duration * 1000) if answers else 0)
 
 
+def announcement_features(settings: AnnouncementSettings) -> Member[Collector]:
+    """Whether addresses of services are announced, as a feature in use."""
+    enabled = settings.enable_l2_announcements
+    return features("l2-features", lambda: {"adv_connect_and_lb_l2_lb_enabled": enabled})
+
+
 cell = module(
     "l2-announcements",
     "Addresses of services on the local network",
     config(AnnouncementSettings),
-    provide(agent_liveness, Announcements, Elections, PolicyConditions, KernelResponder.provided),
+    provide(agent_liveness, announcement_features),
+    provide(Announcements, Elections, PolicyConditions, KernelResponder.provided),
     provide_private(L2Candidates),
     invoke(Announcements, PolicyConditions),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
-from cells.base.metrics import Collector, MetricFamily, counter
+from cells.base.metrics import Collector, MetricFamily, counter, features, ingested
 from cells.cluster.nodes.node import ClusterNode
 from cells.clustermesh.tables import MeshServices
 from cells.config import AgentConfig
@@ -245,13 +245,29 @@ def watch(
 
 
 def watch_metrics(found: ServiceWatch) -> Member[Collector]:
-    """Counters of added, updated and deleted services."""
+    """Counters of added, updated and deleted services, and of features that objects use."""
 
     async def collect() -> Iterable[MetricFamily]:
         text = "Number of services events labeled by action type"
-        return [counter("cilium_services_events_total", text, dict(found.events), "action")]
+        return [
+            counter("cilium_services_events_total", text, dict(found.events), "action"),
+            ingested("internal_traffic_policy_services", found.ingested),
+            ingested("local_redirect_policies", found.ingested),
+        ]
 
     return Collector("service-events", collect)
+
+
+def balancer_features(served: LoadBalancerOptions) -> Member[Collector]:
+    """Optional features of services that are in use."""
+    return features(
+        "services-features",
+        lambda: {
+            "adv_connect_and_lb_k8s_internal_traffic_policy_enabled": served.enable_internal_traffic_policy,
+            "adv_connect_and_lb_sctp_enabled": served.enable_sctp,
+            "network_policies_local_redirect_policy_enabled": served.enable_local_redirect_policy,
+        },
+    )
 
 
 def load_balancer(options: LoadBalancerOptions, served: Table[FrontendKey, ServedFrontend]) -> LoadBalancer:
@@ -304,6 +320,7 @@ cell = module(
     config(LoadBalancerSettings),
     provide(
         options,
+        balancer_features,
         frontends,
         served_frontends,
         service_conflicts,

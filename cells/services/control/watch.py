@@ -41,7 +41,7 @@ from cells.services.model.claims import (
     pod_reservations,
     unserved_of,
 )
-from cells.services.model.frontends import faults_of
+from cells.services.model.frontends import LOCAL, faults_of
 from cells.services.model.redirect import RedirectPolicy, read_redirect
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
@@ -123,6 +123,8 @@ class ServiceWatch:
         self._first = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
         """Counts of ``add``, ``update`` and ``delete`` of services."""
+        self.ingested: Counter[tuple[str, str]] = Counter()
+        """Services with a local internal traffic policy, and local redirect policies, that came and went."""
 
     async def run(self) -> None:
         """Follow the objects until cancelled. A restart after an error begins anew."""
@@ -203,6 +205,7 @@ class ServiceWatch:
 
     def _service_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Service]) -> None:
         old, row = change.old, change.row
+        self._ingest("internal_traffic_policy_services", self._is_local(old), self._is_local(row))
         if row is None:
             self.events["delete"] += 1
             catalog.delete_service(ServiceName(*change.key))
@@ -210,6 +213,14 @@ class ServiceWatch:
         self.events["add" if old is None else "update"] += 1
         self._report_faults(old, row)
         catalog.upsert_service(row)
+
+    def _is_local(self, service: Service | None) -> bool:
+        local = service is not None and service.spec.internal_traffic_policy == LOCAL
+        return local and self._options.enable_internal_traffic_policy
+
+    def _ingest(self, name: str, before: bool, after: bool) -> None:
+        if before != after:
+            self.ingested[name, "add" if after else "delete"] += 1
 
     def _slice_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]) -> None:
         """Update the old and the new service of a slice, as its label may change."""
@@ -287,6 +298,7 @@ class ServiceWatch:
             return
         name = ServiceName(known.namespace, known.name)
         self._refused.pop(name, None)
+        before = name in catalog.redirects
         if row is not None:
             try:
                 redirect = read_redirect(row)
@@ -297,8 +309,10 @@ class ServiceWatch:
             else:
                 self._report_unpaired(name, redirect)
                 catalog.upsert_redirect(redirect)
+                self._ingest("local_redirect_policies", before, after=True)
                 return
         catalog.delete_redirect(name)
+        self._ingest("local_redirect_policies", before, after=False)
 
     def _report_unpaired(self, name: ServiceName, redirect: RedirectPolicy) -> None:
         """Log the ports of a policy that it does not redirect, when the policy is read."""

@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 from anyio import to_thread
 
+from cells.base.metrics import Collector, features
 from cells.config import AgentConfig
 from cells.config.shared import ServiceReach
 from cells.datapath.settings import ServicePrograms
@@ -47,6 +48,7 @@ from lifecycle import (
     Jobs,
     Lifecycle,
     Logger,
+    Member,
     Reconciler,
     Settings,
     Table,
@@ -463,11 +465,17 @@ class _FactsTarget(Target[str, NodePortConfig, NodePortConfig]):
             self._facts.write(NodePortConfig())
 
 
+def node_port_features(mode: NodePortMode, programs: ServicePrograms) -> Member[Collector]:
+    """How clients outside are served, as a feature in use."""
+    value = (mode.forwarding, mode.algorithm, programs.acceleration)
+    return features("node-port-features", lambda: {"adv_connect_and_lb_node_port_configuration": value})
+
+
 cell = module(
     "node-ports",
     "Services for external clients",
     config(NodePortSettings, ForwardingSettings),
-    provide(NodePorts, NodePortMode, KernelFacts.provided),
+    provide(NodePorts, NodePortMode, KernelFacts.provided, node_port_features),
     provide_private(NodePortSysctls, ServingAddresses),
     invoke(NodePorts),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cells.tunnel.settings import PodTunnel, tunnel_metrics
+from cells.tunnel.settings import PodTunnel, tunnel_features
 from lifecycle import provide, supply
 from tests.unit.api.node import running_node
 from tests.unit.api.series import series
@@ -65,7 +65,7 @@ async def test_feature_metrics_show_the_enabled_address_families(
 
 @pytest.mark.parametrize("tunnel", ["", "vxlan", "geneve"])
 async def test_feature_metrics_show_how_pods_are_connected(tmp_path: Path, tunnel: str) -> None:
-    more = [supply(PodTunnel(used=bool(tunnel), protocol=tunnel)), provide(tunnel_metrics)]
+    more = [supply(PodTunnel(used=bool(tunnel), protocol=tunnel)), provide(tunnel_features)]
     async with running_node(tmp_path, settings={"ipam": "kubernetes"}, more=more) as node:
         networks = await series(node, "cilium_feature_datapath_network")
         modes = await series(node, "cilium_feature_controlplane_ipam")

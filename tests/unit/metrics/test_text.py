@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram, one_of
+from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
 from cells.observe.metrics import MetricsSettings
 from cells.observe.metrics.own import Choice
 from lifecycle.process import InconsistentError, exposition
@@ -55,13 +55,6 @@ def test_several_cells_contribute_series_of_one_family() -> None:
     text = exposition([gauge("a", "A.", {"x": 1}, "b"), gauge("a", "A.", {"y": 2}, "b")])
     assert read(text) == {("a", (("b", "x"),)): 1, ("a", (("b", "y"),)): 2}
     assert text.count("# TYPE") == 1
-
-
-@pytest.mark.parametrize(("chosen", "modes"), [("veth", 2), ("odd", 3)])
-def test_one_value_of_an_enum_metric_is_1(chosen: str, modes: int) -> None:
-    got = read(exposition([one_of("mode", "M.", "is", ("veth", "netkit"), chosen)]))
-    assert len(got) == modes
-    assert [labels for (_, labels), value in got.items() if value] == [(("is", chosen),)]
 
 
 def test_a_family_without_series_is_omitted() -> None:

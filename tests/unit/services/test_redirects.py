@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 import structlog
@@ -17,7 +18,8 @@ from cells.cluster.nodes.node import INTERNAL_IP, NodeIP
 from cells.kubernetes.objects.cilium_policy import CiliumLocalRedirectPolicy
 from cells.kubernetes.objects.core import Pod, Service
 from cells.maps.records.flows import SkipLbKey
-from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType, ServingNode
+from cells.observe import metrics
+from cells.services import Frontend, FrontendKey, LoadBalancerOptions, ServiceName, ServiceType, ServingNode
 from cells.services.control import LocalRedirect, ServedFrontend
 from cells.services.model.claims import node_reservations
 from cells.services.model.redirect import read_redirect
@@ -26,6 +28,7 @@ from lifecycle import BatchError, Table
 from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
 from tests.support.fake_map import SPECS, FakeMap
+from tests.support.ports import free_port
 from tests.unit.ciliumendpoint.endpoints import endpoint
 from tests.unit.services.agent import SERVICE, SLICE, FakeServiceMaps, agent
 
@@ -302,3 +305,32 @@ def test_ports_of_a_redirect_are_paired_by_name(
         if one.type is ServiceType.LOCAL_REDIRECT
     }
     assert found == {port: [number] for port, number in redirected.items()}
+
+
+async def test_redirects_and_local_services_are_counted_when_they_come_and_go(folder: Path) -> None:
+    port = free_port()
+    given = {"enable_local_redirect_policy": "true", "prometheus_serve_addr": f":{port}"}
+    local = SERVICE + "  internalTrafficPolicy: Local\n"
+    async with agent(folder, FakeServiceMaps(), [metrics.cell], **given) as hive:
+        redirects, known = hive.get(Table[ServiceName, LocalRedirect]), hive.get(Table[FrontendKey, Frontend])
+        await eventually(lambda: [row.error for row in redirects.all()] == [""])
+        (folder / "policy.yaml").write_text(POLICY.replace("app: near", "app: other"))
+        (folder / "service.yaml").write_text(local)
+        await eventually(lambda: [row.int_local for row in known.all()] == [True])
+        (folder / "service.yaml").write_text(SERVICE)
+        (folder / "policy.yaml").unlink()
+        await eventually(lambda: [row.int_local for row in known.all()] == [False] and not redirects.all())
+        url = f"http://127.0.0.1:{port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as got:
+            lines = (await got.text()).splitlines()
+    before = "cilium_feature_network_policies_"
+    assert sorted(
+        line.removeprefix(before)
+        for line in lines
+        if line.startswith((f"{before}local_redirect_policies", f"{before}internal_traffic"))
+    ) == [
+        'internal_traffic_policy_services_total{action="add"} 1',
+        'internal_traffic_policy_services_total{action="delete"} 1',
+        'local_redirect_policies_total{action="add"} 1',
+        'local_redirect_policies_total{action="delete"} 1',
+    ]
