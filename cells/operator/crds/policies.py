@@ -26,10 +26,11 @@ from cells.operator.crds.schema import (
 from cells.policy.rules.schema import Entity
 
 PORT: Final = (
-    r"^(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[0-9]{1,4}"
-    r"|([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*)$"
+    r"^(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[0-9]{1,4})"
+    r"|([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*$"
 )
-"""A port's number or name."""
+"""What begins with a port's number or ends with a name, as in Cilium's schema: objects that it has let pass
+stay writable. Their condition Valid is False."""
 SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 ICMP_NAMES: Final = (
     "EchoReply|DestinationUnreachable|Redirect|Echo|RouterAdvertisement|RouterSelection|TimeExceeded"

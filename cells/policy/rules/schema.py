@@ -7,7 +7,6 @@ Source: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy cilium.io/v2; Cilium
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -88,13 +87,6 @@ class PortProtocol(PolicyPart, frozen=True, gc=False):
     port: PortText
     protocol: Protocol = "ANY"
     end_port: EndPort = 0
-
-    def __post_init__(self) -> None:
-        if not PORT.search(self.port):
-            raise ValueError(f"port {self.port!r} is neither a number up to 65535 nor a name")
-
-
-PORT = re.compile(r"^[0-9]+$|^([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*$|^[-a-zA-Z0-9_]+$")
 
 
 class Secret(PolicyPart, frozen=True, gc=False):

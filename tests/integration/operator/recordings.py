@@ -69,7 +69,6 @@ DIFFERENT: Final[dict[tuple[str, int], str]] = {
     ("mp_pool_changes", 7): "pools that overlap never give one address to two nodes",
     ("mp_pool_changes", 8): "pools that overlap never give one address to two nodes",
     ("mp_restart_occupied", 3): RETAINED,
-    ("cnp_validation", 6): "the schema refuses what is no port; test_policy_conditions has what got past it",
     ("cnp_validation", 10): "every agent refuses a policy for nodes in a namespace, and so it is told",
     ("cp_delete_reuse", 6): "a node that found the pools full gets a range as soon as one is free",
     ("cp_delete_reuse", 7): "a node that found the pools full gets a range as soon as one is free",
@@ -89,9 +88,6 @@ CLEARED: Final = frozenset({"lb_first_last"})
 
 SLOWLY: Final = frozenset({"lb_restart_repeat"})
 """Scenarios in which services are made one after the other, each when the one before has its address."""
-
-STRICTER: Final = frozenset({"bad-port"})
-"""Objects that Cilium's schemas let pass, and ours refuse."""
 
 WHOLE: Final = frozenset({"crd_partly_there"})
 """Scenarios in which every operator registers the custom resources."""

@@ -30,12 +30,6 @@ def policy(name: str, spec: Json, **status: Any) -> Json:
     }
 
 
-def past_the_schema(server: ApiServer, obj: Json) -> None:
-    """Store an object that an older definition of its kind let pass."""
-    meta = {**obj["metadata"], "uid": obj["metadata"]["name"], "resourceVersion": "1"}
-    server.store.put(POLICIES, ("default", obj["metadata"]["name"]), {**obj, "metadata": meta})
-
-
 def condition(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[str, str] | None:
     """Status and message of an object's condition."""
     found = server.store.get(kind, ("default" if kind is POLICIES else "", name)) or {}
@@ -43,13 +37,23 @@ def condition(server: ApiServer, name: str, kind: Resource = POLICIES) -> tuple[
     return next(((one["status"], one["message"]) for one in conditions if one["type"] == "Valid"), None)
 
 
-async def test_rules_that_passed_an_older_schema_get_an_invalid_condition(
-    server: ApiServer, operators: Operators
+@pytest.mark.parametrize(
+    ("port", "reason"),
+    [
+        ("70000", "value out of range"),
+        ("80x!", "invalid syntax"),
+        ("80-90", "invalid syntax"),
+        ("my_port", "invalid syntax"),
+        ("web/http", "invalid syntax"),
+    ],
+)
+async def test_a_port_that_the_schema_lets_pass_is_reported_by_the_condition(
+    server: ApiServer, operators: Operators, port: str, reason: str
 ) -> None:
-    ports = {"ingress": [{"toPorts": [{"ports": [{"port": "70000"}]}]}]}
-    wrong = 'Unable to parse port: strconv.ParseUint: parsing "70000": value out of range'
-    async with operators.running():
-        past_the_schema(server, policy("port", ports))
+    ports = {"ingress": [{"toPorts": [{"ports": [{"port": port}]}]}]}
+    wrong = f'Unable to parse port: strconv.ParseUint: parsing "{port}": {reason}'
+    async with operators.running({"cluster-pool-ipv4-cidr": "10.0.0.0/8"}):
+        server.add(policy("port", ports))
         await eventually(lambda: condition(server, "port") == ("False", wrong), 30)
 
 
