@@ -40,10 +40,10 @@ from cells.cluster.nodes.node import (
 )
 from cells.config import ChainingMode
 from cells.kubernetes.objects.cilium_endpoint import (
-    KNOWN_ENDPOINT_SLICES,
-    KNOWN_ENDPOINTS,
-    KnownEndpoint,
-    KnownEndpointSlice,
+    SLIM_ENDPOINT_SLICES,
+    SLIM_ENDPOINTS,
+    SlimEndpoint,
+    SlimEndpointSlice,
 )
 from cells.kubernetes.objects.cilium_node import CILIUM_NODES
 from cells.kubernetes.objects.core import NODES
@@ -96,7 +96,7 @@ def endpoint_objects(
 
 # CiliumEndpoints of other nodes to claims in the ipcache.
 #
-# Source: the kinds KNOWN_ENDPOINTS or KNOWN_ENDPOINT_SLICES in; RemoteEndpoints and claims out. Objects
+# Source: the kinds SLIM_ENDPOINTS or SLIM_ENDPOINT_SLICES in; RemoteEndpoints and claims out. Objects
 #         and rows are the same values: there is one of each pod.
 # Source: Cilium 1.17, CiliumEndpoint watcher. An address that two nodes claim is the latest one's.
 # Why:    Cilium believes them all. Here an object is refused that takes what is not its node's: an address of
@@ -109,7 +109,7 @@ GLANCES: Final = 1000
 """Number of objects that are compared in the same time, if nothing changes for them."""
 
 
-RemoteEndpoint = KnownEndpoint
+RemoteEndpoint = SlimEndpoint
 """A row of the table ``remote-endpoints``: a pod of another node."""
 
 
@@ -182,7 +182,7 @@ class RemoteEndpoints:
             self._claimed.done()
             self._first.done()
             return
-        kind = KNOWN_ENDPOINT_SLICES if objects.slices else KNOWN_ENDPOINTS
+        kind = SLIM_ENDPOINT_SLICES if objects.slices else SLIM_ENDPOINTS
         self._resources = resources
         self._objects: Table[Any, Any] = resources.table(kind)
         jobs.observe(kind.plural, self._rounds, self._follow)
@@ -276,7 +276,7 @@ class RemoteEndpoints:
         stretch: list[Item] = []
         count = 0
         for item in items:
-            row: KnownEndpointSlice | None = self._objects.get(key_of(item))
+            row: SlimEndpointSlice | None = self._objects.get(key_of(item))
             count += max(1, len(self._names.get(key_of(item), ())), len(row.endpoints) if row else 0)
             stretch.append(item)
             if count >= most:
@@ -292,7 +292,7 @@ class RemoteEndpoints:
 
     def _endpoints_of(self, key: Any) -> tuple[RemoteEndpoint, ...]:
         """The valid endpoints of an object; newly refused ones are reported."""
-        row: KnownEndpoint | KnownEndpointSlice | None = self._objects.get(key)
+        row: SlimEndpoint | SlimEndpointSlice | None = self._objects.get(key)
         found = () if row is None else row.endpoints
         reached = [one for one in found if one.is_reached and not self._is_here(one.node)]
         reasons = {one.key: _wrong_identity(one) or self._wrong_place(one) for one in reached}

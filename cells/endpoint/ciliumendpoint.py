@@ -24,12 +24,12 @@ from cells.endpoint.restore import ExposedEndpoints
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_ENDPOINTS,
-    KNOWN_ENDPOINTS,
     NODE_NAME,
+    SLIM_ENDPOINTS,
     CiliumEndpoint,
     CiliumEndpointStatus,
-    KnownEndpoint,
     NamedPort,
+    SlimEndpoint,
     digest,
     owner_of,
 )
@@ -37,7 +37,7 @@ from cells.kubernetes.objects.core import Pod
 from cells.kubernetes.objects.kind import Key
 from cells.kubernetes.resources import Resources
 from cells.kubernetes.settings import ObjectSource
-from cells.kubernetes.sink import ForgottenObject
+from cells.kubernetes.sink import MissingObject
 from cells.policy.maps import RealizedPolicy
 from lifecycle import (
     Backoff,
@@ -96,7 +96,7 @@ class PodEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> int:
-        """Hash of the row, to compare with KnownEndpoint."""
+        """Hash of the row, to compare with SlimEndpoint."""
         return digest(self.labels, self.pod, self.pod_uid, self.node_name, self.status)
 
 
@@ -328,25 +328,25 @@ class CiliumEndpointObjects:
         self,
         api: KubernetesAPI,
         wanted: Table[tuple[str, str], PodEndpoint],
-        table: Table[tuple[str, str], KnownEndpoint],
+        table: Table[tuple[str, str], SlimEndpoint],
         nodes: ReadTable[str, ClusterNode],
-        forgotten: Table[tuple[str, str, str], ForgottenObject],
+        missing_objects: Table[tuple[str, str, str], MissingObject],
     ) -> None:
         self._wanted = wanted
-        self._forgotten = forgotten
+        self._absent = missing_objects
         self._api = api
         self._table = table
         self._nodes = nodes
 
-    async def observe(self) -> Mapping[Key, KnownEndpoint]:
+    async def observe(self) -> Mapping[Key, SlimEndpoint]:
         """Listed objects that name this node, except those that the server has lost."""
         own = self._own_addresses()
-        lost = {
-            (one.namespace, one.name) for one in self._forgotten.by("kind").get(CILIUM_ENDPOINTS.qualified)
+        missing = {
+            (one.namespace, one.name) for one in self._absent.by("kind").get(CILIUM_ENDPOINTS.qualified)
         }
-        return {row.key: row for row in self._table.all() if row.node in own and row.key not in lost}
+        return {row.key: row for row in self._table.all() if row.node in own and row.key not in missing}
 
-    def matches(self, row: PodEndpoint, observed: KnownEndpoint) -> bool:
+    def matches(self, row: PodEndpoint, observed: SlimEndpoint) -> bool:
         """Whether the object is up to date."""
         return row.digest == observed.digest
 
@@ -445,7 +445,7 @@ class CiliumEndpointSync:
         wanted: Table[tuple[str, str], PodEndpoint],
         resources: Resources,
         nodes: ReadTable[str, ClusterNode],
-        forgotten: Table[tuple[str, str, str], ForgottenObject],
+        missing_objects: Table[tuple[str, str, str], MissingObject],
         published: EndpointObjects | None,
         *,
         jobs: Jobs,
@@ -454,10 +454,10 @@ class CiliumEndpointSync:
         self._wanted = wanted
         if published is not None and not published.served:
             return
-        self._table: Table[tuple[str, str], KnownEndpoint] = resources.table(KNOWN_ENDPOINTS)
+        self._table: Table[tuple[str, str], SlimEndpoint] = resources.table(SLIM_ENDPOINTS)
         if source is not ObjectSource.API_SERVER:
             return
-        objects = CiliumEndpointObjects(api, wanted, self._table, nodes, forgotten)
+        objects = CiliumEndpointObjects(api, wanted, self._table, nodes, missing_objects)
         backoff = Backoff(first=1.0, maximum=60.0)
         self._reconciler: Reconciler[Key, PodEndpoint] = Reconciler(
             wanted,
@@ -470,18 +470,18 @@ class CiliumEndpointSync:
         tables.add(self._reconciler.statuses)
         jobs.observe("sync-to-k8s-ciliumendpoint", self._reconciler)
         jobs.observe("changed by others", self._changes, self._correct)
-        jobs.observe("lost objects", forgotten.changes, self._write_lost)
+        jobs.observe("missing objects", missing_objects.changes, self._write_missing)
 
-    async def _changes(self) -> AsyncIterator[Sequence[Change[tuple[str, str], KnownEndpoint]]]:
+    async def _changes(self) -> AsyncIterator[Sequence[Change[tuple[str, str], SlimEndpoint]]]:
         await self._table.wait_initialized()
         async for changes in self._table.changes(self._table.revision):
             yield changes
 
-    async def _write_lost(self, _: object) -> None:
+    async def _write_missing(self, _: object) -> None:
         """Write objects again that the server has lost."""
         self._reconciler.trigger()
 
-    async def _correct(self, changes: Sequence[Change[tuple[str, str], KnownEndpoint]]) -> None:
+    async def _correct(self, changes: Sequence[Change[tuple[str, str], SlimEndpoint]]) -> None:
         """Correct objects of this node that others changed."""
         for change in changes:
             wanted = self._wanted.get(change.key)

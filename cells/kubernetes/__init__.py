@@ -30,7 +30,7 @@ from cells.kubernetes.objects.core import (
 )
 from cells.kubernetes.resources import Resources, source_statuses
 from cells.kubernetes.settings import KubernetesSettings, ObjectSource
-from cells.kubernetes.sink import forgotten_objects
+from cells.kubernetes.sink import missing_objects
 from lifecycle import Member, Table, config, invoke, module, provide
 
 __all__ = ["cell"]
@@ -115,7 +115,7 @@ cell = module(
     provide(
         object_source,
         source_statuses,
-        forgotten_objects,
+        missing_objects,
         manifest_files,
         Resources,
         KubernetesAPI,

@@ -256,8 +256,8 @@ class KubernetesAPI:
             query = asked_for(sink.kind, self._agent.node_name)
             reflector = Reflector(self._client, sink.kind, sink, query=query, namespace=sink.namespace)
             self._jobs.one_shot(f"follow-{sink.kind.plural}", reflector.run)
-        self._resources.forgotten.node = self._agent.node_name
-        self._jobs.one_shot("k8s-forgotten", self._resources.forgotten.run)
+        self._resources.missing_objects.node = self._agent.node_name
+        self._jobs.one_shot("k8s-missing", self._resources.missing_objects.run)
         self._jobs.one_shot("k8s-probe", self._client.probe)
         self._jobs.one_shot("k8s-version", self._ask_version)
         if settings.k8s_heartbeat_timeout:

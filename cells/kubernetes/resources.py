@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 from cells.kubernetes.objects import KINDS
 from cells.kubernetes.objects.cilium_endpoint import (
     CILIUM_IDENTITIES,
-    KNOWN_ENDPOINT_SLICES,
-    KNOWN_ENDPOINTS,
+    SLIM_ENDPOINT_SLICES,
+    SLIM_ENDPOINTS,
     CiliumIdentity,
 )
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, EndpointSlice, Pod
 from cells.kubernetes.objects.kind import Kind, Object
-from cells.kubernetes.sink import Forgotten, ForgottenObject, ObjectEvents, Sink, SourceStatus
+from cells.kubernetes.sink import MissingObject, MissingObjects, ObjectEvents, Sink, SourceStatus
 from lifecycle import Health, Logger, Table, Tables
 
 __all__ = ["Resources"]
@@ -56,7 +56,7 @@ INDEXES: dict[str, dict[str, Any]] = {
 """Kind -> index -> function that returns a row's index values."""
 
 
-RETAINED: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (KNOWN_ENDPOINTS, KNOWN_ENDPOINT_SLICES)}
+SLIM_KINDS: dict[str, Kind[Any]] = {kind.qualified: kind for kind in (SLIM_ENDPOINTS, SLIM_ENDPOINT_SLICES)}
 """Kinds of which the tables hold a reduced form of each object."""
 
 
@@ -66,21 +66,26 @@ class Resources:
     def __init__(
         self,
         statuses: Table[str, SourceStatus],
-        forgotten: Table[tuple[str, str, str], ForgottenObject],
+        missing_objects: Table[tuple[str, str, str], MissingObject],
         tables: Tables,
         health: Health,
         log: Logger,
     ) -> None:
-        self.forgotten = Forgotten(forgotten, statuses, health, log)
+        self.missing_objects = MissingObjects(missing_objects, statuses, health, log)
         """Objects that a server has lost, and that stay in the tables."""
         self.events = ObjectEvents()
         """Counts the events of all sources."""
-        self.kinds: tuple[Kind[Any], ...] = tuple(RETAINED.get(kind.qualified, kind) for kind in KINDS)
+        self.kinds: tuple[Kind[Any], ...] = tuple(SLIM_KINDS.get(kind.qualified, kind) for kind in KINDS)
         self._tables: dict[str, Table[Any, Any]] = {}
         for kind in self.kinds:
             self._tables[kind.qualified] = Table(kind.table, key=_key, indexes=INDEXES.get(kind.qualified))
         self._sink = partial(
-            Sink, statuses=statuses, health=health, log=log, forgotten=self.forgotten, events=self.events
+            Sink,
+            statuses=statuses,
+            health=health,
+            log=log,
+            missing_objects=self.missing_objects,
+            events=self.events,
         )
         self._sinks: dict[str, Sink[Any]] = {
             kind.qualified: self._sink(kind, self._tables[kind.qualified]) for kind in self.kinds

@@ -1,4 +1,4 @@
-"""Where sources write objects: tables, the state of each source, and objects that a server has lost."""
+"""Where sources write objects: tables, the state of each source, and objects that a relist lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cells.kubernetes.objects.core import NODES
 from cells.kubernetes.objects.kind import Key, Kind, Object
 from lifecycle import Health, Logger, ReadTable, Table
 
-__all__ = ["ForgottenObject", "Sink", "SourceStatus"]
+__all__ = ["MissingObject", "Sink", "SourceStatus"]
 
 
 # The state of each kind's source.
@@ -106,10 +106,10 @@ def families(events: ObjectEvents) -> Iterator[MetricFamily]:
     )
 
 
-# Objects that an API server has lost: most of a kind at once, because its store was emptied or restored.
+# Rows that a relist lacks: most of a kind at once, because the API server's store was emptied or restored.
 #
-# Source: rows that a list lacks. They stay in the tables until the store was refilled, so that an early list
-#         does not tear down a node's pods and services.
+# Source: the sinks, when a relist arrives. The rows stay in the tables until the store was refilled, so that
+#         an early list does not tear down a node's pods and services.
 # Why:    deletions arrive as watch events. A list that lacks more than half of the current rows indicates a
 #         store that was replaced by an old copy or an empty one.
 
@@ -117,8 +117,8 @@ SETTLE: Final = 10.0
 """Seconds without a reported object after which the store counts as refilled."""
 
 
-class ForgottenObject(msgspec.Struct, frozen=True):
-    """An object that stays in the agent's tables, though the server no longer lists it."""
+class MissingObject(msgspec.Struct, frozen=True):
+    """An object that a relist lacks; its row is retained until the store was refilled."""
 
     kind: str
     """``pods``, ``ciliumnodes.cilium.io``."""
@@ -131,33 +131,33 @@ class ForgottenObject(msgspec.Struct, frozen=True):
         return self.kind, self.namespace, self.name
 
 
-def forgotten_objects() -> Table[tuple[str, str, str], ForgottenObject]:
-    """The table ``k8s-forgotten``."""
-    return Table("k8s-forgotten", key=lambda one: one.row_key, indexes={"kind": lambda one: (one.kind,)})
+def missing_objects() -> Table[tuple[str, str, str], MissingObject]:
+    """The table ``k8s-missing``."""
+    return Table("k8s-missing", key=lambda one: one.row_key, indexes={"kind": lambda one: (one.kind,)})
 
 
-class Forgotten:
-    """The only writer of ``k8s-forgotten``; deletes lost objects once the store was refilled."""
+class MissingObjects:
+    """The only writer of ``k8s-missing``; deletes the rows once the store was refilled."""
 
     def __init__(
         self,
-        table: Table[tuple[str, str, str], ForgottenObject],
+        table: Table[tuple[str, str, str], MissingObject],
         statuses: ReadTable[str, SourceStatus],
         health: Health,
         log: Logger,
     ) -> None:
         self.table = table
         self._statuses = statuses
-        self._health = health.child("forgotten")
+        self._health = health.child("missing")
         self._log = log
         self.node = ""
         """The name of this node."""
         self._sinks: dict[str, Sink[Any]] = {}
-        """The sinks of kinds with lost objects."""
+        """The sinks of kinds with missing objects, by kind."""
         self._changed = anyio.Event()
 
-    def lost(self, sink: Sink[Any], keys: Collection[Key], left: int) -> None:
-        """Record the objects that a list of ``left`` objects lacks."""
+    def add(self, sink: Sink[Any], keys: Collection[Key], listed: int) -> None:
+        """Record the objects that a list of ``listed`` objects lacks."""
         kind = sink.kind.qualified
         self._sinks[kind] = sink
         with self.table.txn() as txn:
@@ -165,9 +165,9 @@ class Forgotten:
                 if (one.namespace, one.name) not in keys:
                     txn.delete(one.row_key)
             for namespace, name in keys:
-                txn.put(ForgottenObject(kind, namespace, name))
+                txn.put(MissingObject(kind, namespace, name))
         self._log.error(
-            "the API server has lost objects, they stay in force", kind=kind, lost=len(keys), left=left
+            "a relist lacks most objects: keeping their rows", kind=kind, missing=len(keys), listed=listed
         )
         self._report()
 
@@ -181,7 +181,7 @@ class Forgotten:
         self._report()
 
     def listed(self, kind: str) -> None:
-        """Remove all lost objects of the kind: a list was plausible again."""
+        """Remove all objects of the kind: a list lacked few or no rows."""
         if self._sinks.pop(kind, None) is not None:
             with self.table.txn() as txn:
                 for one in self.table.by("kind").get(kind):
@@ -189,7 +189,7 @@ class Forgotten:
             self._report()
 
     async def run(self) -> None:
-        """Run forever: delete lost objects once the store was refilled, and no more objects arrive.
+        """Delete the rows once the store was refilled and no more objects arrive; runs forever.
 
         It waits while a kind that was synced cannot be watched, since its objects are unknown. A kind that
         was never synced, such as a forbidden one, has no rows.
@@ -197,7 +197,7 @@ class Forgotten:
         while True:
             changed = self._changed
             if not len(self.table):
-                self._health.ok("nothing is lost")
+                self._health.ok("no objects are missing")
                 await changed.wait()
                 continue
             with anyio.move_on_after(None if self._is_empty() else SETTLE) as quiet:
@@ -214,7 +214,7 @@ class Forgotten:
         kinds = {one.kind for one in self.table.all()}
         for kind in sorted(kinds):
             keys = [(one.namespace, one.name) for one in self.table.by("kind").get(kind)]
-            self._log.warning("lost objects are no longer in force", kind=kind, objects=len(keys))
+            self._log.warning("deleting rows of missing objects", kind=kind, objects=len(keys))
             self._sinks[kind].drop(keys)
         self._sinks.clear()
         with self.table.txn() as txn:
@@ -223,7 +223,7 @@ class Forgotten:
     def _report(self) -> None:
         if count := len(self.table):
             kinds = ", ".join(sorted({one.kind for one in self.table.all()}))
-            self._health.degraded(f"the API server has lost {count} objects ({kinds}), which stay in force")
+            self._health.degraded(f"a relist lacks {count} objects ({kinds}): their rows are retained")
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -248,7 +248,7 @@ class Sink(Generic[T]):
         statuses: Table[str, SourceStatus],
         health: Health,
         log: Logger,
-        forgotten: Forgotten | None = None,
+        missing_objects: MissingObjects | None = None,
         events: ObjectEvents | None = None,
         namespace: str = "",
     ) -> None:
@@ -256,7 +256,7 @@ class Sink(Generic[T]):
         """The namespace of the objects; empty for all namespaces."""
         self._kind = kind
         self._events = events or ObjectEvents()
-        self._forgotten = forgotten
+        self._missing_objects = missing_objects
         self._table = table
         self._statuses = statuses
         self._parent = health
@@ -317,7 +317,7 @@ class Sink(Generic[T]):
         first, deletions last.
         """
         removed = self._missing(rows)
-        if self._forgotten is None or not self._synced or 2 * len(removed) <= len(self._table):
+        if self._missing_objects is None or not self._synced or 2 * len(removed) <= len(self._table):
             rest = iter(rows.items())
             for _ in range((len(rows) - 1) // PART):
                 part = dict(islice(rest, PART))
@@ -325,8 +325,8 @@ class Sink(Generic[T]):
                 with self._table.txn() as txn:
                     for row in part.values():
                         txn.put(row)
-                if self._forgotten is not None:  # so that run() does not delete them meanwhile
-                    self._forgotten.reported(self._kind.qualified, part.keys())
+                if self._missing_objects is not None:  # so that run() does not delete them meanwhile
+                    self._missing_objects.reported(self._kind.qualified, part.keys())
                 await anyio.lowlevel.checkpoint()
             last = dict(rest)
             self._count({**last, **dict.fromkeys(removed)}, broken)
@@ -336,15 +336,15 @@ class Sink(Generic[T]):
                 for key in removed:
                     txn.delete(key)
             self._complete(broken, "watching")
-            if self._forgotten is not None:
-                self._forgotten.listed(self._kind.qualified)
+            if self._missing_objects is not None:
+                self._missing_objects.listed(self._kind.qualified)
             return
         self._broken.clear()
         self.change(rows, broken)
-        self._forgotten.lost(self, removed, len(rows))
+        self._missing_objects.add(self, removed, len(rows))
 
     def drop(self, keys: Collection[Key]) -> None:
-        """Delete objects that the server has lost."""
+        """Delete rows of missing objects."""
         self._count(dict.fromkeys(keys), ())
         with self._table.txn() as txn:
             for key in keys:
@@ -365,8 +365,8 @@ class Sink(Generic[T]):
         for key in rows:
             self._broken.pop(_name(self._kind, key), None)
         self._broken.update(_split(one) for one in broken)
-        if self._forgotten is not None and rows:
-            self._forgotten.reported(self._kind.qualified, rows.keys())
+        if self._missing_objects is not None and rows:
+            self._missing_objects.reported(self._kind.qualified, rows.keys())
         self._heard(state)
 
     def watching(self) -> None:

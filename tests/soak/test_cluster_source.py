@@ -29,7 +29,7 @@ REMOVED = 60.0
 """Seconds for which there is no source."""
 PODS = "/api/v1/namespaces/default/pods"
 SETTLED = 40.0
-"""Seconds until lost objects are no longer in force, and some."""
+"""Seconds until rows of missing objects are deleted, and some."""
 
 
 class Bare(Server):
@@ -105,7 +105,7 @@ def test_a_source_may_go_for_long_come_back_empty_and_be_filled(
         held(node, target.ipv4, REMOVED)
         server.forget()
         server.start()
-        eventually(lambda: "default" in dumped(pid, "k8s-forgotten"), within=60)
+        eventually(lambda: "default" in dumped(pid, "k8s-missing"), within=60)
         held(node, target.ipv4, 15)  # longer than the store is thought to be filled in
         assert states(pid) == {"ready"}
         eventually(lambda: server.numbers() == numbers, within=60)

@@ -20,7 +20,7 @@ from cells.cluster.identity.numbers import CLUSTER, EVERY_CLUSTER, ClusterNumber
 from cells.kubernetes.api_server import KubernetesAPI
 from cells.kubernetes.objects.cilium_endpoint import CILIUM_IDENTITIES, CiliumIdentity
 from cells.kubernetes.settings import ObjectSource
-from cells.kubernetes.sink import ForgottenObject
+from cells.kubernetes.sink import MissingObject
 from lifecycle import Backoff, Change, Health, Jobs, Logger, Table
 from lifecycle.jobs import TimeSlice
 
@@ -220,7 +220,7 @@ class CiliumIdentityWatch:
         objects: CiliumIdentityAllocator,
         source: ObjectSource,
         mode: AllocationMode,
-        forgotten: Table[tuple[str, str, str], ForgottenObject],
+        missing_objects: Table[tuple[str, str, str], MissingObject],
         *,
         jobs: Jobs,
         log: Logger,
@@ -230,7 +230,7 @@ class CiliumIdentityWatch:
         self._objects = objects
         self._writes = source is ObjectSource.API_SERVER
         self._log = log
-        self._forgotten = forgotten
+        self._absent = missing_objects
         self._known: set[str] = set()
         """The names of the objects that were taken in."""
         self._missing: set[int] = set()
@@ -238,7 +238,7 @@ class CiliumIdentityWatch:
         if not mode.reads_keys:
             self._first = identities.table.initializer("CiliumIdentity objects")
             jobs.observe("identities", self._rounds, self._follow)
-            jobs.observe("lost objects", forgotten.changes, self._look)
+            jobs.observe("missing objects", missing_objects.changes, self._look)
             jobs.timer("compare", self._keep_used, COMPARE)
 
     async def _rounds(self) -> AsyncIterator[list[Change[tuple[str, str], CiliumIdentity]] | None]:
@@ -265,7 +265,7 @@ class CiliumIdentityWatch:
             used = self._identities.in_use() if changes is None else self._touched(changes)
             await self._keep(used)
 
-    async def _look(self, _: list[Change[tuple[str, str, str], ForgottenObject]]) -> None:
+    async def _look(self, _: list[Change[tuple[str, str, str], MissingObject]]) -> None:
         """The server has lost objects: those in use here are made again, before others drop them."""
         await self._keep_used()
 
@@ -301,7 +301,7 @@ class CiliumIdentityWatch:
             self._missing.discard(number)
             if there is None:
                 self._missing.add(number)
-            if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._forgotten:
+            if there is not None and (CILIUM_IDENTITIES.qualified, "", str(number)) not in self._absent:
                 await self._objects.keep(number, labels)
             elif self._objects.is_on_its_way(number):
                 continue

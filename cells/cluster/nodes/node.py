@@ -16,7 +16,7 @@ import msgspec
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.encryption import WIREGUARD_KEY
 from cells.cluster.ipcache.rows import Source
-from cells.kubernetes.objects.cilium_endpoint import KnownEndpoint, KnownEndpointSlice
+from cells.kubernetes.objects.cilium_endpoint import SlimEndpoint, SlimEndpointSlice
 from cells.kubernetes.objects.kind import Key
 from lifecycle import ReadTable
 from lifecycle.tables import Changes
@@ -291,7 +291,7 @@ class EndpointPlaces:
         self._order: list[tuple[int, int]] = []
         """The keys of _near, sorted."""
 
-    def add(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+    def add(self, row: SlimEndpoint | SlimEndpointSlice) -> None:
         """Add an object."""
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
@@ -302,8 +302,8 @@ class EndpointPlaces:
 
     def replace(
         self,
-        old: KnownEndpoint | KnownEndpointSlice | None,
-        row: KnownEndpoint | KnownEndpointSlice | None,
+        old: SlimEndpoint | SlimEndpointSlice | None,
+        row: SlimEndpoint | SlimEndpointSlice | None,
     ) -> None:
         """Replace an object by its new version; most changes, of its identity, cost nothing."""
         if old is not None and row is not None and _located(old) == _located(row):
@@ -313,7 +313,7 @@ class EndpointPlaces:
         if row is not None:
             self.add(row)
 
-    def remove(self, row: KnownEndpoint | KnownEndpointSlice) -> None:
+    def remove(self, row: SlimEndpoint | SlimEndpointSlice) -> None:
         """Remove an object, in its last version."""
         for endpoint in row.endpoints:
             if (at := number_of(endpoint.node)) is not None:
@@ -336,20 +336,20 @@ class EndpointPlaces:
                 at += 1
 
 
-def is_at(places: ChangedPlaces, endpoint: KnownEndpoint) -> bool:
+def is_at(places: ChangedPlaces, endpoint: SlimEndpoint) -> bool:
     """Whether a node, or an address of it, is among them."""
     addresses = (prefix.partition("/")[0] for prefix in endpoint.prefixes)
     return places.have_node(endpoint.node) or any(map(places.hold, addresses))
 
 
-def _surroundings(endpoint: KnownEndpoint) -> Iterator[tuple[int, int]]:
+def _surroundings(endpoint: SlimEndpoint) -> Iterator[tuple[int, int]]:
     """Keys of an address for EndpointPlaces."""
     for prefix in endpoint.prefixes:
         if (found := number_of(prefix.partition("/")[0])) is not None:
             yield found[0], found[1] >> NEAR[found[0]]
 
 
-def _located(row: KnownEndpoint | KnownEndpointSlice) -> list[tuple[str, str]]:
+def _located(row: SlimEndpoint | SlimEndpointSlice) -> list[tuple[str, str]]:
     """The fields of an object that EndpointPlaces reads."""
     return [(one.node, one.addresses) for one in row.endpoints]
 

@@ -291,7 +291,7 @@ class CiliumNodePublisher:
         )
         own.follow(jobs, self._look)
         jobs.observe("keep the CiliumNode", own_cilium.changes, self._look)
-        jobs.observe("lost objects", resources.forgotten.table.changes, self._look)
+        jobs.observe("missing objects", resources.missing_objects.table.changes, self._look)
         if pools.requests is not None:
             jobs.observe("publish requests of pools", pools.requests.changes, self._ask)
 

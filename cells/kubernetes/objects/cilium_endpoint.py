@@ -22,17 +22,17 @@ __all__ = [
     "CILIUM_ENDPOINTS",
     "CILIUM_ENDPOINT_SLICES",
     "CILIUM_IDENTITIES",
-    "KNOWN_ENDPOINTS",
-    "KNOWN_ENDPOINT_SLICES",
     "NODE_NAME",
+    "SLIM_ENDPOINTS",
+    "SLIM_ENDPOINT_SLICES",
     "CiliumEndpoint",
     "CiliumEndpointSlice",
     "CiliumEndpointStatus",
     "CiliumIdentity",
     "CoreEndpoint",
-    "KnownEndpoint",
-    "KnownEndpointSlice",
     "NamedPort",
+    "SlimEndpoint",
+    "SlimEndpointSlice",
     "digest",
     "owner_of",
 ]
@@ -179,7 +179,7 @@ An admission policy requires that it is the node of the agent's token.
 """
 
 
-class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
+class SlimEndpoint(msgspec.Struct, frozen=True, gc=False):
     """The fields of a pod's endpoint that an agent keeps."""
 
     key: Key
@@ -211,8 +211,8 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
         return self.key[1]
 
     @property
-    def endpoints(self) -> tuple[KnownEndpoint]:
-        """The endpoint itself; as in KnownEndpointSlice."""
+    def endpoints(self) -> tuple[SlimEndpoint]:
+        """The endpoint itself; as in SlimEndpointSlice."""
         return (self,)
 
     @property
@@ -226,11 +226,11 @@ class KnownEndpoint(msgspec.Struct, frozen=True, gc=False):
         return bool(self.identity and self.addresses)
 
 
-class KnownEndpointSlice(msgspec.Struct, frozen=True, gc=False):
+class SlimEndpointSlice(msgspec.Struct, frozen=True, gc=False):
     """The endpoints of a CiliumEndpointSlice."""
 
     name: str
-    endpoints: tuple[KnownEndpoint, ...]
+    endpoints: tuple[SlimEndpoint, ...]
 
     @property
     def key(self) -> Key:
@@ -251,7 +251,7 @@ def owner_of(row: CiliumEndpoint) -> tuple[str, str]:
     return (found.name, found.uid) if found is not None else ("", "")
 
 
-def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
+def _of_object(row: CiliumEndpoint) -> SlimEndpoint:
     status, node_name = row.status, row.annotations.get(NODE_NAME, "")
     return _reduced(
         row.key,
@@ -264,8 +264,8 @@ def _of_object(row: CiliumEndpoint) -> KnownEndpoint:
     )
 
 
-def _of_slice(row: CiliumEndpointSlice) -> KnownEndpointSlice:
-    return KnownEndpointSlice(
+def _of_slice(row: CiliumEndpointSlice) -> SlimEndpointSlice:
+    return SlimEndpointSlice(
         row.name,
         tuple(
             _reduced(
@@ -289,9 +289,9 @@ def _reduced(
     ports: tuple[NamedPort, ...] | None,
     digest: int = 0,
     node_name: str = "",
-) -> KnownEndpoint:
+) -> SlimEndpoint:
     valid = 0 < identity < 1 << 32 and 0 <= key < 1 << 8
-    return KnownEndpoint(
+    return SlimEndpoint(
         (intern(name[0]), name[1]),
         _shared(identity) if valid else 0,
         intern(networking.node) if networking is not None else "",
@@ -327,5 +327,5 @@ def _prefixes(networking: Networking) -> Iterator[str]:
             yield f"{pair.ipv4}/32"
 
 
-KNOWN_ENDPOINTS: Final[Kind[Any]] = CILIUM_ENDPOINTS.stored_as(_of_object)
-KNOWN_ENDPOINT_SLICES: Final[Kind[Any]] = CILIUM_ENDPOINT_SLICES.stored_as(_of_slice)
+SLIM_ENDPOINTS: Final[Kind[Any]] = CILIUM_ENDPOINTS.stored_as(_of_object)
+SLIM_ENDPOINT_SLICES: Final[Kind[Any]] = CILIUM_ENDPOINT_SLICES.stored_as(_of_slice)

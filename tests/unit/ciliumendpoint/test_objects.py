@@ -22,7 +22,7 @@ from cells.config import AgentConfig, AgentSettings
 from cells.endpoint import Endpoint, State, ciliumendpoint, endpoint_table
 from cells.endpoint.ciliumendpoint import PodEndpoint
 from cells.endpoint.restore import ExposedEndpoints
-from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, NODE_NAME
+from cells.kubernetes.objects.cilium_endpoint import NODE_NAME, SLIM_ENDPOINTS
 from cells.kubernetes.resources import Resources
 from cells.policy.maps import RealizedPolicy, realized_table
 from lifecycle import Hive, Lifecycle, ReadTable, Table, invoke, provide, supply
@@ -54,7 +54,7 @@ class Node:
         self.endpoints = hive.get(Table[int, Endpoint])
         self.policies = hive.get(Table[int, RealizedPolicy])
         self.shown = hive.get(Table[tuple[str, str], PodEndpoint])
-        self.objects = hive.get(Resources).table(KNOWN_ENDPOINTS)
+        self.objects = hive.get(Resources).table(SLIM_ENDPOINTS)
 
     def put(self, row: Endpoint) -> None:
         with self.endpoints.txn() as rows:

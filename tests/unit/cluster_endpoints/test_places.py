@@ -19,7 +19,7 @@ from cells.cluster.nodes.node import (
     NodeIP,
     is_at,
 )
-from cells.kubernetes.objects.cilium_endpoint import KnownEndpoint
+from cells.kubernetes.objects.cilium_endpoint import SlimEndpoint
 from lifecycle import Table
 
 ADDRESSES = st.integers(0, 1200).map(lambda number: str(IPv4Address("10.0.0.0") + number)) | st.integers(
@@ -47,9 +47,9 @@ def node(name: str, addresses: Iterable[str], ranges: Iterable[IPv4Network | IPv
     )
 
 
-def endpoint(number: int, at: str, addresses: Iterable[str]) -> KnownEndpoint:
+def endpoint(number: int, at: str, addresses: Iterable[str]) -> SlimEndpoint:
     prefixes = [f"{one}/{128 if ':' in one else 32}" for one in addresses]
-    return KnownEndpoint(("shop", f"web-{number}"), 300, at, " ".join(prefixes))
+    return SlimEndpoint(("shop", f"web-{number}"), 300, at, " ".join(prefixes))
 
 
 ENDPOINTS = st.builds(endpoint, st.integers(0, 9), ADDRESSES, st.lists(ADDRESSES, max_size=2))
@@ -58,9 +58,9 @@ NODES = st.builds(node, st.sampled_from("abc"), st.lists(ADDRESSES, max_size=2),
 
 @given(st.lists(ENDPOINTS | st.integers(0, 9), max_size=30), NODES)
 def test_all_endpoints_that_a_node_concerns_are_around_it(
-    changes: Iterable[KnownEndpoint | int], changed: ClusterNode
+    changes: Iterable[SlimEndpoint | int], changed: ClusterNode
 ) -> None:
-    places, present = EndpointPlaces(), dict[tuple[str, str], KnownEndpoint]()
+    places, present = EndpointPlaces(), dict[tuple[str, str], SlimEndpoint]()
     for change in changes:
         key = ("shop", f"web-{change}") if isinstance(change, int) else change.key
         if (old := present.pop(key, None)) is not None:

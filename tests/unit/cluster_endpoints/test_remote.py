@@ -22,7 +22,7 @@ from cells.cluster.nodes.node import INTERNAL_IP, ClusterNode, NodeIP
 from cells.cluster.remote_endpoints import EndpointObjects, RemoteEndpoint
 from cells.config import AgentConfig, AgentSettings, ChainingMode
 from cells.endpoint import KubernetesPods
-from cells.kubernetes.objects.cilium_endpoint import KNOWN_ENDPOINTS, KnownEndpoint
+from cells.kubernetes.objects.cilium_endpoint import SLIM_ENDPOINTS, SlimEndpoint
 from cells.kubernetes.resources import Resources
 from cells.policy import maps as policy_maps
 from cells.policy.maps import PolicyComputer, PolicyMapPool
@@ -173,10 +173,10 @@ async def test_at_a_start_identities_come_before_the_addresses_that_have_them(tm
     def reading(identities: Identities) -> None:
         unread.append(identities.table.initializer("objects that are still read"))
 
-    listed: list[Table[tuple[str, str], KnownEndpoint]] = []
+    listed: list[Table[tuple[str, str], SlimEndpoint]] = []
 
     def looking(resources: Resources) -> None:
-        listed.append(resources.table(KNOWN_ENDPOINTS))
+        listed.append(resources.table(SLIM_ENDPOINTS))
 
     async with room(tmp_path, None, None, invoke(reading), invoke(looking)) as one:
         one.write(cep("web", "10.0.2.7", 300))

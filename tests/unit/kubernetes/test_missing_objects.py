@@ -1,4 +1,4 @@
-"""An API server with a store that is lost and filled again takes nothing out of force before it is filled."""
+"""Rows that a relist of an emptied API server lacks are retained until its store was refilled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cells.config import AgentConfig, AgentSettings
 from cells.kubernetes import sink
 from cells.kubernetes.objects.cilium_endpoint import CiliumIdentity
 from cells.kubernetes.objects.core import Namespace, Pod
-from cells.kubernetes.sink import ForgottenObject
+from cells.kubernetes.sink import MissingObject
 from cells.node.addresses import address_table
 from lifecycle import HealthTree, Hive, Lifecycle, Table, invoke, provide, supply
 from lifecycle.testing import eventually
@@ -41,14 +41,14 @@ class Agent:
         self.namespaces = hive.get(Table[tuple[str, str], Namespace])
         self.identities = hive.get(Identities)
         self.objects = hive.get(Table[tuple[str, str], CiliumIdentity])
-        self.lost = hive.get(Table[tuple[str, str, str], ForgottenObject])
+        self.missing = hive.get(Table[tuple[str, str, str], MissingObject])
         self.health = hive.get(HealthTree)
 
     def names(self) -> set[str]:
         return {one.name for one in self.pods.all()}
 
     def health_message(self) -> str:
-        return next(one.message for one in self.health.snapshot() if one.module == "kubernetes.forgotten")
+        return next(one.message for one in self.health.snapshot() if one.module == "kubernetes.missing")
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def agent(folder: Path, url: str) -> AsyncIterator[Agent]:
         __: Table[tuple[str, str], Namespace],
         ___: Identities,
         ____: Table[tuple[str, str], CiliumIdentity],
-        _____: Table[tuple[str, str, str], ForgottenObject],
+        _____: Table[tuple[str, str, str], MissingObject],
         ______: HealthTree,
     ) -> None: ...
 
@@ -92,20 +92,20 @@ async def test_what_is_lost_stays_in_force_until_the_store_is_filled(tmp_path: P
         await eventually(lambda: node.objects.get(("", str(number))) is not None)
     try:
         async with cluster("ciliumidentities", port=port) as one:
-            lost = {("nodes", "", NODE), *(("pods", "default", name) for name in "abc")}
-            await eventually(lambda: all(one in node.lost for one in lost), within=30)
-            assert "the API server has lost" in node.health_message()
+            missing = {("nodes", "", NODE), *(("pods", "default", name) for name in "abc")}
+            await eventually(lambda: all(one in node.missing for one in missing), within=30)
+            assert "a relist lacks" in node.health_message()
             await eventually(lambda: one.get("CiliumIdentity", str(number)) is not None)
             assert node.names() == {"a", "b", "c"}
             assert node.identities.stands_for(number, WEB)
             one.put(pod("a", NODE))
             one.put(pod("d", NODE))
             await eventually(lambda: node.names() == {"a", "b", "c", "d"})
-            await eventually(lambda: ("pods", "default", "a") not in node.lost)
-            assert ("pods", "default", "b") in node.lost, "there is no cluster of this node without its Node"
+            await eventually(lambda: ("pods", "default", "a") not in node.missing)
+            assert ("pods", "default", "b") in node.missing, "the store lacks this node's Node"
             one.put(OWN)
             await eventually(lambda: node.names() == {"a", "d"})
-            assert node.health_message() == "nothing is lost"
+            assert node.health_message() == "no objects are missing"
             assert node.identities.stands_for(number, WEB)
             one.delete("Pod", "a", "default")
             await eventually(lambda: node.names() == {"d"})
@@ -121,7 +121,7 @@ async def test_a_list_that_lacks_a_few_is_believed_at_once(tmp_path: Path) -> No
             one.server.restart()
             await one.server.hang_up()
             await eventually(lambda: node.names() == {"b", "c", "d"})
-            assert not len(node.lost)
+            assert not len(node.missing)
 
 
 async def test_a_forbidden_kind_does_not_keep_lost_objects_in_force(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_forbidden_kind_does_not_keep_lost_objects_in_force(tmp_path: Pa
                 one.delete("Pod", name, "default")
             one.server.restart()
             await one.server.hang_up()
-            await eventually(lambda: len(node.lost) == 2 or node.names() == {"c"})
+            await eventually(lambda: len(node.missing) == 2 or node.names() == {"c"})
             await eventually(lambda: node.names() == {"c"})
 
 
@@ -154,6 +154,6 @@ async def test_another_store_is_noticed_and_its_long_list_taken_in_whole(
         async with cluster("ciliumidentities", port=port) as one:
             fill(one, *names[:15], "late")
             await eventually(lambda: node.names() == {*names[:15], "late"}, within=30)
-            assert node.health_message() == "nothing is lost"
+            assert node.health_message() == "no objects are missing"
     finally:
         await serving.__aexit__(None, None, None)
