@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Session affinity: a client goes back to the backend it had, for as long as it keeps coming. */
+/* Session affinity: a client keeps its backend until it is idle for the service's timeout. */
 #pragma once
 
 #include "lb/services.h"
@@ -23,9 +23,9 @@ static __always_inline void lb6_affinity_key(struct lb6_affinity_key *key, const
 	key->rev_nat_index = index;
 }
 
-/* The number of the backend that is remembered of a client, 0 if that is too long ago or it no longer serves. */
-static __always_inline __u32 lb_still_affine(const struct lb_service *service, const struct lb_affinity *known,
-					     __u64 now)
+/* Return the backend id of an affinity entry; 0 if it expired or the backend was removed from the service. */
+static __always_inline __u32 lb_valid_affinity(const struct lb_service *service, const struct lb_affinity *known,
+					       __u64 now)
 {
 	struct lb_affinity_match match = { .rev_nat_index = service->rev_nat_index };
 
@@ -35,9 +35,9 @@ static __always_inline __u32 lb_still_affine(const struct lb_service *service, c
 	return bpf_map_lookup_elem(&cilium_lb_affinity_match, &match) ? match.backend : 0;
 }
 
-/* The number of the backend this client had, 0 if it is too long ago or that one no longer serves. */
-static __always_inline __u32 lb_affine(const struct lb_service *service, const struct flow *flow, __u32 now,
-				       __u8 family)
+/* Return the id of the client's backend; 0 without a valid affinity entry. */
+static __always_inline __u32 lb_lookup_affinity(const struct lb_service *service, const struct flow *flow,
+						__u32 now, __u8 family)
 {
 	const struct lb_affinity *known;
 
@@ -54,22 +54,22 @@ static __always_inline __u32 lb_affine(const struct lb_service *service, const s
 		lb6_affinity_key(&key, flow, service->rev_nat_index);
 		known = bpf_map_lookup_elem(&cilium_lb6_affinity, &key);
 	}
-	return lb_still_affine(service, known, now);
+	return lb_valid_affinity(service, known, now);
 }
 
-/* Note in the entry that the client has come again; false if it has none, or another backend. */
-static __always_inline bool lb_affinity_refresh(struct lb_affinity *known, __u32 backend, __u64 now)
+/* Update the time of an affinity entry; false if there is none, or for another backend. */
+static __always_inline bool lb_refresh_affinity(struct lb_affinity *known, __u32 backend, __u64 now)
 {
 	if (!known || known->backend != backend)
 		return false;
-	if (known->last_used != now) /* once a second at most, as conntrack's: ct_refresh() */
+	if (known->last_used != now) /* at most once a second, as ct_refresh() */
 		known->last_used = now;
 	return true;
 }
 
-/* The client has come again. Most packets find their entry: to update it would take its bucket's lock. */
-static __always_inline void lb_affinity_note(const struct lb_service *service, const struct flow *flow,
-					     __u32 backend, __u32 now, __u8 family)
+/* Record the client's backend. An existing entry is changed in place: a map update would take the bucket's lock. */
+static __always_inline void lb_update_affinity(const struct lb_service *service, const struct flow *flow,
+					       __u32 backend, __u32 now, __u8 family)
 {
 	struct lb_affinity value = { .last_used = now, .backend = backend };
 
@@ -79,13 +79,13 @@ static __always_inline void lb_affinity_note(const struct lb_service *service, c
 		struct lb4_affinity_key key;
 
 		lb4_affinity_key(&key, flow, service->rev_nat_index);
-		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
+		if (!lb_refresh_affinity(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
 			bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
 	} else {
 		struct lb6_affinity_key key;
 
 		lb6_affinity_key(&key, flow, service->rev_nat_index);
-		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
+		if (!lb_refresh_affinity(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
 			bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
 	}
 }

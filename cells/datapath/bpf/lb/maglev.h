@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Maglev (NSDI 2016): a client's connection goes to the same backend whichever node it comes to, by its hash.
+/* Maglev consistent hashing (NSDI 2016): all nodes select the same backend for a client's connection.
  *
- * The hash is Bob Jenkins' (lookup3, as in the kernel's jhash.h), of what Cilium hashes: all nodes have to agree.
+ * The hash is jhash (Bob Jenkins' lookup3, include/linux/jhash.h) over the same fields as Cilium's.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 
 #define JHASH_INITVAL 0xdeadbeef
 
-static __always_inline __u32 rotated(__u32 word, __u32 bits)
+static __always_inline __u32 rol32(__u32 word, __u32 bits)
 {
 	return word << bits | word >> (32 - bits);
 }
@@ -18,34 +18,34 @@ static __always_inline __u32 rotated(__u32 word, __u32 bits)
 static __always_inline __u32 jhash_final(__u32 a, __u32 b, __u32 c)
 {
 	c ^= b;
-	c -= rotated(b, 14);
+	c -= rol32(b, 14);
 	a ^= c;
-	a -= rotated(c, 11);
+	a -= rol32(c, 11);
 	b ^= a;
-	b -= rotated(a, 25);
+	b -= rol32(a, 25);
 	c ^= b;
-	c -= rotated(b, 16);
+	c -= rol32(b, 16);
 	a ^= c;
-	a -= rotated(c, 4);
+	a -= rol32(c, 4);
 	b ^= a;
-	b -= rotated(a, 14);
+	b -= rol32(a, 14);
 	c ^= b;
-	c -= rotated(b, 24);
+	c -= rol32(b, 24);
 	return c;
 }
 
 #define JHASH_MIX(a, b, c)                                                                                         \
 	do {                                                                                                       \
-		a -= c, a ^= rotated(c, 4), c += b;                                                                \
-		b -= a, b ^= rotated(a, 6), a += c;                                                                \
-		c -= b, c ^= rotated(b, 8), b += a;                                                                \
-		a -= c, a ^= rotated(c, 16), c += b;                                                               \
-		b -= a, b ^= rotated(a, 19), a += c;                                                               \
-		c -= b, c ^= rotated(b, 4), b += a;                                                                \
+		a -= c, a ^= rol32(c, 4), c += b;                                                                  \
+		b -= a, b ^= rol32(a, 6), a += c;                                                                  \
+		c -= b, c ^= rol32(b, 8), b += a;                                                                  \
+		a -= c, a ^= rol32(c, 16), c += b;                                                                 \
+		b -= a, b ^= rol32(a, 19), a += c;                                                                 \
+		c -= b, c ^= rol32(b, 4), b += a;                                                                  \
 	} while (0)
 
-/* The service's address does not count: its backends are the same at each of them. Nor does the port of a client that is
- * to stay with its backend.
+/* The hash excludes the service's address, since all its frontends have the same backends; and with session affinity the
+ * client's port (`by_address`).
  */
 static __always_inline __u32 maglev_hash(const struct flow *flow, const struct nodeport_config *own,
 					 bool by_address, __u8 family)
@@ -69,17 +69,17 @@ static __always_inline __u32 maglev_hash(const struct flow *flow, const struct n
 	return jhash_final(a, b, c);
 }
 
-/* Whether backends of the service are chosen so. */
-static __always_inline bool maglev_serves(const struct lb_service *service, const struct nodeport_config *own)
+/* Return whether the service uses Maglev: by its own setting, else the node's. */
+static __always_inline bool maglev_is_used(const struct lb_service *service, const struct nodeport_config *own)
 {
 	__u8 algorithm = service->backend >> 24;
 
 	return algorithm == LB_MAGLEV || (!algorithm && own->flags & NODEPORT_MAGLEV);
 }
 
-/* The number of the backend for the connection, 0 if the service has no table. */
-static __always_inline __u32 maglev_pick(const struct lb_service *service, const struct flow *flow,
-					 const struct nodeport_config *own, __u8 family)
+/* Return the backend id for the connection; 0 if the service has no table. */
+static __always_inline __u32 maglev_select_backend(const struct lb_service *service, const struct flow *flow,
+						   const struct nodeport_config *own, __u8 family)
 {
 	__u32 zero = 0, size = config.maglev_size, at;
 	__be16 index = service->rev_nat_index;
@@ -94,6 +94,6 @@ static __always_inline __u32 maglev_pick(const struct lb_service *service, const
 	if (!numbers)
 		return 0;
 	at = maglev_hash(flow, own, service->flags & LB_AFFINITY, family) % size;
-	asm volatile("" : "+r"(at)); /* the verifier does not see that it is below */
+	asm volatile("" : "+r"(at)); /* keeps the bounds check below, which the verifier needs */
 	return at < size ? numbers[at] : 0;
 }

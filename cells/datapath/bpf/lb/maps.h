@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Services: frontends, their slots, backends, and what is remembered of clients. Layouts are Cilium 1.17's.
+/* Maps of services: frontends, backend slots, backends, reverse NAT, session affinity, source ranges, Maglev tables.
  *
- * Addresses, ports and reverse NAT indexes in network order, the rest in the host's. The agent writes all of them but
- * the affinity of clients.
+ * Layouts are Cilium 1.17's. Addresses, ports and reverse NAT indexes are in network byte order, the rest in host order.
+ * The agent writes all maps except those of session affinity.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 struct lb4_key {
 	__be32 address;
 	__be16 port;
-	__u16 slot; /* 0: the service itself; from 1 on its backends */
+	__u16 slot; /* 0: the service; from 1 on: its backends */
 	__u8 protocol; /* 0: any */
 	__u8 scope;
 	__u8 pad[2];
@@ -26,10 +26,10 @@ struct lb6_key {
 	__u8 pad[2];
 };
 
-#define LB_SCOPE_INTERNAL 1 /* for clients of the cluster, where that makes a difference */
+#define LB_SCOPE_INTERNAL 1 /* for clients in the cluster, if the service has LB_TWO_SCOPES */
 
 struct lb_service {
-	__u32 backend; /* of slot 0: the time-out of session affinity, in seconds */
+	__u32 backend; /* id; in slot 0: timeout of session affinity in seconds, algorithm in the upper byte */
 	__u16 count;
 	__be16 rev_nat_index;
 	__u8 flags;
@@ -42,15 +42,15 @@ struct lb_service {
 #define LB_HOST_PORT 0x08
 #define LB_AFFINITY 0x10
 #define LB_LOAD_BALANCER 0x20
-#define LB_ROUTABLE 0x40 /* clients outside may ask it */
-#define LB_SOURCE_RANGE 0x80 /* only some of them: cilium_lb4_source_range and its twin list these */
+#define LB_ROUTABLE 0x40 /* external clients may use it */
+#define LB_SOURCE_RANGE 0x80 /* cilium_lb4_source_range and cilium_lb6_source_range restrict clients */
 #define LB_LOCAL_REDIRECT 0x01 /* of flags2 */
-#define LB_LOOPBACK 0x08 /* of flags2: a host port on the loopback address alone */
-#define LB_SOURCE_DENY 0x40 /* of flags2: all but the listed ones */
+#define LB_LOOPBACK 0x08 /* of flags2: a host port only on loopback addresses */
+#define LB_SOURCE_DENY 0x40 /* of flags2: the source ranges deny instead of allow */
 #define LB_L7 0x04 /* of flags2 */
-#define LB_TWO_SCOPES 0x20 /* of flags2 */
-#define LB_DSR 0x80 /* of flags2: backends on other nodes answer by themselves, where services choose */
-#define LB_AFFINITY_TIME 0xffffff /* the rest of the word selects how a backend is chosen for clients outside */
+#define LB_TWO_SCOPES 0x20 /* of flags2: internal and external scope have different backends */
+#define LB_DSR 0x80 /* of flags2: DSR, if NODEPORT_DSR_CHOSEN is set */
+#define LB_AFFINITY_TIME 0xffffff /* mask of the timeout; the upper byte is the algorithm, LB_RANDOM or LB_MAGLEV */
 
 struct lb4_backend {
 	__be32 address;
@@ -84,7 +84,7 @@ struct lb6_reverse_nat {
 	__be16 port;
 } __attribute__((packed, aligned(2)));
 
-/* The client is an address, in the low bytes of its field if it is an IPv4 one; or the cookie of its network namespace. */
+/* `client` is an address (IPv4 in the low bytes), or the netns cookie if `netns_cookie` is set. */
 struct lb4_affinity_key {
 	__u64 client;
 	__be16 rev_nat_index;
@@ -114,7 +114,7 @@ struct lb_affinity_match {
 };
 
 struct lb4_source_range {
-	__u32 prefixlen; /* 32 bits of the service, and those of the network */
+	__u32 prefixlen; /* 32 bits of index and padding, plus the network's prefix length */
 	__be16 rev_nat_index;
 	__u16 pad;
 	__be32 network;
@@ -150,14 +150,14 @@ LB_MAP(cilium_lb_affinity_match, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct lb
 LB_MAP(cilium_lb4_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb4_source_range, __u8);
 LB_MAP(cilium_lb6_source_range, BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC, struct lb6_source_range, __u8);
 
-#define LB_RANDOM 1 /* in the upper byte of that word; 0: as the node does */
+#define LB_RANDOM 1 /* in the upper byte of lb_service.backend of slot 0; 0: as hive_nodeport sets */
 #define LB_MAGLEV 2
 
-/* A service's lookup table, by its reverse NAT index: numbers of backends in the one entry of a map. */
+/* Maglev tables by reverse NAT index: a map with one entry, an array of backend ids. */
 struct lb_maglev_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(key_size, sizeof(__u32));
-	__uint(value_size, 4 * 16381); /* see config.maglev_size */
+	__uint(value_size, 4 * 16381); /* entries: config.maglev_size */
 	__uint(max_entries, 1);
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Services as pods see them: what they send to one goes to a backend, and what the backend answers comes from it. */
+/* Services for pods: DNAT from the frontend to a backend, and reverse NAT of replies. */
 #pragma once
 
 #include "ct/service.h"
@@ -13,27 +13,28 @@
 
 #define LB_TRANSLATED 1
 
-static __always_inline bool lb_balances(const struct flow *flow)
+static __always_inline bool lb_can_balance(const struct flow *flow)
 {
 	return (flow->protocol == IPPROTO_TCP || flow->protocol == IPPROTO_UDP || flow->protocol == IPPROTO_SCTP) &&
 	       !flow->related;
 }
 
-/* The number of a backend for a new connection, 0 if there is none. `own`: the client is outside. */
-static __always_inline __u32 lb_choose(union lb_key *key, const struct lb_service *service, const struct flow *flow,
-				       const struct nodeport_config *own, __u8 family)
+/* Select a backend for a new connection; 0 if there is none. `own` is set for external clients, which may use Maglev. */
+static __always_inline __u32 lb_select_backend(union lb_key *key, const struct lb_service *service,
+					       const struct flow *flow, const struct nodeport_config *own,
+					       __u8 family)
 {
 	__u32 number = 0;
 
-	if (own && maglev_serves(service, own) && service->count)
-		number = maglev_pick(service, flow, own, family);
-	return number ? number : lb_pick(key, service, family);
+	if (own && maglev_is_used(service, own) && service->count)
+		number = maglev_select_backend(service, flow, own, family);
+	return number ? number : lb_select_random_backend(key, service, family);
 }
 
-/* The backend that serves the packet's connection, and its number; 0 if there is none. */
-static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service *service, struct flow *flow,
-				      struct lb_backend *backend, const struct nodeport_config *own, __u32 now,
-				      __u8 family)
+/* Return id and address of the connection's backend, from its conntrack entry or newly selected; 0 if there is none. */
+static __always_inline __u32 lb_assign_backend(union lb_key *key, const struct lb_service *service,
+					       struct flow *flow, struct lb_backend *backend,
+					       const struct nodeport_config *own, __u32 now, __u8 family)
 {
 	struct ct_entry *entry = ct_service_find(flow, now, family);
 	__u32 number, affine;
@@ -42,22 +43,22 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 		entry = NULL;
 	if (entry && entry->rev_nat_index == service->rev_nat_index) {
 		number = entry->backend_id;
-		/* One that is about to end keeps its connections, and gets no new ones. */
-		if (lb_backend_of(number, backend, family) &&
+		/* A terminating backend keeps its connections and gets no new ones. */
+		if (lb_lookup_backend(number, backend, family) &&
 		    (backend->state == LB_BACKEND_ACTIVE || !begins(flow))) {
 			ct_service_note(entry, flow, now);
 			return number;
 		}
 	}
-	affine = lb_affine(service, flow, now, family);
+	affine = lb_lookup_affinity(service, flow, now, family);
 	number = affine;
-	if (!number || !lb_backend_of(number, backend, family) ||
+	if (!number || !lb_lookup_backend(number, backend, family) ||
 	    (backend->state != LB_BACKEND_ACTIVE && may_begin(flow))) {
-		number = lb_choose(key, service, flow, own, family);
-		if (!number || !lb_backend_of(number, backend, family))
+		number = lb_select_backend(key, service, flow, own, family);
+		if (!number || !lb_lookup_backend(number, backend, family))
 			return 0;
-		if (backend->state != LB_BACKEND_ACTIVE && lb_backend_of(affine, backend, family))
-			number = affine; /* all that serve are about to end */
+		if (backend->state != LB_BACKEND_ACTIVE && lb_lookup_backend(affine, backend, family))
+			number = affine; /* all backends are terminating: keep the client's */
 	}
 	if (entry) {
 		entry->backend_id = number;
@@ -68,9 +69,8 @@ static __always_inline __u32 lb_serve(union lb_key *key, const struct lb_service
 	return ct_service_create(flow, number, service->rev_nat_index, now, family) ? 0 : number;
 }
 
-/* Rewrite the packet, so that it goes to the backend. */
-static __always_inline int lb_redirect(context_t *ctx, struct flow *flow, const struct lb_backend *backend,
-				       __u8 family)
+/* DNAT to the backend; returns 0 or a drop reason. */
+static __always_inline int lb_dnat(context_t *ctx, struct flow *flow, const struct lb_backend *backend, __u8 family)
 {
 	__be16 port = backend->port ? backend->port : flow->dport;
 	int refused = translate_address(ctx, flow, DESTINATION, &flow->daddr, &backend->address, family);
@@ -83,11 +83,11 @@ static __always_inline int lb_redirect(context_t *ctx, struct flow *flow, const 
 	return refused;
 }
 
-/* Have a packet that would come back to its sender come from an address that no pod has, or the pod would take the
- * answer for its own. IPv6 has no such address.
+/* SNAT to the loopback service address if the client is the backend: with its own source address the pod would handle
+ * the reply locally. Only for IPv4. Returns 0 or a drop reason.
  */
-static __always_inline int lb_loop_back(context_t *ctx, struct flow *flow, const struct lb_backend *backend,
-					__u8 family)
+static __always_inline int lb_loopback_snat(context_t *ctx, struct flow *flow, const struct lb_backend *backend,
+					    __u8 family)
 {
 	struct address loopback = { .words = { config.service_loopback } };
 	int refused;
@@ -100,14 +100,16 @@ static __always_inline int lb_loop_back(context_t *ctx, struct flow *flow, const
 	return refused;
 }
 
-/* Whether the service is an externalIP of others, which pods may not use (CVE-2020-8554). */
-static __always_inline bool lb_is_foreign(const struct lb_service *service, const struct flow *flow, __u8 family)
+/* Return whether the service is an externalIP that the node does not have, and pods may not use it (CVE-2020-8554). */
+static __always_inline bool lb_is_foreign_external_ip(const struct lb_service *service, const struct flow *flow,
+						      __u8 family)
 {
 	return service->flags & LB_EXTERNAL_IP && config.features & FEATURE_OWN_EXTERNAL_IPS &&
 	       identity_of(ipcache_lookup(&flow->daddr, family)) != IDENTITY_HOST;
 }
 
-static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie, __u8 family)
+static __always_inline int lb_from_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie,
+				       __u8 family)
 {
 	const struct lb_service *service;
 	struct lb_backend backend = {};
@@ -115,38 +117,38 @@ static __always_inline int lb_pod(context_t *ctx, struct flow *flow, __u32 now, 
 	__u32 number;
 	int refused;
 
-	service = lb_service_of(&key, flow, family);
-	if (likely(!service) || lb_skips_redirect(service, netns_cookie, &flow->daddr, flow->dport, family) ||
-	    unlikely(lb_is_foreign(service, flow, family)))
+	service = lb_lookup_service(&key, flow, family);
+	if (likely(!service) || lb_skip_redirect(service, netns_cookie, &flow->daddr, flow->dport, family) ||
+	    unlikely(lb_is_foreign_external_ip(service, flow, family)))
 		return 0;
-	number = lb_serve(&key, service, flow, &backend, NULL, now, family);
+	number = lb_assign_backend(&key, service, flow, &backend, NULL, now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
-			return lb_unreachable(ctx, flow, BACK_TO_POD, family);
+			return lb_send_unreachable(ctx, flow, BACK_TO_POD, family);
 		return DROP(EGRESS, DROP_NO_SERVICE);
 	}
-	lb_affinity_note(service, flow, number, now, family);
+	lb_update_affinity(service, flow, number, now, family);
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->translated = true;
-	refused = lb_loop_back(ctx, flow, &backend, family);
+	refused = lb_loopback_snat(ctx, flow, &backend, family);
 	if (!refused)
-		refused = lb_redirect(ctx, flow, &backend, family);
+		refused = lb_dnat(ctx, flow, &backend, family);
 	return refused ? DROP(EGRESS, refused) : LB_TRANSLATED;
 }
 
-/* 0 if the packet is for no service, LB_TRANSLATED if it is on its way to a backend now, else the verdict. */
-VERIFIED_ALONE lb4_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
+/* Returns 0 if the destination is not a service, LB_TRANSLATED after DNAT to a backend, or a verdict. */
+VERIFIED_ALONE lb4_from_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(ctx, flow, now, netns_cookie, FAMILY_IPV4) : 0;
+	return flow ? lb_from_pod(ctx, flow, now, netns_cookie, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE lb6_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
+VERIFIED_ALONE lb6_from_pod(context_t *ctx, struct flow *flow, __u32 now, __u64 netns_cookie)
 {
-	return flow ? lb_pod(ctx, flow, now, netns_cookie, FAMILY_IPV6) : 0;
+	return flow ? lb_from_pod(ctx, flow, now, netns_cookie, FAMILY_IPV6) : 0;
 }
 
-/* The address and port of a service by its reverse NAT index; false if it was removed. */
-static __always_inline bool lb_frontend_of(__be16 index, struct address *address, __be16 *port, __u8 family)
+/* Look up the frontend of a reverse NAT index; false if the service was removed. */
+static __always_inline bool lb_lookup_rev_nat(__be16 index, struct address *address, __be16 *port, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
 		const struct lb4_reverse_nat *found = bpf_map_lookup_elem(&cilium_lb4_reverse_nat, &index);
@@ -166,9 +168,9 @@ static __always_inline bool lb_frontend_of(__be16 index, struct address *address
 	return true;
 }
 
-/* Have an answer come from there: 0, or the reason to drop. `loopback`: the backend is the client. */
-static __always_inline int lb_answer_from(context_t *ctx, struct flow *flow, const struct address *service,
-					  __be16 port, bool loopback, __u8 family)
+/* Rewrite a reply's source to this frontend; returns 0 or a drop reason. `loopback` also undoes lb_loopback_snat(). */
+static __always_inline int lb_apply_rev_nat(context_t *ctx, struct flow *flow, const struct address *service,
+					    __be16 port, bool loopback, __u8 family)
 {
 	int refused;
 
@@ -187,23 +189,23 @@ static __always_inline int lb_answer_from(context_t *ctx, struct flow *flow, con
 	return refused;
 }
 
-/* Have a backend's answer come from the service. */
-static __always_inline int lb_answer(context_t *ctx, struct flow *flow, __be16 index, bool loopback, __u8 family)
+/* Reverse NAT of a backend's reply by its index; returns 0 or a drop reason. */
+static __always_inline int lb_rev_nat(context_t *ctx, struct flow *flow, __be16 index, bool loopback, __u8 family)
 {
 	struct address service;
 	__be16 port;
 
-	if (!lb_frontend_of(index, &service, &port, family))
+	if (!lb_lookup_rev_nat(index, &service, &port, family))
 		return 0;
-	return lb_answer_from(ctx, flow, &service, port, loopback, family);
+	return lb_apply_rev_nat(ctx, flow, &service, port, loopback, family);
 }
 
-VERIFIED_ALONE lb4_answer(context_t *ctx, struct flow *flow, __u32 index, __u32 loopback)
+VERIFIED_ALONE lb4_rev_nat(context_t *ctx, struct flow *flow, __u32 index, __u32 loopback)
 {
-	return flow ? lb_answer(ctx, flow, index, loopback, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? lb_rev_nat(ctx, flow, index, loopback, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE lb6_answer(context_t *ctx, struct flow *flow, __u32 index)
+VERIFIED_ALONE lb6_rev_nat(context_t *ctx, struct flow *flow, __u32 index)
 {
-	return flow ? lb_answer(ctx, flow, index, false, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? lb_rev_nat(ctx, flow, index, false, FAMILY_IPV6) : DROP_INVALID;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which service a packet is for, and who serves it. */
+/* Lookups of services (frontends), their backend slots, and backends. */
 #pragma once
 
 #include "lb/maps.h"
@@ -18,7 +18,7 @@ struct lb_backend {
 	__u8 pad;
 };
 
-static __always_inline const struct lb_service *lb_slot(union lb_key *key, __u16 slot, __u8 family)
+static __always_inline const struct lb_service *lb_lookup_slot(union lb_key *key, __u16 slot, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
 		key->v4.slot = slot;
@@ -28,8 +28,8 @@ static __always_inline const struct lb_service *lb_slot(union lb_key *key, __u16
 	return bpf_map_lookup_elem(&cilium_lb6_services_v2, &key->v6);
 }
 
-static __always_inline void lb_key_write(union lb_key *key, const struct flow *flow, __u8 protocol, __u8 scope,
-					 __u8 family)
+static __always_inline void lb_fill_key(union lb_key *key, const struct flow *flow, __u8 protocol, __u8 scope,
+					__u8 family)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	if (family == FAMILY_IPV4) {
@@ -45,25 +45,25 @@ static __always_inline void lb_key_write(union lb_key *key, const struct flow *f
 	}
 }
 
-/* The service behind the packet's destination, as clients outside see it, or NULL. `key` leads to its slots. */
-static __always_inline const struct lb_service *lb_service_outside(union lb_key *key, const struct flow *flow,
-								   __u8 family)
+/* Return the service at the packet's destination in the external scope, or NULL. `key` is set for lb_lookup_slot(). */
+static __always_inline const struct lb_service *lb_lookup_service_external(union lb_key *key,
+									   const struct flow *flow, __u8 family)
 {
 	const struct lb_service *service;
 
-	lb_key_write(key, flow, flow->protocol, 0, family);
-	service = lb_slot(key, 0, family);
+	lb_fill_key(key, flow, flow->protocol, 0, family);
+	service = lb_lookup_slot(key, 0, family);
 	if (service)
 		return service;
-	lb_key_write(key, flow, 0, 0, family); /* written by a writer that ignores protocols */
-	return lb_slot(key, 0, family);
+	lb_fill_key(key, flow, 0, 0, family); /* entries without a protocol */
+	return lb_lookup_slot(key, 0, family);
 }
 
-/* The same as clients of this node see it. */
-static __always_inline const struct lb_service *lb_service_of(union lb_key *key, const struct flow *flow,
-							      __u8 family)
+/* Return the service at the packet's destination for clients of this node: in the internal scope if it has both. */
+static __always_inline const struct lb_service *lb_lookup_service(union lb_key *key, const struct flow *flow,
+								  __u8 family)
 {
-	const struct lb_service *service = lb_service_outside(key, flow, family);
+	const struct lb_service *service = lb_lookup_service_external(key, flow, family);
 
 	if (likely(!service) || !(service->flags2 & LB_TWO_SCOPES))
 		return service;
@@ -71,11 +71,11 @@ static __always_inline const struct lb_service *lb_service_of(union lb_key *key,
 		key->v4.scope = LB_SCOPE_INTERNAL;
 	else
 		key->v6.scope = LB_SCOPE_INTERNAL;
-	return lb_slot(key, 0, family);
+	return lb_lookup_slot(key, 0, family);
 }
 
-/* Fill in a backend; false if there is none of that number. */
-static __always_inline bool lb_backend_of(__u32 number, struct lb_backend *backend, __u8 family)
+/* Look up a backend by its id; false if there is none. */
+static __always_inline bool lb_lookup_backend(__u32 number, struct lb_backend *backend, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
 		const struct lb4_backend *found = bpf_map_lookup_elem(&cilium_lb4_backends_v3, &number);
@@ -97,14 +97,15 @@ static __always_inline bool lb_backend_of(__u32 number, struct lb_backend *backe
 	return true;
 }
 
-/* The number of any of the service's backends, 0 if it has none. */
-static __always_inline __u32 lb_pick(union lb_key *key, const struct lb_service *service, __u8 family)
+/* Return the id of a random backend of the service; 0 if it has none. */
+static __always_inline __u32 lb_select_random_backend(union lb_key *key, const struct lb_service *service,
+						      __u8 family)
 {
 	__u32 count = service->count;
 	const struct lb_service *slot;
 
 	if (!count)
 		return 0;
-	slot = lb_slot(key, bpf_get_prandom_u32() % count + 1, family);
+	slot = lb_lookup_slot(key, bpf_get_prandom_u32() % count + 1, family);
 	return slot ? slot->backend : 0;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who is not redirected by a policy that redirects to pods of this node: a pod that serves asks for what it stands in
- * front of.
+/* Exemption from CiliumLocalRedirectPolicies (skipRedirectFromBackend): a policy's own backend pods reach the original
+ * destination.
  */
 #pragma once
 
 #include "lb/maps.h"
 
-/* cilium_skip_lb4: sockets of this network namespace reach the address itself, whatever redirects it. */
+/* cilium_skip_lb4: sockets of this network namespace are not redirected from this address. */
 struct skip_lb4_key {
 	__u64 netns_cookie;
 	__be32 address;
@@ -18,7 +18,7 @@ struct skip_lb6_key {
 	__u64 netns_cookie;
 	struct address address;
 	__u32 pad;
-	__u16 port; /* in the host's order, as in Cilium 1.17 */
+	__u16 port; /* host byte order, as in Cilium 1.17 */
 	__u16 pad2;
 };
 
@@ -28,8 +28,8 @@ LB_MAP(cilium_skip_lb6, BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC, struct skip_lb6_ke
 _Static_assert(sizeof(struct skip_lb4_key) == 16, "cilium_skip_lb4");
 _Static_assert(sizeof(struct skip_lb6_key) == 32, "cilium_skip_lb6");
 
-static __always_inline bool lb_skips_redirect(const struct lb_service *service, __u64 netns_cookie,
-					      const struct address *ip, __be16 port, __u8 family)
+static __always_inline bool lb_skip_redirect(const struct lb_service *service, __u64 netns_cookie,
+					     const struct address *ip, __be16 port, __u8 family)
 {
 	if (likely(!(service->flags2 & LB_LOCAL_REDIRECT)))
 		return false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a client of a service without a backend: ICMP (RFC 792) or ICMPv6 (RFC 4443), port unreachable. */
+/* ICMP (RFC 792) or ICMPv6 (RFC 4443) port unreachable for clients of a service without backends. */
 #pragma once
 
 #include "lib/maps.h"
@@ -13,8 +13,8 @@ enum back {
 	BACK_TO_DEVICE,
 };
 
-/* The tc program, to which the packet is new, does. */
-static __always_inline int lb_unreachable(context_t *ctx, const struct flow *flow, enum back back, __u8 family)
+/* XDP passes the packet to the tc program, which replies. */
+static __always_inline int lb_send_unreachable(context_t *ctx, const struct flow *flow, enum back back, __u8 family)
 {
 	(void)ctx, (void)flow, (void)back, (void)family;
 	return VERDICT_PASS;
@@ -28,9 +28,9 @@ static __always_inline int lb_unreachable(context_t *ctx, const struct flow *flo
 #define UNREACHABLE_PORT6 4
 #define UNREACHABLE_HOPS 64
 
-/* It comes from the service, and from where the packet was sent on this link. */
-static __always_inline int lb_unreachable(struct __sk_buff *skb, const struct flow *flow, enum back back,
-					  __u8 family)
+/* Reply from the service's address, with the MAC that the packet was sent to. Returns the verdict. */
+static __always_inline int lb_send_unreachable(struct __sk_buff *skb, const struct flow *flow, enum back back,
+					       __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 	struct ethernet *eth = packet_eth(skb);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* For gc.c: removes translations of flows that conntrack has forgotten.
+/* Garbage collection of NAT entries without a live conntrack entry; included by gc.c.
  *
- * The two entries of a flow go together, each when a walk comes to it: in both cases conntrack is asked about the flow.
+ * Each of a flow's two entries is deleted when the walk reaches it; both check the same conntrack entry.
  */
 #pragma once
 
 #include "nat/maps.h"
 
-#define NAT_YOUNG 1000000000ULL /* one that has just been made is left to the next walk */
+#define NAT_MIN_AGE_NS 1000000000ULL /* its conntrack entry may not exist yet */
 
-/* Whether conntrack knows the flow that an entry of packets on their way out translates. */
+/* Return whether the flow of an egress key has a live conntrack entry. */
 static __always_inline bool nat4_flow_alive(const struct ct4_key *out)
 {
 	struct ct4_key key __attribute__((aligned(8))) = *out;
@@ -38,7 +38,7 @@ static __always_inline bool nat6_flow_alive(const struct ct6_key *out)
 	return entry && !has_ended(entry);
 }
 
-/* Whether it does, or knows the flow that such packets answer: as those of a backend that answers a client by itself. */
+/* Return whether the flow, or the reverse flow (DSR: the backend's replies have the NAT entry), has a live one. */
 static __always_inline bool nat4_alive(const struct ct4_key *out)
 {
 	struct ct4_key answered __attribute__((aligned(8))) = *out;
@@ -61,8 +61,8 @@ static __always_inline bool nat6_alive(const struct ct6_key *out)
 	return nat6_flow_alive(out) || nat6_flow_alive(&answered);
 }
 
-/* The key of the answers becomes that of the packets on their way out. */
-static __always_inline void nat4_outward(struct ct4_key *key, const struct nat4_entry *entry)
+/* Convert a reverse key to the egress key of its flow. */
+static __always_inline void nat4_egress_key(struct ct4_key *key, const struct nat4_entry *entry)
 {
 	struct ct4_key own = *key;
 
@@ -73,7 +73,7 @@ static __always_inline void nat4_outward(struct ct4_key *key, const struct nat4_
 	key->tail.flags = NAT_KEY_OUT;
 }
 
-static __always_inline void nat6_outward(struct ct6_key *key, const struct nat6_entry *entry)
+static __always_inline void nat6_egress_key(struct ct6_key *key, const struct nat6_entry *entry)
 {
 	struct ct6_key own = *key;
 
@@ -84,24 +84,24 @@ static __always_inline void nat6_outward(struct ct6_key *key, const struct nat6_
 	key->tail.flags = NAT_KEY_OUT;
 }
 
-static __always_inline bool nat4_over(const struct ct4_key *key, const struct nat4_entry *entry)
+static __always_inline bool nat4_is_stale(const struct ct4_key *key, const struct nat4_entry *entry)
 {
 	struct ct4_key out __attribute__((aligned(8))) = *key;
 
 	if (out.tail.flags != NAT_KEY_OUT)
-		nat4_outward(&out, entry);
-	return !nat4_alive(&out) && entry->created + NAT_YOUNG < bpf_ktime_get_ns();
+		nat4_egress_key(&out, entry);
+	return !nat4_alive(&out) && entry->created + NAT_MIN_AGE_NS < bpf_ktime_get_ns();
 }
 
-static __always_inline bool nat6_over(const struct ct6_key *key, const struct nat6_entry *entry)
+static __always_inline bool nat6_is_stale(const struct ct6_key *key, const struct nat6_entry *entry)
 {
 	struct ct6_key out __attribute__((aligned(8))) = *key;
 
 	if (out.tail.flags != NAT_KEY_OUT)
-		nat6_outward(&out, entry);
-	return !nat6_alive(&out) && entry->created + NAT_YOUNG < bpf_ktime_get_ns();
+		nat6_egress_key(&out, entry);
+	return !nat6_alive(&out) && entry->created + NAT_MIN_AGE_NS < bpf_ktime_get_ns();
 }
 
-/* Other maps are asked: each counts twice. */
-WALKS(hive_nat_gc_v4, cilium_snat_v4_external, ct4_key, nat4_entry, nat4_over, 2)
-WALKS(hive_nat_gc_v6, cilium_snat_v6_external, ct6_key, nat6_entry, nat6_over, 2)
+/* Up to two lookups in other maps, so each entry counts twice. */
+WALKS(hive_nat_gc_v4, cilium_snat_v4_external, ct4_key, nat4_entry, nat4_is_stale, 2)
+WALKS(hive_nat_gc_v6, cilium_snat_v6_external, ct6_key, nat6_entry, nat6_is_stale, 2)

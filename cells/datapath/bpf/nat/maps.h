@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Translations of source addresses. Layouts are Cilium 1.17's.
+/* SNAT maps. Layouts are Cilium 1.17's.
  *
- * A translation has two entries. That of the packets on their way out is keyed by what the sender wrote, and holds what
- * it becomes; that of the answers is keyed by the answer, and holds its flow. Other than in conntrack, addresses and
- * ports are those of the packet.
+ * A flow has two entries. The egress entry (NAT_KEY_OUT) maps the original tuple to the SNAT address and port; the reverse
+ * entry (NAT_KEY_IN) maps the tuple of replies to the original source. Unlike in conntrack keys, addresses and ports are those
+ * of the packet.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 
 struct nat4_entry {
 	__u64 created; /* nanoseconds of CLOCK_MONOTONIC */
-	__u64 needs_ct; /* the flow is the node's own, and has a conntrack entry only for this */
+	__u64 needs_ct; /* the node is the source; its conntrack entry exists only for garbage collection of this */
 	__u64 pad[2];
 	__be32 address;
 	__be16 port;
@@ -58,16 +58,16 @@ union nat_key {
 	struct ct6_key v6;
 };
 
-/* What is asked, then what is answered: one place for both, as there is little stack. */
+/* Key and result of a lookup in a union, because the stack is small. */
 union nat_query {
 	union nat_key key;
 	struct nat_entry entry;
 };
 
-/* Keyed as the packet is. */
-static __always_inline void nat_key_write(union nat_key *key, const struct address *saddr, __be16 sport,
-					  const struct address *daddr, __be16 dport, __u8 protocol, __u8 flags,
-					  __u8 family)
+/* Fill the key with the packet's tuple. */
+static __always_inline void nat_fill_key(union nat_key *key, const struct address *saddr, __be16 sport,
+					 const struct address *daddr, __be16 dport, __u8 protocol, __u8 flags,
+					 __u8 family)
 {
 	struct ct_tail tail = { .dport = dport, .sport = sport, .protocol = protocol, .flags = flags };
 
@@ -83,7 +83,7 @@ static __always_inline void nat_key_write(union nat_key *key, const struct addre
 	}
 }
 
-/* The entry, if there is one. */
+/* Look up an entry; false if there is none. */
 static __always_inline bool nat_lookup(const union nat_key *key, struct nat_entry *entry, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
@@ -106,7 +106,7 @@ static __always_inline bool nat_lookup(const union nat_key *key, struct nat_entr
 	return true;
 }
 
-/* 0, or the kernel's error. */
+/* Returns 0 or a negative errno. */
 static __always_inline long nat_insert(const union nat_key *key, const struct nat_entry *entry, __u64 flags,
 				       __u8 family)
 {

@@ -12,10 +12,10 @@
 #include "lib/mark.h"
 #include "lib/metrics.h"
 #include "lib/network.h"
-#include "nat/error.h"
+#include "nat/icmp_error.h"
 #include "netdev/gateway.h"
 #include "netdev/maps.h"
-#include "nodeport/leaves.h"
+#include "nodeport/to_netdev.h"
 
 enum masquerade {
 	MASQUERADE_NONE,
@@ -112,12 +112,12 @@ static __always_inline bool node_collides(const struct flow *flow, __u8 family)
 	struct nat_entry entry;
 	union nat_key key;
 
-	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
-		      family);
+	nat_fill_key(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
+		     family);
 	if (nat_lookup(&key, &entry, family))
 		return true;
-	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_IN,
-		      family);
+	nat_fill_key(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_IN,
+		     family);
 	return nat_lookup(&key, &entry, family);
 }
 
@@ -139,8 +139,8 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 		return 0; /* answers to who has asked for the pod itself */
 	}
 	if (flow->related)
-		return family == FAMILY_IPV4 ? nat4_error_leave(skb, flow) : nat6_error_leave(skb, flow);
-	refused = nat_leave(skb, flow, own, node, family);
+		return family == FAMILY_IPV4 ? snat4_nat_icmp_error(skb, flow) : snat6_nat_icmp_error(skb, flow);
+	refused = snat_nat(skb, flow, own, node, family);
 	if (!refused)
 		mark_write(skb, MARK_SNAT_DONE);
 	return refused;
@@ -186,9 +186,9 @@ static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow
 		return TC_ACT_OK;
 	if (serves) {
 		refused = parse_payload(skb, flow, true, family);
-		if (!refused && (lb_balances(flow) || flow->related)) {
-			verdict = family == FAMILY_IPV4 ? nodeport4_leaves(skb, flow, ct_now())
-							: nodeport6_leaves(skb, flow, ct_now());
+		if (!refused && (lb_can_balance(flow) || flow->related)) {
+			verdict = family == FAMILY_IPV4 ? nodeport4_to_netdev(skb, flow, ct_now())
+							: nodeport6_to_netdev(skb, flow, ct_now());
 			if (verdict != UNDECIDED)
 				return verdict;
 		}

@@ -10,8 +10,8 @@
 #include "lib/forward.h"
 #include "lib/identity.h"
 #include "lib/mark.h"
-#include "nat/error.h"
-#include "nat/flow.h"
+#include "nat/icmp_error.h"
+#include "nat/snat.h"
 #include "netdev/maps.h"
 #include "nodeport/conntrack.h"
 #include "nodeport/output.h"
@@ -120,7 +120,8 @@ static __always_inline int gateway_from_overlay(struct __sk_buff *skb, struct fl
 	if (verdict)
 		return verdict;
 	gateway_source(flow, &source);
-	refused = flow->related ? nat4_error_leave(skb, flow) : nat_leave(skb, flow, &source, false, FAMILY_IPV4);
+	refused =
+		flow->related ? snat4_nat_icmp_error(skb, flow) : snat_nat(skb, flow, &source, false, FAMILY_IPV4);
 	return refused ? DROP(EGRESS, refused) : nodeport4_send(skb, flow, 0);
 }
 

@@ -4,14 +4,14 @@
  */
 #pragma once
 
-#include "lb/outside.h"
+#include "lb/external.h"
 #include "lib/network.h"
-#include "nat/error.h"
+#include "nat/icmp_error.h"
 #include "netdev/maps.h"
-#include "nodeport/answer.h"
+#include "nodeport/rev_nat.h"
 #include "nodeport/conntrack.h"
 #include "nodeport/dsr.h"
-#include "nodeport/error.h"
+#include "nodeport/icmp_error.h"
 #include "nodeport/forward.h"
 #include "overlay/tunnel.h"
 #ifdef CONTEXT_XDP
@@ -27,24 +27,25 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 	int verdict, refused;
 
 	if (flow->related) {
-		verdict = family == FAMILY_IPV4 ? nodeport4_error(ctx, flow, now) : nodeport6_error(ctx, flow, now);
+		verdict = family == FAMILY_IPV4 ? nodeport4_icmp_error(ctx, flow, now)
+						: nodeport6_icmp_error(ctx, flow, now);
 		if (verdict < 0)
 			return DROP(INGRESS, -verdict);
-		return verdict ? nodeport_go_on(ctx, flow, own, now, family) : UNDECIDED;
+		return verdict ? nodeport_to_backend(ctx, flow, own, now, family) : UNDECIDED;
 	}
-	if (!lb_balances(flow))
+	if (!lb_can_balance(flow))
 		return UNDECIDED;
 	if (unlikely(answers_into_tunnel(flow)))
 		return UNDECIDED;
-	verdict = family == FAMILY_IPV4 ? lb4_outside(ctx, flow, now) : lb6_outside(ctx, flow, now);
+	verdict = family == FAMILY_IPV4 ? lb4_from_external(ctx, flow, now) : lb6_from_external(ctx, flow, now);
 	if (!verdict)
 		return from_netdev_dsr(ctx, flow, own, now, family);
 	if (verdict != LB_TRANSLATED)
 		return verdict;
-	if (dsr_forwards(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
+	if (dsr_is_used(own, flow) && !flow->local_only && !address_lookup(&flow->daddr, family))
 		return family == FAMILY_IPV4 ? dsr4_forward(ctx, flow) : dsr6_forward(ctx, flow);
-	refused = family == FAMILY_IPV4 ? nodeport4_note(ctx, flow, now) : nodeport6_note(ctx, flow, now);
-	return refused ? DROP(INGRESS, refused) : nodeport_go_on(ctx, flow, own, now, family);
+	refused = family == FAMILY_IPV4 ? nodeport4_track(ctx, flow, now) : nodeport6_track(ctx, flow, now);
+	return refused ? DROP(INGRESS, refused) : nodeport_to_backend(ctx, flow, own, now, family);
 }
 
 /* Whether the packet is the tunnel's, and for this node: the kernel decapsulates it. No pod's flow was translated to its port. */
@@ -113,7 +114,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 	verdict = deliver_to_pod(ctx, flow, now, family);
 	if (verdict != UNDECIDED)
 		return verdict;
-	verdict = family == FAMILY_IPV4 ? nat4_return(ctx, flow) : nat6_return(ctx, flow);
+	verdict = family == FAMILY_IPV4 ? snat4_rev_nat(ctx, flow) : snat6_rev_nat(ctx, flow);
 	if (verdict < 0)
 		return DROP(INGRESS, -verdict);
 	if (!verdict)
@@ -121,7 +122,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 	if (!own)
 		return pass_gateway_reply(ctx, flow, now, family);
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
-	verdict = nodeport_returns(ctx, flow, INGRESS, now, family);
+	verdict = nodeport_send_reply(ctx, flow, INGRESS, now, family);
 	return verdict == UNDECIDED ? deliver_translated(ctx, flow, now, family) : verdict;
 }
 

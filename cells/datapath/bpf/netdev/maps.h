@@ -89,7 +89,7 @@ struct encryption_config {
 	__be32 node_ip;
 	__be16 port; /* UDP, of cilium_wg0; the devices of a rotation have the two that follow */
 	__u16 pad;
-	__u32 rotating[2]; /* ifindexes of cilium_wg1 and cilium_wg2 while keys are rotated; 0: not there */
+	__u32 rotating[2]; /* ifindexes of cilium_wg1 and cilium_wg2 while keys are rol32; 0: not there */
 };
 
 #define ENCRYPTION_NODES 1 /* what nodes themselves send is encrypted, too */

@@ -20,12 +20,12 @@ static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, co
 	const struct address_info *local;
 	int done;
 
-	if (likely(!dsr_serves(own, flow)))
+	if (likely(!dsr_is_enabled(own, flow)))
 		return UNDECIDED;
 	local = address_lookup(&flow->daddr, family);
 	if (!local)
 		return UNDECIDED;
-	done = family == FAMILY_IPV4 ? dsr4_note(ctx, flow, now) : dsr6_note(ctx, flow, now);
+	done = family == FAMILY_IPV4 ? dsr4_track(ctx, flow, now) : dsr6_track(ctx, flow, now);
 	if (done < 0)
 		return DROP(INGRESS, -done);
 	if (!done)
@@ -59,8 +59,8 @@ static __always_inline int check_local_source(context_t *ctx, struct flow *flow,
 		return DROP(INGRESS, DROP_INVALID_SOURCE);
 	if (family == FAMILY_IPV6 && finds_neighbours(flow) && link_scoped(&flow->daddr))
 		return TC_ACT_OK;
-	if (pods && own && dsr_serves(own, flow) &&
-	    (family == FAMILY_IPV4 ? dsr4_comes_back(ctx, flow, now) : dsr6_comes_back(ctx, flow, now)))
+	if (pods && own && dsr_is_enabled(own, flow) &&
+	    (family == FAMILY_IPV4 ? dsr4_is_hairpin(ctx, flow, now) : dsr6_is_hairpin(ctx, flow, now)))
 		return UNDECIDED;
 	return DROP(INGRESS, DROP_INVALID_SOURCE);
 }
@@ -137,7 +137,7 @@ static __always_inline int resume_xdp(struct __sk_buff *skb, struct flow *flow, 
 		return deliver_translated(skb, flow, now, family);
 	if (handed & HANDED_LOCAL) {
 		flow->node_port = !flow->related;
-		return nodeport_go_on(skb, flow, own, now, family);
+		return nodeport_to_backend(skb, flow, own, now, family);
 	}
 	if (handed & HANDED_DSR) {
 		flow->rev_nat_index = handed >> 16;

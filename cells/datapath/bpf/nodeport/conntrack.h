@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Entries of flows with a source that this node translates: they determine how long translations are needed.
+/* Conntrack entries of flows with SNAT, and of NodePort flows: NAT entries live as long as these.
  *
- * By that of a client's flow to a backend answers find the service. It is one of packets on their way out, though the client
- * sends them in: as if the node itself asked the backend. Errors about these flows find the translation, and need no entry.
+ * The entry of an external client's flow to a backend has the reverse NAT index for replies. It is an egress entry, as if the
+ * node itself connected to the backend. ICMP errors use the NAT entries and need no conntrack entry.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include "lib/identity.h"
 #include "nodeport/maps.h"
 
-static __always_inline long nodeport_insert(const struct flow *flow, const struct ct_entry *entry, __u8 family)
+static __always_inline long ct_insert_egress(const struct flow *flow, const struct ct_entry *entry, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP;
 
@@ -29,7 +29,7 @@ static __always_inline long nodeport_insert(const struct flow *flow, const struc
 	}
 }
 
-/* Enter a flow, of which `identity` is the source; 0, or the reason to drop the packet. */
+/* Create an entry with this source identity; returns 0 or a drop reason. */
 VERIFIED_ALONE ct_create_translated(struct flow *flow, __u32 identity, __u32 now, __u32 family)
 {
 	if (!flow)
@@ -45,11 +45,11 @@ VERIFIED_ALONE ct_create_translated(struct flow *flow, __u32 identity, __u32 now
 	};
 
 	flow->report = CT_CAPTURE;
-	return nodeport_insert(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
+	return ct_insert_egress(flow, &entry, family) ? DROP_CT_CREATE_FAILED : 0;
 }
 
-/* Remember the neighbour that the client's packets come by: only the programs in drivers ask for it. */
-static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct flow *flow, __u8 family)
+/* Record the source MAC of the client's packets, for XDP programs only. */
+static __always_inline void nodeport_record_neighbour(context_t *ctx, const struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
 	const struct ethernet *eth = packet_eth(ctx);
@@ -66,24 +66,24 @@ static __always_inline void nodeport_note_neighbour(context_t *ctx, const struct
 		bpf_map_update_elem(&cilium_nodeport_neigh6, &flow->saddr, &neighbour, BPF_ANY);
 }
 
-/* Note a packet of the client's; 0, or the reason to drop. */
-static __always_inline int nodeport_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+/* Create the entry of a client's flow if there is none; returns 0 or a drop reason. */
+static __always_inline int nodeport_track(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	struct ct_entry *known;
 
 	if (ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->node_port &&
 	    known->rev_nat_index == flow->rev_nat_index)
 		return 0;
-	nodeport_note_neighbour(ctx, flow, family);
+	nodeport_record_neighbour(ctx, flow, family);
 	return ct_create_translated(flow, world_identity(family), now, family);
 }
 
-VERIFIED_ALONE nodeport4_note(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport4_track(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_note(ctx, flow, now, FAMILY_IPV4) : DROP_INVALID;
+	return flow ? nodeport_track(ctx, flow, now, FAMILY_IPV4) : DROP_INVALID;
 }
 
-VERIFIED_ALONE nodeport6_note(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE nodeport6_track(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? nodeport_note(ctx, flow, now, FAMILY_IPV6) : DROP_INVALID;
+	return flow ? nodeport_track(ctx, flow, now, FAMILY_IPV6) : DROP_INVALID;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Into a pod of this node, after its policy for the client. */
+/* Deliver external clients' packets to local pods, after ingress policy. */
 #pragma once
 
 #include "lib/identity.h"
@@ -7,7 +7,7 @@
 #include "pod/links.h"
 #include "proxy/redirect.h"
 
-/* Who the client is, to policies: the ipcache's identity, but no address outside is the node itself. */
+/* Return the client's identity for policy. An external packet is never from the host itself. */
 static __always_inline __u32 nodeport_client_identity(const struct flow *flow, __u8 family)
 {
 	__u32 identity = identity_of(ipcache_lookup(&flow->saddr, family));
@@ -15,8 +15,8 @@ static __always_inline __u32 nodeport_client_identity(const struct flow *flow, _
 	return identity == IDENTITY_HOST || identity == IDENTITY_WORLD ? world_identity(family) : identity;
 }
 
-/* Whether the stack, or another plugin's bridge, has to bring what is for the pod. */
-static __always_inline bool is_routed(const struct address_info *local)
+/* Return whether the host's stack or another plugin's bridge routes packets to the pod. */
+static __always_inline bool is_routed_by_host(const struct address_info *local)
 {
 	__u32 epoch;
 	const struct endpoint_config *pod = link_owner(local->ifindex, &epoch);
@@ -34,7 +34,7 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 	if (local->flags & ADDRESS_IS_HOST)
 		return TC_ACT_OK;
 	flow->source_identity = nodeport_client_identity(flow, family);
-	if (is_routed(local)) {
+	if (is_routed_by_host(local)) {
 		verdict = past_stack_to_proxy(ctx, flow, local, false, now, family);
 		return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 	}
@@ -45,7 +45,7 @@ static __always_inline int nodeport_deliver(context_t *ctx, struct flow *flow, c
 	refused = ingress_check(ctx, flow, use, now, family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	if (is_proxys(flow)) /* the answers leave the stack as the backend's: see nodeport_leaves() */
+	if (is_proxys(flow)) /* the proxy's replies get reverse NAT in nodeport_to_netdev() */
 		return ingress_proxied(ctx, flow, status, family);
 	return hand_over(ctx, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Direct server return: a backend on another node answers the client itself. So its node has to know the service that
- * was asked; the first packet of a connection, and every one of protocols without connections, carries it in an option of
- * its header (RFC 791, RFC 8200), in Cilium's form.
+/* Direct server return: a backend on another node replies directly to the client. The first packet of a TCP connection, and
+ * every packet of other protocols, names the frontend to the backend's node in an IPv4 option (RFC 791) or an IPv6 destination
+ * option (RFC 8200), in Cilium's format.
  */
 #pragma once
 
@@ -10,22 +10,22 @@
 #include "nodeport/conntrack.h"
 #include "nodeport/output.h"
 #include "nodeport/maps.h"
-#include "nodeport/too_long.h"
+#include "nodeport/frag_needed.h"
 
 #define DSR4_OPTION 0x9a08 /* type and length */
-#define DSR6_OPTION 0x1b14 /* the same of an IPv6 destination option */
+#define DSR6_OPTION 0x1b14 /* of the IPv6 destination option */
 
-/* Numbers in the opposite of the network's order. */
+/* Address and port are byte-swapped, as in Cilium. */
 struct dsr4_option {
 	__be16 kind;
 	__u16 port;
 	__u32 address;
 };
 
-/* A destination options header with that one option. */
+/* A destination options header with one option. */
 struct dsr6_header {
 	__u8 next;
-	__u8 length; /* in 8 bytes, the first not counted */
+	__u8 length; /* in units of 8 bytes, without the first */
 	__be16 kind;
 	struct address address;
 	__be16 port;
@@ -35,16 +35,16 @@ struct dsr6_header {
 _Static_assert(sizeof(struct dsr4_option) == 8, "option");
 _Static_assert(sizeof(struct dsr6_header) == 24, "destination options header");
 
-/* Whether connections of the protocol are answered directly. */
-static __always_inline bool dsr_serves(const struct nodeport_config *own, const struct flow *flow)
+/* Return whether the node uses DSR for this protocol. */
+static __always_inline bool dsr_is_enabled(const struct nodeport_config *own, const struct flow *flow)
 {
 	return own->flags & (flow->protocol == IPPROTO_TCP ? NODEPORT_DSR_TCP : NODEPORT_DSR_OTHER);
 }
 
-/* Whether this one is, which a client asks. */
-static __always_inline bool dsr_forwards(const struct nodeport_config *own, const struct flow *flow)
+/* Return whether this flow uses DSR. */
+static __always_inline bool dsr_is_used(const struct nodeport_config *own, const struct flow *flow)
 {
-	return own->flags & NODEPORT_DSR_CHOSEN ? flow->direct : dsr_serves(own, flow);
+	return own->flags & NODEPORT_DSR_CHOSEN ? flow->direct : dsr_is_enabled(own, flow);
 }
 
 static __always_inline int dsr4_set_option(context_t *ctx, const struct address *service, __be16 port)
@@ -95,7 +95,7 @@ static __always_inline int dsr6_set_option(context_t *ctx, const struct address 
 	return 0;
 }
 
-/* Send the client's packet on to a backend elsewhere, which answers the client; the verdict. */
+/* Forward a client's packet to a remote backend, with the frontend in an option; returns the verdict. */
 static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 family)
 {
 	__u32 mtu, size = family == FAMILY_IPV4 ? sizeof(struct dsr4_option) : sizeof(struct dsr6_header);
@@ -105,9 +105,9 @@ static __always_inline int dsr_forward(context_t *ctx, struct flow *flow, __u8 f
 
 	if (flow->protocol == IPPROTO_TCP && !(flow->tcp_flags & TCP_SYN))
 		return nodeport_send(ctx, flow, 0, family);
-	if (!lb_frontend_of(flow->rev_nat_index, &service, &port, family))
+	if (!lb_lookup_rev_nat(flow->rev_nat_index, &service, &port, family))
 		return DROP(EGRESS, DROP_NO_SERVICE);
-	mtu = too_long(ctx, flow, size, family);
+	mtu = exceeded_mtu(ctx, flow, size, family);
 	if (unlikely(mtu) && !may_be_fragmented(ctx, family))
 		return send_frag_needed(ctx, flow, &service, port, mtu - size, family);
 	refused =
@@ -127,8 +127,8 @@ VERIFIED_ALONE dsr6_forward(context_t *ctx, struct flow *flow)
 	return flow ? dsr_forward(ctx, flow, FAMILY_IPV6) : DROP(EGRESS, DROP_INVALID);
 }
 
-/* The service that the packet's header names; false if it names none. */
-static __always_inline bool dsr4_read(context_t *ctx, struct address *service, __be16 *port)
+/* Read the frontend from the packet's option; false if there is none. */
+static __always_inline bool dsr4_read_option(context_t *ctx, struct address *service, __be16 *port)
 {
 	const struct iphdr *ip = packet_ipv4(ctx);
 	struct dsr4_option option;
@@ -142,7 +142,7 @@ static __always_inline bool dsr4_read(context_t *ctx, struct address *service, _
 	return true;
 }
 
-static __always_inline bool dsr6_read(context_t *ctx, struct address *service, __be16 *port)
+static __always_inline bool dsr6_read_option(context_t *ctx, struct address *service, __be16 *port)
 {
 	const struct ipv6hdr *ip = packet_ipv6(ctx);
 	struct dsr6_header header;
@@ -156,61 +156,61 @@ static __always_inline bool dsr6_read(context_t *ctx, struct address *service, _
 	return true;
 }
 
-/* Whether the packet is one of a pod of this node to a service at another node, which has passed it on to a backend here. The
- * pod's flow to the service is known.
+/* Return whether a local pod sent the packet to a service on another node, which forwarded it back to a backend here: the
+ * pod's flow to the frontend has a conntrack entry.
  */
-static __always_inline bool dsr_comes_back(context_t *ctx, const struct flow *flow, __u32 now, __u8 family)
+static __always_inline bool dsr_is_hairpin(context_t *ctx, const struct flow *flow, __u32 now, __u8 family)
 {
 	struct flow asked = { .saddr = flow->saddr, .sport = flow->sport, .protocol = flow->protocol };
 	const struct ct_entry *entry = ct_entry_of(flow, EGRESS, false, family);
 
 	if (entry && entry->lifetime >= now && entry->dsr_internal)
 		return true;
-	if (!(family == FAMILY_IPV4 ? dsr4_read(ctx, &asked.daddr, &asked.dport)
-				    : dsr6_read(ctx, &asked.daddr, &asked.dport)))
+	if (!(family == FAMILY_IPV4 ? dsr4_read_option(ctx, &asked.daddr, &asked.dport)
+				    : dsr6_read_option(ctx, &asked.daddr, &asked.dport)))
 		return false;
 	entry = ct_entry_of(&asked, EGRESS, false, family);
 	return entry && entry->lifetime >= now;
 }
 
-VERIFIED_ALONE dsr4_comes_back(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr4_is_hairpin(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_comes_back(ctx, flow, now, FAMILY_IPV4) : false;
+	return flow ? dsr_is_hairpin(ctx, flow, now, FAMILY_IPV4) : false;
 }
 
-VERIFIED_ALONE dsr6_comes_back(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr6_is_hairpin(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_comes_back(ctx, flow, now, FAMILY_IPV6) : false;
+	return flow ? dsr_is_hairpin(ctx, flow, now, FAMILY_IPV6) : false;
 }
 
-/* What the answers of the flow come from: its translation, as of packets on their way out. */
-static __always_inline bool dsr_service(const struct flow *answer, struct nat_entry *service, __u8 family)
+/* Look up the frontend for a DSR reply in the NAT map. */
+static __always_inline bool dsr_lookup_frontend(const struct flow *answer, struct nat_entry *service, __u8 family)
 {
 	union nat_key key;
 
-	nat_key_write(&key, &answer->saddr, answer->sport, &answer->daddr, answer->dport, answer->protocol,
-		      NAT_KEY_OUT, family);
+	nat_fill_key(&key, &answer->saddr, answer->sport, &answer->daddr, answer->dport, answer->protocol,
+		     NAT_KEY_OUT, family);
 	return nat_lookup(&key, service, family);
 }
 
-#define DSR_KNOWN 1
+#define DSR_TRACKED 1
 
-/* Note what another node has passed on for a backend here: DSR_KNOWN, 0 if it is none of these, or minus the reason to
- * drop.
+/* Create NAT and conntrack entries of a DSR packet from another node: returns DSR_TRACKED, 0 if it is none, or a negative
+ * drop reason.
  */
-static __always_inline int dsr_note(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int dsr_track(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	bool tcp = flow->protocol == IPPROTO_TCP, named;
 	struct nat_entry service = {};
 	struct ct_entry *known;
 	union nat_key key;
 
-	named = family == FAMILY_IPV4 ? dsr4_read(ctx, &service.address, &service.port)
-				      : dsr6_read(ctx, &service.address, &service.port);
+	named = family == FAMILY_IPV4 ? dsr4_read_option(ctx, &service.address, &service.port)
+				      : dsr6_read_option(ctx, &service.address, &service.port);
 	flow->dsr = ct_lookup_own(flow, EGRESS, now, family, &known) == CT_ESTABLISHED && known->dsr_internal;
 	if (flow->dsr || !named) {
 		if (!named || !tcp || !(flow->tcp_flags & TCP_SYN))
-			return flow->dsr ? DSR_KNOWN : 0;
+			return flow->dsr ? DSR_TRACKED : 0;
 	}
 	const struct ct_entry entry = {
 		.source_identity = world_identity(family),
@@ -220,21 +220,21 @@ static __always_inline int dsr_note(context_t *ctx, struct flow *flow, __u32 now
 		.last_tx_report = now,
 	};
 
-	nat_key_write(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_OUT,
-		      family);
+	nat_fill_key(&key, &flow->daddr, flow->dport, &flow->saddr, flow->sport, flow->protocol, NAT_KEY_OUT,
+		     family);
 	if (nat_insert(&key, &service, BPF_ANY, family))
 		return -DROP_NAT_NO_MAPPING;
 	flow->dsr = true;
 	flow->report = CT_CAPTURE;
-	return nodeport_insert(flow, &entry, family) ? -DROP_CT_CREATE_FAILED : DSR_KNOWN;
+	return ct_insert_egress(flow, &entry, family) ? -DROP_CT_CREATE_FAILED : DSR_TRACKED;
 }
 
-VERIFIED_ALONE dsr4_note(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr4_track(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_note(ctx, flow, now, FAMILY_IPV4) : 0;
+	return flow ? dsr_track(ctx, flow, now, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE dsr6_note(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE dsr6_track(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? dsr_note(ctx, flow, now, FAMILY_IPV6) : 0;
+	return flow ? dsr_track(ctx, flow, now, FAMILY_IPV6) : 0;
 }

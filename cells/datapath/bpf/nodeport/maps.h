@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What serving clients outside takes: the node's facts, and who the clients' neighbours are. */
+/* Maps of NodePort: the node's configuration, and the neighbours of external clients. */
 #pragma once
 
 #include "lib/config.h"
 #include "lib/maps.h"
 #include "lib/packet.h"
 
-/* hive_nodeport: all zero while clients outside are not served. */
+/* hive_nodeport: all zero while external clients are not served. */
 struct nodeport_config {
-	__be32 ipv4; /* what packets to backends on other nodes come from */
+	__be32 ipv4; /* SNAT address for remote backends */
 	__u32 flags;
 	struct address ipv6;
-	__u32 seed4; /* of the hashes of packets, for Maglev */
+	__u32 seed4; /* Maglev hash seeds */
 	__u32 seed6;
 };
 
 #define NODEPORT_ON 1
-#define NODEPORT_DSR_TCP 2 /* backends on other nodes answer the client themselves: in TCP */
-#define NODEPORT_DSR_OTHER 4 /* in other protocols */
-#define NODEPORT_DSR_CHOSEN 32 /* which of them do is each service's to say */
-#define NODEPORT_XDP 16 /* programs in drivers have looked at packets before */
-#define NODEPORT_MAGLEV 8 /* backends are chosen by lookup tables, where a service does not say otherwise */
+#define NODEPORT_DSR_TCP 2 /* DSR for TCP */
+#define NODEPORT_DSR_OTHER 4 /* DSR for other protocols */
+#define NODEPORT_DSR_CHOSEN 32 /* each service selects DSR or SNAT (LB_DSR) */
+#define NODEPORT_XDP 16 /* XDP programs run before tc */
+#define NODEPORT_MAGLEV 8 /* default algorithm is Maglev */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -29,7 +29,7 @@ struct {
 	__uint(max_entries, 1);
 } hive_nodeport SEC(".maps");
 
-/* cilium_nodeport_neigh4 and 6: by which neighbour a client's packets come. */
+/* cilium_nodeport_neigh4 and 6: source MAC of a client's packets. */
 struct nodeport_neighbour {
 	__be16 mac[3];
 	__u16 pad;
@@ -49,7 +49,7 @@ NODEPORT_NEIGHBOURS(cilium_nodeport_neigh6, struct address);
 _Static_assert(sizeof(struct nodeport_config) == 32, "hive_nodeport");
 _Static_assert(sizeof(struct nodeport_neighbour) == 8, "cilium_nodeport_neigh4");
 
-/* The node's facts, or NULL if clients outside are not served. */
+/* Return the configuration, or NULL if external clients are not served. */
 static __always_inline const struct nodeport_config *nodeport_facts(void)
 {
 	__u32 zero = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where packets of services end up: in a pod, at another node, back at the client. A program in the driver leaves to the one
- * behind it what it cannot do itself.
+/* Output of NodePort packets: to a local pod, another node, or the client. XDP programs pass packets that they cannot handle to
+ * the tc program.
  */
 #pragma once
 
@@ -14,16 +14,16 @@
 #include "nodeport/send.h"
 #endif
 
-/* The node that has the pod which the packet is for, where only the tunnel leads there; else 0. Without a tunnel nothing is
- * looked up: nodeport_sent() does for events.
+/* Return the tunnel endpoint of the packet's destination; 0 for native routing. Without a tunnel the ipcache is not looked up;
+ * nodeport_sent_verdict() does so for drops.
  */
-static __always_inline __be32 nodeport_node(struct flow *flow, __u8 family)
+static __always_inline __be32 nodeport_tunnel_endpoint(struct flow *flow, __u8 family)
 {
 	return tunnel_facts() ? tunnel_node(flow, family) : 0;
 }
 
-/* The verdict on a packet that was to be sent: an event of a drop has who the packet was for. */
-static __always_inline int nodeport_sent(struct flow *flow, int verdict, __u8 family)
+/* Return the verdict; for a drop, first set the destination identity for its event. */
+static __always_inline int nodeport_sent_verdict(struct flow *flow, int verdict, __u8 family)
 {
 	if (unlikely(DROPPED(verdict)))
 		flow->destination_identity = identity_of(ipcache_lookup(&flow->daddr, family));

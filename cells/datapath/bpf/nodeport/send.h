@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* On the way to a backend elsewhere, or back to a client: past the stack, which has seen nothing of the flow. */
+/* Send packets to remote backends or back to clients, bypassing the host's stack. */
 #pragma once
 
 #include "lib/forward.h"
@@ -8,7 +8,7 @@
 #include "lib/metrics.h"
 #include "overlay/send.h"
 
-/* Send the packet on from one end of its flow to the other, by its next hop; the verdict. */
+/* Redirect the packet by a FIB lookup of its flow; returns the verdict. */
 static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enum direction direction, __u8 family)
 {
 	struct bpf_fib_lookup fib;
@@ -21,11 +21,11 @@ static __always_inline int fib_send(context_t *ctx, const struct flow *flow, enu
 	return fib_hop(ctx, &fib, family) ? fib_redirect(&fib, found, family) : DROP(direction, DROP_INVALID);
 }
 
-/* `node`: the one that has the pod, where only the tunnel leads there; else 0. */
+/* Send by tunnel to `node`, or natively if it is 0; returns the verdict. */
 static __always_inline int nodeport_send(context_t *ctx, struct flow *flow, __be32 node, __u8 family)
 {
 	const struct tunnel_config *tunnel = node ? tunnel_facts() : NULL;
-	/* What has come here for this node, or in the tunnel, is dropped on its way in. */
+	/* Packets to this node and packets from the tunnel are counted as ingress drops. */
 	bool came = flow->source_identity == IDENTITY_HOST || flow->from_tunnel;
 	int verdict;
 

@@ -13,9 +13,9 @@
 #include "host/policy.h"
 #include "lib/mark.h"
 #include "lib/network.h"
-#include "nat/error.h"
+#include "nat/icmp_error.h"
 #include "netdev/gateway.h"
-#include "nodeport/answer.h"
+#include "nodeport/rev_nat.h"
 #include "overlay/ipsec.h"
 #include "overlay/tunnel.h"
 #include "pod/deliver.h"
@@ -70,13 +70,13 @@ static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *f
 
 	if (!nodeport_facts())
 		return UNDECIDED;
-	done = family == FAMILY_IPV4 ? nat4_return(skb, flow) : nat6_return(skb, flow);
+	done = family == FAMILY_IPV4 ? snat4_rev_nat(skb, flow) : snat6_rev_nat(skb, flow);
 	if (done < 0)
 		return DROP(INGRESS, -done);
 	if (!done)
 		return UNDECIDED;
 	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
-	return nodeport_returns(skb, flow, INGRESS, ct_now(), family);
+	return nodeport_send_reply(skb, flow, INGRESS, ct_now(), family);
 }
 
 static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *flow, __u32 identity, __u8 family)

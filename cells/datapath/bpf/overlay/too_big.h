@@ -49,7 +49,7 @@ static __always_inline int as_sent(struct __sk_buff *skb, const struct flow *flo
 	__be16 port;
 	int refused;
 
-	if (!flow->translated || !lb_frontend_of(flow->rev_nat_index, &service, &port, family))
+	if (!flow->translated || !lb_lookup_rev_nat(flow->rev_nat_index, &service, &port, family))
 		return 0;
 	refused = translate_address(skb, flow, DESTINATION, &flow->daddr, &service, family);
 	return refused ? refused : translate_port(skb, flow, DESTINATION, flow->dport, port);

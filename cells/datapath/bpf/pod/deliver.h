@@ -6,7 +6,7 @@
 
 #include "ct/conntrack.h"
 #include "ct/quote.h"
-#include "lb/error.h"
+#include "lb/icmp_error.h"
 #include "lb/pod.h"
 #include "lib/events.h"
 #include "lib/identity.h"
@@ -203,7 +203,8 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		refused = error_check(skb, flow, INGRESS, entry, family);
 		if (unlikely(refused))
 			return refused;
-		return family == FAMILY_IPV4 ? lb4_error(skb, flow) : lb6_error(skb, flow);
+		return family == FAMILY_IPV4 ? lb4_rev_nat_icmp_error(skb, flow)
+					     : lb6_rev_nat_icmp_error(skb, flow);
 	}
 	if (*status == CT_REPLY) {
 		flow->proxied = entry->proxy_redirect;
@@ -216,8 +217,8 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 			return refused;
 		if (likely(!entry->rev_nat_index))
 			return 0;
-		return family == FAMILY_IPV4 ? lb4_answer(skb, flow, entry->rev_nat_index, entry->lb_loopback)
-					     : lb6_answer(skb, flow, entry->rev_nat_index);
+		return family == FAMILY_IPV4 ? lb4_rev_nat(skb, flow, entry->rev_nat_index, entry->lb_loopback)
+					     : lb6_rev_nat(skb, flow, entry->rev_nat_index);
 	}
 	/* What a proxy started by itself in the pod's name is known by its answers alone. */
 	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy &&

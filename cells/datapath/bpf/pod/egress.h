@@ -9,7 +9,7 @@
 #include "lib/mark.h"
 #include "lib/network.h"
 #include "netdev/gateway.h"
-#include "nodeport/answer.h"
+#include "nodeport/rev_nat.h"
 #include "overlay/ipsec.h"
 #include "overlay/send.h"
 #include "pod/arp.h"
@@ -219,10 +219,10 @@ static __always_inline bool for_local_pod(const struct endpoint_config *self, co
 static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
 				   __u32 now, __u8 family)
 {
-	if (!lb_balances(flow))
+	if (!lb_can_balance(flow))
 		return 0;
-	return family == FAMILY_IPV4 ? lb4_pod(skb, flow, now, self->netns_cookie)
-				     : lb6_pod(skb, flow, now, self->netns_cookie);
+	return family == FAMILY_IPV4 ? lb4_from_pod(skb, flow, now, self->netns_cookie)
+				     : lb6_from_pod(skb, flow, now, self->netns_cookie);
 }
 
 /* Conntrack's word on a packet that is on its way to its last destination. */
@@ -283,7 +283,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 			return DROP(EGRESS, verdict);
 	}
 	if (status == CT_REPLY && unlikely(entry->node_port || entry->dsr_internal)) {
-		verdict = nodeport_returns(skb, flow, EGRESS, now, family);
+		verdict = nodeport_send_reply(skb, flow, EGRESS, now, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Session affinity of sockets: the client is its network namespace, as its address is not known yet. */
+/* Session affinity of sockets, keyed by the netns cookie: the client's address is not known yet. */
 #pragma once
 
 #include "sock/peer.h"
 
-static __always_inline __u32 sock_affine(const struct lb_service *service, const struct peer *peer, __u64 now)
+static __always_inline __u32 sock_lookup_affinity(const struct lb_service *service, const struct peer *peer,
+						  __u64 now)
 {
 	const struct lb_affinity *known;
 
@@ -24,11 +25,11 @@ static __always_inline __u32 sock_affine(const struct lb_service *service, const
 		__builtin_memcpy(&key.client, &peer->netns_cookie, sizeof(peer->netns_cookie));
 		known = bpf_map_lookup_elem(&cilium_lb6_affinity, &key);
 	}
-	return lb_still_affine(service, known, now);
+	return lb_valid_affinity(service, known, now);
 }
 
-static __always_inline void sock_affinity_note(const struct lb_service *service, const struct peer *peer,
-					       __u32 backend, __u64 now)
+static __always_inline void sock_update_affinity(const struct lb_service *service, const struct peer *peer,
+						 __u32 backend, __u64 now)
 {
 	struct lb_affinity value = { .last_used = now, .backend = backend };
 
@@ -41,13 +42,13 @@ static __always_inline void sock_affinity_note(const struct lb_service *service,
 			.netns_cookie = 1,
 		};
 
-		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
+		if (!lb_refresh_affinity(bpf_map_lookup_elem(&cilium_lb4_affinity, &key), backend, now))
 			bpf_map_update_elem(&cilium_lb4_affinity, &key, &value, BPF_ANY);
 	} else {
 		struct lb6_affinity_key key = { .rev_nat_index = service->rev_nat_index, .netns_cookie = 1 };
 
 		__builtin_memcpy(&key.client, &peer->netns_cookie, sizeof(peer->netns_cookie));
-		if (!lb_affinity_refresh(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
+		if (!lb_refresh_affinity(bpf_map_lookup_elem(&cilium_lb6_affinity, &key), backend, now))
 			bpf_map_update_elem(&cilium_lb6_affinity, &key, &value, BPF_ANY);
 	}
 }

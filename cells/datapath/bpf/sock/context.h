@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Between what the kernel shows of a call on a socket and a peer. An IPv4 address in an IPv6 one is an IPv4 peer. */
+/* Conversion between struct bpf_sock_addr and struct peer. IPv4-mapped IPv6 addresses are IPv4 peers. */
 #pragma once
 
 #include "sock/peer.h"
@@ -7,8 +7,8 @@
 #define AF_INET 2
 #define AF_INET6 10
 
-/* Make an IPv4 peer of a mapped address (RFC 4291, 2.5.5.2); others stay. */
-static __always_inline void unmap(struct peer *peer)
+/* Convert an IPv4-mapped address (RFC 4291, 2.5.5.2) to IPv4. */
+static __always_inline void peer_unmap_ipv4(struct peer *peer)
 {
 	__be32 *ip = peer->ip.words;
 
@@ -20,7 +20,7 @@ static __always_inline void unmap(struct peer *peer)
 	ip[3] = 0;
 }
 
-/* Fill in client and destination. */
+/* Read client and destination. */
 static __always_inline void peer_read(struct bpf_sock_addr *ctx, struct peer *peer,
 				      const struct sock_config *config, __u8 family)
 {
@@ -32,7 +32,7 @@ static __always_inline void peer_read(struct bpf_sock_addr *ctx, struct peer *pe
 		peer->ip.words[1] = ctx->user_ip6[1];
 		peer->ip.words[2] = ctx->user_ip6[2];
 		peer->ip.words[3] = ctx->user_ip6[3];
-		unmap(peer);
+		peer_unmap_ipv4(peer);
 	}
 	peer->port = (__be16) * (volatile __u32 *)&ctx->user_port;
 	peer->protocol = ctx->protocol;
@@ -45,7 +45,7 @@ static __always_inline void peer_write(struct bpf_sock_addr *ctx, const struct p
 {
 	if (family == FAMILY_IPV4) {
 		ctx->user_ip4 = peer->ip.words[0];
-	} else if (peer->family == FAMILY_IPV4) { /* it came mapped, and goes so */
+	} else if (peer->family == FAMILY_IPV4) { /* it was mapped: keep the prefix */
 		ctx->user_ip6[3] = peer->ip.words[0];
 	} else {
 		ctx->user_ip6[0] = peer->ip.words[0];

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What socket load balancing remembers of sockets, and what it must know of the node. */
+/* Maps of socket load balancing. */
 #pragma once
 
 #include "lb/maps.h"
 
-/* cilium_lb4_reverse_sk: what a socket asked for when it was sent to this backend. The programs' own. */
+/* cilium_lb4_reverse_sk: the original destination of a socket that uses this backend; written by the programs. */
 struct reverse_sk4_key {
 	__u64 cookie;
 	__be32 address;
@@ -18,7 +18,7 @@ struct reverse_sk4 {
 	__be16 rev_nat_index;
 };
 
-/* Explicitly padded: the ends of a key count. */
+/* Explicit padding: all bytes of a hash key are compared. */
 struct reverse_sk6_key {
 	__u64 cookie;
 	struct address address;
@@ -33,18 +33,18 @@ struct reverse_sk6 {
 	__be16 rev_nat_index;
 };
 
-/* hive_sock: facts of the node. */
+/* hive_sock: configuration of the node. */
 struct sock_config {
-	__u64 host_cookie; /* of the node's own network namespace */
+	__u64 host_cookie; /* of the host's network namespace */
 	__u16 node_port_min;
 	__u16 node_port_max;
 	__u32 flags;
 };
 
-#define SOCK_HOST_ONLY 1 /* sockets of pods are left alone */
-#define SOCK_BIND_PROTECTION 2 /* no process binds to a port of a service on the node */
-#define SOCK_TRUSTS_EXTERNAL_IP 4 /* externalIPs are served that the node does not have */
-#define SOCK_REJECTS 8 /* a service without backends refuses connections */
+#define SOCK_HOST_ONLY 1 /* only translate sockets of the host's network namespace */
+#define SOCK_BIND_PROTECTION 2 /* see bind.h */
+#define SOCK_TRUSTS_EXTERNAL_IP 4 /* also serve externalIPs that the node does not have */
+#define SOCK_REJECTS 8 /* services without backends return ECONNREFUSED */
 
 LB_MAP(cilium_lb4_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk4_key, struct reverse_sk4);
 LB_MAP(cilium_lb6_reverse_sk, BPF_MAP_TYPE_LRU_HASH, 0, struct reverse_sk6_key, struct reverse_sk6);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Counts what happens to sockets: there is no packet, and so there are no bytes. */
+/* Counters of socket load balancing in cilium_metrics, without bytes. */
 #pragma once
 
 #include "lib/metrics.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The other end of a socket, of either family, and which service it is. */
+/* A socket's peer, and the lookup of its service. */
 #pragma once
 
 #include "lb/affinity.h"
@@ -25,17 +25,17 @@ static __always_inline const struct sock_config *sock_config(void)
 	return bpf_map_lookup_elem(&hive_sock, &zero);
 }
 
-static __always_inline bool sock_balances(__u8 protocol)
+static __always_inline bool sock_can_balance(__u8 protocol)
 {
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_UDPLITE;
 }
 
-/* The service at exactly this address, as clients of this node see it, or NULL. */
-static __always_inline const struct lb_service *sock_service_at(union lb_key *key, const struct peer *peer)
+/* Return the service at exactly this address, or NULL. */
+static __always_inline const struct lb_service *sock_lookup_service_at(union lb_key *key, const struct peer *peer)
 {
 	struct flow flow = { .daddr = peer->ip, .dport = peer->port, .protocol = peer->protocol };
 
-	return lb_service_of(key, &flow, peer->family);
+	return lb_lookup_service(key, &flow, peer->family);
 }
 
 static __always_inline bool is_loopback(const struct peer *peer)
@@ -47,7 +47,7 @@ static __always_inline bool is_loopback(const struct peer *peer)
 	return !(ip[0] | ip[1] | ip[2]) && ip[3] == bpf_htonl(1);
 }
 
-/* Whether the address is one of this node, or with `remote` of another one. */
+/* Return whether the address is one of this node, or with `remote` also of another node. */
 static __always_inline bool is_node(const struct peer *peer, bool remote)
 {
 	__u32 identity;
@@ -58,9 +58,9 @@ static __always_inline bool is_node(const struct peer *peer, bool remote)
 	return identity == IDENTITY_HOST || (remote && is_remote_node(identity));
 }
 
-/* The service on this port of every node, if the address is a node's; or the pod's on this port of our node. */
-static __always_inline const struct lb_service *sock_service_of_node(union lb_key *key, const struct peer *peer,
-								     const struct sock_config *config, bool remote)
+/* Return the NodePort service at any node's address, or the HostPort at this node's, or NULL. */
+static __always_inline const struct lb_service *
+sock_lookup_node_service(union lb_key *key, const struct peer *peer, const struct sock_config *config, bool remote)
 {
 	__u16 port = bpf_ntohs(peer->port);
 	bool in_range = port >= config->node_port_min && port <= config->node_port_max;
@@ -70,7 +70,7 @@ static __always_inline const struct lb_service *sock_service_of_node(union lb_ke
 	if (!is_node(peer, remote && in_range))
 		return NULL;
 	__builtin_memset(&any.ip, 0, sizeof(any.ip));
-	service = sock_service_at(key, &any);
+	service = sock_lookup_service_at(key, &any);
 	if (!service)
 		return NULL;
 	if (in_range)
@@ -80,15 +80,15 @@ static __always_inline const struct lb_service *sock_service_of_node(union lb_ke
 	return service->flags2 & LB_LOOPBACK && !is_loopback(peer) ? NULL : service;
 }
 
-/* The service that a socket means by an address, or NULL. `key` leads to its slots. */
-static __always_inline const struct lb_service *sock_service_of(union lb_key *key, const struct peer *peer,
-								const struct sock_config *config)
+/* Return the service at the socket's destination, or NULL. `key` is set for lb_lookup_slot(). */
+static __always_inline const struct lb_service *sock_lookup_service(union lb_key *key, const struct peer *peer,
+								    const struct sock_config *config)
 {
 	const struct lb_service *service;
 
-	/* To a pod the unspecified address is its own loopback; entries of that address are about nodes. */
+	/* For a pod the unspecified address is its loopback, not the wildcard of NodePort entries. */
 	if (!peer->in_host && address_is_zero(&peer->ip))
 		return NULL;
-	service = sock_service_at(key, peer);
-	return service ? service : sock_service_of_node(key, peer, config, true);
+	service = sock_lookup_service_at(key, peer);
+	return service ? service : sock_lookup_node_service(key, peer, config, true);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The way back: which service a socket asked for that talks to a backend. */
+/* Reverse translation: replace a backend's address at a socket by the original destination. */
 #pragma once
 
 #include "sock/metrics.h"
@@ -10,8 +10,8 @@ union reverse_key {
 	struct reverse_sk6_key v6;
 };
 
-static __always_inline void reverse_key_write(union reverse_key *key, __u64 cookie, const struct address *ip,
-					      __be16 port, __u8 family)
+static __always_inline void reverse_sk_fill_key(union reverse_key *key, __u64 cookie, const struct address *ip,
+						__be16 port, __u8 family)
 {
 	__builtin_memset(key, 0, sizeof(*key));
 	if (family == FAMILY_IPV4) {
@@ -25,24 +25,25 @@ static __always_inline void reverse_key_write(union reverse_key *key, __u64 cook
 	}
 }
 
-static __always_inline void reverse_forget(__u64 cookie, const struct address *ip, __be16 port, __u8 family)
+static __always_inline void reverse_sk_delete(__u64 cookie, const struct address *ip, __be16 port, __u8 family)
 {
 	union reverse_key key;
 
-	reverse_key_write(&key, cookie, ip, port, family);
+	reverse_sk_fill_key(&key, cookie, ip, port, family);
 	if (family == FAMILY_IPV4)
 		bpf_map_delete_elem(&cilium_lb4_reverse_sk, &key.v4);
 	else
 		bpf_map_delete_elem(&cilium_lb6_reverse_sk, &key.v6);
 }
 
-/* Remember what the socket asked for. 0, or an error: then it must not be sent there. */
-static __always_inline int reverse_note(const struct peer *peer, const struct lb_backend *backend, __be16 index)
+/* Record the socket's original destination; returns 0 or a negative errno, after which it must not be translated. */
+static __always_inline int reverse_sk_update(const struct peer *peer, const struct lb_backend *backend,
+					     __be16 index)
 {
 	__u8 family = peer->family;
 	union reverse_key key;
 
-	reverse_key_write(&key, peer->cookie, &backend->address, backend->port, family);
+	reverse_sk_fill_key(&key, peer->cookie, &backend->address, backend->port, family);
 	if (family == FAMILY_IPV4) {
 		struct reverse_sk4 value = {
 			.address = peer->ip.words[0],
@@ -66,8 +67,8 @@ static __always_inline int reverse_note(const struct peer *peer, const struct lb
 	return bpf_map_update_elem(&cilium_lb6_reverse_sk, &key.v6, &value, BPF_ANY);
 }
 
-/* Put in `peer`, a backend, what the socket asked for instead; false if it was sent there by no service. */
-static __always_inline bool reverse_translate(struct peer *peer, const struct sock_config *config)
+/* Replace `peer`, a backend, by the original destination; false if the socket used no service. */
+static __always_inline bool sock_xlate_rev(struct peer *peer, const struct sock_config *config)
 {
 	struct peer asked = *peer;
 	const struct lb_service *service;
@@ -75,7 +76,7 @@ static __always_inline bool reverse_translate(struct peer *peer, const struct so
 	union lb_key slots;
 	__be16 index;
 
-	reverse_key_write(&key, peer->cookie, &peer->ip, peer->port, peer->family);
+	reverse_sk_fill_key(&key, peer->cookie, &peer->ip, peer->port, peer->family);
 	if (peer->family == FAMILY_IPV4) {
 		const struct reverse_sk4 *known = bpf_map_lookup_elem(&cilium_lb4_reverse_sk, &key.v4);
 
@@ -93,9 +94,9 @@ static __always_inline bool reverse_translate(struct peer *peer, const struct so
 		asked.port = known->port;
 		index = known->rev_nat_index;
 	}
-	service = sock_service_of(&slots, &asked, config);
+	service = sock_lookup_service(&slots, &asked, config);
 	if (!service || service->rev_nat_index != index || !service->count) {
-		reverse_forget(peer->cookie, &peer->ip, peer->port, peer->family);
+		reverse_sk_delete(peer->cookie, &peer->ip, peer->port, peer->family);
 		sock_count(REASON_LB_REVNAT_STALE, INGRESS);
 		return false;
 	}

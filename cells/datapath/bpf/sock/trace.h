@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Events on cilium_events: which backend a socket was translated to, and back. Layout: Cilium 1.17's. */
+/* Trace events of socket translations on cilium_events, in Cilium 1.17's layout. */
 #pragma once
 
 #include "lib/events.h"
@@ -7,12 +7,12 @@
 
 #define EVENT_SOCK 7
 
-/* Where an event is from: before or after the translation, of what is sent, or what comes back. */
+/* Point of the event: before or after the forward or reverse translation. */
 enum sock_point {
-	SOCK_BEFORE = 1,
-	SOCK_AFTER = 2,
-	SOCK_BACK_BEFORE = 3,
-	SOCK_BACK_AFTER = 4,
+	SOCK_XLATE_FWD_BEFORE = 1,
+	SOCK_XLATE_FWD_AFTER = 2,
+	SOCK_XLATE_REV_BEFORE = 3,
+	SOCK_XLATE_REV_AFTER = 4,
 };
 
 #define SOCK_EVENT_TCP 1
@@ -36,7 +36,7 @@ static __always_inline bool sock_notifies(void)
 	return node_notifies(NODE_NOTIFY_SOCK);
 }
 
-/* The peer is who the socket means at that point. */
+/* Send an event with the peer at that point. */
 static __always_inline void send_trace_sock_notify(struct bpf_sock_addr *ctx, const struct peer *peer,
 						   enum sock_point point)
 {

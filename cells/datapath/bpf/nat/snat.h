@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Translates the packets of a flow: their source on the way out, their destination on the way back. */
+/* SNAT of egress packets, and reverse SNAT of replies. */
 #pragma once
 
 #include "ct/quote.h"
@@ -11,7 +11,7 @@ static __always_inline bool nat_is_echo(const struct flow *flow)
 	return flow->protocol == IPPROTO_ICMP || flow->protocol == IPPROTO_ICMPV6;
 }
 
-/* Put another port in the packet, or another identifier in an ICMP echo. */
+/* Rewrite the port, or the identifier of an ICMP echo; returns 0 or a drop reason. */
 static __always_inline int nat_rewrite_port(context_t *ctx, const struct flow *flow, enum end end, __be16 from,
 					    __be16 to)
 {
@@ -40,78 +40,78 @@ static __always_inline int nat_rewrite(context_t *ctx, struct flow *flow, enum e
 	return refused;
 }
 
-/* Whether the answers of a translated flow still find back; else one of its two entries is lost. */
-static __always_inline bool nat_complete(const struct flow *flow, const struct nat_entry *out, __u8 family)
+/* Return whether the reverse entry of a flow exists and matches: the LRU map may have evicted it. */
+static __always_inline bool nat_has_reverse_entry(const struct flow *flow, const struct nat_entry *out, __u8 family)
 {
 	struct nat_entry in;
 	union nat_key key;
 
-	nat_key_write(&key, &flow->daddr, flow->dport, &out->address, out->port, flow->protocol, NAT_KEY_IN,
-		      family);
+	nat_fill_key(&key, &flow->daddr, flow->dport, &out->address, out->port, flow->protocol, NAT_KEY_IN, family);
 	return nat_lookup(&key, &in, family) && address_equals(&in.address, &flow->saddr) && in.port == flow->sport;
 }
 
-/* The port under which the flow leaves from `target`, in the host's order; 0 if it has none. */
-static __always_inline __u32 nat_known(const struct flow *flow, const struct address *target, __u8 family)
+/* Return the flow's SNAT port at address `target` in host byte order; 0 without valid NAT entries. */
+static __always_inline __u32 nat_lookup_port(const struct flow *flow, const struct address *target, __u8 family)
 {
 	struct nat_entry entry;
 	union nat_key key;
 
-	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
-		      family);
+	nat_fill_key(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_OUT,
+		     family);
 	if (!nat_lookup(&key, &entry, family) || !address_equals(&entry.address, target) ||
-	    !nat_complete(flow, &entry, family))
+	    !nat_has_reverse_entry(flow, &entry, family))
 		return 0;
 	return bpf_ntohs(entry.port);
 }
 
-VERIFIED_ALONE nat4_known(struct flow *flow, struct address *target)
+VERIFIED_ALONE nat4_lookup_port(struct flow *flow, struct address *target)
 {
-	return flow && target ? nat_known(flow, target, FAMILY_IPV4) : 0;
+	return flow && target ? nat_lookup_port(flow, target, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE nat6_known(struct flow *flow, struct address *target)
+VERIFIED_ALONE nat6_lookup_port(struct flow *flow, struct address *target)
 {
-	return flow && target ? nat_known(flow, target, FAMILY_IPV6) : 0;
+	return flow && target ? nat_lookup_port(flow, target, FAMILY_IPV6) : 0;
 }
 
-VERIFIED_ALONE nat4_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
+VERIFIED_ALONE snat4_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
 {
 	return flow && target ? nat_rewrite(ctx, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV4)
 			      : DROP_INVALID;
 }
 
-VERIFIED_ALONE nat6_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
+VERIFIED_ALONE snat6_rewrite(context_t *ctx, struct flow *flow, struct address *target, __u32 port)
 {
 	return flow && target ? nat_rewrite(ctx, flow, SOURCE, target, bpf_htons((__u16)port), FAMILY_IPV6)
 			      : DROP_INVALID;
 }
 
-/* Have the packet come from `target`; 0, or the reason to drop. `needs_ct`: the flow is the node's own. */
-static __always_inline int nat_leave(context_t *ctx, struct flow *flow, struct address *target, bool needs_ct,
-				     __u8 family)
+/* SNAT to address `target`; returns 0 or a drop reason. `needs_ct`: the node itself is the source. */
+static __always_inline int snat_nat(context_t *ctx, struct flow *flow, struct address *target, bool needs_ct,
+				    __u8 family)
 {
 	bool v4 = family == FAMILY_IPV4;
-	__u32 port = v4 ? nat4_known(flow, target) : nat6_known(flow, target);
+	__u32 port = v4 ? nat4_lookup_port(flow, target) : nat6_lookup_port(flow, target);
 
 	if (!port)
-		port = v4 ? nat4_allocate(ctx, flow, target, needs_ct) : nat6_allocate(ctx, flow, target, needs_ct);
+		port = v4 ? nat4_allocate_port(ctx, flow, target, needs_ct)
+			  : nat6_allocate_port(ctx, flow, target, needs_ct);
 	if (!port)
 		return DROP_NAT_NO_MAPPING;
-	return v4 ? nat4_rewrite(ctx, flow, target, port) : nat6_rewrite(ctx, flow, target, port);
+	return v4 ? snat4_rewrite(ctx, flow, target, port) : snat6_rewrite(ctx, flow, target, port);
 }
 
 #define NAT_TRANSLATED 1
 
-/* Translate an answer to the flow that it answers: NAT_TRANSLATED, 0 if it answers none, or minus the reason to drop. */
-static __always_inline int nat_return(context_t *ctx, struct flow *flow, __u8 family)
+/* Reverse SNAT of a reply: returns NAT_TRANSLATED, 0 without a NAT entry, or a negative drop reason. */
+static __always_inline int snat_rev_nat(context_t *ctx, struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;
 	union nat_key key;
 	int refused;
 
-	nat_key_write(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN,
-		      family);
+	nat_fill_key(&key, &flow->saddr, flow->sport, &flow->daddr, flow->dport, flow->protocol, NAT_KEY_IN,
+		     family);
 	if (!nat_lookup(&key, &entry, family))
 		return 0;
 	refused = nat_rewrite(ctx, flow, DESTINATION, &entry.address, entry.port, family);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A client's datagram that would no longer fit with the option that names its service. What may be fragmented the
- * stack sends on, which does; of the rest the client hears by how much less it has to send (RFC 1191, RFC 8201).
+/* Path MTU of DSR: packets that exceed the MTU with the DSR option. The stack fragments them if that is allowed; else the
+ * client gets an ICMP error with the smaller MTU (RFC 1191, RFC 8201).
  */
 #pragma once
 
@@ -11,18 +11,17 @@
 #include "pod/answer.h"
 #endif
 
-#define MAY_NOT_FRAGMENT 0x4000
-#define TOO_LONG_HOPS 64
-#define SHORT4 576 /* what fits everywhere: RFC 791 */
-#define SHORT6 1280 /* RFC 8200, section 5 */
+#define IP_DF 0x4000
+#define FRAG_NEEDED_HOP_LIMIT 64
+#define IPV4_MIN_REASSEMBLY 576 /* RFC 791 */
 
-/* The next hop's MTU if the packet with `more` bytes does not fit, else 0. */
-static __always_inline __u32 too_long(context_t *ctx, const struct flow *flow, __u32 more, __u8 family)
+/* Return the next hop's MTU if the packet plus `more` bytes exceeds it, else 0. */
+static __always_inline __u32 exceeded_mtu(context_t *ctx, const struct flow *flow, __u32 more, __u8 family)
 {
 	__u32 segment = packet_segment(ctx), length = packet_length(ctx) - LINK_HLEN + more;
 	struct bpf_fib_lookup fib;
 
-	if (likely(length <= (family == FAMILY_IPV4 ? SHORT4 : SHORT6)))
+	if (likely(length <= (family == FAMILY_IPV4 ? IPV4_MIN_REASSEMBLY : IPV6_MIN_MTU)))
 		return 0;
 	if (segment)
 		length = flow->l4 - LINK_HLEN + sizeof(struct udphdr) + segment + more;
@@ -35,12 +34,12 @@ static __always_inline bool may_be_fragmented(context_t *ctx, __u8 family)
 {
 	const struct iphdr *ip = packet_ipv4(ctx);
 
-	return family == FAMILY_IPV4 && ip && !(ip->frag_off & bpf_htons(MAY_NOT_FRAGMENT));
+	return family == FAMILY_IPV4 && ip && !(ip->frag_off & bpf_htons(IP_DF));
 }
 
 #ifdef CONTEXT_XDP
 
-/* The tc program answers the client. */
+/* XDP passes the packet to the tc program, which replies. */
 static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, const struct address *service,
 					    __be16 port, __u32 mtu, __u8 family)
 {
@@ -50,7 +49,7 @@ static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, c
 
 #else
 
-/* Have the client hear it from the service, about what it has sent; the verdict. */
+/* Send an ICMP error from the frontend that embeds the client's original packet; returns the verdict. */
 static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, const struct address *service,
 					    __be16 port, __u32 mtu, __u8 family)
 {
@@ -69,7 +68,7 @@ static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, c
 			.from = service->words[0],
 			.to = flow->saddr.words[0],
 			.code = ICMP_FRAG_NEEDED,
-			.hop_limit = TOO_LONG_HOPS,
+			.hop_limit = FRAG_NEEDED_HOP_LIMIT,
 			.back = BACK_TO_DEVICE,
 			.too_short = DROP_INVALID,
 			.mtu = mtu,
@@ -81,7 +80,7 @@ static __always_inline int send_frag_needed(context_t *ctx, struct flow *flow, c
 			.from = *service,
 			.to = flow->saddr,
 			.type = ICMPV6_PKT_TOOBIG,
-			.hop_limit = TOO_LONG_HOPS,
+			.hop_limit = FRAG_NEEDED_HOP_LIMIT,
 			.back = BACK_TO_DEVICE,
 			.too_short = DROP_INVALID,
 			.mtu = mtu,

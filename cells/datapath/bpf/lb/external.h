@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Services as clients outside the node see them: NodePort, LoadBalancer, externalIPs, HostPort. */
+/* Services for external clients: NodePort, LoadBalancer, externalIPs, HostPort. */
 #pragma once
 
 #include "lb/pod.h"
 
-/* Whether the service serves the client, by its address: loadBalancerSourceRanges, which allow or deny. */
-static __always_inline bool lb_serves_source(const struct lb_service *service, const struct flow *flow, __u8 family)
+/* Return whether the service's loadBalancerSourceRanges allow the client. */
+static __always_inline bool lb_allows_source(const struct lb_service *service, const struct flow *flow, __u8 family)
 {
 	bool listed;
 
@@ -31,7 +31,7 @@ static __always_inline bool lb_serves_source(const struct lb_service *service, c
 	return listed != !!(service->flags2 & LB_SOURCE_DENY);
 }
 
-static __always_inline int lb_outside(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
+static __always_inline int lb_from_external(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	const struct lb_service *service;
 	struct lb_backend backend = {};
@@ -39,35 +39,35 @@ static __always_inline int lb_outside(context_t *ctx, struct flow *flow, __u32 n
 	__u32 number;
 	int refused;
 
-	service = lb_service_outside(&key, flow, family);
+	service = lb_lookup_service_external(&key, flow, family);
 	if (likely(!service))
 		return 0;
 	if (!(service->flags & LB_ROUTABLE))
 		return DROP(INGRESS, DROP_IS_CLUSTER_IP);
-	if (!lb_serves_source(service, flow, family))
+	if (!lb_allows_source(service, flow, family))
 		return DROP(INGRESS, DROP_SOURCE_RANGE);
-	number = lb_serve(&key, service, flow, &backend, nodeport_facts(), now, family);
+	number = lb_assign_backend(&key, service, flow, &backend, nodeport_facts(), now, family);
 	if (!number) {
 		if (config.features & FEATURE_UNREACHABLE)
-			return lb_unreachable(ctx, flow, BACK_TO_DEVICE, family);
+			return lb_send_unreachable(ctx, flow, BACK_TO_DEVICE, family);
 		return DROP(INGRESS, DROP_NO_SERVICE);
 	}
-	lb_affinity_note(service, flow, number, now, family);
+	lb_update_affinity(service, flow, number, now, family);
 	flow->rev_nat_index = service->rev_nat_index;
 	flow->node_port = true;
 	flow->local_only = service->flags & LB_HOST_PORT;
 	flow->direct = service->flags2 & LB_DSR;
-	refused = lb_redirect(ctx, flow, &backend, family);
+	refused = lb_dnat(ctx, flow, &backend, family);
 	return refused ? DROP(INGRESS, refused) : LB_TRANSLATED;
 }
 
-/* 0 if the packet is for no service, LB_TRANSLATED if it is addressed to a backend now, else the verdict. */
-VERIFIED_ALONE lb4_outside(context_t *ctx, struct flow *flow, __u32 now)
+/* Returns 0 if the destination is not a service, LB_TRANSLATED after DNAT to a backend, or a verdict. */
+VERIFIED_ALONE lb4_from_external(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? lb_outside(ctx, flow, now, FAMILY_IPV4) : 0;
+	return flow ? lb_from_external(ctx, flow, now, FAMILY_IPV4) : 0;
 }
 
-VERIFIED_ALONE lb6_outside(context_t *ctx, struct flow *flow, __u32 now)
+VERIFIED_ALONE lb6_from_external(context_t *ctx, struct flow *flow, __u32 now)
 {
-	return flow ? lb_outside(ctx, flow, now, FAMILY_IPV6) : 0;
+	return flow ? lb_from_external(ctx, flow, now, FAMILY_IPV6) : 0;
 }
