@@ -128,11 +128,11 @@ __all__ = [
 
 # Cilium's metrics of endpoints.
 #
-# Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*.
+# Source: Cilium 1.17, cilium_endpoint*, cilium_policy_regeneration*, cilium_k8s_event_lag_seconds.
 
 
-def families(endpoints: Endpoints) -> Iterator[MetricFamily]:
-    """Metrics of endpoints: their number, their states and their regenerations."""
+def families(endpoints: Endpoints, lag: float | None = None) -> Iterator[MetricFamily]:
+    """Metrics of endpoints: their number, states and regenerations; the lag of the last pod, if known."""
     present = endpoints.all()
     yield gauge("cilium_endpoint", "Number of endpoints managed by this agent", len(present))
     yield gauge(
@@ -140,6 +140,20 @@ def families(endpoints: Endpoints) -> Iterator[MetricFamily]:
         "Count of all endpoints, tagged by different endpoint states",
         Counter(endpoints.shown_state(endpoint).value for endpoint in present),
         "endpoint_state",
+    )
+    yield gauge(
+        "cilium_endpoint_max_ifindex",
+        "Maximum interface index observed for existing endpoints",
+        max((endpoint.ifindex for endpoint in present), default=0),
+        on=False,
+    )
+    yield gauge(
+        "cilium_k8s_event_lag_seconds",
+        "Lag for Kubernetes events - computed value between receiving a CNI ADD event from kubelet and a Pod"
+        " event received from kube-api-server",
+        {"k8s": lag} if lag is not None else {},
+        "source",
+        on=False,
     )
     yield from _builds(endpoints.builds)
 
@@ -240,12 +254,12 @@ def pod_labels_watch(
     )
 
 
-def endpoint_metrics(all_endpoints: Endpoints) -> Member[metrics.Collector]:
+def endpoint_metrics(all_endpoints: Endpoints, pods: PodLabelsWatch) -> Member[metrics.Collector]:
     """Metrics of endpoints."""
 
     async def collect() -> Iterable[metrics.MetricFamily]:
 
-        return families(all_endpoints)
+        return families(all_endpoints, pods.lag)
 
     return metrics.Collector("endpoint", collect)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterable
 from functools import partial
 from typing import Any, Final
@@ -192,6 +193,11 @@ class PodLabelsWatch:
         self._busy: set[int] = set()
         self._failing: dict[int, str] = {}
         self._pending = anyio.Event()
+        self.lag: float | None = None
+        """Seconds from the creation of an endpoint to the first event of its pod, for the last new pod.
+
+        0 if the pod's object came first; None before the first pod.
+        """
         jobs.observe("pods", pod_table.changes, self._follow_pods)
         jobs.observe("namespaces", namespaces.changes, self._follow_namespaces)
         jobs.observe("identities", identities.changes, self._follow_identities)
@@ -206,6 +212,19 @@ class PodLabelsWatch:
 
     async def _follow_pods(self, changes: list[Change[tuple[str, str], Pod]]) -> None:
         self._check_by({change.key for change in changes}, lambda one: (one.pod_namespace, one.pod_name))
+        for change in changes:
+            if change.old is None and change.row is not None:
+                self.lag = self._lag_of(change.row)
+
+    def _lag_of(self, pod: Pod) -> float:
+        """Source: Cilium 1.17, cilium_k8s_event_lag_seconds."""
+        now = time.time()
+        created = [
+            one.created
+            for one in self._endpoints.all()
+            if (one.pod_namespace, one.pod_name) == (pod.namespace, pod.name)
+        ]
+        return max((max(0.0, now - when) for when in created), default=0.0)
 
     async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
         self._check_by({change.key for change in changes}, lambda one: ("", one.pod_namespace))

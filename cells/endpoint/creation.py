@@ -94,7 +94,8 @@ class RegenerationRecovery:
 
         name = f"endpoint-{endpoint_id}-regeneration-recovery"
         rules = Rules(retry_base=BACKOFF)
-        self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id))
+        group = "endpoint-regeneration-recovery"
+        self._controllers.update(name, retry, rules, owner=controllers_of(endpoint_id), group=group)
 
     def removed(self, endpoint_id: int) -> None:
         """Stop the retries of a removed endpoint."""

@@ -8,6 +8,7 @@ Why:    a cluster needs no API server for what its nodes share. While etcd is do
 from collections.abc import Iterable
 
 from cells.base.metrics import Collector, MetricFamily
+from cells.config import AgentConfig
 from cells.kvstore.etcd import StoreMetrics
 from cells.kvstore.settings import KVStoreSettings
 from cells.kvstore.store import KVStore
@@ -17,11 +18,13 @@ from lifecycle import Member, config, invoke, module, provide
 __all__ = ["cell"]
 
 
-def store_metrics(metrics: StoreMetrics) -> Member[Collector]:
-    """The store as metrics."""
+def store_metrics(metrics: StoreMetrics, agent: AgentConfig | None = None) -> Member[Collector]:
+    """The store as metrics of an agent; the operator collects its own."""
 
     async def collect() -> Iterable[MetricFamily]:
-        return metrics.families()
+        if agent is None:
+            return ()
+        return (*metrics.families(agent.cluster_name), *metrics.written_families(agent.cluster_name))
 
     return Collector("kvstore", collect)
 

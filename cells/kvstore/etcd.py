@@ -41,6 +41,7 @@ from cells.kvstore.settings import (
     target,
     tls_credentials,
 )
+from lifecycle import Reconciler
 
 __all__ = ["EtcdClient", "StoreMetrics"]
 
@@ -56,7 +57,8 @@ class StoreMetrics:
     def __init__(self) -> None:
         self._times: dict[tuple[str, str, str, str], Histogram] = {}
         self._quorum: Counter[str] = Counter()
-        self._read: dict[tuple[str, str, str], int] = {}
+        self._read: dict[str, int] = {}
+        self._written: dict[str, Reconciler[str, Any]] = {}
 
     def asked(self, kind: str, took: float, *, failed: bool) -> None:
         """A request was answered, or failed, after so many seconds."""
@@ -69,10 +71,14 @@ class StoreMetrics:
 
     def synchronised(self, scope: str, *, done: bool) -> None:
         """Whether all keys of a scope have been read once."""
-        self._read[(scope, "local", "read")] = int(done)
+        self._read[scope] = int(done)
 
-    def families(self) -> Iterator[MetricFamily]:
-        """All of them; without series where there is no store."""
+    def writes(self, scope: str, keys: Reconciler[str, Any]) -> None:
+        """The reconciler that writes this node's keys of a scope."""
+        self._written[scope] = keys
+
+    def families(self, cluster: str) -> Iterator[MetricFamily]:
+        """Metrics of requests and of what is read, of this cluster; without a store there are no series."""
         yield histogram(
             "cilium_kvstore_operations_duration_seconds",
             "Duration in seconds of kvstore operations",
@@ -85,8 +91,26 @@ class StoreMetrics:
         yield gauge(
             "cilium_kvstore_initial_sync_completed",
             "Whether the initial synchronization from/to the kvstore has completed",
-            self._read,
+            {(scope, cluster, "read"): done for scope, done in self._read.items()},
             "scope source_cluster action",
+        )
+
+    def written_families(self, cluster: str) -> Iterator[MetricFamily]:
+        """Metrics of this node's keys."""
+        yield gauge(
+            "cilium_kvstore_sync_queue_size",
+            "Number of elements queued for synchronization in the kvstore",
+            {
+                (scope, cluster): sum(1 for row in keys.statuses.all() if row.state != "done")
+                for scope, keys in self._written.items()
+            },
+            "scope source_cluster",
+        )
+        yield counter(
+            "cilium_kvstore_sync_errors_total",
+            "Number of times synchronization to the kvstore failed",
+            {(scope, cluster): keys.statistics.failures for scope, keys in self._written.items()},
+            "scope source_cluster",
         )
 
 

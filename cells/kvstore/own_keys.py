@@ -88,13 +88,17 @@ class OwnKeys(Target[str, OwnKey, OwnKey]):
 def keep_keys(
     store: KVStore,
     wanted: ReadTable[str, OwnKey],
+    scope: str,
     *,
     jobs: Jobs,
     tables: Tables,
     left: Callable[[], Mapping[str, str]] = nothing,
     after: Iterable[ReadTable[Any, Any]] = (),
 ) -> Reconciler[str, OwnKey]:
-    """Write these keys to the store. None is deleted before all that is wanted, and ``after``, is known."""
+    """Write these keys to the store. None is deleted before all that is wanted, and ``after``, is known.
+
+    ``scope`` is their name in metrics.
+    """
 
     async def known() -> None:
         for table in after:
@@ -111,6 +115,7 @@ def keep_keys(
         put_early=True,
         backoff=RETRY,
     )
+    store.metrics.writes(scope, reconciler)
     tables.add(wanted, reconciler.statuses)
     jobs.observe(f"write {wanted.name}", reconciler)
     jobs.observe(f"compare {wanted.name} when the store returns", store.returns, compare)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from operator import attrgetter
 from uuid import uuid4, uuid5
@@ -17,7 +18,7 @@ import anyio
 import msgspec
 
 from cells.base.metrics import Collector, Histogram, MetricFamily, counter, gauge, histogram
-from lifecycle import Health, HealthTree, JobMetrics, Jobs, Logger, Member, module, provide
+from lifecycle import Health, HealthTree, JobMetrics, Jobs, Logger, Member, Settings, config, module, provide
 from lifecycle.jobs import JobStats
 
 __all__ = ["ControllerState", "Controllers", "Rules", "cell"]
@@ -68,6 +69,13 @@ class ControllerState(msgspec.Struct, frozen=True):
     last_failure: float | None = None
 
 
+class ControllerSettings(Settings, frozen=True):
+    """Which controllers are counted apart."""
+
+    controller_group_metrics: tuple[str, ...] = ()
+    """Groups of controllers that cilium_controllers_group_runs_total counts: names, all or none."""
+
+
 # Runs controllers as jobs and shows their status; the hive's other jobs are shown in the same form.
 #
 # Source: Cilium 1.17, UpdateController, TriggerController, RemoveController and the ControllerStatus model.
@@ -76,8 +84,9 @@ Work = Callable[[], Awaitable[object]]
 
 
 class _Controller:
-    def __init__(self, name: str, owner: str, work: Work, rules: Rules) -> None:
+    def __init__(self, name: str, owner: str, group: str, work: Work, rules: Rules) -> None:
         self.name = name
+        self.group = group
         self.owner = owner
         self.uuid = str(uuid4())
         self.work = work
@@ -142,13 +151,23 @@ class Controllers:
         self._owned: dict[str, dict[str, _Controller]] = {}
         self.runs = {"success": Histogram(), "failure": Histogram()}
         """Seconds that runs took, including those of removed controllers."""
+        self.group_runs: Counter[tuple[str, str]] = Counter()
+        """Runs by group and status."""
         self._run = uuid4()
         """Id of this run of the agent, from which the uuids of jobs are made."""
         self._job_statuses: dict[str, tuple[JobStats, bool, ControllerState]] = {}
         """Statuses of the hive's other jobs by name, each with its inputs."""
 
-    def update(self, name: str, work: Work, rules: Rules = Rules(), *, owner: str = "") -> None:  # noqa: B008
-        """Run ``work`` now and then by the rules.
+    def update(
+        self,
+        name: str,
+        work: Work,
+        rules: Rules = Rules(),  # noqa: B008
+        *,
+        owner: str = "",
+        group: str = "",
+    ) -> None:
+        """Run ``work`` now and then by the rules; ``group`` is what controllers alike are counted by.
 
         An existing controller of that name gets both, and keeps uuid and counters.
         """
@@ -157,7 +176,7 @@ class Controllers:
             known.work, known.rules, known.cached = work, rules, None
             known.ask()
             return
-        controller = self._known[name] = _Controller(name, owner, work, rules)
+        controller = self._known[name] = _Controller(name, owner, group or name, work, rules)
         self._owned.setdefault(owner, {})[name] = controller
         self._jobs.one_shot(name, partial(self._live, controller))
 
@@ -242,6 +261,7 @@ class Controllers:
             await controller.work()
         except Exception as error:  # noqa: BLE001  # counted, shown in health, and tried again
             self.runs["failure"].observe(anyio.current_time() - began)
+            self.group_runs[controller.group, "failure"] += 1
             controller.failures += 1
             controller.in_a_row += 1
             before, text = controller.last_error, str(error) or type(error).__name__
@@ -254,6 +274,7 @@ class Controllers:
                 self._log.warning("controller failed", name=controller.name, error=text)
         else:
             self.runs["success"].observe(anyio.current_time() - began)
+            self.group_runs[controller.group, "success"] += 1
             controller.successes += 1
             controller.in_a_row = 0
             controller.last_success, controller.last_error = time.time(), ""
@@ -269,8 +290,8 @@ class Controllers:
 # hive_job_runs_total.
 
 
-def families(controllers: Controllers) -> Iterator[MetricFamily]:
-    """Runs of controllers, their durations, and the number of failing ones."""
+def families(controllers: Controllers, groups: Collection[str]) -> Iterator[MetricFamily]:
+    """Runs of controllers, also of these groups, their durations, and the number of failing ones."""
     yield counter(
         "cilium_controllers_runs_total",
         "Number of times that a controller process was run labeled by completion status",
@@ -283,18 +304,35 @@ def families(controllers: Controllers) -> Iterator[MetricFamily]:
         controllers.runs,
         "status",
     )
+    counted = {
+        (group, status): runs
+        for (group, status), runs in sorted(controllers.group_runs.items())
+        if "none" not in groups and ("all" in groups or group in groups)
+    }
+    yield counter(
+        "cilium_controllers_group_runs_total",
+        "Number of times that a controller process was run labeled by completion status and controller group"
+        " name",
+        counted,
+        "group_name status",
+    )
     failing = sum(status.failures_in_a_row > 0 for status in controllers.all())
     yield gauge("cilium_controllers_failing", "Number of failing controllers", failing, fixed=True)
 
 
-def controller_metrics(controllers: Controllers) -> Member[Collector]:
+def controller_metrics(controllers: Controllers, settings: ControllerSettings) -> Member[Collector]:
     """Controllers as metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
 
-        return families(controllers)
+        return families(controllers, settings.controller_group_metrics)
 
     return Collector("controllers", collect)
 
 
-cell = module("controllers", "Named work with retries and counters", provide(Controllers, controller_metrics))
+cell = module(
+    "controllers",
+    "Named work with retries and counters",
+    config(ControllerSettings),
+    provide(Controllers, controller_metrics),
+)

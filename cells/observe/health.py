@@ -101,7 +101,9 @@ class Probes:
         lifecycle.append(Hook("ask every probe once", self._first, start_timeout=2 * STALE))
         for probe in probes:
             rules = Rules(interval=INTERVAL, retries=False)
-            controllers.update(f"status-probe-{probe.name}", partial(self._ask, probe), rules)
+            controllers.update(
+                f"status-probe-{probe.name}", partial(self._ask, probe), rules, group="status-probe"
+            )
 
     @property
     def stale(self) -> Mapping[str, float]:

@@ -125,7 +125,7 @@ class ClusterConfig:
         )
         with keys.txn() as rows:
             rows.put(OwnKey(f"{CLUSTER_CONFIG}{cluster.name}", value.decode()))
-        keep_keys(store, keys, jobs=jobs, tables=tables)
+        keep_keys(store, keys, "cluster-config", jobs=jobs, tables=tables)
 
 
 # Writes global services, for agents of other clusters that read this store.
@@ -189,7 +189,7 @@ class ServiceExport:
         self._left: dict[str, str] = {}
         """Keys of an earlier operator."""
         jobs.one_shot("export services", self._run)
-        keep_keys(store, self._keys, jobs=jobs, tables=tables, left=lambda: self._left)
+        keep_keys(store, self._keys, "services/v1", jobs=jobs, tables=tables, left=lambda: self._left)
 
     async def _run(self) -> None:
         """Follow services and backends for ever. Raises StoreError."""
@@ -328,7 +328,9 @@ class KVStoreGC:
 # Source: Cilium 1.17: metrics of the store as the agent's, which begin with cilium_operator_.
 
 
-def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycle) -> None:
+def collect_metrics(
+    store: KVStore, cluster: ServedCluster, metrics: Metrics | None, lifecycle: Lifecycle
+) -> None:
     """Report it while this operator leads, where there is a store."""
     if metrics is None or not store.enabled:
         return
@@ -336,7 +338,7 @@ def collect_metrics(store: KVStore, metrics: Metrics | None, lifecycle: Lifecycl
     async def collect() -> Iterable[MetricFamily]:
         return [
             replace(one, name=one.name.replace("cilium_", "cilium_operator_", 1))
-            for one in store.metrics.families()
+            for one in store.metrics.families(cluster.name)
         ]
 
     metrics.report(lifecycle, Collector("kvstore", collect))

@@ -213,9 +213,15 @@ class SharedKeys:
         node_keys = own.flat_map(
             lambda node: (node_key(node, agent.cluster_id),), key=lambda row: row.key, name="node-keys"
         )
-        self._node_keys = keep_keys(store, node_keys, jobs=jobs, tables=tables, after=[shared.nodes])
+        self._node_keys = keep_keys(
+            store, node_keys, "nodes/v1", jobs=jobs, tables=tables, after=[shared.nodes]
+        )
         self._address_keys = keep_keys(
-            store, self._keys, jobs=jobs, tables=tables, left=self._left, after=[shared.addresses]
+            *(store, self._keys, "ip/v1"),
+            jobs=jobs,
+            tables=tables,
+            left=self._left,
+            after=[shared.addresses],
         )
         jobs.observe("endpoints", endpoints.changes, self._follow)
         jobs.observe("pods", pods.changes, self._follow_pods)

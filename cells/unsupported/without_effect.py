@@ -36,8 +36,6 @@ class UnusedByTheAgent(WithoutEffect, frozen=True):
     """/host/proc is used where it is mounted."""
     mke_cgroup_mount: str = ""
     dynamic_lifecycle_config: str = "[]"
-    controller_group_metrics: str = "write-cni-file sync-host-ips sync-lb-maps-with-k8s-services"
-    """Every job has its metrics, cilium_hive_*."""
     metrics_sampling_interval: Duration = minutes(5)
     max_controller_interval: int = 0
     max_internal_timer_delay: Duration = seconds(0)

@@ -86,7 +86,7 @@ class IdentityMirror:
             objects.agree_with(keys)
             shared.follow(store, jobs)
             used: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
-            keep_keys(store, used, jobs=jobs, tables=tables)
+            keep_keys(store, used, "identities/v1", jobs=jobs, tables=tables)
         self._timer = jobs.timer("compare both", self._compare, store.settings.kvstore_periodic_sync)
         self._timer.trigger()
         jobs.observe("compare both when the store returns", store.returns, self._look)

@@ -275,7 +275,7 @@ class KVStoreIdentityWatch:
         self._compare = jobs.timer("compare", self._restore_all, store.settings.kvstore_periodic_sync)
         jobs.observe("compare when the store returns", store.returns, self._store_returned)
         keys: Derived[str, OwnKey] = Derived("identity-keys", used_keys, identities.used, addresses)
-        keep_keys(store, keys, jobs=jobs, tables=tables, left=allocator.written)
+        keep_keys(store, keys, "identities/v1", jobs=jobs, tables=tables, left=allocator.written)
 
     async def _rounds(self) -> AsyncIterator[list[Change[str, SharedIdentity]] | None]:
         """None at the beginning: everything is to be looked at."""

@@ -251,6 +251,11 @@ def watch_metrics(found: ServiceWatch) -> Member[Collector]:
         text = "Number of services events labeled by action type"
         return [
             counter("cilium_services_events_total", text, dict(found.events), "action"),
+            counter(
+                "cilium_k8s_terminating_endpoints_events_total",
+                "Number of terminating endpoint events received from Kubernetes",
+                found.terminating,
+            ),
             ingested("internal_traffic_policy_services", found.ingested),
             ingested("local_redirect_policies", found.ingested),
         ]

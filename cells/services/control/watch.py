@@ -32,7 +32,13 @@ from cells.services import (
 from cells.services.control.manual import ManualService, ManualState
 from cells.services.control.tables import LocalRedirect, ServiceConflict
 from cells.services.model import ServiceCatalog
-from cells.services.model.backends import WEIGHT, RefusedBackend, refused_backends, weight_of
+from cells.services.model.backends import (
+    WEIGHT,
+    RefusedBackend,
+    refused_backends,
+    terminating_addresses,
+    weight_of,
+)
 from cells.services.model.claims import (
     HOST_IP,
     RefusedAddress,
@@ -123,6 +129,8 @@ class ServiceWatch:
         self._first = frontends.initializer("services and their slices")
         self.events: Counter[str] = Counter()
         """Counts of ``add``, ``update`` and ``delete`` of services."""
+        self.terminating = 0
+        """Addresses of serving endpoints that terminate, in all versions of slices that came."""
         self.ingested: Counter[tuple[str, str]] = Counter()
         """Services with a local internal traffic policy, and local redirect policies, that came and went."""
 
@@ -228,6 +236,7 @@ class ServiceWatch:
         if old is not None and (row is None or row.service != old.service):
             catalog.slices_changed(ServiceName(old.namespace, old.service))
         if row is not None and row.service:
+            self.terminating += terminating_addresses(row, self._options)
             self._report_weight(old, row)
             self._report_backends(old, row)
             catalog.slices_changed(ServiceName(row.namespace, row.service))

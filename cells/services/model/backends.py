@@ -154,6 +154,15 @@ def state_of(conditions: EndpointConditions, options: LoadBalancerOptions) -> Ba
     return BackendState.TERMINATING if conditions.terminating else BackendState.ACTIVE
 
 
+def terminating_addresses(slice_: EndpointSlice, options: LoadBalancerOptions) -> int:
+    """The number of addresses that serve while their endpoint terminates."""
+    return sum(
+        len(one.addresses or ())
+        for one in slice_.endpoints or ()
+        if one.conditions.ready is False and state_of(one.conditions, options) is BackendState.TERMINATING
+    )
+
+
 def weight_of(slice_: EndpointSlice) -> int:
     """The weight by the annotation. Raises ValueError unless it is a number from 1 to 65535."""
     text = (slice_.metadata.annotations or {}).get(WEIGHT)

@@ -13,13 +13,29 @@ import anyio
 import pytest
 
 from cells import kvstore
+from cells.config import AgentConfig
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.settings import StoreConfigError, StoreOptions, read_access
 from cells.kvstore.store import KVStore
 from cells.kvstore.watch import PrefixWatch
-from lifecycle import HealthTree, Hive, Jobs, SettingsError, Table, Tables, invoke, module, provide
+from cells.observe import metrics
+from lifecycle import (
+    Cell,
+    HealthTree,
+    Hive,
+    Jobs,
+    SettingsError,
+    Table,
+    Tables,
+    invoke,
+    module,
+    provide,
+    supply,
+)
 from lifecycle.testing import eventually
 from tests.support.etcd import Etcd
+from tests.support.ports import free_port
+from tests.support.scrape import scraped
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +61,7 @@ class Followed:
         self._first.done()
         watch = PrefixWatch(store, "their/", self.theirs, read, scope="their", grace=self.grace)
         jobs.observe("follow", watch)
-        self.retained = keep_keys(store, self.ours, jobs=jobs, tables=tables)
+        self.retained = keep_keys(store, self.ours, "our", jobs=jobs, tables=tables)
 
     def by_key(self) -> dict[str, str]:
         return {row.key: row.value for row in self.theirs.all()}
@@ -56,8 +72,8 @@ class Followed:
 
 
 @asynccontextmanager
-async def following(etcd: Etcd, **more: str) -> AsyncIterator[Followed]:
-    cell = module("test", "Follows and tells", kvstore.cell, provide(Followed), invoke(Followed))
+async def following(etcd: Etcd, *cells: Cell, **more: str) -> AsyncIterator[Followed]:
+    cell = module("test", "Follows and tells", kvstore.cell, provide(Followed), invoke(Followed), *cells)
     settings = {"kvstore": "etcd", "kvstore-opt": f"etcd.address={etcd.url}", "kvstore-lease-ttl": "25s"}
     async with Hive(cell, settings=settings | more).started() as hive:
         yield hive.get(Followed)
@@ -205,6 +221,33 @@ async def test_a_key_that_another_node_owns_by_now_is_not_deleted(etcd: Etcd) ->
         await until(lambda: etcd.all("our/").get("our/y") == "here")
         await found.retained.wait_realised("our/x")
         assert etcd.all("our/") == {"our/x": "there", "our/y": "here"}
+
+
+async def test_keys_that_wait_and_failed_writes_are_metrics_of_the_cluster(etcd: Etcd) -> None:
+    agent, port = AgentConfig.__new__(AgentConfig), free_port()
+    agent.cluster_name = "mars"
+    given = {"prometheus-serve-addr": f":{port}"}
+    queue, errors = "cilium_kvstore_sync_queue_size", "cilium_kvstore_sync_errors_total"
+    async with following(etcd, metrics.cell, supply(agent), **given) as found:
+        etcd.put("their/a", "1")
+        found.report(OwnKey("our/x", "1"))
+        await found.retained.wait_realised("our/x")
+        await until(lambda: found.by_key() == {"a": "1"})
+        before = await scraped(port)
+        etcd.kill()
+        found.report(OwnKey("our/x", "2"), OwnKey("our/y", "2"))
+        await until(lambda: found.retained.failing == 2)
+        during = await scraped(port)
+        etcd.start()
+        await until(lambda: etcd.all("our/") == {"our/x": "2", "our/y": "2"})
+        await found.retained.wait_realised("our/x")
+        await found.retained.wait_realised("our/y")
+        after = await scraped(port)
+    scope = ("our", "mars")
+    assert before["cilium_kvstore_initial_sync_completed"] == {("their", "mars", "read"): 1}
+    assert [each[queue][scope] for each in (before, during, after)] == [0, 2, 0]
+    assert before[errors] == {scope: 0}
+    assert 2 <= during[errors][scope] <= after[errors][scope]
 
 
 async def test_an_agent_starts_without_the_store(etcd: Etcd) -> None:

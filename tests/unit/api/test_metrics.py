@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cells.endpoint.changes import PodLabelsWatch
 from cells.tunnel.settings import PodTunnel, tunnel_features
-from lifecycle import provide, supply
+from lifecycle import invoke, provide, supply
+from lifecycle.testing import eventually
 from tests.unit.api.node import running_node
+from tests.unit.api.pods import added
 from tests.unit.api.series import series
 
 pytestmark = pytest.mark.anyio
@@ -71,3 +74,44 @@ async def test_feature_metrics_show_how_pods_are_connected(tmp_path: Path, tunne
         modes = await series(node, "cilium_feature_controlplane_ipam")
     found = [one["labels"]["mode"] for one in (*networks, *modes) if one.get("value")]
     assert found == [f"overlay-{tunnel}" if tunnel else "direct-routing", "kubernetes"]
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME, namespace: default, uid: 6f0d7a3e-1111-4222-8333-944455556666}
+spec: {containers: [{name: main}]}
+"""
+
+
+async def test_links_and_lags_are_shown_when_they_are_added(tmp_path: Path) -> None:
+    """The lag is from an endpoint to its pod's object, and 0 where that came first."""
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    words = "+cilium_endpoint_max_ifindex +cilium_k8s_event_lag_seconds"
+    watches: list[PodLabelsWatch] = []
+
+    def capture(watch: PodLabelsWatch) -> None:
+        watches.append(watch)
+
+    settings = {"metrics": words, "manifests-dir": str(folder)}
+    async with running_node(tmp_path, settings=settings, more=[invoke(capture)]) as node:
+        (watch,) = watches
+        assert await series(node, "cilium_k8s_event_lag_seconds") == []
+        (nothing,) = await series(node, "cilium_endpoint_max_ifindex")
+        (folder / "other.yaml").write_text(POD.replace("NAME", "other"))
+        await eventually(lambda: watch.lag == 0)
+        await added(node)
+        (folder / "web.yaml").write_text(POD.replace("NAME", "web-0"))
+        await eventually(lambda: watch.lag)
+        (lag,) = await series(node, "cilium_k8s_event_lag_seconds")
+        (highest,) = await series(node, "cilium_endpoint_max_ifindex")
+    assert (nothing.get("value", 0), highest["value"]) == (0, 12)
+    assert lag["labels"] == {"source": "k8s"}
+    assert 0 < lag["value"] < 60
+
+
+async def test_links_and_lags_are_not_shown_by_default(tmp_path: Path) -> None:
+    async with running_node(tmp_path) as node:
+        assert await series(node, "cilium_endpoint_max_ifindex") == []
+        assert await series(node, "cilium_k8s_event_lag_seconds") == []

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cells import unsupported
 from cells.base.metrics import Collector, features
@@ -39,10 +37,9 @@ from cells.services.outside import ForwardingSettings, NodePortMode, node_port_f
 from cells.tunnel.settings import PodTunnel
 from lifecycle import Cell, Hive, Member, Sources, Table, config, module, provide, supply
 from tests.support.ports import free_port
+from tests.support.scrape import Samples, scraped
 
 pytestmark = pytest.mark.anyio
-
-Samples = dict[tuple[str, ...], float]
 
 
 def made(kind: Any, **facts: object) -> Any:
@@ -62,20 +59,10 @@ async def features_of(
     given = {"prometheus-serve-addr": f":{port}", **(settings or {})}
     flags = [f"--{name}={value}" for name, value in given.items()]
     hive = Hive(metrics.cell, supply(agent), *cells, settings=Sources(flags, config_dir=config_dir))
-    async with (
-        hive.started(),
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{port}/metrics") as got,
-    ):
-        assert got.status == 200
-        text = await got.text()
-    found: dict[str, Samples] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.startswith("cilium_feature_"):
-                name = sample.name.removeprefix("cilium_feature_")
-                found.setdefault(name, {})[tuple(sample.labels.values())] = sample.value
-    return found
+    async with hive.started():
+        found = await scraped(port)
+    before = "cilium_feature_"
+    return {name.removeprefix(before): each for name, each in found.items() if name.startswith(before)}
 
 
 def in_use(samples: Samples) -> Samples:

@@ -5,7 +5,6 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from cells.observe import metrics
@@ -16,6 +15,7 @@ from cells.policy.maps import NodePolicy
 from cells.policy.rules import PolicyOptions, RuleSource
 from lifecycle.testing import eventually
 from tests.support.ports import free_port
+from tests.support.scrape import scraped
 from tests.unit.policy.room import WEB, Room, room
 
 
@@ -136,11 +136,6 @@ async def test_the_port_serves_how_many_objects_came_and_went(tmp_path: Path) ->
             await eventually(partial(has_objects, node, [valid]))
         (tmp_path / "policy.yaml").unlink()
         await eventually(partial(has_objects, node, []))
-        url = f"http://127.0.0.1:{port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as got:
-            lines = (await got.text()).splitlines()
+        found = await scraped(port)
     name = "cilium_feature_network_policies_cilium_network_policies_total"
-    assert [line for line in lines if line.startswith(f"{name}{{")] == [
-        f'{name}{{action="add"}} 3',
-        f'{name}{{action="delete"}} 1',
-    ]
+    assert found[name] == {("add",): 3, ("delete",): 1}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 import structlog
 
+from cells.observe import metrics
 from cells.services import (
     Backend,
+    BackendState,
     Frontend,
     FrontendKey,
     LoadBalancerOptions,
@@ -31,6 +34,8 @@ from cells.services.map_entries import (
 from cells.services.model.claims import frontends
 from lifecycle import Table
 from lifecycle.testing import eventually
+from tests.support.ports import free_port
+from tests.support.scrape import scraped
 from tests.unit.services.agent import SERVICE, SLICE, VIP, FakeServiceMaps, agent, backend
 
 pytestmark = pytest.mark.anyio
@@ -199,3 +204,26 @@ async def test_with_session_affinity_clients_stay_with_their_backend(folder: Pat
         async with agent(folder, maps, enable_session_affinity=asked):
             await eventually(lambda: maps.slots() == 2)  # noqa: B023  # of this round
             assert sum("affinity_match" in where.map for where in maps.entries) == matches
+
+
+async def test_addresses_of_terminating_endpoints_are_counted_each_time_they_come(tmp_path: Path) -> None:
+    port = free_port()
+    ends = "conditions: {ready: false, serving: true, terminating: true}"
+    some = SLICE.replace("{addresses: [10.0.0.1]}", f"{{addresses: [10.0.0.1], {ends}}}")
+    both = some.replace("{addresses: [10.0.0.2]}", f"{{addresses: [10.0.0.2], {ends}}}")
+    (tmp_path / "service.yaml").write_text(SERVICE)
+    (tmp_path / "slice.yaml").write_text(SLICE)
+    given = {"prometheus_serve_addr": f":{port}"}
+    async with agent(tmp_path, FakeServiceMaps(), [metrics.cell], **given) as hive:
+        served = hive.get(Table[FrontendKey, ServedFrontend])
+        for number, text in enumerate((SLICE, some, both)):
+            (tmp_path / "slice.yaml").write_text(text)
+            await eventually(partial(has_terminating, served, number))
+        found = await scraped(port)
+    assert found["cilium_k8s_terminating_endpoints_events_total"] == {(): 3}
+
+
+def has_terminating(served: Table[FrontendKey, ServedFrontend], number: int) -> bool:
+    """Whether so many backends of the one frontend terminate."""
+    states = [one.state for row in served.all() for one in row.frontend.backends]
+    return len(states) == 2 and states.count(BackendState.TERMINATING) == number

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 import structlog
@@ -29,6 +28,7 @@ from lifecycle.testing import eventually
 from tests.support.catalog import LoneCatalog
 from tests.support.fake_map import SPECS, FakeMap
 from tests.support.ports import free_port
+from tests.support.scrape import scraped
 from tests.unit.ciliumendpoint.endpoints import endpoint
 from tests.unit.services.agent import SERVICE, SLICE, FakeServiceMaps, agent
 
@@ -320,17 +320,7 @@ async def test_redirects_and_local_services_are_counted_when_they_come_and_go(fo
         (folder / "service.yaml").write_text(SERVICE)
         (folder / "policy.yaml").unlink()
         await eventually(lambda: [row.int_local for row in known.all()] == [False] and not redirects.all())
-        url = f"http://127.0.0.1:{port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as got:
-            lines = (await got.text()).splitlines()
-    before = "cilium_feature_network_policies_"
-    assert sorted(
-        line.removeprefix(before)
-        for line in lines
-        if line.startswith((f"{before}local_redirect_policies", f"{before}internal_traffic"))
-    ) == [
-        'internal_traffic_policy_services_total{action="add"} 1',
-        'internal_traffic_policy_services_total{action="delete"} 1',
-        'local_redirect_policies_total{action="add"} 1',
-        'local_redirect_policies_total{action="delete"} 1',
-    ]
+        found = await scraped(port)
+    for name in ("local_redirect_policies", "internal_traffic_policy_services"):
+        counts = found[f"cilium_feature_network_policies_{name}_total"]
+        assert counts == {("add",): 1, ("delete",): 1}, name
