@@ -196,7 +196,7 @@ class ConntrackGC:
                 )
                 rows.put(row)
         seen, deleted = (sum(each) for each in ([one.seen for one in found], [one.deleted for one in found]))
-        self._health.ok(f"{deleted} of {seen} connections had ended; next pass in {Duration(self._interval)}")
+        self._health.ok(f"{deleted} of {seen} connections expired; next pass in {Duration(self._interval)}")
 
 
 # Passes over the conntrack maps as Cilium's metrics.

@@ -168,7 +168,7 @@ class Datapath:
         if self._cilium is None or not self._cilium.present:
             return
         released = self._cilium.release_all(self.programs.values(), keep)
-        self._log.info("Cilium's programs released", pins=len(released), left=len(keep))
+        self._log.info("Cilium's programs detached", pins=len(released), left=len(keep))
 
     async def prepare_l3(self) -> None:
         """Load the programs of devices without Ethernet headers; idempotent. Raises HiveError."""
@@ -198,7 +198,7 @@ class Datapath:
         """Whether native devices get an XDP program (bpf-lb-acceleration)."""
         return self._settings.accelerates
 
-    def accelerate_device(self, ifindex: int) -> bool:
+    def attach_xdp(self, ifindex: int) -> bool:
         """Attach the XDP program; False if the device does not support it (best-effort only).
 
         Raises NetlinkError.
@@ -207,7 +207,7 @@ class Datapath:
         assert self._dispatchers is not None  # noqa: S101  (set with _active)
         return self._xdp.attach(ifindex, self._dispatchers.descriptors[XDP_DISPATCHER])
 
-    def slow_device(self, ifindex: int) -> None:
+    def detach_xdp(self, ifindex: int) -> None:
         """Detach the XDP program. Raises NetlinkError."""
         self._xdp.detach(ifindex)
 
@@ -444,7 +444,7 @@ class Datapath:
                 with _unless_removed():
                     self.attach_device(ifindex, l3=DeviceConfig.unpack(row).l3)
                     if self.accelerates and self._xdp.has_any(ifindex):
-                        self.accelerate_device(ifindex)
+                        self.attach_xdp(ifindex)
         if HOST_LINK in found and NET_LINK in found:
             with _unless_removed():
                 self.attach_host(found[HOST_LINK].ifindex, found[NET_LINK].ifindex)

@@ -138,7 +138,7 @@ class LoadedObject:
         for name, handle in self.tables.items():
             if name not in descriptors:
                 raise LoadError(
-                    f"{self.name} wants a map {name} that the agent does not have", errno.ENOENT, ""
+                    f"{self.name} requires the map {name}, which the agent does not have", errno.ENOENT, ""
                 )
             self._check(self._lib.bpf_map__reuse_fd(handle, descriptors[name]), f"cannot use map {name}")
 

@@ -247,14 +247,14 @@ def from_pod(protocol: int, packet: bytes, destination: bytes = HOST_MAC) -> byt
 CASES: Final = (
     Case(
         "hive_from_pod",
-        "a pod asking for its gateway",
+        "a pod's ARP request for its gateway",
         from_pod(ARP, arp(1, (POD_MAC, POD), (bytes(6), UNKNOWN)), BROADCAST),
         TC_ACT_REDIRECT,
         becomes=ethernet(POD_MAC, HOST_MAC, ARP) + arp(2, (HOST_MAC, UNKNOWN), (POD_MAC, POD)),
     ),
     Case(
         "hive_from_pod",
-        "a pod asking for its neighbour, in IPv6",
+        "a pod's neighbour solicitation",
         from_pod(IPV6, solicitation(POD6, POD_MAC, NEIGHBOUR6), bytes.fromhex("3333ff000002")),
         TC_ACT_REDIRECT,
         becomes=ethernet(POD_MAC, HOST_MAC, IPV6) + advertisement(NEIGHBOUR6, HOST_MAC, POD6),
@@ -262,31 +262,71 @@ CASES: Final = (
     Case(
         "hive_from_pod", "a source that is not the pod's", from_pod(IPV4, udp(UNKNOWN, NEIGHBOUR)), SHOT, 132
     ),
-    Case("hive_from_pod", "a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
-    Case("hive_from_host", "the host to no endpoint", from_pod(IPV4, udp(UNKNOWN, POD)), SHOT, 151),
-    Case("hive_from_host", "to a pod without policy", from_pod(IPV4, udp(UNKNOWN, NEIGHBOUR)), SHOT, 203),
-    Case("hive_to_pod", "what a link brings", from_pod(IPV4, udp(UNKNOWN, POD)), SHOT, 203),
-    Case("hive_to_pod", "IPv6 a link brings", from_pod(IPV6, udp6(UNKNOWN6, POD6)), SHOT, 203),
+    Case("hive_from_pod", "a packet of a pod without policy", from_pod(IPV4, udp(POD, NEIGHBOUR)), SHOT, 203),
+    Case(
+        "hive_from_host",
+        "a packet from the host to no endpoint",
+        from_pod(IPV4, udp(UNKNOWN, POD)),
+        SHOT,
+        151,
+    ),
+    Case(
+        "hive_from_host",
+        "a packet from the host to a pod without policy",
+        from_pod(IPV4, udp(UNKNOWN, NEIGHBOUR)),
+        SHOT,
+        203,
+    ),
     Case(
         "hive_to_pod",
-        "a question",
+        "a packet at the link of a pod without policy",
+        from_pod(IPV4, udp(UNKNOWN, POD)),
+        SHOT,
+        203,
+    ),
+    Case(
+        "hive_to_pod",
+        "an IPv6 packet at the link of a pod without policy",
+        from_pod(IPV6, udp6(UNKNOWN6, POD6)),
+        SHOT,
+        203,
+    ),
+    Case(
+        "hive_to_pod",
+        "an ARP request to a pod",
         from_pod(ARP, arp(1, (HOST_MAC, UNKNOWN), (bytes(6), POD)), BROADCAST),
         TC_ACT_OK,
     ),
-    Case("hive_to_host", "anything to the host", from_pod(IPV4, udp(POD, UNKNOWN)), TC_ACT_OK),
+    Case("hive_to_host", "a packet to the host", from_pod(IPV4, udp(POD, UNKNOWN)), TC_ACT_OK),
     Case(
         "hive_from_pod",
-        "an IPv6 source not the pod's",
+        "an IPv6 source that is not the pod's",
         from_pod(IPV6, udp6(UNKNOWN6, NEIGHBOUR6)),
         SHOT,
         132,
     ),
-    Case("hive_from_pod", "IPv6 of a pod without policy", from_pod(IPV6, udp6(POD6, NEIGHBOUR6)), SHOT, 203),
     Case(
-        "hive_from_host", "the host to no endpoint, in IPv6", from_pod(IPV6, udp6(UNKNOWN6, POD6)), SHOT, 151
+        "hive_from_pod",
+        "an IPv6 packet of a pod without policy",
+        from_pod(IPV6, udp6(POD6, NEIGHBOUR6)),
+        SHOT,
+        203,
     ),
-    Case("hive_from_host", "to no policy, in IPv6", from_pod(IPV6, udp6(UNKNOWN6, NEIGHBOUR6)), SHOT, 203),
-    Case("hive_to_host", "IPv6 to the host", from_pod(IPV6, udp6(POD6, UNKNOWN6)), TC_ACT_OK),
+    Case(
+        "hive_from_host",
+        "an IPv6 packet from the host to no endpoint",
+        from_pod(IPV6, udp6(UNKNOWN6, POD6)),
+        SHOT,
+        151,
+    ),
+    Case(
+        "hive_from_host",
+        "an IPv6 packet from the host to a pod without policy",
+        from_pod(IPV6, udp6(UNKNOWN6, NEIGHBOUR6)),
+        SHOT,
+        203,
+    ),
+    Case("hive_to_host", "an IPv6 packet to the host", from_pod(IPV6, udp6(POD6, UNKNOWN6)), TC_ACT_OK),
 )
 
 

@@ -257,8 +257,8 @@ class DeviceTarget:
         self._rows().update(key, _clear_xdp_flag(config).pack())
         self._programs.attach_device(device.ifindex, l3=config.l3)
         if not config.flags & DEVICE_XDP:
-            self._programs.slow_device(device.ifindex)
-        elif self._programs.accelerate_device(device.ifindex):
+            self._programs.detach_xdp(device.ifindex)
+        elif self._programs.attach_xdp(device.ifindex):
             self._unsupported.pop(device.ifindex, None)
             self._rows().update(key, config.pack())
         elif self._unsupported.get(device.ifindex) != device.name:

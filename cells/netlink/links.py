@@ -42,10 +42,10 @@ __all__ = [
     "CreatedLink",
     "HostLinks",
     "all_routes",
+    "detach_xdp",
     "is_present",
     "programs_of",
     "routes_over",
-    "take_off_xdp",
     "xdp_of",
 ]
 
@@ -428,7 +428,7 @@ def xdp_of(ifindex: int) -> XdpPrograms:
         return read_xdp(connection.run(m.get_link_at(ifindex))[-1])
 
 
-def take_off_xdp(ifindex: int, program_fd: int, *, generic: bool) -> None:
+def detach_xdp(ifindex: int, program_fd: int, *, generic: bool) -> None:
     """Detach this XDP program from a link, over a new socket. Raises NetlinkError."""
     with connected() as connection:
         connection.run(m.set_xdp(ifindex, -1, generic=generic, instead_of=program_fd))

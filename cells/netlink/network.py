@@ -23,21 +23,21 @@ from cells.netlink.wire import (
     NLM_F_REPLACE,
     Request,
     attribute,
-    chosen,
+    select_attributes,
     u32,
 )
 
 __all__ = [
-    "Marked",
-    "MarkedRule",
+    "FwmarkRule",
+    "FwmarkRuleRow",
     "TableRoute",
+    "add_local_delivery",
     "clear_table",
-    "leave_marked",
+    "delete_fwmark_rules",
     "read_table",
-    "remove_marked",
+    "remove_local_delivery",
     "remove_rows",
     "set_rows",
-    "take_marked",
 ]
 
 
@@ -60,7 +60,7 @@ _ABSENT: Final = (errno.ENOENT, errno.ESRCH, errno.EOPNOTSUPP, errno.EAFNOSUPPOR
 _RULE = struct.Struct("=8BI")
 
 
-class Marked(msgspec.Struct, frozen=True):
+class FwmarkRule(msgspec.Struct, frozen=True):
     """A fwmark rule: packets with this mark use this routing table."""
 
     mark: int
@@ -71,26 +71,26 @@ class Marked(msgspec.Struct, frozen=True):
     """Of the rule; lower numbers are evaluated first."""
 
 
-def rule(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[int, ...]) -> Request:
+def rule(kind: int, flags: int, fwmark: FwmarkRule, family: int, tolerate: tuple[int, ...]) -> Request:
     """Encode a request that adds or deletes the rule."""
     body = (
         _RULE.pack(family, 0, 0, 0, RT_TABLE_COMPAT, 0, 0, FR_ACT_TO_TBL, 0)
-        + u32(FRA_PRIORITY, marked.priority)
-        + u32(FRA_FWMARK, marked.mark)
-        + u32(FRA_TABLE, marked.table)
-        + u32(FRA_FWMASK, marked.mask)
+        + u32(FRA_PRIORITY, fwmark.priority)
+        + u32(FRA_FWMARK, fwmark.mark)
+        + u32(FRA_TABLE, fwmark.table)
+        + u32(FRA_FWMASK, fwmark.mask)
     )
-    return Request(f"the rule for table {marked.table}", kind, flags, body, tolerate)
+    return Request(f"the rule for table {fwmark.table}", kind, flags, body, tolerate)
 
 
-def route(kind: int, flags: int, marked: Marked, family: int, tolerate: tuple[int, ...]) -> Request:
+def route(kind: int, flags: int, fwmark: FwmarkRule, family: int, tolerate: tuple[int, ...]) -> Request:
     """Encode a request that adds or deletes the local default route of the rule's table."""
     head = m.ROUTE.pack(family, 0, 0, 0, RT_TABLE_COMPAT, RTPROT_STATIC, RT_SCOPE_HOST, RTN_LOCAL, 0)
-    body = head + u32(m.RTA_TABLE, marked.table) + u32(m.RTA_OIF, socket.if_nametoindex("lo"))
-    return Request(f"the route of table {marked.table}", kind, flags, body, tolerate)
+    body = head + u32(m.RTA_TABLE, fwmark.table) + u32(m.RTA_OIF, socket.if_nametoindex("lo"))
+    return Request(f"the route of table {fwmark.table}", kind, flags, body, tolerate)
 
 
-def take_marked(marked: Marked, families: Collection[int]) -> None:
+def add_local_delivery(fwmark: FwmarkRule, families: Collection[int]) -> None:
     """Deliver packets with this mark to local sockets, whatever their destination; idempotent.
 
     Adds the rule and a local default route in its table. Raises NetlinkError, OSError.
@@ -99,25 +99,25 @@ def take_marked(marked: Marked, families: Collection[int]) -> None:
     with connected() as connection:
         for family in families:
             connection.run(
-                route(m.RTM_NEWROUTE, replace, marked, family, ()),
-                rule(RTM_NEWRULE, new, marked, family, (errno.EEXIST,)),
+                route(m.RTM_NEWROUTE, replace, fwmark, family, ()),
+                rule(RTM_NEWRULE, new, fwmark, family, (errno.EEXIST,)),
             )
 
 
-def leave_marked(marked: Marked, families: Collection[int]) -> None:
-    """Remove what take_marked() added; missing entries and families are ignored.
+def remove_local_delivery(fwmark: FwmarkRule, families: Collection[int]) -> None:
+    """Remove what add_local_delivery() added; missing entries and families are ignored.
 
     Raises NetlinkError, OSError.
     """
     with connected() as connection:
         for family in families:
             connection.run(
-                rule(RTM_DELRULE, 0, marked, family, _ABSENT),
-                route(m.RTM_DELROUTE, 0, marked, family, _ABSENT),
+                rule(RTM_DELRULE, 0, fwmark, family, _ABSENT),
+                route(m.RTM_DELROUTE, 0, fwmark, family, _ABSENT),
             )
 
 
-def remove_marked(marked: Marked, families: Collection[int]) -> bool:
+def delete_fwmark_rules(fwmark: FwmarkRule, families: Collection[int]) -> bool:
     """Delete all rules of this mark, table and priority; return whether any existed.
 
     Raises NetlinkError, OSError.
@@ -127,7 +127,7 @@ def remove_marked(marked: Marked, families: Collection[int]) -> bool:
         for family in families:
             try:
                 while True:  # the kernel allows duplicates
-                    connection.run(rule(RTM_DELRULE, 0, marked, family, ()))
+                    connection.run(rule(RTM_DELRULE, 0, fwmark, family, ()))
                     found = True
             except NetlinkError as error:
                 if error.errno not in _ABSENT:
@@ -159,10 +159,10 @@ def clear_table(table: int, families: Collection[int]) -> int:
 # Several rules and routes of one table, reconciled row by row (IPsec).
 
 
-class MarkedRule(msgspec.Struct, frozen=True):
+class FwmarkRuleRow(msgspec.Struct, frozen=True):
     """A fwmark rule of one address family."""
 
-    marked: Marked
+    rule: FwmarkRule
     family: int
 
 
@@ -177,19 +177,19 @@ class TableRoute(msgspec.Struct, frozen=True):
     """MTU metric; 0 for the link's MTU."""
 
 
-def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[MarkedRule | TableRoute]:
+def read_table(wanted: Collection[FwmarkRule], families: Collection[int]) -> list[FwmarkRuleRow | TableRoute]:
     """Return those of the ``wanted`` rules that exist, and the routes of their tables.
 
     Only routes with the kernel's protocol number and without a gateway are returned: others are foreign.
     Raises NetlinkError, OSError.
     """
-    found: list[MarkedRule | TableRoute] = []
-    tables = {marked.table for marked in wanted}
+    found: list[FwmarkRuleRow | TableRoute] = []
+    tables = {fwmark.table for fwmark in wanted}
     with connected(strict=True) as connection:
         for family in families:
             rules = Request("list rules", RTM_GETRULE, NLM_F_DUMP, _RULE.pack(family, *[0] * 8))
             found += [
-                MarkedRule(one, family)
+                FwmarkRuleRow(one, family)
                 for row in connection.dump(rules)
                 if (one := _read_rule(row.body)) is not None and one in wanted
             ]
@@ -207,22 +207,22 @@ def read_table(wanted: Collection[Marked], families: Collection[int]) -> list[Ma
 
 
 def set_rows(
-    rows: Collection[MarkedRule | TableRoute], table: int
-) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    rows: Collection[FwmarkRuleRow | TableRoute], table: int
+) -> dict[FwmarkRuleRow | TableRoute, NetlinkError]:
     """Add these rules, and add or replace these routes in the table; return the errors by row."""
     return _each(rows, lambda one: _set_row(one, table))
 
 
 def remove_rows(
-    rows: Collection[MarkedRule | TableRoute], table: int
-) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    rows: Collection[FwmarkRuleRow | TableRoute], table: int
+) -> dict[FwmarkRuleRow | TableRoute, NetlinkError]:
     """Remove these rules and routes; missing ones are ignored. Return the errors by row."""
     return _each(rows, lambda one: _remove_row(one, table))
 
 
 def _each(
-    rows: Collection[MarkedRule | TableRoute], request: Callable[[MarkedRule | TableRoute], Request]
-) -> dict[MarkedRule | TableRoute, NetlinkError]:
+    rows: Collection[FwmarkRuleRow | TableRoute], request: Callable[[FwmarkRuleRow | TableRoute], Request]
+) -> dict[FwmarkRuleRow | TableRoute, NetlinkError]:
     refused = {}
     with connected() as connection:
         for one in rows:
@@ -233,9 +233,9 @@ def _each(
     return refused
 
 
-def _set_row(one: MarkedRule | TableRoute, table: int) -> Request:
-    if isinstance(one, MarkedRule):
-        made = rule(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, one.marked, one.family, (errno.EEXIST,))
+def _set_row(one: FwmarkRuleRow | TableRoute, table: int) -> Request:
+    if isinstance(one, FwmarkRuleRow):
+        made = rule(RTM_NEWRULE, NLM_F_CREATE | NLM_F_EXCL, one.rule, one.family, (errno.EEXIST,))
         protocol = attribute(FRA_PROTOCOL, bytes([m.RTPROT_KERNEL]))
         return made._replace(body=made.body + protocol)
     scope = RT_SCOPE_HOST if one.local else RT_SCOPE_UNIVERSE
@@ -247,9 +247,9 @@ def _set_row(one: MarkedRule | TableRoute, table: int) -> Request:
     return Request(what, m.RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
 
-def _remove_row(one: MarkedRule | TableRoute, table: int) -> Request:
-    if isinstance(one, MarkedRule):
-        return rule(RTM_DELRULE, 0, one.marked, one.family, _ABSENT)
+def _remove_row(one: FwmarkRuleRow | TableRoute, table: int) -> Request:
+    if isinstance(one, FwmarkRuleRow):
+        return rule(RTM_DELRULE, 0, one.rule, one.family, _ABSENT)
     body = _route_head(one, table, 0, m.RT_SCOPE_NOWHERE, 0) + u32(m.RTA_OIF, one.ifindex)
     what = f"remove route {one.destination} of table {table}"
     return Request(what, m.RTM_DELROUTE, 0, body, (*_ABSENT, errno.ENODEV))
@@ -264,14 +264,14 @@ def _route_head(one: TableRoute, table: int, protocol: int, scope: int, kind: in
     return body
 
 
-def _read_rule(body: bytes) -> Marked | None:
+def _read_rule(body: bytes) -> FwmarkRule | None:
     """Return the fwmark rule of a message; None if the rule has other selectors."""
     _, to_bits, from_bits, *_ = _RULE.unpack_from(body)
-    found = chosen(body, _RULE.size, frozenset((FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK)))
+    found = select_attributes(body, _RULE.size, frozenset((FRA_PRIORITY, FRA_FWMARK, FRA_TABLE, FRA_FWMASK)))
     if to_bits or from_bits or FRA_FWMARK not in found:
         return None
     order = (FRA_FWMARK, FRA_FWMASK, FRA_TABLE, FRA_PRIORITY)
-    return Marked(*(int.from_bytes(found.get(kind, b""), "little") for kind in order))
+    return FwmarkRule(*(int.from_bytes(found.get(kind, b""), "little") for kind in order))
 
 
 def _read_route(body: bytes) -> TableRoute | None:
@@ -279,11 +279,11 @@ def _read_route(body: bytes) -> TableRoute | None:
     if protocol != m.RTPROT_KERNEL or kind not in {m.RTN_UNICAST, RTN_LOCAL} or flags & RTM_F_CLONED:
         return None
     kinds = frozenset((m.RTA_DST, m.RTA_OIF, m.RTA_GATEWAY, m.RTA_METRICS))
-    found = chosen(body, m.ROUTE.size, kinds)
+    found = select_attributes(body, m.ROUTE.size, kinds)
     if m.RTA_OIF not in found or m.RTA_GATEWAY in found:
         return None
     nothing = bytes(4 if family == socket.AF_INET else 16)
-    metrics = chosen(found.get(m.RTA_METRICS, b""), 0, frozenset((m.RTAX_MTU,)))
+    metrics = select_attributes(found.get(m.RTA_METRICS, b""), 0, frozenset((m.RTAX_MTU,)))
     return TableRoute(
         ip_network((found.get(m.RTA_DST, nothing), bits)),
         int.from_bytes(found[m.RTA_OIF], "little"),

@@ -15,7 +15,7 @@ import msgspec
 
 from cells.netlink import messages as m
 from cells.netlink.connection import connected
-from cells.netlink.wire import Message, Request, attribute, attributes, chosen
+from cells.netlink.wire import Message, Request, attribute, attributes, select_attributes
 
 __all__ = [
     "AddressRow",
@@ -109,8 +109,8 @@ class LinkInfo(msgspec.Struct, frozen=True):
 def read_link(message: Message) -> LinkInfo:
     """Decode an RTM_NEWLINK."""
     _, _, ifindex, flags, _ = m.LINK.unpack_from(message.body)
-    found = chosen(message.body, m.LINK.size, _LINK_ATTRIBUTES)
-    information = chosen(found.get(m.IFLA_LINKINFO, b""), 0, _KIND)
+    found = select_attributes(message.body, m.LINK.size, _LINK_ATTRIBUTES)
+    information = select_attributes(found.get(m.IFLA_LINKINFO, b""), 0, _KIND)
     netnsid = found.get(m.IFLA_LINK_NETNSID)
     return LinkInfo(
         ifindex=ifindex,
@@ -146,7 +146,7 @@ class Offloads(NamedTuple):
 
 def read_offloads(message: Message) -> Offloads:
     """Decode the limits in an RTM_NEWLINK."""
-    found = chosen(message.body, m.LINK.size, _OFFLOADS)
+    found = select_attributes(message.body, m.LINK.size, _OFFLOADS)
 
     def size(kind: int) -> int:
         return number_at(found.get(kind, b""))

@@ -111,7 +111,7 @@ def attributes(body: bytes, offset: int) -> Iterator[tuple[int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def chosen(body: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
+def select_attributes(body: bytes, offset: int, kinds: frozenset[int]) -> dict[int, bytes]:
     """Return the data of the attributes of these types; like :func:`attributes`, but copies no others."""
     found: dict[int, bytes] = {}
     end = len(body)

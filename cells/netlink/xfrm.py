@@ -20,7 +20,15 @@ from anyio import to_thread
 
 from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.netlink.connection import NetlinkError, connected
-from cells.netlink.wire import NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, Request, attribute, chosen, u32
+from cells.netlink.wire import (
+    NLM_F_CREATE,
+    NLM_F_DUMP,
+    NLM_F_EXCL,
+    Request,
+    attribute,
+    select_attributes,
+    u32,
+)
 
 __all__ = [
     "NETLINK_XFRM",
@@ -249,7 +257,7 @@ def read_state(body: bytes) -> XfrmState | None:
     if protocol != IPPROTO_ESP or mode != _MODE_TUNNEL or request != REQUEST_ID:
         return None
     kinds = frozenset((_ALG_AEAD, _ALG_AUTH, _ALG_CRYPT, _MARK, _SET_MARK, _SET_MARK_MASK))
-    found = chosen(body, _STATE_SIZE, kinds)
+    found = select_attributes(body, _STATE_SIZE, kinds)
     return XfrmState(
         source=_address(body[at : at + 16], family),
         destination=_address(destination, family),
@@ -265,7 +273,7 @@ def read_state(body: bytes) -> XfrmState | None:
 
 def sent_sequence(body: bytes) -> int | None:
     """Return the last sequence number that a state sent; None if it is not ours or has no ESN."""
-    replay = chosen(body, _STATE_SIZE, frozenset((_REPLAY_ESN,))).get(_REPLAY_ESN)
+    replay = select_attributes(body, _STATE_SIZE, frozenset((_REPLAY_ESN,))).get(_REPLAY_ESN)
     if replay is None or read_state(body) is None:
         return None
     _, sent, *_ = _ESN.unpack_from(replay)
@@ -278,7 +286,7 @@ def read_policy(body: bytes) -> XfrmPolicy | None:
     priority, _, direction, action, _, _ = _POLICY_TAIL.unpack_from(body, _POLICY_SIZE - _POLICY_TAIL.size)
     if direction > Direction.FWD or protocol or link or any(body[32:40]) or family not in _FAMILIES:
         return None
-    found = chosen(body, _POLICY_SIZE, frozenset((_TEMPLATES, _MARK)))
+    found = select_attributes(body, _POLICY_SIZE, frozenset((_TEMPLATES, _MARK)))
     templates = found.get(_TEMPLATES, b"")
     return XfrmPolicy(
         direction=Direction(direction),

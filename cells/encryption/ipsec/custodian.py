@@ -55,11 +55,11 @@ from cells.maps.node_maps import Maps
 from cells.maps.target import Codec, MapTarget
 from cells.netlink.connection import message_filter, notifications, of_types
 from cells.netlink.network import (
-    MarkedRule,
+    FwmarkRuleRow,
     TableRoute,
     clear_table,
+    delete_fwmark_rules,
     read_table,
-    remove_marked,
     remove_rows,
     set_rows,
 )
@@ -111,15 +111,15 @@ INDEX: Final = Codec[int](
 class KernelIpsec(XfrmKernel):
     """This node's kernel: the real :class:`XfrmEdge`."""
 
-    async def rows(self) -> list[MarkedRule | TableRoute]:
+    async def rows(self) -> list[FwmarkRuleRow | TableRoute]:
         """Routes of the table, and rules that send marked packets to it. Raises NetlinkError, OSError."""
         return await to_thread.run_sync(read_table, RULES.values(), FAMILIES.values())
 
-    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+    async def set_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
         """Replace routes and rules by difference. Returns what was refused."""
         return await to_thread.run_sync(set_rows, rows, TABLE)
 
-    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+    async def remove_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
         """Remove routes and rules. Returns what was refused."""
         return await to_thread.run_sync(remove_rows, rows, TABLE)
 
@@ -133,7 +133,7 @@ class KernelIpsec(XfrmKernel):
 
 def _remove_routes() -> int:
     families = tuple(FAMILIES.values())
-    rules = sum(remove_marked(marked, families) for marked in RULES.values())
+    rules = sum(delete_fwmark_rules(marked, families) for marked in RULES.values())
     return rules + clear_table(TABLE, families) if rules else 0
 
 
@@ -206,7 +206,7 @@ class IpsecCustodian:
         self.objects: Derived[XfrmKey, XfrmObject] = Derived(
             "ipsec-objects", self._plan, sources.nodes, sources.numbers, keys.table
         )
-        routes: Derived[XfrmKey, MarkedRule | TableRoute] = Derived(
+        routes: Derived[XfrmKey, FwmarkRuleRow | TableRoute] = Derived(
             "ipsec-routes", self._routes, sources.nodes, sources.devices
         )
         target = XfrmTarget(kernel, keys.ring, self._planned)
@@ -247,7 +247,7 @@ class IpsecCustodian:
 
     def _routes(
         self, nodes: list[ClusterNode], devices: list[Device]
-    ) -> dict[XfrmKey, MarkedRule | TableRoute]:
+    ) -> dict[XfrmKey, FwmarkRuleRow | TableRoute]:
         families, mtu = self.keys.families, self._sources.mtu
         return wanted_routes(nodes, devices, families, mtu, endpoint_routes=self._endpoint_routes)
 

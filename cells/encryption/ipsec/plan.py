@@ -21,7 +21,7 @@ from cells.base.addresses import Family, IPAddress, IPNetwork
 from cells.cluster.nodes.node import ClusterNode
 from cells.encryption.ipsec.keys import IpsecKey, KeyRing
 from cells.netlink.connection import NetlinkError
-from cells.netlink.network import Marked, MarkedRule, TableRoute
+from cells.netlink.network import FwmarkRule, FwmarkRuleRow, TableRoute
 from cells.netlink.xfrm import (
     REQUEST_ID,
     Direction,
@@ -287,7 +287,7 @@ _SHARED: Final = tuple(
 
 XfrmObject = XfrmState | XfrmPolicy
 XfrmKey = tuple[object, ...]
-Refusals = Mapping[MarkedRule | TableRoute, NetlinkError]
+Refusals = Mapping[FwmarkRuleRow | TableRoute, NetlinkError]
 
 
 class XfrmEdge(Protocol):
@@ -308,11 +308,11 @@ class XfrmEdge(Protocol):
 
     async def delete_policies(self, policies: Sequence[XfrmPolicy]) -> list[NetlinkError | None]: ...
 
-    async def rows(self) -> list[MarkedRule | TableRoute]: ...
+    async def rows(self) -> list[FwmarkRuleRow | TableRoute]: ...
 
-    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals: ...
+    async def set_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals: ...
 
-    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals: ...
+    async def remove_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals: ...
 
     async def remove_routes(self) -> int: ...
 
@@ -420,7 +420,7 @@ def _way_of(policy: XfrmPolicy) -> tuple[object, ...]:
 
 TABLE: Final = 200
 """The routing table of packets before encryption and after decryption."""
-RULES: Final = {kind: Marked(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)}
+RULES: Final = {kind: FwmarkRule(kind, KIND, TABLE, priority=1) for kind in (DECRYPT, ENCRYPT)}
 """Marks and masks of the rules for that table."""
 FAMILIES: Final = {Family.IPV4: AF_INET, Family.IPV6: AF_INET6}
 
@@ -432,11 +432,11 @@ def wanted_routes(
     mtu: RouteMtu,
     *,
     endpoint_routes: bool,
-) -> dict[XfrmKey, MarkedRule | TableRoute]:
+) -> dict[XfrmKey, FwmarkRuleRow | TableRoute]:
     """Rules and routes: to this node's pods by the decrypting link, to those of others by cilium_host."""
     links = {device.name: device for device in devices}
-    wanted: list[MarkedRule | TableRoute] = [
-        MarkedRule(RULES[kind], FAMILIES[family])
+    wanted: list[FwmarkRuleRow | TableRoute] = [
+        FwmarkRuleRow(RULES[kind], FAMILIES[family])
         for family in families
         for kind in (DECRYPT, ENCRYPT)
         if kind == ENCRYPT or family is Family.IPV6 or not endpoint_routes
@@ -463,26 +463,26 @@ def _link_with(node: ClusterNode, family: Family, devices: Iterable[Device]) -> 
     return next((one for one in devices if any(each.ip == own for each in one.addresses)), None)
 
 
-def key_of(row: MarkedRule | TableRoute) -> XfrmKey:
+def key_of(row: FwmarkRuleRow | TableRoute) -> XfrmKey:
     """The kernel's key of an object."""
-    if isinstance(row, MarkedRule):
-        return "rule", row.family, row.marked.mark
+    if isinstance(row, FwmarkRuleRow):
+        return "rule", row.family, row.rule.mark
     return "route", str(row.destination)
 
 
-class IpsecRoutes(Target[XfrmKey, MarkedRule | TableRoute, MarkedRule | TableRoute]):
+class IpsecRoutes(Target[XfrmKey, FwmarkRuleRow | TableRoute, FwmarkRuleRow | TableRoute]):
     """The routing table and its rules as a reconciler's target."""
 
     def __init__(self, kernel: XfrmEdge) -> None:
         self._kernel = kernel
-        self._there: dict[XfrmKey, MarkedRule | TableRoute] = {}
+        self._there: dict[XfrmKey, FwmarkRuleRow | TableRoute] = {}
 
-    async def observe(self) -> Mapping[XfrmKey, MarkedRule | TableRoute]:
+    async def observe(self) -> Mapping[XfrmKey, FwmarkRuleRow | TableRoute]:
         """The present routes and rules. Raises NetlinkError."""
         self._there = {key_of(one): one for one in await self._kernel.rows()}
         return dict(self._there)
 
-    async def put(self, batch: Mapping[XfrmKey, MarkedRule | TableRoute]) -> None:
+    async def put(self, batch: Mapping[XfrmKey, FwmarkRuleRow | TableRoute]) -> None:
         """Add or replace them. Raises BatchError."""
         self._raise(await self._kernel.set_rows(list(batch.values())))
         self._there |= batch

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from cells.config import AgentConfig, ChainingMode
 from cells.netlink.connection import LOAD_BYTE, Field, message_filter, notifications, of_types
-from cells.netlink.network import Marked, leave_marked, take_marked
+from cells.netlink.network import FwmarkRule, add_local_delivery, remove_local_delivery
 from cells.policy.control import L7Proxy
 from cells.proxy.dns.settings import DNSPortSettings, DNSProxySettings
 from cells.proxy.dns.sockets import tcp_listener, udp_listener
@@ -104,7 +104,7 @@ def _saved(path: Path) -> dict[str, _Port]:
 #             address before it looks at the socket.
 # Source:     Cilium 1.17, table 2004 and the rule with priority 9; ip-rule(8), ip-route(8) type local.
 
-MARKED: Final = Marked(mark=0x0200, mask=0x0F00, table=2004, priority=9)
+MARKED: Final = FwmarkRule(mark=0x0200, mask=0x0F00, table=2004, priority=9)
 """The datapath sets this mark; the proxy's port is in its upper half."""
 
 _RTMGRP: Final = 0x40 | 0x400 | 0x80 | 0x40000  # routes and rules of both families
@@ -144,11 +144,11 @@ class ProxyRoutes:
 
     async def _keep(self, _: None) -> None:
         """Raises OSError."""
-        await to_thread.run_sync(take_marked, MARKED, self.port.families)
+        await to_thread.run_sync(add_local_delivery, MARKED, self.port.families)
         self._there.set()
 
     async def _remove(self) -> None:
-        await to_thread.run_sync(leave_marked, MARKED, (socket.AF_INET, socket.AF_INET6))
+        await to_thread.run_sync(remove_local_delivery, MARKED, (socket.AF_INET, socket.AF_INET6))
 
 
 # Proxies that send with pods' addresses: programs of devices deliver the answers to them.

@@ -120,7 +120,7 @@ def remove_rules() -> list[str]:
     """Take back routing rules and routes of packets for proxies, and the table of nftables."""
     from cells.netlink import nftables
     from cells.netlink.connection import NetlinkError
-    from cells.netlink.network import leave_marked
+    from cells.netlink.network import remove_local_delivery
     from cells.proxy.dns.port import MARKED
 
     with _routes() as routes:
@@ -130,7 +130,7 @@ def remove_rules() -> list[str]:
             for each in routes.get_rules(family=family, FRA_TABLE=MARKED.table)
             if (each.get("priority"), each.get("fwmark")) == (MARKED.priority, MARKED.mark)
         }
-    leave_marked(MARKED, found)
+    remove_local_delivery(MARKED, found)
     names = [f"the rule for table {MARKED.table}, IPv{4 if one == AF_INET else 6}" for one in sorted(found)]
     try:
         if nftables.remove_table(nftables.OWN_TABLE):
@@ -158,14 +158,14 @@ def _take_off_driver(ifindex: int, name: str) -> list[str]:
     """Take our XDP program off a device's driver, if there is one."""
     from cells.datapath.attachments import is_ours
     from cells.maps.bpf import program_by_id
-    from cells.netlink.links import take_off_xdp, xdp_of
+    from cells.netlink.links import detach_xdp, xdp_of
 
     removed = []
     for number, generic in zip(xdp_of(ifindex), (False, True), strict=True):
         if is_ours(number):
             program = program_by_id(number)
             try:
-                take_off_xdp(ifindex, program, generic=generic)
+                detach_xdp(ifindex, program, generic=generic)
             finally:
                 os.close(program)
             removed.append(f"cil_xdp_entry from {name}")

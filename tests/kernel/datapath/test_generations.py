@@ -355,10 +355,10 @@ async def test_generic_xdp_ends_with_its_setting_also_as_dispatchers_are_replace
     async with running(bpf_lb_acceleration="generic") as node:
         node.maps.devices.update(struct.pack("<I", loopback), DeviceConfig(bytes(6)).pack())
         node.datapath.attach_device(loopback)
-        node.datapath.accelerate_device(loopback)
+        node.datapath.attach_xdp(loopback)
     forget_dispatchers()
     async with running() as node:
-        node.datapath.slow_device(loopback)
+        node.datapath.detach_xdp(loopback)
         assert node.links.xdp(loopback) == (0, 0)
 
 

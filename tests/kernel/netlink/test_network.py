@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cells.netlink.network import Marked, leave_marked, take_marked
+from cells.netlink.network import FwmarkRule, add_local_delivery, remove_local_delivery
 from tests.support.namespaces import in_node
 
 __all__ = ["in_node"]
@@ -27,10 +27,10 @@ def marked_ways() -> tuple[set[str], set[str]]:
 
 
 async def test_marked_packets_are_taken_and_left_however_often_that_is_asked(in_node: None) -> None:
-    marked = Marked(mark=0x200, mask=0xF00, table=2004, priority=9)
+    marked = FwmarkRule(mark=0x200, mask=0xF00, table=2004, priority=9)
     both = (socket.AF_INET, socket.AF_INET6)
     for _ in range(2):
-        take_marked(marked, both)
+        add_local_delivery(marked, both)
         rules, routes = marked_ways()
         assert rules == {"9: from all fwmark 0x200/0xf00 lookup 2004"}
         assert {each.split(" metric")[0] for each in routes} == {
@@ -38,7 +38,7 @@ async def test_marked_packets_are_taken_and_left_however_often_that_is_asked(in_
             "local default dev lo proto static",
         }
     for _ in range(2):
-        leave_marked(marked, both)
+        remove_local_delivery(marked, both)
         assert marked_ways() == (set(), set())
 
 

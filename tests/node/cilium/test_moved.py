@@ -50,4 +50,4 @@ def test_pods_of_cilium_talk_on_and_are_served_by_our_agent(lab: Lab, *, tcx: bo
     with lab.open_pod("third") as namespaces:
         assert namespaces.run(ping, first.ipv4, 3) != []
     assert {ip for ip, _, _ in agreed(lab).listed.values()} == {first.ipv4, third.ipv4}
-    assert "Cilium's programs released" in (lab.directory / "agent.log").read_text()
+    assert "Cilium's programs detached" in (lab.directory / "agent.log").read_text()

@@ -62,7 +62,7 @@ async def test_the_first_gc_pass_runs_at_once_and_is_logged() -> None:
         assert (row.max_entries, row.seen, row.alive, row.deleted) == (1000, 500, 480, 20)
         assert (row.deleted_so_far, row.passes, row.interval) == (20, 1, 450)
         assert rows["cilium_ct6_global"].deleted == 0
-        assert health(hive) == [("ok", "20 of 510 connections had ended; next pass in 7m30s")]
+        assert health(hive) == [("ok", "20 of 510 connections expired; next pass in 7m30s")]
 
 
 async def test_the_interval_follows_what_was_removed() -> None:

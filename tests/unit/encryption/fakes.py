@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from cells.encryption.ipsec.plan import Refusals
 from cells.netlink.connection import NetlinkError
-from cells.netlink.network import MarkedRule, TableRoute
+from cells.netlink.network import FwmarkRuleRow, TableRoute
 from cells.netlink.xfrm import XfrmPolicy, XfrmState
 
 
@@ -22,7 +22,7 @@ class FakeXfrm:
         self.esp = esp
         self.held_states: dict[object, XfrmState] = {}
         self.held_policies: dict[object, XfrmPolicy] = {}
-        self.held_rows: set[MarkedRule | TableRoute] = set()
+        self.held_rows: set[FwmarkRuleRow | TableRoute] = set()
         self.cut_in = 0
         """Before this change from now on, 1 is the next one, the agent is killed; 0: it lives."""
 
@@ -67,14 +67,14 @@ class FakeXfrm:
             self.held_policies.pop(one.key, None)
         return [None for _ in policies]
 
-    async def rows(self) -> list[MarkedRule | TableRoute]:
+    async def rows(self) -> list[FwmarkRuleRow | TableRoute]:
         return list(self.held_rows)
 
-    async def set_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+    async def set_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
         self.held_rows |= set(rows)
         return {}
 
-    async def remove_rows(self, rows: Collection[MarkedRule | TableRoute]) -> Refusals:
+    async def remove_rows(self, rows: Collection[FwmarkRuleRow | TableRoute]) -> Refusals:
         self.held_rows -= set(rows)
         return {}
 

@@ -26,7 +26,7 @@ from cells.encryption.ipsec.keys import (
     refused_beside,
 )
 from cells.encryption.ipsec.plan import IpsecMode, IpsecPlan, IpsecPlanner, XfrmTarget, wanted_routes
-from cells.netlink.network import MarkedRule, TableRoute
+from cells.netlink.network import FwmarkRuleRow, TableRoute
 from cells.netlink.xfrm import Algorithm, Direction, XfrmMark, XfrmPolicy, XfrmState
 from cells.node.devices import Device
 from cells.tunnel.settings import RouteMtu
@@ -329,10 +329,10 @@ def link(ifindex: int, name: str, *addresses: str) -> Device:
     return Device(ifindex, name, "", bytes(6), 1500, True, tuple(map(ip_interface, addresses)))
 
 
-def row_text(row: MarkedRule | TableRoute) -> str:
+def row_text(row: FwmarkRuleRow | TableRoute) -> str:
     """As recorded."""
-    if isinstance(row, MarkedRule):
-        return f"1: from all fwmark {row.marked.mark:#x}/{row.marked.mask:#x} lookup {row.marked.table}"
+    if isinstance(row, FwmarkRuleRow):
+        return f"1: from all fwmark {row.rule.mark:#x}/{row.rule.mask:#x} lookup {row.rule.table}"
     six = row.destination.version == 6
     words = ["local" if row.local else "unicast", str(row.destination), "dev"]
     words += [{NODE_LINK: "eth0x", HOST_LINK: "cilium_host"}[row.ifindex], "proto kernel scope"]

@@ -63,7 +63,7 @@ from cells.maps.records.flows import (
     SockConfig,
 )
 from cells.netlink import messages, overlay
-from cells.netlink.network import Marked, rule
+from cells.netlink.network import FwmarkRule, rule
 from cells.netlink.wire import Request, attributes, encode
 from cells.netlink.wire import messages as in_datagram
 from cells.netlink.xfrm import (
@@ -275,7 +275,7 @@ def requests(ifindex: int, number: int, address: IPv4Address | IPv6Address, mac:
     for kind in ("vxlan", "geneve"):
         yield overlay.new_overlay(kind, "tunnel", number, number & 0xFFFF, (number & 0xFFFF, 0xFFFF))
     yield overlay.mtu_and_up(ifindex, "tunnel", number)
-    yield rule(32, 0, Marked(number, number, number, number), messages.family_of(address), ())
+    yield rule(32, 0, FwmarkRule(number, number, number, number), messages.family_of(address), ())
 
 
 @given(ifindexes, u32, addresses, macs, unsigned(31))

@@ -17,7 +17,7 @@ from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from cells.netlink import messages, network
 from cells.netlink.messages import OffloadLimits, VethPair
-from cells.netlink.network import Marked
+from cells.netlink.network import FwmarkRule
 from cells.netlink.overlay import mtu_and_up, new_overlay, read_overlay
 from cells.netlink.wire import Message, Request, encode
 
@@ -125,7 +125,7 @@ def test_a_geneve_device_is_read_as_the_kernel_shows_it() -> None:
     assert (found.kind, found.port, found.metadata, found.mtu) == ("geneve", 6081, True, 1500)
 
 
-MARK = Marked(mark=0x200, mask=0xF00, table=2004, priority=9)
+MARK = FwmarkRule(mark=0x200, mask=0xF00, table=2004, priority=9)
 
 
 def marked_rule(kind: int, flags: int) -> bytes:
