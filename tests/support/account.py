@@ -1,4 +1,4 @@
-"""What the agent's API, the kernel and the disk each say about a node's pods, and whether they agree."""
+"""Compare what the agent's API, the kernel and the disk hold for a node's pods."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ CLSACT_INGRESS = 0xFFFFFFF2
 
 @dataclass(frozen=True)
 class Account:
-    """The node's pods, from every source; where they agree, nothing is incomplete or left over."""
+    """A node's pods as each source shows them; if the sources agree, nothing is incomplete or left over."""
 
     listed: Mapping[int, tuple[str, str, int]]
-    """The API's endpoints: number -> address, link, index."""
+    """Endpoints of the API: number -> address, link, index."""
     range: IPv4Network
-    """That of the node's pods; those of before a change of range may have addresses outside."""
+    """The range of pod addresses; pods from before a change of range may have addresses outside."""
     allocated: frozenset[str]
-    """Addresses in use by pods, according to the allocator."""
+    """Addresses that the allocator has given to pods."""
     links: Mapping[str, tuple[int, str, bool]]
-    """Host links: name -> index, alias, whether up."""
+    """Links at the host's end: name -> index, alias, whether it is up."""
     attached: frozenset[int]
-    """Indexes of links with a program."""
+    """Indexes of links with an attached program."""
     rows: Mapping[str, frozenset[tuple[object, ...]]]
     """Map -> rows, as (address or index, endpoint number or nothing)."""
     pins: frozenset[int]
     """Numbers of the pinned policy maps."""
     state: frozenset[str]
-    """Names of the directories below the state directory: of endpoints."""
+    """Names of the endpoints' directories below the state directory."""
     queue: frozenset[str]
     """Names of the files in the delete queue."""
 
     def faults(self) -> list[str]:
-        """Where the witnesses contradict each other, in words."""
+        """Return a sentence for each contradiction between the sources."""
         listed = self.listed.items()
         wanted: dict[str, tuple[object, object]] = {
             "addresses": (
@@ -80,13 +80,13 @@ class Account:
 
 
 def account(lab: Lab) -> Account:
-    """Ask every witness; the agent must serve."""
+    """Read every source; the agent must serve."""
     with lab.open() as node:
         return node.run(_account)
 
 
 def agreed(lab: Lab) -> Account:
-    """Wait until the witnesses agree, as links go a little after their DEL is answered."""
+    """Wait until the sources agree: links are removed a little after their DEL is answered."""
     seen: list[Account] = []
 
     def agree() -> bool:
@@ -164,6 +164,6 @@ def _configs() -> Iterator[tuple[object, ...]]:
 
 
 def in_kernel() -> tuple[dict[str, int], dict[str, int], dict[int, int]]:
-    """Ids of what is pinned and in force; the maps of the pool are not among them."""
+    """Return the ids of what is pinned and attached, without the pool of empty policy maps."""
     seen = look()
     return seen.maps, seen.programs, seen.entries

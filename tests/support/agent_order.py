@@ -1,6 +1,7 @@
-"""What of the agent must have started before what else begins: the hard facts of its start.
+"""The order of the agent's start: which hooks must have started before which others.
 
-Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is served), what of it we have.
+Source: spec startup.md §2 (hard ordering facts) and §10 (before the API is served), as far as the parts are
+built.
 """
 
 from __future__ import annotations

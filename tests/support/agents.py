@@ -23,7 +23,7 @@ LOG_LINE = re.compile(r"time=\S+ level=\w+ ")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended."""
+    """The result of a program."""
 
     code: int
     stdout: str
@@ -31,18 +31,18 @@ class Ended:
 
     @property
     def messages(self) -> list[str]:
-        """Lines of standard error without those of the log."""
+        """Return the lines of standard error without log lines."""
         return [line for line in self.stderr.splitlines() if not LOG_LINE.match(line)]
 
     @property
     def line(self) -> str:
-        """The only one of these lines."""
+        """Return the only such line."""
         (line,) = self.messages
         return line
 
     @property
     def json(self) -> Any:
-        """What was printed, as JSON."""
+        """Return standard output, decoded from JSON."""
         return json.loads(self.stdout)
 
 
@@ -53,7 +53,7 @@ def run_agent(
     wrapper: Sequence[str] = (),
     within: float = 60.0,
 ) -> Ended:
-    """Run ``hive agent`` inside the node to its own end; AssertionError when it does not come."""
+    """Run ``hive agent`` inside the node until it ends; AssertionError if it does not end in time."""
     command = [*wrapper, sys.executable, "-m", "hive", "agent", *map(str, settings)]
     with lab.open() as node, node.popen(command, **_streams(), env=environment(env)) as process:
         try:
@@ -66,7 +66,7 @@ def run_agent(
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Our environment without settings of an agent, with these changes."""
+    """Return this process's environment without the agent's settings, with these changes."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("CILIUM_")}
     return ours | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(changes or {})
 
@@ -76,14 +76,14 @@ def _streams() -> dict[str, int]:
 
 
 def serving(lab: Lab, *settings: str) -> int:
-    """Start an agent and wait until it serves; its pid."""
+    """Start an agent, wait until it serves, and return its pid."""
     pid = agent_process.start(lab, *settings)
     agent_process.wait_ready(lab, pid)
     return pid
 
 
 def terminated(lab: Lab, pid: int, within: float = 60.0) -> int:
-    """Ask our agent to end and wait; its wait status as an exit code, -15 when the signal itself ended it."""
+    """Send SIGTERM to an agent of ours and wait; return its exit code, -15 if the signal itself ended it."""
     os.kill(pid, signal.SIGTERM)
     assert wait_exited(pid, within), f"the agent goes on after SIGTERM:\n{agent_process.log_end(lab, 40)}"
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -93,15 +93,16 @@ def terminated(lab: Lab, pid: int, within: float = 60.0) -> int:
 
 
 def hasty_plugin() -> Path:
-    """A plugin that waits 1 s for an agent and 0.1 s before it queues a delete, not 30 and 1.
+    """Return a plugin with short timeouts: 1 s for an agent, 0.1 s before it queues a DEL.
 
-    For the queue's lock it waits a minute, not 10 s: an agent that starts on a busy machine has it for long.
+    It waits a minute for the queue's lock, not 10 s: an agent that starts on a busy machine holds it for
+    long.
     """
     return compiled_plugin("-DADD_PATIENCE_MS=1000", "-DDEL_PATIENCE_MS=100", "-DLOCK_PATIENCE_MS=60000")
 
 
 def call_environment(lab: Lab, pod: str, command: str, **changes: str | None) -> dict[str, str]:
-    """What a runtime sets for the plugin; a change to None leaves the variable out."""
+    """Return the environment that a runtime sets for the plugin; a change to None removes the variable."""
     variables: dict[str, str | None] = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": pods.container_id(lab, pod),
@@ -135,7 +136,7 @@ def start_plugin(
 
 
 def ended(process: subprocess.Popen[bytes], within: float = 120.0) -> Ended:
-    """Wait for a program started with pipes."""
+    """Wait for a program that was started with pipes."""
     process.stdin = None
     with process:
         try:
@@ -147,13 +148,13 @@ def ended(process: subprocess.Popen[bytes], within: float = 120.0) -> Ended:
 
 
 def invoke(lab: Lab, pod: str, command: str, stdin: object = None, **changes: str | None) -> Ended:
-    """Run the plugin for a pod, to its end."""
+    """Run the plugin for a pod until it ends."""
     return ended(start_plugin(lab, call_environment(lab, pod, command, **changes), stdin))
 
 
 @contextmanager
 def made(lab: Lab) -> Iterator[Lab]:
-    """The node for one block, made anew whatever an interrupted test left; removed afterwards."""
+    """Create the node for one block, after removing what an interrupted test left; remove it afterwards."""
     with exclusive():
         destroy(lab)
         create(lab)
@@ -165,7 +166,9 @@ def made(lab: Lab) -> Iterator[Lab]:
 
 
 def known_pods(folder: Path, *names: str) -> None:
-    """Write the objects of pods into a folder of manifests; a pod without one is closed, in reserved:init."""
+    """Write the pods' objects into a folder of manifests; an endpoint without a pod object stays in
+    reserved:init.
+    """
     objects = [
         {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""For hives of a few cells, with tests that read and write maps that other cells would ask for."""
+"""All maps, for hives of a few cells whose tests use maps that no cell of the hive requests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ EVERY = tuple(map_specs(MapSizes(1, 1, 1), preallocate=False, cpus=1))
 
 
 def every_map(maps: Maps) -> None:
-    """A constructor, to be invoked: of both families, whatever pods have."""
+    """A constructor for invoke(): requests the maps of both families."""
     maps.use(*EVERY, both_families=True)

@@ -1,4 +1,4 @@
-"""A node without preparation, with a kubelet and an API server: what the image is deployed to."""
+"""An unprepared node with a kubelet and an API server, on which the image is deployed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES = {
 
 
 def make_bare() -> None:
-    """As before anyone prepared it: no bpffs, an empty sysctl.d, and mounts that are passed on."""
+    """Remove the node's preparation: no bpffs, an empty sysctl.d, and shared mounts."""
     syscalls.mount("tmpfs", "/etc/sysctl.d", "tmpfs")
     syscalls.unmount("/sys/fs/bpf", syscalls.MNT_DETACH)
     syscalls.mount("none", "/", flags=syscalls.MS_REC | syscalls.MS_SHARED)
@@ -39,7 +39,9 @@ def make_bare() -> None:
 
 @contextmanager
 def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
-    """A fake API server in the node; variables that lead pods to it, its CA beside the account's token."""
+    """Run a fake API server in the node; return the variables that point pods to it. Its CA is beside the
+    token.
+    """
     objects = folder / "objects.yaml"
     known = [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}},
@@ -69,7 +71,7 @@ def api_server(lab: Lab, folder: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def bare_node(node: Lab, tmp_path: Path, *images: Path) -> Iterator[Kubelet]:
-    """The kubelet of a node without preparation; the API server's things are in the folder."""
+    """Run the kubelet of an unprepared node; the API server's files are in the folder."""
     with node.open() as namespaces, RuntimePlace(node, "containerd") as place:
         namespaces.run(make_bare)
         first = namespaces.start(lambda stop: stop.wait(300))
@@ -97,7 +99,7 @@ def bare_node(node: Lab, tmp_path: Path, *images: Path) -> Iterator[Kubelet]:
 
 
 def create(server: Mapping[str, str], ca: Path, path: str, made: Mapping[str, Any]) -> int:
-    """Have the API server keep an object; the status of its answer."""
+    """Create an object at the API server and return the HTTP status."""
     request = urllib.request.Request(
         f"https://127.0.0.1:{server['KUBERNETES_SERVICE_PORT']}{path}",
         data=json.dumps(made).encode(),

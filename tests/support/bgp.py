@@ -1,4 +1,4 @@
-"""A router beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials."""
+"""Routers beside a node: FRR and BIRD at the other end of a cable, as peers that gobgpd dials."""
 
 from __future__ import annotations
 
@@ -78,19 +78,20 @@ protocol bgp stranger from node {{ local {STRANGER} as 65102; password "another"
 
 
 class Routers:
-    """FRR (AS 65101, a password, graceful restart, both families) and BIRD (AS 65001, and a stranger)."""
+    """FRR (AS 65101, a password, graceful restart, both families) and BIRD (AS 65001, and an unknown peer).
+    """
 
     def __init__(self, far: Namespaces, folder: Path) -> None:
         self.far = far
         self._folder = folder
         self._bird = folder / "bird"
         self._frr = Path(tempfile.mkdtemp(dir="/run"))
-        """Not below the folder, which FRR's user may not enter."""
+        """Not below the folder, which FRR's user cannot enter."""
         self._processes: dict[Path, subprocess.Popen[bytes]] = {}
-        """By the folder with its output."""
+        """By folder, which has the output."""
 
     def start(self) -> None:
-        """Start both; they wait to be called. Raises ChildProcessError for one that has ended."""
+        """Start both; they wait for connections. Raises ChildProcessError if one has ended."""
         shutil.chown(self._frr, "frr", "frr")
         self._bird.mkdir()
         config = self._frr / "bgpd.conf"
@@ -134,7 +135,7 @@ class Routers:
             self._processes[folder] = self.far.popen(command, stdout=output, stderr=output)
 
     def _ended(self) -> str:
-        """How one of both has ended, with its output; empty while they run."""
+        """Return which router has ended, with its output; empty while both run."""
         for folder, process in self._processes.items():
             if (code := process.poll()) is not None:
                 return f"{process.args!r} ended with {code}: {(folder / 'output').read_text()}"
@@ -144,19 +145,19 @@ class Routers:
         return bool(self.frr("show bgp neighbors json") and self.bird("show", "status"))
 
     def frr(self, command: str) -> Any:
-        """What FRR answers, from JSON."""
+        """Run a command of FRR's shell and decode its JSON."""
         done = subprocess.run(
             ["vtysh", "--vty_socket", self._frr, "-c", command], capture_output=True, text=True, check=True
         )
         return json.loads(done.stdout)
 
     def bird(self, *command: str) -> str:
-        """What BIRD answers."""
+        """Run a command of BIRD's client and return its output."""
         call: list[str | Path] = [_bird("birdc"), "-r", "-s", self._bird / "ctl", *command]
         return subprocess.run(call, capture_output=True, text=True, check=True).stdout
 
     def frr_routes(self, family: str = "ipv4") -> dict[str, dict[str, Any]]:
-        """Routes that FRR has of the node, by prefix."""
+        """Return the routes that FRR has received from the node, by prefix."""
         listed = self.frr(f"show bgp {family} unicast json detail")["routes"]
         return {
             prefix: path
@@ -166,30 +167,30 @@ class Routers:
         }
 
     def frr_sessions(self, peer: str = NODE) -> tuple[str, int]:
-        """State of FRR's session with the node, and how often it was established."""
+        """Return the state of FRR's session with the node, and how often it was established."""
         found = self.frr("show bgp neighbors json")[peer]
         return found["bgpState"], found["connectionsEstablished"]
 
     def frr_clear(self) -> None:
-        """Have FRR reset its sessions."""
+        """Make FRR reset its sessions."""
         subprocess.run(["vtysh", "--vty_socket", self._frr, "-c", "clear bgp *"], check=True)
 
     def frr_updates(self, peer: str = NODE) -> int:
-        """Messages UPDATE that FRR has received of the node."""
+        """Return the number of UPDATE messages that FRR has received from the node."""
         return int(self.frr("show bgp neighbors json")[peer]["messageStats"]["updatesRecv"])
 
     def bird_session(self, protocol: str) -> str:
-        """When BIRD's session of a protocol was established; empty while it is not."""
+        """Return when BIRD's session of a protocol was established; empty while it is not."""
         fields = self.bird("show", "protocols", protocol).splitlines()[-1].split()
         return fields[4] if fields[-1] == "Established" else ""
 
     def bird_routes(self) -> str:
-        """BIRD's routes with attributes."""
+        """Return BIRD's routes with their attributes."""
         return self.bird("show", "route", "all")
 
 
 class Wanted:
-    """The tables that a controller writes."""
+    """The tables that a controller writes for the speakers."""
 
     def __init__(self) -> None:
         self.instances, self.peers = instance_table(), peer_table()
@@ -201,7 +202,7 @@ class Wanted:
 
     @property
     def tables(self) -> WantedSpeakers:
-        """All of them."""
+        """Return all of them."""
         return WantedSpeakers(self.instances, self.peers, self.policies, self.paths)
 
     def put(self, *rows: BGPInstance | BGPPeer | RoutePolicy | AnnouncedPath) -> None:
@@ -219,23 +220,23 @@ class Wanted:
                         written.put(row)
 
     def announce(self, *prefixes: str) -> None:
-        """Have routes."""
+        """Add routes."""
         self.put(*(AnnouncedPath(INSTANCE, ip_network(prefix)) for prefix in prefixes))
 
     def withdraw(self, prefix: str) -> None:
-        """Have a route no more."""
+        """Remove a route."""
         with self.paths.txn() as rows:
             rows.delete((INSTANCE, ip_network(prefix)))
 
 
 def peer(name: str, address: str, asn: int, **options: Any) -> BGPPeer:
-    """A peer with short timers."""
+    """Return a peer with short timers."""
     timers = PeerTimers(connect_retry=1, hold=9, keepalive=3)
     return BGPPeer(INSTANCE, name, ip_address(address), asn, 65001, timers=timers, **options)
 
 
 def policy(name: str, to: str, *prefixes: str, **adds: Any) -> RoutePolicy:
-    """A policy that accepts prefixes for a peer."""
+    """Return a policy that accepts these prefixes for a peer."""
     networks = [ip_network(one) for one in prefixes]
     matches = tuple(PrefixMatch(one, one.prefixlen, one.prefixlen) for one in networks)
     statement = PolicyStatement(neighbors=(ip_address(to),), prefixes=matches, **adds)
@@ -244,7 +245,7 @@ def policy(name: str, to: str, *prefixes: str, **adds: Any) -> RoutePolicy:
 
 @asynccontextmanager
 async def agent(wanted: Wanted, folder: Path) -> AsyncIterator[BGPSpeakers]:
-    """The part of an agent that runs speakers."""
+    """The cells of an agent that run the BGP speakers."""
     known = AgentConfig(AgentSettings(state_dir=folder), Lifecycle("test"), structlog.get_logger())
     hive = Hive(
         config(SpeakerSettings),
@@ -265,7 +266,7 @@ def _bird(name: str) -> str:
 
 @contextmanager
 def routers(folder: Path, device: str = "uplink") -> Iterator[Routers]:
-    """A cable from this namespace to theirs, and both at its end; nothing of it stays."""
+    """Connect this namespace to the routers by a cable, and run both; remove everything afterwards."""
     with cable(device) as far:
         both = Routers(far, folder)
         try:
@@ -277,7 +278,7 @@ def routers(folder: Path, device: str = "uplink") -> Iterator[Routers]:
 
 @contextmanager
 def cable(device: str = "uplink") -> Iterator[Namespaces]:
-    """A namespace at the other end of a cable from this one."""
+    """Create a namespace at the other end of a cable from this one."""
     with new_netns() as far:
         end = f"/proc/{os.getpid()}/fd/{far.net}"
         _ip(f"link add {device} type veth peer name cable netns {end}")
@@ -295,7 +296,7 @@ def _ip(*commands: str) -> None:
 
 
 def gobgpd_pids(folder: Path) -> list[int]:
-    """Processes of gobgpd with a socket in the folder."""
+    """Return the pids of gobgpd processes with a socket in the folder."""
     found = []
     for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -1,4 +1,4 @@
-"""A catalog of services without an agent: the tables that it reads and writes are its own."""
+"""The service controller without an agent, over tables of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lifecycle import Change, ReadTable, Table
 
 
 class LoneCatalog(ServiceCatalog):
-    """Slices go into it as services do; what is served is in its table ``frontends``."""
+    """Accepts services and slices; the resulting rows are in its table ``frontends``."""
 
     def __init__(
         self,
@@ -30,23 +30,23 @@ class LoneCatalog(ServiceCatalog):
         super().__init__(options, node, self.slices, self.frontends, remote)
 
     def upsert_slice(self, slice_: EndpointSlice) -> None:
-        """A slice, new or changed."""
+        """Add or replace a slice."""
         self.slices.put(slice_)
         self.slices_changed(ServiceName(slice_.namespace, slice_.service))
 
     def delete_slice(self, service: ServiceName, name: str) -> None:
-        """A slice that no longer exists."""
+        """Remove a slice."""
         with self.slices.txn() as rows:
             rows.delete((service.namespace, name))
         self.slices_changed(service)
 
     def move(self, node: ServingNode) -> None:
-        """The node has changed; all frontends are found again at once."""
+        """Change the node; all frontends are recomputed at once."""
         super().move(node)
         self._refresh()
 
     def set_own_addresses(self, addresses: Collection[IPAddress]) -> None:
-        """The same of the addresses of its devices."""
+        """Change the addresses of the node's devices; all frontends are recomputed at once."""
         super().set_own_addresses(addresses)
         self._refresh()
 
@@ -55,5 +55,5 @@ class LoneCatalog(ServiceCatalog):
             self.refresh(name)
 
     def news(self) -> list[Change[FrontendKey, Frontend]]:
-        """What became of frontends since the last time."""
+        """Return the frontends that have changed since the last call."""
         return self._news.take()

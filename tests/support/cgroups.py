@@ -1,4 +1,4 @@
-"""A control group for one test: programs attached to it see the test's processes, and no others."""
+"""A control group for one test: programs attached to it see the test's processes only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import eventually
 
 
 def unified() -> Path:
-    """Where cgroup v2 is mounted, beside version 1 too."""
+    """Return where cgroup v2 is mounted, also on a machine that has version 1 as well."""
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         place, _, kind = line.partition(" - ")
         if kind.startswith("cgroup2 "):
@@ -22,7 +22,7 @@ def unified() -> Path:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """An empty control group; it goes once its processes have ended."""
+    """Create an empty control group; it is removed once its processes have ended."""
     group = unified() / f"hive-test-{os.getpid()}-{os.urandom(4).hex()}"
     group.mkdir()
     yield group
@@ -38,5 +38,5 @@ def cgroup() -> Iterator[Path]:
 
 
 def join(group: Path) -> None:
-    """Move this process into the control group: the sockets it makes from now on belong there."""
+    """Move this process into the control group; sockets created from now on belong to it."""
     (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")

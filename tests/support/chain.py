@@ -1,7 +1,7 @@
-"""A container runtime in small: runs a list of CNI plugins for a pod of a lab node, as libcni does.
+"""A small container runtime: runs a chain of CNI plugins for a pod of a lab node, as libcni does.
 
-Source: the CNI specification 1.0, section 3: each plugin gets the result of the one before, DEL goes
-backwards, CHECK and DEL get the result of the ADD.
+Source: CNI specification 1.0, section 3: each plugin gets the previous plugin's result, DEL runs backwards,
+CHECK and DEL get the result of the ADD.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOREIGN = Path("/usr/lib/cni")
 
 
 class ChainError(Exception):
-    """A plugin refused; the text is what it printed."""
+    """A plugin failed; the text is what it printed."""
 
 
 @dataclass(slots=True)
@@ -32,18 +32,18 @@ class Chained:
 
     @property
     def attached(self) -> Attached:
-        """It, in the form of our own pods."""
+        """Return it in the form of the lab's own pods."""
         host, inner = self.result["interfaces"][-2:]
         return Attached(self.pod, self.ipv4, "", inner["mac"], host["name"], host["mac"], 0, self.ipv6)
 
     @property
     def ipv4(self) -> str:
-        """Its address; empty without one."""
+        """Return its IPv4 address; empty without one."""
         return self._address(version=4)
 
     @property
     def ipv6(self) -> str:
-        """Its address; empty without one."""
+        """Return its IPv6 address; empty without one."""
         return self._address(version=6)
 
     def _address(self, version: int) -> str:
@@ -53,7 +53,7 @@ class Chained:
 
 @dataclass(slots=True)
 class Chain:
-    """A network of a node: its plugins, called one after the other."""
+    """A network of a node: plugins that are called one after the other."""
 
     lab: Lab
     network: dict[str, Any]
@@ -61,11 +61,11 @@ class Chain:
 
     @classmethod
     def written(cls, lab: Lab) -> Chain:
-        """The network of the configuration that the agent has written."""
+        """Return the network of the configuration that the agent has written."""
         return cls(lab, json.loads(lab.cni_conf.read_bytes()))
 
     def add(self, pod: str, *, runtime: dict[str, Any] | None = None) -> Chained:
-        """Make the pod's namespace and attach it; ``runtime`` is what the runtime offers capable plugins."""
+        """Create the pod's namespace and attach it; ``runtime`` has the runtime's capability arguments."""
         self.lab.hold_pod(pod)
         made = Chained(pod, {}, runtime or {})
         for entry in self.network["plugins"]:
@@ -75,12 +75,12 @@ class Chain:
         return made
 
     def check(self, pod: str) -> None:
-        """Ask every plugin whether the pod is as its ADD left it."""
+        """Run CHECK of every plugin."""
         for entry in self.network["plugins"]:
             self._call(entry, self.pods[pod], "CHECK")
 
     def delete(self, pod: str) -> None:
-        """Detach the pod and let go of its namespace."""
+        """Detach the pod and delete its namespace."""
         made = self.pods.pop(pod)
         for entry in reversed(self.network["plugins"]):
             self._call(entry, made, "DEL")
@@ -104,7 +104,7 @@ class Chain:
 
 
 def addresses_of(lab: Lab, *subnets: str) -> dict[str, Any]:
-    """``ipam`` of a network with addresses from Debian's host-local, and pods that reach everything."""
+    """Return the ``ipam`` section of a network: Debian's host-local, with a default route."""
     return {
         "type": "host-local",
         "ranges": [[{"subnet": subnet}] for subnet in subnets],
