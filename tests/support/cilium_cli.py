@@ -21,17 +21,17 @@ EXPECTED_DROPS: Final = (
     *("Invalid source ip", "Unknown L3 target address", "No tunnel/encapsulation endpoint (datapath BUG!)"),
     *("Host datapath not ready", "Unknown ICMPv4 code", "Forbidden ICMPv6 message", "No node ID found"),
 )
-"""Reasons that its tests do not mind."""
+"""Drop reasons that its tests accept."""
 
 
 class Exec(NamedTuple):
-    """One command."""
+    """One command that cilium-cli runs in the pod."""
 
     words: tuple[str, ...]
     reads: Callable[[str], object]
-    """What is made of the output; raises, or is false, if it is not what is expected."""
+    """Parses the output; raises or returns something false if the output is not as expected."""
     terminal: bool = False
-    """It runs with one, so lines end with a carriage return."""
+    """Whether it runs with a terminal, so that lines end with a carriage return."""
 
 
 def _drops(condition: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def _drops(condition: str) -> tuple[str, ...]:
 
 
 def _healthy(printed: str) -> bool:
-    """As its health test: every node stands there, without a complaint on any path."""
+    """Check the output as cilium-cli's health test: every node is listed, and no path has an error."""
     nodes = json.loads(printed)["nodes"]
     return bool(nodes) and not [text for one in nodes for text in _complaints(one)]
 
@@ -76,7 +76,7 @@ def _is_version(printed: str) -> bool:
 
 
 HEALTH: Final = Exec(("cilium-health", "status", "--probe", "-o=json"), _healthy, terminal=True)
-"""Asked once a second until it is content."""
+"""Repeated once a second until it succeeds."""
 
 ADDRESSES: Final = "ip -family inet -oneline address show dev lo scope host | awk '{print $4}' | cut -d/ -f1"
 FLOWS: Final = "hubble observe --last 10000 --debug -o jsonpb 2>/dev/null"
@@ -99,14 +99,14 @@ EXECS: Final = (
     Exec(("cilium", "bpf", "ipcache", "list", "-o", "json"), _has_world, terminal=True),
     Exec(("cilium", "version", "-o", "jsonpath={$.Daemon.Version}"), _is_version, terminal=True),
 )
-"""What answers at once."""
+"""Commands that succeed at the first call."""
 
 MULTICAST: Final = ("cilium-dbg", "bpf", "multicast", "group", "list")
 """Refused: multicast is not built."""
 
 
 def sysdump(run: Callable[..., bytes]) -> list[str]:
-    """Names of files in the archive that a sysdump copies from the pod by `run`, and removes there."""
+    """Return the names of files in the archive that a sysdump copies from the pod by `run` and removes there."""
     printed = run("cilium-bugtool", "--archiveType=gz", "--exclude-object-files").decode()
     found = re.search(r"GZIP at (.*)\n", printed)
     assert found is not None, printed

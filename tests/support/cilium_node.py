@@ -1,9 +1,10 @@
-"""Makes of a lab node what Cilium 1.17 leaves of one: its programs, pins and state, and nothing of ours.
+"""Turns a lab node into one that Cilium 1.17 leaves behind: its programs, pins and state, none of ours.
 
 Source: Cilium 1.17 with enable-tcx: programs held by links pinned below /sys/fs/bpf/cilium, tail calls pinned
-        beside the maps, ep_config.json and ep_config.h for each endpoint.
+beside the maps, ep_config.json and ep_config.h for each endpoint.
 
-The programs that forward are those of the agent that ran here, on links as Cilium's: pods talk all the time.
+The forwarding programs are those of the agent that ran here, on links like Cilium's: pods communicate all the
+time.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ _OWN_KEYS: Final = ("property-cni-network",)
 
 
 class CiliumNode(msgspec.Struct, frozen=True):
-    """What was made."""
+    """The pins that were created."""
 
     links: list[str]
-    """Pins of links, each holding a program at an interface."""
+    """Pinned links, each of which holds a program at an interface."""
     calls: list[str]
-    """Pins of tail calls."""
+    """Pinned maps of tail calls."""
 
 
 @contextmanager
 def make_cilium(lab: Lab, *, tcx: bool = True) -> Iterator[CiliumNode]:
-    """Have the node be as Cilium's agent leaves it, killed, with pods that talk on.
+    """Turn the node into one whose Cilium agent was killed, with pods that keep communicating.
 
-    ``tcx=False``: as before Linux 6.6, by filters. The programs' own maps live until the block ends.
+    ``tcx=False``: filters, as before Linux 6.6. The programs' maps exist until the block ends.
     """
     with lab.open() as node:
         holder = node.start(_hold)
@@ -63,7 +64,7 @@ def make_cilium(lab: Lab, *, tcx: bool = True) -> Iterator[CiliumNode]:
 
 
 def _hold(stop: Stop) -> None:
-    """Have our maps stay while nothing pins them: no other descriptors would preserve their tail calls."""
+    """Keep our maps open while nothing pins them: no other descriptor would preserve their tail calls."""
     held = [open_link(path) for path in GLOBALS.iterdir() if path.name.startswith("hive_")]
     HELD.touch()
     stop.wait(120)
@@ -129,7 +130,7 @@ def _number(name: str) -> int:
 
 
 def _rewrite(directory: Path) -> None:
-    """The endpoint's state with what Cilium's agent writes there, and what ours does not."""
+    """Add to an endpoint's state what only Cilium's agent writes, and remove what only ours writes."""
     saved: dict[str, Any] = json.loads((directory / "ep_config.json").read_bytes())
     for key in _OWN_KEYS:
         (saved["Properties"] or {}).pop(key, None)

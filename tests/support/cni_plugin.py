@@ -1,4 +1,4 @@
-"""Runs the real plugin: compiled once per test run, its patience cut short, against a stub agent."""
+"""Runs the real plugin against a stub agent: compiled once per test run, with short timeouts."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ HEADER = struct.Struct("<4sHHII")
 
 
 class Patience(Enum):
-    """Milliseconds that it waits: for an agent (to add, to delete), for the queue's lock, for an answer."""
+    """The plugin's timeouts in ms: for an agent (ADD, DEL), for the queue's lock, for a reply."""
 
     USUAL = 1000 * ADD_PATIENCE_SECONDS, 100, 400, 30_000
-    """Little for an agent that is away, and enough for one that is there, however busy the machine."""
+    """Short for a missing agent, and long enough for a present one on a busy machine."""
     ENDLESS = 30_000, 30_000, 30_000, 30_000
     """For an agent that comes back."""
     WAITING_FOR_THE_LOCK = 1000 * ADD_PATIENCE_SECONDS, 100, 30_000, 30_000
-    """For a lock that is let go."""
+    """For a lock that is released."""
     OF_THE_SILENT = 1000 * ADD_PATIENCE_SECONDS, 100, 400, 1500
-    """Little for an agent that never answers, too."""
+    """Short also for an agent that accepts and never replies."""
 
 
 def compiled_plugin(patience: Patience = Patience.USUAL) -> Path:
-    """Path of a plugin with the patience of a test."""
+    """Return the path of a plugin with these timeouts."""
     names = ("ADD", "DEL", "LOCK", "ANSWER")
     return plugin.compiled_plugin(
         *(f"-D{name}_PATIENCE_MS={value}" for name, value in zip(names, patience.value, strict=True))
@@ -45,7 +45,7 @@ def compiled_plugin(patience: Patience = Patience.USUAL) -> Path:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an invocation of the plugin ended."""
+    """The result of an invocation of the plugin."""
 
     code: int
     stdout: str
@@ -53,12 +53,12 @@ class Ended:
 
     @property
     def json(self) -> Any:
-        """What was printed, as JSON."""
+        """Return standard output, decoded from JSON."""
         return json.loads(self.stdout)
 
 
 def environment(command: str, **changes: str | None) -> dict[str, str]:
-    """What a runtime sets; a change to None leaves the variable out."""
+    """Return the environment that a runtime sets; a change to None removes the variable."""
     variables: dict[str, str | None] = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": "cid1",
@@ -81,7 +81,7 @@ def run_plugin(env: Mapping[str, str], stdin: object, patience: Patience = Patie
 
 
 def reply(exit_code: int, stdout: bytes, *, version: int = 1, patch: int = 0, ports: bytes = b"") -> bytes:
-    """A reply packet; with patch 3 there are ports to reserve."""
+    """Return a reply packet; with patch 3 it has ports to reserve."""
     return HEADER.pack(b"HCNI", version, patch, exit_code, len(stdout)) + stdout + ports
 
 
@@ -101,7 +101,7 @@ Answer = Callable[[socket.socket, Seen], None]
 
 
 def answer(packet: bytes) -> Answer:
-    """Send this."""
+    """Reply with this packet."""
 
     def act(connected: socket.socket, _seen: Seen) -> None:
         connected.send(packet)
@@ -110,19 +110,19 @@ def answer(packet: bytes) -> Answer:
 
 
 def hang_up(_connected: socket.socket, _seen: Seen) -> None:
-    """Close without an answer, the request read."""
+    """Read the request and close without a reply."""
 
 
 @dataclass
 class StubAgent:
-    """Answers one connection after another as scripted, then closes; its requests are recorded."""
+    """Serves one connection after another as scripted, then closes; records the requests."""
 
     path: Path
     requests: list[Seen] = field(default_factory=list)
 
     @contextmanager
     def answering(self, *answers: Answer) -> Iterator[StubAgent]:
-        """Listen and answer so many connections."""
+        """Listen, and serve this number of connections."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             self.path.unlink(missing_ok=True)
             listener.bind(str(self.path))

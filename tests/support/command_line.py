@@ -1,4 +1,4 @@
-"""The ``hive`` command in a test: what it prints, and how it exits."""
+"""Runs the ``hive`` command in a test."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from hive.main import main
 
 
 class Result:
-    """What a run of the command left: exit code and what it printed."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
 
 def hive(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Result:
-    """Run the command with these words."""
+    """Run the command with these arguments."""
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     code = ended.value.code

@@ -1,7 +1,7 @@
-"""Objects that tests compile of the datapath's sources, each once for all processes and runs.
+"""Compiles objects from the datapath's sources for tests, each once for all processes and runs.
 
-A compilation takes up to eight seconds of a processor. Its result is held in ``.make/objects`` under the
-digest of all that it depends on, so a change of any source makes another one.
+A compilation takes up to eight seconds of processor time. Its result is cached in ``.make/objects`` under the
+digest of all inputs, so that a change of any source creates another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HELD: Final = Path(__file__).resolve().parents[2] / ".make" / "objects"
 
 @cache
 def compiled(source: Path, *headers: Path) -> Path:
-    """The object of a source that may include the datapath's. Raises ObjectBuildError."""
+    """Return the object of a source that may include the datapath's. Raises ObjectBuildError."""
     folders = [SOURCES, *headers, source.parent]
     files = sorted({file for folder in folders for file in folder.rglob("*.[ch]")})
     digest = hashlib.sha256(repr((FLAGS, major_version(find_clang()))).encode())
@@ -38,5 +38,5 @@ def compiled(source: Path, *headers: Path) -> Path:
 
 
 def another_build(folder: Path) -> Path:
-    """The packaged datapath with a tag: to an agent another build of the same source."""
+    """Return the packaged datapath with a tag, which an agent takes for another build of the same source."""
     return tagged(PACKAGED_OBJECTS / "datapath.o", folder / "datapath.o", "other")

@@ -1,4 +1,4 @@
-"""A containerd of the test's own, and the CRI calls a kubelet makes."""
+"""Runs a containerd for one test, and makes the CRI calls of a kubelet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.runtime_place import RuntimePlace
 from tests.support.waiting import eventually
 
 PATIENCE = 90.0
-"""Seconds a call takes at most."""
+"""Timeout of a call in seconds."""
 
 # No CAP_SYS_RESOURCE in many test machines: OOM scores stay where they are.
 CONFIG = """\
@@ -42,9 +42,10 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 
 class Containerd:
-    """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; pods left over go at the end.
+    """``with Containerd(place) as runtime: (web,) = runtime.run("web-0")``; removes remaining pods at the
+    end.
 
-    ``images`` are archives that are imported, beside that of sandboxes, for the CRI or another namespace.
+    ``images`` are archives to import beside the sandbox image, for the CRI or another namespace.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Containerd:
         self._snapshotter = snapshotter
         self._socket = place.folder / "containerd.sock"
         self.address_options = ["--address", str(self._socket), "--namespace", namespace]
-        """Of ctr."""
+        """Options of ctr that name its socket."""
         proto = str(Path(__file__).with_name("cri.proto").relative_to(Path.cwd()))
         self._messages, self._services = grpc.protos_and_services(proto)
         self._sandboxes: list[str] = []
@@ -101,18 +102,18 @@ class Containerd:
                 self._daemon.terminate()
 
     def wait_for_network(self) -> None:
-        """Return once containerd has found the network configuration that an agent wrote."""
+        """Wait until containerd has found the network configuration that an agent wrote."""
         eventually(self.network_ready)
 
     def network_ready(self) -> bool:
-        """Whether containerd has found a network configuration."""
+        """Return whether containerd has found a network configuration."""
         status = self._runtime.Status(self._messages.StatusRequest(), timeout=PATIENCE).status
         return any(condition.type == "NetworkReady" and condition.status for condition in status.conditions)
 
     def run(
         self, *names: str, namespace: str = "default", annotations: Mapping[str, str] | None = None
     ) -> list[str]:
-        """Bring pod sandboxes up, all at once, as the kubelet would; their ids in order."""
+        """Start pod sandboxes in parallel, as the kubelet does; return their ids in order."""
         message = self._messages
         requests = [
             message.RunPodSandboxRequest(config=self.sandbox(name, namespace, annotations)) for name in names
@@ -131,7 +132,7 @@ class Containerd:
         host_network: bool = False,
         privileged: bool = False,
     ) -> Any:
-        """What the kubelet asks a sandbox by (``PodSandboxConfig``)."""
+        """Return the ``PodSandboxConfig`` of a pod."""
         message = self._messages
         uid = uid_of(name)
         network = message.NamespaceOption(network=2 if host_network else 0, pid=1)
@@ -151,7 +152,7 @@ class Containerd:
         )
 
     def run_sandbox(self, config: Any) -> str:
-        """Bring one sandbox up; its id."""
+        """Start one sandbox and return its id."""
         (answer,) = self._all(
             self._runtime.RunPodSandbox, [self._messages.RunPodSandboxRequest(config=config)]
         )
@@ -160,16 +161,16 @@ class Containerd:
         return sandbox
 
     def call(self, operation: str, /, **fields: Any) -> Any:
-        """Any other operation of the CRI, such as ``StartContainer``, with the fields of its request."""
+        """Call any other operation of the CRI, such as ``StartContainer``, with the fields of its request."""
         request = self.message(f"{operation}Request", **fields)
         return getattr(self._runtime, operation)(request, timeout=PATIENCE)
 
     def message(self, name: str, /, **fields: Any) -> Any:
-        """A message of the CRI."""
+        """Return a message of the CRI."""
         return getattr(self._messages, name)(**fields)
 
     def remove(self, *sandboxes: str) -> None:
-        """Stop sandboxes, all at once, and remove them."""
+        """Stop and remove sandboxes in parallel."""
         message = self._messages
         stops = [message.StopPodSandboxRequest(pod_sandbox_id=sandbox) for sandbox in sandboxes]
         self._all(self._runtime.StopPodSandbox, stops)
@@ -178,11 +179,11 @@ class Containerd:
         self._sandboxes = [one for one in self._sandboxes if one not in sandboxes]
 
     def address(self, sandbox: str) -> str:
-        """The sandbox's address, as the CRI reports it."""
+        """Return the sandbox's address, as the CRI reports it."""
         return str(self._status(sandbox).status.network.ip)
 
     def open(self, sandbox: str) -> Namespaces:
-        """The sandbox's network namespace."""
+        """Open the sandbox's network namespace."""
         pid = json.loads(self._status(sandbox).info["info"])["pid"]
         return Namespaces.open(f"/proc/{pid}/ns/net")
 
@@ -191,7 +192,7 @@ class Containerd:
         return self._runtime.PodSandboxStatus(request, timeout=PATIENCE)
 
     def _all(self, call: Any, requests: list[Any]) -> list[Any]:
-        """The answers, in order; when one fails its error, once all have ended."""
+        """Wait for all results, return them in order, or raise the first error after the last has ended."""
         calls = [call.future(request, timeout=PATIENCE) for request in requests]
         errors = [error for error in (one.exception() for one in calls) if error]
         if errors:
@@ -200,5 +201,5 @@ class Containerd:
 
 
 def uid_of(name: str) -> str:
-    """The UID such a pod is run with."""
+    """Return the UID of a pod that run() starts."""
     return f"00000000-0000-4000-8000-{name.encode().hex()[-12:]:0>12}"

@@ -1,6 +1,6 @@
-"""How many recordings were replayed, and why the others were not: counted by tests, shown after a run.
+"""Counts replayed recordings, and the reasons not to replay one; shown after a test run.
 
-The counts travel with the tests' reports, so they arrive from worker processes, too.
+The counts travel with the tests' reports, so they also arrive from worker processes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ PROPERTY = "counts"
 
 
 class Count(Protocol):
-    """Adds to a title's outcomes; the run's summary has a line for each outcome, the most frequent first."""
+    """Counts outcomes under a title; the run's summary has a line for each outcome, the most frequent first."""
 
     def __call__(self, title: str, outcomes: Mapping[str, int]) -> None: ...
 
 
 @pytest.fixture
 def count(record_property: Callable[[str, object], None]) -> Count:
-    """Count what this test saw."""
+    """Return the counter of this test."""
 
     def add(title: str, outcomes: Mapping[str, int]) -> None:
         record_property(PROPERTY, [title, dict(outcomes)])
@@ -31,7 +31,7 @@ def count(record_property: Callable[[str, object], None]) -> Count:
 
 
 def lines(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
-    """The sums of all reports, as lines. The last report of a test has what its fixtures counted, too."""
+    """Return the sums of all reports as lines. A test's last report includes what its fixtures counted."""
     titles: dict[str, Counter[str]] = {}
     for report in reports:
         for name, value in report.user_properties:
@@ -45,5 +45,5 @@ def lines(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
 
 
 def not_replayed(reasons: Iterable[str]) -> dict[str, int]:
-    """How often each reason not to replay a recording was given."""
+    """Return how often each reason not to replay a recording was given."""
     return {f"not: {reason}": number for reason, number in Counter(reasons).items()}

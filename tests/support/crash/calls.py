@@ -1,4 +1,5 @@
-"""Which system calls count: all, but those listed here as changing nothing outside of their process.
+"""Which system calls a crash test counts: all except those listed here, which change nothing outside the
+process.
 
 Source: seccomp(2); linux/bpf.h; syscalls(2).
 """
@@ -36,7 +37,9 @@ HARMLESS = frozenset(
     sched_getscheduler getcpu getrandom getpriority
     """)
 )
-"""What they change ends with the process. A listening socket is a file from its bind(2) on, which counts."""
+"""The effect of these calls ends with the process. A listening socket is a file from its bind(2) on, which
+counts.
+"""
 
 BPF_COMMANDS = _words("""
     MAP_CREATE MAP_LOOKUP_ELEM MAP_UPDATE_ELEM MAP_DELETE_ELEM MAP_GET_NEXT_KEY PROG_LOAD OBJ_PIN OBJ_GET
@@ -56,7 +59,7 @@ BPF_READS = frozenset(
 )
 IOCTL_READS = {"TCGETS": 0x5401, "FIONREAD": 0x541B, "FIONBIO": 0x5421, "FIOCLEX": 0x5451}
 CREATING = os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
-"""Flags of open(2) that make or empty a file."""
+"""Flags of open(2) that create or truncate a file."""
 
 _AUDIT_ARCH = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 _ALLOW, _NOTIFY, _KILL = 0x7FFF_0000, 0x7FC0_0000, 0x8000_0000
@@ -66,7 +69,7 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 @functools.cache
 def names() -> dict[int, str]:
-    """This machine's system calls by number."""
+    """Return this machine's system calls by number."""
     command = ["gcc", "-E", "-dM", "-include", "sys/syscall.h", "-"]
     macros = subprocess.run(command, check=True, capture_output=True, text=True, input="").stdout
     found = re.findall(r"#define __NR_(\w+) (\d+)$", macros, re.MULTILINE)
@@ -74,7 +77,7 @@ def names() -> dict[int, str]:
 
 
 def seccomp_filter() -> bytes:
-    """A seccomp program that lets harmless calls through and has a supervisor notified of all others."""
+    """Return a seccomp program that allows harmless calls and notifies a supervisor of all others."""
     numbers = {name: number for number, name in names().items()}
     steps = [
         (_LOAD, 0, 0, _ARCH),
@@ -101,7 +104,7 @@ def seccomp_filter() -> bytes:
 
 
 def _unless(number: int, position: int, values: list[int]) -> list[tuple[int, int, int, int]]:
-    """Let the call through only with one of these values as that argument."""
+    """Allow the call only with one of these values as that argument."""
     body = [(_LOAD, 0, 0, _ARGUMENTS + 8 * position)]
     for value in values:
         body += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]

@@ -1,8 +1,8 @@
-"""Something an agent does, recorded once, then cut short before chosen calls; what must be true after.
+"""A crash test: an agent's work is recorded once, then interrupted before chosen system calls.
 
-A point is a call's number in a recorded run: the agent is killed before the kernel does it. The last point
-is one beyond: the agent is killed when it has done all and come to rest. A run that does not get to its
-point fails the test.
+A point is the number of a call in a recorded run: the agent is killed before the kernel executes it. The last
+point is one beyond: the agent is killed after it has done everything and is idle. A run that does not reach
+its point fails the test.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from tests.support.waiting import eventually
 
 SEED = int(os.environ.get("CRASH_SEED", "1"))
 POINTS = int(os.environ.get("CRASH_POINTS", "1"))
-"""Kill points a drill tries before its end; 0 for all."""
+"""Number of points that a test tries; 0 for all."""
 SURVIVORS = 2
-"""Pods that live on."""
+"""Pods that exist all the time."""
 RATE = 200.0
-"""Packets a second between the pods that live on."""
+"""Packets per second between these pods."""
 WITHIN = 60.0
-"""Seconds an agent gets to its point."""
+"""Seconds within which an agent must reach its point."""
 
 _OTHERS = re.compile(
     r"cilium_policy_\d+$|/state/\d+(/|$)|^lxc|/cilium-cni\.log$|/(agent-runtime|viper-agent)-config-[12]\.\w+$"
 )
-"""What pods have, which is accounted for elsewhere; the plugin's log; the settings of two starts before."""
+"""Files that are not compared: pods' own, which are accounted for elsewhere, the plugin's log, and settings
+of the last two starts.
+"""
 
 
 class Drill:
-    """Agents of one node, their calls counted; and the pods that must live through all of it."""
+    """Agents of one node, whose calls are counted, and the pods that must survive everything."""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.lab = lab
@@ -55,13 +57,13 @@ class Drill:
         self._target = 0
 
     def close(self) -> None:
-        """End the agent and the watch over it."""
+        """End the agent and its supervisor."""
         agent_process.crash(self.lab)
         self._interposer.close()
 
     @contextmanager
     def survivors(self) -> Iterator[None]:
-        """Two pods that talk to each other during the block; not one packet may be lost."""
+        """Send packets between two pods during the block; not one may be lost."""
         serving(self.lab)
         source, target = pods.add(self.lab, "source"), pods.add(self.lab, "target")
         self._survivors = {one.pod: one.ipv4 for one in (source, target)}
@@ -90,20 +92,24 @@ class Drill:
     # Starts
 
     def start(self, *settings: str) -> int:
-        """Start a counted agent, and wait until it serves and rests; calls made."""
+        """Start an agent whose calls are counted, wait until it serves and is idle, and return the number of
+        calls.
+        """
         self._target = 0
         agent_process.wait_ready(self.lab, self._interposer.start(self.lab, *settings))
         return self._interposer.rest()
 
     def record_start(self, *settings: str) -> list[str]:
-        """The calls of a start, until it serves and rests. The agent is ended afterwards."""
+        """Return the number of calls of a start, until the agent serves and is idle. The agent is ended
+        afterwards.
+        """
         count = self.start(*settings)
         lines = self.counted_lines[:count]
         agent_process.crash(self.lab)
         return lines
 
     def cut_start(self, number: int, last: int, *settings: str) -> None:
-        """Start an agent that is killed before this call; if that is beyond the last one, when it rests."""
+        """Start an agent that is killed before this call, or when it is idle if there are fewer calls."""
         if number > last:
             self.start(*settings)
             agent_process.crash(self.lab)
@@ -116,26 +122,26 @@ class Drill:
 
     @property
     def counted_lines(self) -> list[str]:
-        """The last agent's counted calls: number, name, what it is about."""
+        """Return the last agent's counted calls: number, name, object."""
         return [line for line in self._interposer.lines if line[0].isdecimal()]
 
     @property
     def made(self) -> int:
-        """Counted calls of the last agent, when it rests."""
+        """Return the number of counted calls once the last agent is idle."""
         return self._interposer.rest()
 
     @property
     def counted(self) -> int:
-        """Counted calls of the last agent so far."""
+        """Return the number of the last agent's counted calls so far."""
         return self._interposer.counted
 
     def cut_after(self, calls: int) -> None:
-        """Kill the resting agent before the call that follows so many more; 1 is its next one."""
+        """Kill the idle agent before the n-th call from now on; 1 is its next one."""
         self._interposer.rest()
         self._target = self._interposer.kill_after(calls)
 
     def expect_cut(self) -> None:
-        """Wait for the agent's death at its point; AssertionError when it was not reached."""
+        """Wait for the agent's death at its point; AssertionError if the point was not reached."""
         pid = agent_process.running(self.lab)
         ended = pid is None or wait_exited(pid, WITHIN)
         counted = self._interposer.counted
@@ -147,14 +153,17 @@ class Drill:
     # Judgement
 
     def keep_in_mind(self) -> None:
-        """Take what the node holds now, its agent serving, for what it should hold after each drill."""
+        """Record the node's present state, with a serving agent, as the expected state after each
+        interruption.
+        """
         agreed(self.lab)
         self._clean = self._holding()
 
     def whole(self, *more: str) -> None:
-        """The serving agent, the kernel and the disk know the survivors and these addresses, nothing else.
+        """Check that the serving agent, the kernel and the disk have the surviving pods and these addresses,
+        nothing else.
 
-        The survivors answer, and have their addresses.
+        The surviving pods respond, and have their addresses.
         """
         expected = {*self._survivors.values(), *more}
         assert {ip for ip, _, _ in agreed(self.lab).listed.values()} == expected
@@ -180,7 +189,7 @@ class Drill:
 
 
 def _holding(*places: str) -> frozenset[str]:
-    """Files, pins, links and addresses of the node itself."""
+    """Return files, pins, links and addresses of the node itself."""
     found = {
         str(entry)
         for place in ("/run/cilium", "/sys/fs/bpf", *places)
@@ -193,7 +202,7 @@ def _holding(*places: str) -> frozenset[str]:
 
 
 def chosen(what: str, first: int, last: int) -> list[int]:
-    """The points to try from ``first`` to ``last``, and the one beyond; printed, with the seed."""
+    """Choose the points to try from ``first`` to ``last``, and the one beyond; prints them with the seed."""
     every = range(first, last + 1)
     assert every, f"{what}: no calls were recorded"
     chance = random.Random(f"{SEED} {what}")  # noqa: S311 (the same points each time)

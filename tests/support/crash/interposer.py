@@ -1,7 +1,7 @@
-"""The agent's calls that change something outside of it: counted, named, and the agent killed before any.
+"""Counts and names an agent's calls with an effect outside of it, and kills the agent before any of them.
 
-The kernel asks a child of ours before each such call of the agent (seccomp's user notification), from
-whichever thread and whatever library, ctypes or raw system call it comes.
+Before each such call of the agent the kernel notifies a child process of ours (seccomp user notification),
+from whichever thread and library, ctypes or raw system call it comes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from tests.support.crash.supervisor import Control, supervise
 from tests.support.waiting import eventually
 
 QUIET = 20
-"""Looks, 10 ms apart, that find no new call and every thread asleep before an agent counts as idle."""
+"""Number of looks, 10 ms apart, without a new call and with every thread asleep, after which an agent counts
+as idle.
+"""
 
 
 class Interposer:
-    """Counts the calls of the agent it started last; files are below one directory."""
+    """Counts the calls of the agent that it started last; files are below one directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,7 +38,7 @@ class Interposer:
         names()  # learnt before the fork, once
 
     def start(self, lab: Lab, *settings: str, kill_at: int = 0, tracer: Sequence[str] = ()) -> int:
-        """Start an agent with calls counted from 1; it dies before its call ``kill_at``, if not 0."""
+        """Start an agent with calls counted from 1; it is killed before its call ``kill_at``, if not 0."""
         self.close()
         self._control = Control()
         self._control.kill_at = kill_at
@@ -58,20 +60,20 @@ class Interposer:
             where.unlink()
 
     def close(self) -> None:
-        """Let go of the last agent, which has ended."""
+        """Release the last agent, which has ended."""
         if self._supervisor is not None:
             self._supervisor.finish(within=60)
             self._supervisor = None
         self._log.unlink(missing_ok=True)
 
     def kill_after(self, calls: int) -> int:
-        """Kill the running agent before the call that follows so many more, 1 is its next one; its number."""
+        """Kill the running agent before the n-th call from now on, 1 is the next; return the call's number."""
         number = self._control.counted + calls
         self._control.kill_at = number
         return number
 
     def rest(self) -> int:
-        """Wait until the agent makes no more calls by itself; how many it made."""
+        """Wait until the agent makes no more calls by itself; return how many it made."""
         seen: list[int] = [*range(-QUIET, 0)]
 
         def quiet() -> bool:
@@ -83,23 +85,23 @@ class Interposer:
         return seen[-1]
 
     def _asleep(self) -> bool:
-        """Whether the agent and its supervisor wait for something, or have ended."""
+        """Return whether the agent and its supervisor are blocked or have ended."""
         watched = (self._agent, self._supervisor.pid if self._supervisor is not None else 0)
         return all(_asleep(pid) for pid in watched if pid)
 
     @property
     def counted(self) -> int:
-        """How many calls were made so far; the one it was killed before is the last of them."""
+        """Return the number of calls so far; the one before which the agent was killed is the last."""
         return self._control.counted
 
     @property
     def lines(self) -> list[str]:
-        """Every call: its number (- if it does not count, = if restarted), its name, what it is about."""
+        """Return every call: its number (- if not counted, = if restarted), its name, its object."""
         return self._log.read_text().splitlines()
 
 
 def _asleep(pid: int) -> bool:
-    """Whether no thread of a process runs or wants to; one that has ended has none."""
+    """Return whether no thread of a process is runnable; also true of one that has ended."""
     try:
         stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Follows an agent's calls that change something outside of it; records them, and kills before one.
+"""Receives an agent's calls with an effect outside of it, records them, and kills the agent before one.
 
 Source: seccomp_unotify(2), pidfd_getfd(2); devinet_sysctl_forward in the kernel's net/ipv4/devinet.c.
 """
@@ -40,7 +40,7 @@ _PATH_ARGUMENT = {
     ),
     **dict.fromkeys(("openat", "openat2", "unlinkat", "mkdirat", "mknodat", "fchmodat", "fchownat"), 1),
 }
-"""Where each call has the path that identifies it best; the others have a descriptor first."""
+"""The argument with the path that identifies a call best; other calls have a descriptor first."""
 _Call = tuple[int, tuple[int, ...]]
 """Its number and arguments."""
 _RESTARTED = "/proc/sys/net/"
@@ -55,7 +55,7 @@ class Control:
 
     @property
     def counted(self) -> int:
-        """Calls so far, the one killed before among them."""
+        """Calls so far, including the one before which the agent was killed."""
         return self._page[0]
 
     @property
@@ -65,16 +65,17 @@ class Control:
 
     @kill_at.setter
     def kill_at(self, number: int) -> None:
+        """The call before which the agent is killed."""
         self._page[1] = number
 
     def count(self) -> int:
-        """One more; its number."""
+        """Count one more call."""
         self._page[0] += 1
         return self._page[0]
 
 
 def supervise(stop: Stop, listening: socket.socket, log: Path, control: Control) -> None:
-    """Serve one agent from before its first call to its end, or until asked to stop."""
+    """Supervise one agent from before its first call until it ends or the test stops the supervisor."""
     waiting = select.poll()
     waiting.register(stop.fd)
     waiting.register(listening, select.POLLIN)
@@ -102,10 +103,10 @@ def supervise(stop: Stop, listening: socket.socket, log: Path, control: Control)
 def _take(
     listener: int, agent: int, pid: int, lines: TextIO, control: Control, before: dict[int, _Call]
 ) -> bool:
-    """Hear of one call and let it go on; false when the agent was killed before it.
+    """Receive one call and let it continue; false if the agent was killed before it.
 
-    ``before``: each thread's last call. The kernel restarts a write to the forwarding of a namespace until it
-    gets the lock of all network settings, and asks each time: that is one call.
+    ``before``: each thread's last call. The kernel restarts a write to the forwarding setting of a namespace
+    until it gets the lock of all network settings, and notifies each time: that is one call.
     """
     buffer = bytearray(_NOTIFICATION.size)
     try:
@@ -138,7 +139,7 @@ def _take(
 
 
 def _object(name: str, arguments: list[int], pid: int) -> str:
-    """What the call is about: a path, a bpf command, what its descriptor is."""
+    """Return what the call acts on: a path, a bpf command, or what its descriptor is."""
     if name == "bpf":
         return BPF_COMMANDS[arguments[0]] if arguments[0] < len(BPF_COMMANDS) else str(arguments[0])
     if name in _PATH_ARGUMENT:
@@ -160,7 +161,7 @@ def _string(pid: int, address: int) -> str:
 
 
 def _is_inward(agent: int, fd: int, what: str) -> bool:
-    """Whether what is written there stays in the agent, or is its log, or answers who asks how it fares."""
+    """Return whether the written data stays in the agent, is its log, or is a reply to a health probe."""
     if fd in {1, 2} or what.startswith(("pipe:", "anon_inode:[eventfd]")):
         return True
     if not what.startswith("socket:"):
@@ -178,7 +179,7 @@ def _is_inward(agent: int, fd: int, what: str) -> bool:
 
 
 def _descriptor_of(agent: int, fd: int) -> int:
-    """A duplicate of another process' descriptor."""
+    """Return a duplicate of another process's descriptor."""
     libc = ctypes.CDLL(None, use_errno=True)
     got = libc.syscall(_PIDFD_GETFD[platform.machine()], agent, ctypes.c_int(fd), 0)
     if got < 0:

@@ -1,4 +1,4 @@
-"""Becomes another program with system calls that a supervisor follows: trap.py SOCKET FILTER COMMAND...
+"""Executes another program whose system calls a supervisor receives: trap.py SOCKET FILTER COMMAND...
 
 Source: seccomp(2), SECCOMP_FILTER_FLAG_NEW_LISTENER; seccomp_unotify(2).
 """
@@ -23,7 +23,7 @@ class Program(ctypes.Structure):
 
 
 def main(where: str, filter_file: str, *command: str) -> None:
-    """Install the filter, hand its listener over, and become the command."""
+    """Install the filter, send its listener to the supervisor, and execute the command."""
     steps = Path(filter_file).read_bytes()
     program = Program(len(steps) // 8, steps)
     libc = ctypes.CDLL(None, use_errno=True)
