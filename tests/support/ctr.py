@@ -1,4 +1,4 @@
-"""Containers that ctr starts, each with the network that containerd's CNI library finds in /etc/cni."""
+"""Containers started by ctr, each with the network that containerd's CNI library finds in /etc/cni."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.support.runtime_place import RuntimePlace
 from tests.support.waiting import eventually
 
 NAMESPACE = "plain"
-"""Of containerd, apart from the one of its CRI."""
+"""A namespace of containerd, apart from that of its CRI."""
 KILLED = 128 + 9
 SNAPSHOTTER = "native"
 
 
 class Ctr:
-    """``with Ctr(lab, place) as ctr: ctr.run("web-0")``; containers left over go at the end.
+    """``with Ctr(lab, place) as ctr: ctr.run("web-0")``; removes remaining containers at the end.
 
-    ``ctr run --cni`` deletes the container's network when it ends itself, by the container's name alone: the
+    When ``ctr run --cni`` ends, it deletes the container's network by the container's name alone: the
     namespace is deleted by then.
     """
 
@@ -58,7 +58,7 @@ class Ctr:
             self._containerd.__exit__(kind, error, trace)
 
     def run(self, *names: str) -> None:
-        """Start containers of these names, all at once."""
+        """Start containers of these names in parallel."""
         options = ["--rm", "--cni", "--null-io", f"--snapshotter={SNAPSHOTTER}"]
         for name in names:
             cgroup = f"--cgroup={self._place.cgroup}/{name}"
@@ -66,32 +66,32 @@ class Ctr:
         eventually(lambda: self._tasks().keys() >= set(names))
 
     def remove(self, *names: str) -> None:
-        """End containers, at once, and wait until ctr has deleted their networks."""
+        """End containers in parallel, and wait until ctr has deleted their networks."""
         for name in names:
             self._place.output_of(self._start("task", "kill", "--signal=SIGKILL", name))
         for name in names:
             self._place.output_of(self._running.pop(name), code=KILLED)
 
     def network(self, name: str) -> str:
-        """The network the container is in, as the library remembers it."""
+        """Return the container's network from libcni's cache."""
         return str(self._remembered(name)["networkName"])
 
     def address(self, name: str) -> str:
-        """The container's address, as the library remembers it."""
+        """Return the container's address from libcni's cache."""
         (ip,) = self._remembered(name)["result"]["ips"]
         return str(ip["address"]).partition("/")[0]
 
     def open(self, name: str) -> Namespaces:
-        """The container's network namespace."""
+        """Open the container's network namespace."""
         return Namespaces.open(f"/proc/{self._tasks()[name]}/ns/net")
 
     def _remembered(self, name: str) -> Any:
-        """What libcni keeps of an ADD for its DEL."""
+        """Read what libcni caches of an ADD for its DEL."""
         with self._lab.open() as node:
             return json.loads(node.run(_read, f"*-{NAMESPACE}-{name}-eth0"))
 
     def _tasks(self) -> dict[str, int]:
-        """Running containers with their processes; what runs has its network."""
+        """Return the running containers and their processes; a running container has its network."""
         lines = self._place.output_of(self._start("task", "ls")).splitlines()[1:]
         rows = [line.split() for line in lines]
         return {name: int(pid) for name, pid, status in rows if status == "RUNNING"}

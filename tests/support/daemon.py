@@ -1,4 +1,4 @@
-"""A small daemon to talk to: the shop of the script tests, with an admin socket, in a folder of its own."""
+"""Runs a small daemon: the shop of the script tests, with an admin socket, in a folder of its own."""
 
 import subprocess
 import sys

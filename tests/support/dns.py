@@ -1,4 +1,4 @@
-"""A real DNS server, and lookups of a resolver that asks once."""
+"""A real DNS server, and lookups without retries."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TYPES = {4: 1, 6: 28}
 
 
 _ANY = ("#/192.0.2.250", "#/2001:db8::250")
-"""Of both families: a question that no record answers dnsmasq refuses itself."""
+"""Addresses of both families, since dnsmasq refuses a query without a matching record."""
 
 
 @contextmanager
 def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
-    """A server on every address of a namespace; a record is ``NAME/ADDRESS``, any name below NAME has it.
+    """Run a server on every address of a namespace; a record is ``NAME/ADDRESS`` and covers names below NAME.
 
-    All other names have an address, too: only a proxy before it refuses some.
+    All other names have an address, too: only a proxy before the server refuses some.
     """
     program = shutil.which("dnsmasq") or "/usr/sbin/dnsmasq"
     if not shutil.which(program):
@@ -52,7 +52,7 @@ def dnsmasq(where: Namespaces, *records: str, ttl: int = 300) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Looked:
-    """What a lookup gave."""
+    """The result of a lookup."""
 
     code: int
     addresses: tuple[str, ...]
@@ -60,7 +60,7 @@ class Looked:
 
 
 def query(name: str, version: int = 4, number: int = 7) -> bytes:
-    """A question for a name's addresses."""
+    """Return a query for a name's addresses."""
     labels = b"".join(bytes([len(one)]) + one.encode() for one in name.rstrip(".").split("."))
     return (
         struct.pack(">HHHHHH", number, 0x0100, 1, 0, 0, 0)
@@ -70,7 +70,7 @@ def query(name: str, version: int = 4, number: int = 7) -> bytes:
 
 
 def lookup(server: str, name: str, patience: float = 10.0, *, tcp: bool = False, version: int = 4) -> Looked:
-    """Ask once. Raises TimeoutError, OSError."""
+    """Send one query. Raises TimeoutError, OSError."""
     asked = query(name, version)
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     began = time.perf_counter()

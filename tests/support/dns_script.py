@@ -1,11 +1,11 @@
-"""A DNS server that behaves as the name in the query demands, mostly badly.
+"""A DNS server that behaves, mostly badly, as the first label of the query's name demands.
 
-The first label is what it does: ``plain`` answers; ``slow`` after a while, ``silent`` never; ``forged`` sends
-answers with another id, to another question and from another port before its own, by TCP with another id
-only; ``short`` truncates answers by UDP; ``others`` has the address of
-``web.example.org``; ``crossed`` answers another question; ``failed`` answers SERVFAIL, with an
-address; ``unread`` FORMERR, without the question; ``chain`` leads there by eight names; ``loop`` leads in
-a circle; ``huge`` is as large as it can be; ``pointer``, ``cut`` and ``noise`` are no messages.
+``plain`` answers; ``slow`` answers late, ``silent`` never; ``forged`` sends answers with another id, to
+another question and from another port before its own, over TCP with another id only; ``short`` truncates
+answers over UDP; ``others`` has the address of ``web.example.org``; ``crossed`` answers another question;
+``failed`` answers SERVFAIL with an address; ``unread`` FORMERR without the question; ``chain`` leads there by
+eight names; ``loop`` leads in a circle; ``huge`` is as large as possible; ``pointer``, ``cut`` and ``noise``
+are malformed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.support.dns import query
 
 TRUE, LIE = "203.0.113.7", "203.0.113.66"
 SLOW = 1.0
-"""Seconds that ``slow`` takes."""
+"""Delay of ``slow`` in seconds."""
 LARGEST_UDP, LARGEST_TCP = 230, 4080
 """Addresses in an answer of some 3.7 KB and one of some 65 KB."""
 _POINT = b"\xc0\x0c"  # to the question's name
 
 
 def ask(server: str, name: str, patience: float = 20.0, *, tcp: bool = False, edns: int = 0) -> bytes:
-    """Ask once, from a port of its own; what came. Raises TimeoutError, OSError."""
+    """Send one query from a port of its own and return the reply. Raises TimeoutError, OSError."""
     message = query(name)
     if edns:
         message = message[:11] + b"\1" + message[12:] + struct.pack(">BHHIH", 0, 41, edns, 0, 0)
@@ -38,7 +38,7 @@ def ask(server: str, name: str, patience: float = 20.0, *, tcp: bool = False, ed
 
 
 def send(server: str, message: bytes, patience: float = 20.0, *, tcp: bool = False) -> bytes:
-    """Send a message of any kind; what came. Raises TimeoutError, OSError."""
+    """Send any message and return the reply. Raises TimeoutError, OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as client:
         client.settimeout(patience)
         client.connect((server, 53))
@@ -51,7 +51,7 @@ def send(server: str, message: bytes, patience: float = 20.0, *, tcp: bool = Fal
 
 
 def addresses_of(answer: bytes) -> list[str]:
-    """Those of a well-formed answer, compressed as this server does it."""
+    """Return the addresses of a well-formed answer, compressed as this server does it."""
     at = answer.index(b"\0", 12) + 5
     found = []
     for _ in range(int.from_bytes(answer[6:8], "big")):
@@ -63,7 +63,7 @@ def addresses_of(answer: bytes) -> list[str]:
 
 
 def served() -> bool:
-    """Whether queries are taken in this namespace, by UDP and TCP."""
+    """Return whether queries are answered in this namespace, over UDP and TCP."""
     return all(_bound(protocol, 53) for protocol in ("udp", "tcp"))
 
 
@@ -73,7 +73,7 @@ def _bound(protocol: str, port: int) -> bool:
 
 
 def serve(stop: Stop) -> set[str]:
-    """Until it is stopped; from which addresses it was asked."""
+    """Serve until stopped, and record the addresses of clients."""
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as elsewhere,
@@ -129,7 +129,7 @@ def _does(data: bytes) -> str:
 def _by_udp(
     data: bytes, own: socket.socket, elsewhere: socket.socket
 ) -> Iterator[tuple[bytes, float, socket.socket]]:
-    """The reply, after how many seconds, and by which socket."""
+    """Return the reply, its delay in seconds, and the socket that sends it."""
     does, answer = _does(data), _answer(data, LARGEST_UDP)
     if does == "silent":
         return
@@ -174,7 +174,7 @@ def _answer(data: bytes, many: int) -> bytes:
 
 
 def _whole(does: str, question: bytes) -> bytes:
-    """All of an answer but its id."""
+    """Return all of an answer except its id."""
     if does == "failed":
         return struct.pack(">HHHHH", 0x8582, 1, 1, 0, 0) + question + _record(IPv4Address(LIE).packed)
     if does == "unread":
@@ -183,7 +183,7 @@ def _whole(does: str, question: bytes) -> bytes:
 
 
 def _chain(at: int) -> bytes:
-    """Eight aliases that begin there, and the owner of the record that follows."""
+    """Return eight aliases that begin there, and the owner of the record that follows."""
     owner, records = _POINT, b""
     for number in range(8):
         value = at + len(records) + 12

@@ -1,4 +1,4 @@
-"""What an Envoy beside the agent begins with, as the chart has it in the pod ``cilium-envoy``."""
+"""The bootstrap of an Envoy beside the agent, as the chart has it in the pod ``cilium-envoy``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HTTP: Final = "type.googleapis.com/envoy.extensions.filters"
 
 
 def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: int) -> dict[str, Any]:
-    """The agent's, and ports that show to others that Envoy lives, and its metrics."""
+    """Return the agent's bootstrap with ports for probes and metrics."""
     admin = {"endpoint": {"address": {"pipe": {"path": str(place.admin)}}}}
     cluster = {
         "name": ADMIN,
@@ -27,7 +27,7 @@ def external_bootstrap(place: EnvoyFiles, address: str, health: int, metrics: in
 
 
 def _forwarding(name: str, address: str, port: int, path: str, to: str) -> dict[str, Any]:
-    """A listener that sends the requests for one path to Envoy's administration."""
+    """Return a listener that sends the requests for one path to Envoy's administration."""
     route = {"match": {"path": path}, "route": {"cluster": ADMIN, "prefix_rewrite": to}}
     manager = {
         "@type": f"{HTTP}.network.http_connection_manager.v3.HttpConnectionManager",

@@ -1,6 +1,6 @@
-"""A double of a kernel with ESP: by states and policies of XFRM it encrypts what a TUN device gets.
+"""A substitute for a kernel with ESP: encrypts the packets of a TUN device by XFRM states and policies.
 
-Why:    kernels of tests may have no ESP. Packets travel between real namespaces, where they can be captured.
+Why: kernels of tests may lack ESP. Packets travel between real namespaces, where they can be captured.
 Source: RFC 4303 (ESP with extended sequence numbers, 2.2.1), RFC 4106 (AES-GCM), RFC 4301 (4.4.1, 5.1, 5.2).
 """
 
@@ -29,17 +29,17 @@ _HEADER: Final = struct.Struct("!II")
 _AAD: Final = struct.Struct("!III")
 _IV, _SALT = 8, 4
 _PROTOCOLS: Final = {4: 4, 6: 41}
-"""Of what is inside, in tunnel mode."""
+"""Next header values of the inner packet in tunnel mode."""
 _LONGEST: Final = 65536
 
 
 def covers(mark: XfrmMark | None, packet: int) -> bool:
-    """Whether a state or a policy with this mark is for packets with that one."""
+    """Return whether the mark of a state or policy matches a packet's mark."""
     return mark is None or packet & mark.mask == mark.value
 
 
 def matching(policies: Iterable[XfrmPolicy], packet: bytes, mark: int) -> XfrmPolicy | None:
-    """The policy that takes a packet on its way out; None: it leaves as it is."""
+    """Return the policy of an outgoing packet; None if it leaves unchanged."""
     source, destination = addresses(packet)
     found = [
         one
@@ -54,14 +54,14 @@ def matching(policies: Iterable[XfrmPolicy], packet: bytes, mark: int) -> XfrmPo
 
 
 def addresses(packet: bytes) -> tuple[IPAddress, IPAddress]:
-    """Source and destination of an IP packet."""
+    """Return source and destination of an IP packet."""
     if packet[0] >> 4 == 4:
         return ip_address(packet[12:16]), ip_address(packet[16:20])
     return ip_address(packet[8:24]), ip_address(packet[24:40])
 
 
 def seal(state: XfrmState, sequence: int, packet: bytes) -> bytes:
-    """The packet as ESP of a state, without the header outside."""
+    """Encrypt a packet by a state; return the ESP packet without the outer header."""
     trailer = bytes(range(1, -(len(packet) + 2) % 4 + 1))
     plain = packet + trailer + bytes([len(trailer), _PROTOCOLS[packet[0] >> 4]])
     iv = sequence.to_bytes(_IV)
@@ -71,7 +71,7 @@ def seal(state: XfrmState, sequence: int, packet: bytes) -> bytes:
 
 
 def unseal(state: XfrmState, esp: bytes) -> bytes | None:
-    """The packet in ESP; None: it was not made with the state's key, or has been changed."""
+    """Decrypt an ESP packet; None if the state's key does not verify it."""
     _, sequence = _HEADER.unpack_from(esp)
     iv, sealed = esp[_HEADER.size : _HEADER.size + _IV], esp[_HEADER.size + _IV :]
     cipher, salt = _cipher(state)
@@ -92,15 +92,15 @@ def _cipher(state: XfrmState) -> tuple[AESGCM, bytes]:
 
 
 def _aad(state: XfrmState, sequence: int) -> bytes:
-    """With the higher half of the sequence number, which is not sent."""
+    """Return the additional data, with the upper half of the sequence number, which is not sent."""
     return _AAD.pack(state.spi, 0, sequence)
 
 
 class EspDevice:
-    """A node's TUN device between its pods and the wire.
+    """A node's TUN device between its pods and the network.
 
-    ``mark``: what the programs give a packet for a destination; ``sender``: the mark they give what comes
-    from an address of another node. Lost packets are counted by why, in the terms of /proc/net/xfrm_stat.
+    ``mark``: the mark that the programs give a packet for a destination; ``sender``: the mark for packets
+    from an address of another node. Lost packets are counted by reason, in the terms of /proc/net/xfrm_stat.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class EspDevice:
 
     @contextmanager
     def opened(self, name: str, routers: Iterable[IPAddress]) -> Iterator[int]:
-        """The device, down, and sockets for ESP to and from the router's addresses."""
+        """Open the device, which is down, and sockets for ESP to and from the router's addresses."""
         with ExitStack() as stack:
             for router in routers:
                 family = Family.of(router)
@@ -145,7 +145,7 @@ class EspDevice:
             await self.send(packet)
 
     async def send(self, packet: bytes) -> None:
-        """Send a packet of a pod, as states and policies have it."""
+        """Send a pod's packet according to states and policies."""
         mark = self._mark(addresses(packet)[1])
         policy = matching(await self._kernel.policies(), packet, mark)
         if policy is None:
@@ -175,7 +175,7 @@ class EspDevice:
                 os.write(tun, packet)
 
     async def receive(self, own: IPAddress, mark: int, esp: bytes) -> bytes | None:
-        """The packet in what came to this address with a mark; None: it is lost."""
+        """Return the decrypted packet received at this address with a mark; None if it is lost."""
         spi, sequence = _HEADER.unpack_from(esp)
         for state in await self._kernel.states():
             if (state.destination, state.spi) == (own, spi) and covers(state.mark, mark):

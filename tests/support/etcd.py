@@ -1,4 +1,4 @@
-"""Debian's etcd as a test's own: started, killed, frozen, emptied, compacted."""
+"""Runs Debian's etcd for one test, which can kill, freeze, empty and compact it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Etcd:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """Return the URL for clients."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self, *, wait: bool = True) -> None:
@@ -79,7 +79,7 @@ class Etcd:
         self.start()
 
     def empty(self) -> None:
-        """Have it begin with nothing when it starts next."""
+        """Delete the data, for the next start."""
         shutil.rmtree(self.directory / "data")
 
     def freeze(self) -> None:
@@ -95,7 +95,7 @@ class Etcd:
     # Manual changes to it
 
     def all(self, prefix: str = "") -> dict[str, str]:
-        """Keys of the prefix with their values."""
+        """Return the keys of the prefix with their values."""
         begin = prefix.encode() or b"\0"
         end = begin[:-1] + bytes([begin[-1] + 1]) if prefix else b"\0"
         with self._channel() as channel:
@@ -103,13 +103,13 @@ class Etcd:
         return {kv.key.decode(): kv.value.decode() for kv in answer.kvs}
 
     def lease_of(self, key: str) -> int:
-        """The lease of a key, 0 without one."""
+        """Return the lease of a key, 0 without one."""
         with self._channel() as channel:
             answer = rpc.KVStub(channel).Range(rpc.RangeRequest(key=key.encode()), timeout=30)
         return int(answer.kvs[0].lease)
 
     def put(self, key: str, value: str) -> None:
-        """Write a key; surrogates are bytes that are no UTF-8."""
+        """Write a key; surrogates stand for bytes that are not UTF-8."""
         raw = key.encode(errors="surrogateescape")
         with self._channel() as channel:
             rpc.KVStub(channel).Put(rpc.PutRequest(key=raw, value=value.encode()), timeout=30)
@@ -120,19 +120,19 @@ class Etcd:
             rpc.KVStub(channel).DeleteRange(rpc.DeleteRangeRequest(key=key.encode()), timeout=30)
 
     def revoke(self, lease: int) -> None:
-        """End a lease."""
+        """Revoke a lease."""
         with self._channel() as channel:
             rpc.LeaseStub(channel).LeaseRevoke(rpc.LeaseRevokeRequest(ID=lease), timeout=30)
 
     def compact(self) -> None:
-        """Forget all history."""
+        """Compact all history."""
         with self._channel() as channel:
             kv = rpc.KVStub(channel)
             revision = kv.Range(rpc.RangeRequest(key=b"\0"), timeout=30).header.revision
             kv.Compact(rpc.CompactionRequest(revision=revision, physical=True), timeout=30)
 
     def fill(self) -> None:
-        """Have it believe that its disk is full: it answers, and takes no writes."""
+        """Raise its NOSPACE alarm: it answers reads, and refuses writes."""
         with self._channel() as channel:
             full = rpc.AlarmRequest(action=rpc.AlarmRequest.ACTIVATE, alarm=rpc.NOSPACE)
             rpc.MaintenanceStub(channel).Alarm(full, timeout=30)
@@ -155,5 +155,5 @@ class Etcd:
 
 
 def installed() -> bool:
-    """Whether there is an etcd to test with."""
+    """Return whether etcd is installed."""
     return shutil.which("etcd", path=os.defpath) is not None

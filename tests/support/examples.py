@@ -1,6 +1,6 @@
-"""How many examples hypothesis draws: a quarter in every run, all with ``EXAMPLES=all``, as in ``make soak``.
+"""The number of hypothesis examples: a quarter in every run, all with ``EXAMPLES=all``, as in ``make soak``.
 
-Runs draw others each time, and so add up, but for tests that are derandomized.
+Each run draws other examples, except tests that are derandomized.
 """
 
 import os
@@ -9,5 +9,5 @@ SHARE = 1 if os.environ.get("EXAMPLES") == "all" else 4
 
 
 def scaled(count: int) -> int:
-    """The examples to draw of so many, at least ten."""
+    """Scale a number of examples, to at least ten."""
     return max(min(count, 10), count // SHARE)

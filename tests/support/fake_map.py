@@ -1,4 +1,4 @@
-"""The maps of unit tests: a BPF map on a dict, with the interface of the real one."""
+"""A BPF map on a dict, for unit tests, with the interface of the real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPECS = map_specs(sizes(MapSettings(), 0), preallocate=False, cpus=1)
 
 
 class Rows(MutableMapping[Key, Value]):
-    """The rows of a map as what they mean."""
+    """The decoded rows of a map."""
 
     def __init__(self, raw: dict[bytes, bytes], key: Codec[Key], value: Codec[Value]) -> None:
         self._raw, self._key, self._value = raw, key, value
@@ -47,9 +47,9 @@ class Rows(MutableMapping[Key, Value]):
 
 
 class FakeMap(Map, Generic[Key, Value]):
-    """A map in memory; ``rows`` shows it by the codecs, as other programs may write it, too.
+    """A map in memory; ``rows`` has its decoded rows, and tests may write them as other programs do.
 
-    A subclass refuses writes in refuse(). ``invalidated`` counts invalidations of verdicts.
+    A subclass refuses writes in refuse(). ``voided`` counts invalidations of verdicts.
     """
 
     __slots__ = ("__dict__",)
@@ -67,14 +67,14 @@ class FakeMap(Map, Generic[Key, Value]):
         self.broken = False
         """Whether the kernel refuses every write."""
         self.writes: list[tuple[str, str]] = []
-        """What was tried, of which key."""
+        """Attempted writes and their keys."""
         self._epoch: FakeMap[Any, Any] | None = None
         if spec is not _EPOCH:
             self._epoch = FakeMap(_EPOCH)
             self.epochs = Epochs(self._epoch)
 
     def refuse(self, what: str, key: Key) -> None:
-        """Raise what the kernel would; ``what``: update or delete."""
+        """Raise the kernel's error for a write; ``what``: update or delete."""
         if self.broken:
             raise BpfError(errno.ENOMEM, what, f"map {self.spec.name}")
 
@@ -132,7 +132,7 @@ class FakeMap(Map, Generic[Key, Value]):
         return self
 
     def _same(self, key: bytes) -> bytes:
-        """The row that the kernel takes for this one: in a trie bits behind the prefix do not count."""
+        """Return the key that the kernel treats as equal: in a trie, bits behind the prefix are ignored."""
         if self.spec.type is not MapType.LPM_TRIE or key in self.raw:
             return key
         alike = (row for row in self.raw if _length(row) == _length(key) and _covers(row, key))
@@ -155,7 +155,7 @@ def _length(key: bytes) -> int:
 
 
 def _covers(row: bytes, key: bytes) -> bool:
-    """Whether a prefix of a trie is the other one, or around it."""
+    """Return whether a prefix of a trie equals or contains the other one."""
     length = _length(row)
     if length > _length(key):
         return False

@@ -46,7 +46,7 @@ REFUSED = 5
 
 
 def connects(address: str, port: int) -> bool:
-    """Whether a connection comes about, within a time that has room for one that is sent again."""
+    """Return whether a connection is established, within a time that allows for one retransmission."""
     with socket.socket() as client:
         client.settimeout(1.5)
         try:
@@ -69,17 +69,17 @@ class FQDNScenario:
     folder: Path
 
     def look(self, name: str = WEB, *, tcp: bool = False, version: int = 4) -> Looked:
-        """Ask the server by one of its addresses."""
+        """Send a query to one of the server's addresses."""
         address = self.server.ipv4 if version == 4 else self.server.ipv6
         return self.here.run(partial(lookup, address, name, tcp=tcp, version=version))
 
     def reaches_web(self) -> bool:
-        """Whether the client may go there."""
+        """Return whether the client can connect to the web server."""
         return self.here.run(connects, OUTSIDE_ADDRESS, self.port)
 
     @property
     def cached(self) -> set[tuple[str, str, str]]:
-        """Name, address and source of what is known of names."""
+        """Return the cached names: name, address, source."""
         found = ask("/v1/fqdn/cache", api_socket(self.pid))
         return {(one["fqdn"], ip, one["source"]) for one in found for ip in one["ips"]}
 

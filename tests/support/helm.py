@@ -1,6 +1,6 @@
-"""``helm``, as far as the pages use it: Helm's own engine and release storage behind the command's words.
+"""``helm`` as the documentation uses it: Helm's own engine and release storage behind the same command line.
 
-    python -m tests.support.helm install cilium configs/chart --namespace kube-system --values values.yaml
+python -m tests.support.helm install cilium configs/chart --namespace kube-system --values values.yaml
 
 Debian has no ``helm``; helm-python-sdk has Helm 4's library, and this is the command around it: install,
 upgrade, uninstall, template and list, with --namespace, --values, --set and --reuse-values.
@@ -21,7 +21,7 @@ WORDS: Final = ("NAME: {name}", "LAST DEPLOYED: {deployed_at}", "NAMESPACE: {nam
 
 
 def parser() -> argparse.ArgumentParser:
-    """What is taken of helm's command line."""
+    """Return the parser of the supported command line."""
     top = argparse.ArgumentParser(prog="helm")
     commands = top.add_subparsers(dest="command", required=True)
     for name in ("install", "upgrade", "template", "uninstall", "list"):
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Those of the files, the later ones stronger, then those of --set."""
+    """Merge the files' values, later ones over earlier ones, then those of --set."""
     found: dict[str, Any] = {}
     for path in arguments.values:
         found = _merged(found, yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})
@@ -59,14 +59,14 @@ def _merged(weak: Mapping[str, Any], strong: Mapping[str, Any]) -> dict[str, Any
 
 
 def summary(release: Mapping[str, Any]) -> str:
-    """What helm prints of a release."""
+    """Return what helm prints of a release."""
     lines = [line.format(**release) for line in (*WORDS, "REVISION: {revision}")]
     notes = ["NOTES:", release["notes"].rstrip("\n")] if release.get("notes") else []
     return "\n".join([*lines, *notes, ""])
 
 
 def main() -> int:
-    """Run; what Helm refuses is one line on standard error, and 1."""
+    """Run the command; print an error of Helm's as one line on standard error and return 1."""
     arguments = parser().parse_args()
     try:
         return run(arguments)
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what is asked. Raises HelmError."""
+    """Execute a parsed command. Raises HelmError."""
     if arguments.command == "template":
         chart = helm_python.Chart.load(arguments.chart)
         given = values(arguments)

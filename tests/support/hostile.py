@@ -1,4 +1,4 @@
-"""Clients that mean no good: thousands of connections to one socket of an agent, in the node of a test."""
+"""Hostile clients: thousands of connections to one socket of an agent, in the node of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Target = str | tuple[str, int]
 """A path, or an address and a port."""
 CONNECTIONS = 4000
 SECONDS = 10.0
-"""In which they are made, at most; all of them are inside the node of the test."""
+"""Time within which all connections are opened, in the test's node."""
 _REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 _SENT = (
     b"",
@@ -21,11 +21,11 @@ _SENT = (
     40 * _REQUEST,
     b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n",
 )
-"""Nothing, half a request, many without reading the answers, a body that never comes."""
+"""Nothing, half a request, many requests without reading the answers, a body that never comes."""
 
 
 def attack(stop: Stop, target: Target, ready: str) -> int:
-    """Connect, send, and keep what is left open; how many connections were made."""
+    """Open connections, send, and keep them open; return the number of connections."""
     open_clients, made, deadline = [], 0, time.monotonic() + SECONDS
     while made < CONNECTIONS and time.monotonic() < deadline and not stop.wait(0):
         client = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
@@ -47,7 +47,7 @@ def attack(stop: Stop, target: Target, ready: str) -> int:
 
 
 def probe() -> int:
-    """What a kubelet gets to hear."""
+    """Send a kubelet's probe and return the response."""
     connection = http.client.HTTPConnection("127.0.0.1", 9879, timeout=30)
     connection.request("GET", "/healthz")
     return connection.getresponse().status
