@@ -1,6 +1,7 @@
-"""Frames of an attacker: forged sources, odd headers, tags, fragments, tunnels in tunnels, and damaged ones.
+"""Frames of an attacker: forged sources, malformed headers, tags, fragments, nested tunnels, and damaged
+frames.
 
-The same seed gives the same frames. Each has a number in its payload, by which it is known where it arrives.
+The same seed gives the same frames. Each has a number in its payload, which identifies it where it arrives.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _TAGS: Final[Sequence[Callable[[], Packet]]] = (
     lambda: Dot1AD(vlan=5) / Dot1Q(vlan=0),
 )
 _OPTIONS: Final = (b"\x01" * 4, b"\x94\x04\x00\x00", b"\x83\x07\x04\x0a\x01\x00\x0b\x00", b"\x44\x28\x05")
-"""Of IPv4: none, router alert, a loose source route, a timestamp that is longer than the header."""
+"""IPv4 options: none, router alert, a loose source route, a timestamp that is longer than the header."""
 _QUOTING4: Final = ((3, 0), (3, 3), (3, 4), (5, 1), (11, 0), (12, 0))
 _QUOTING6: Final = ((1, 0), (1, 4), (2, 0), (3, 0), (4, 0))
 _OTHER_PROTOCOLS: Final = (0, 2, 33, 50, 51, 59, 89, 103, 112, 132, 136, 255)
 _TYPES: Final = (0x8847, 0x8864, 0x88CC, 0x88B5, 0x0800, 0x86DD, 0x8100, 0x6558)
 _SHORTEST: Final = 54
-"""Bytes of a frame that is cut: its headers of Ethernet and IPv6."""
+"""Minimum length in bytes of a truncated frame: its Ethernet and IPv6 headers."""
 _LAYER: Final = {4: IP, 6: IPv6}
 _ENCAPSULATED: Final = {4: 4, 6: 41}
 """The protocol numbers of IP in IP."""
@@ -51,7 +52,7 @@ _ENCAPSULATED: Final = {4: 4, 6: 41}
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One frame, and what it was meant to be: ``source`` and ``target`` are forged as well as true."""
+    """One frame, and its purpose: ``source`` and ``target`` may be forged."""
 
     number: int
     source: str
@@ -60,18 +61,18 @@ class Attack:
     frame: bytes
 
     def __str__(self) -> str:
-        """What a report of it needs."""
+        """What a failure report needs."""
         return f"{self.what} {self.source} > {self.target} (frame {self.number}: {self.frame[:90].hex()})"
 
 
 def number_in(frame: bytes) -> int | None:
-    """That of the attack a frame is of; None if it is of none."""
+    """Return the number of the attack to which a frame belongs; None without one."""
     found = _NUMBER.search(frame)
     return int.from_bytes(found[1], "big") if found else None
 
 
 class Attacker:
-    """Makes frames between these MACs, from any of the sources to any of the targets."""
+    """Generates frames between these MACs, from any of the sources to any of the targets."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Attacker:
         self._number = first - 1
 
     def frames(self, count: int) -> Iterator[Attack]:
-        """So many more."""
+        """Generate this number of frames."""
         for _ in range(count):
             yield self._attack()
 
@@ -107,7 +108,9 @@ class Attacker:
         return Attack(self._number, source, target, what, frame)
 
     def _mark(self) -> Packet:
-        """What the frame is known by, at an even place, since checksums of transports are of words."""
+        """Return the payload that identifies the frame, at an even offset, since transport checksums sum
+        16-bit words.
+        """
         return Raw(_MAGIC + struct.pack(">I", self._number) + bytes(self._random.choice((0, 0, 8, 600))))
 
     def _framed(self, inner: Packet, target: str) -> bytes:
@@ -126,7 +129,7 @@ class Attacker:
         return bytes(frame / inner)
 
     def _damaged(self, frame: bytes) -> bytes:
-        """With some bytes of its headers changed, or cut short."""
+        """Change some bytes of the headers, or truncate the frame."""
         changed = bytearray(frame)
         for _ in range(self._random.randint(1, 3)):
             changed[self._random.randrange(12, min(len(changed), 80))] = self._random.randrange(256)
@@ -169,7 +172,7 @@ class Attacker:
         return what, self._header(source, target) / transport / self._mark()
 
     def _fragment(self, source: str, target: str) -> tuple[str, Packet]:
-        """A first, a later, an only, or a tiny one; of few datagrams, so that they meet."""
+        """Return a first, later, only, or tiny fragment; of few datagrams, so that fragments meet."""
         pick = self._random
         offset, more, datagram = pick.choice((0, 0, 1, 3)), pick.choice((0, 1)), pick.randrange(4)
         what, transport = self._transport(target)
@@ -184,7 +187,7 @@ class Attacker:
         return f"fragment {offset} of {what}", header / Raw(body)
 
     def _extended(self, source: str, target: str) -> tuple[str, Packet]:
-        """Behind extension headers; in IPv4, behind options."""
+        """Add extension headers; in IPv4, options."""
         what, transport = self._transport(target)
         header = self._header(source, target)
         if ":" not in target:
@@ -201,7 +204,7 @@ class Attacker:
         return f"{what} behind extension headers", header / transport / self._mark()
 
     def _error(self, source: str, target: str) -> tuple[str, Packet]:
-        """An ICMP error that quotes what the target has perhaps sent, or nothing that can be read."""
+        """Return an ICMP error that quotes something that the target may have sent, or garbage."""
         pick = self._random
         kind, code = pick.choice(_QUOTING6 if ":" in target else _QUOTING4)
         peer = pick.choice([source, *self._sources[_version(target)]])
@@ -212,13 +215,13 @@ class Attacker:
         return f"ICMP error {kind} {code}", error
 
     def _other(self, source: str, target: str) -> tuple[str, Packet]:
-        """Protocols that policies do not know."""
+        """Return a packet of a protocol that policies cannot name."""
         header, protocol = self._header(source, target), self._random.choice(_OTHER_PROTOCOLS)
         setattr(header, "nh" if ":" in target else "proto", protocol)
         return f"protocol {protocol}", header / Raw(bytes(8)) / self._mark()
 
     def _tunnelled(self, source: str, target: str) -> tuple[str, Packet]:
-        """A packet in a packet, as routers of tunnels would take it out."""
+        """Return a packet in a packet, as tunnel endpoints would decapsulate it."""
         inner_source = self._random.choice(self._sources[_version(target)])
         inner = _LAYER[_version(target)](src=inner_source, dst=target)
         inner = (
@@ -238,7 +241,7 @@ def _version(ip: str) -> int:
 
 
 def _icmp(target: str, kind: int, code: int, identifier: int) -> Packet:
-    """A message of the target's family; the checksum of ICMPv6 is scapy's to fill in."""
+    """Return an ICMP message of the target's family; scapy fills in the checksum of ICMPv6."""
     if ":" not in target:
         return ICMP(type=kind, code=code, id=identifier)
     from scapy.layers.inet6 import ICMPv6Unknown

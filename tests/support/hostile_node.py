@@ -1,7 +1,7 @@
-"""Attacks on running nodes: who sends forged frames, who gets which of them, and what a plain model allows.
+"""Attacks on running nodes: who sends forged frames, who receives them, and what a plain model allows.
 
-Frames are written to links as they are (AF_PACKET) and read where they arrive: on pods' links, and by raw
-sockets of the node, which see what its stack takes for itself.
+Frames are written to links (AF_PACKET) and read where they arrive: on pods' links, and by raw sockets of the
+node, which receive what its stack accepts.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ from tests.support.hostile_frames import Attack, Attacker, number_in
 from tests.support.waiting import eventually
 
 UDP_PORT: Final = 7001
-"""At which pods may be asked where policy allows any ingress."""
+"""The port at which pods respond where policy allows any ingress."""
 _ALL: Final = 3
 _SO_RCVBUFFORCE: Final = 33
 _ROOM: Final = 64 << 20
 _EVERY: Final = 10
-"""Attacks between two packets that are allowed."""
+"""Number of attacks between two allowed packets."""
 _ALLOWED_FROM: Final = 0x40000000
 _RAW4: Final = (1, 4, 6, 17, 33, 41, 47, 50, 51, 89, 103, 112, 132, 136, 255)
 _RAW6: Final = (4, 6, 17, 41, 47, 50, 58, 89, 103, 112, 132, 136)
 """Protocols of transports and tunnels; extension headers come before these."""
 _NEIGHBOURS: Final = range(130, 138)
-"""ICMPv6 types that a node takes whatever its policy."""
+"""ICMPv6 types that a node accepts whatever its policy."""
 _ICMPV6: Final = 58
 _ICMPV6_ERRORS: Final = 128
-"""The first type that is none."""
+"""The first ICMPv6 type that is not an error."""
 _ICMP: Final = 1
 _ICMP_ERRORS: Final = (3, 11, 12)
 _OWN_ERRORS: Final = {(1, 3, 1), (_ICMPV6, 1, 3)}
-"""By protocol, type and code: a node gets them of itself, about answers to who is not there."""
+"""Protocol, type and code of errors that a node receives from itself, about replies to unreachable addresses.
+"""
 
 MayGet = Callable[["Sender", Flow], bool]
-"""Whether policy lets this reach a receiver, from that sender."""
+"""Whether policy allows this packet from that sender to a receiver."""
 
 
 def mac_of(where: Namespaces, link: str) -> str:
-    """Of a link inside."""
+    """Return the MAC of a link inside."""
     with link_socket(where, link) as sock:
         return str(sock.getsockname()[4].hex(":"))
 
 
 def link_socket(where: Namespaces, link: str, protocol: int = _ALL) -> socket.socket:
-    """Reads and writes frames of a link. Raises OSError."""
+    """Open a socket that reads and writes frames of a link. Raises OSError."""
     with inside(where):
         found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
         found.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
@@ -68,22 +69,24 @@ def link_socket(where: Namespaces, link: str, protocol: int = _ALL) -> socket.so
 
 @dataclass
 class Sender:
-    """The attacker: its link, and the addresses it uses."""
+    """An attacker: its link, and the addresses it uses."""
 
     name: str
     sock: socket.socket
     attacker: Attacker
     own: frozenset[Address] = frozenset()
-    """A pod's own addresses, all that it may send from. An outsider has none: any but the node's may be."""
+    """A pod's own addresses, the only ones it may send from. An outsider has none: any except the node's are
+    allowed.
+    """
     as_world: frozenset[Address] = frozenset()
-    """Addresses of a node that are the world's by this way: see docs/understand/datapath.md."""
+    """Addresses of a node that belong to the world by this path: see docs/understand/datapath.md."""
     wrapped: Callable[[bytes], bytes] = bytes
-    """The frame as it leaves, for instance in a tunnel."""
+    """The frame as it is sent, for instance encapsulated."""
     believed: bool = True
-    """Whether anything that it sends may arrive."""
+    """Whether any of its frames may arrive."""
 
     def send(self, frame: bytes) -> None:
-        """Frames that the link does not accept are skipped."""
+        """Send frames; those that the link does not accept are skipped."""
         with contextlib.suppress(OSError):
             self.sock.send(self.wrapped(frame))
 
@@ -99,7 +102,7 @@ class Receiver:
     fragments: Fragments = field(default_factory=dict)
 
     def frames(self) -> Iterator[bytes]:
-        """What has come."""
+        """Return the received frames."""
         while True:
             try:
                 frame, (_, _, kind, *_) = self.sock.recvfrom(65535)
@@ -111,16 +114,16 @@ class Receiver:
 
 @dataclass
 class HostReceiver:
-    """The stack of a node: what it takes for itself."""
+    """A node's stack: what it accepts for itself."""
 
     name: str
     socks: list[tuple[int, socket.socket]]
-    """By protocol, of IPv6 the second half."""
+    """Sockets by protocol; those of IPv6 are the second half."""
     may_get: Callable[[Sender, int, bytes], bool]
-    """Of the protocol, and what follows the network header."""
+    """Decides by the protocol and what follows the network header."""
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """What has come: the protocol, and what follows the network header."""
+        """Return received packets: the protocol, and what follows the network header."""
         for protocol, sock in self.socks:
             while True:
                 try:
@@ -131,7 +134,7 @@ class HostReceiver:
 
 
 def quotes_answer(protocol: int, payload: bytes, port: int) -> bool:
-    """Whether an ICMP error, without its network header, is about what a node answers by this UDP port."""
+    """Return whether an ICMP error, without its network header, quotes a node's reply from this UDP port."""
     kind, quoted = payload[0], payload[8:]
     if protocol == _ICMPV6:
         return kind < _ICMPV6_ERRORS and quoted[6:7] == b"\x11" and quoted[40:42] == port.to_bytes(2, "big")
@@ -145,7 +148,7 @@ def quotes_answer(protocol: int, payload: bytes, port: int) -> bool:
 def host_receiver(
     name: str, where: Namespaces, may_get: Callable[[Sender, int, bytes], bool]
 ) -> Iterator[HostReceiver]:
-    """Raw sockets in a node."""
+    """Open raw sockets in a node."""
     with ExitStack() as stack:
         socks = []
         with inside(where):
@@ -159,7 +162,7 @@ def host_receiver(
 
 
 class Field:
-    """Senders, receivers, and what has come of it so far."""
+    """Senders, receivers, and the results so far."""
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class Field:
         nodes: set[Address],
         allowed: dict[str, Callable[[int], bytes]],
     ) -> None:
-        """``local``: what no outsider has; ``nodes``: those of nodes.
+        """``local``: addresses that no outsider has; ``nodes``: the nodes' addresses.
 
         ``allowed``: by sender, frames with a number that must arrive.
         """
@@ -184,10 +187,10 @@ class Field:
         self._expected: dict[int, str] = {}
         self._arrived: set[int] = set()
         self.wrong: list[str] = []
-        """What arrived where it may not."""
+        """Frames that arrived where policy forbids them."""
 
     def attack(self, count: int) -> None:
-        """Each sender sends so many frames, and packets that are allowed between them."""
+        """Have each sender send this number of frames, and allowed packets between them."""
         for sender in self._senders:
             for attack in sender.attacker.frames(count):
                 self._sent[attack.number] = sender, attack
@@ -200,7 +203,7 @@ class Field:
                     self._look()
 
     def settle(self) -> None:
-        """Wait until all that is allowed has arrived, and look at the rest. Raises AssertionError."""
+        """Wait until all allowed packets have arrived, then check the other ones. Raises AssertionError."""
         eventually(self._all_arrived, within=20)
         self._look()
         assert not self.wrong, "\n".join(self.wrong[:20])
@@ -257,7 +260,7 @@ class Field:
 
 
 def datagram(macs: tuple[str, str], source: str, target: str) -> Callable[[int], bytes]:
-    """Frames that are allowed, by their number."""
+    """Return allowed frames by their number."""
 
     def made(number: int) -> bytes:
         body = Raw(b"HOSTILE#" + struct.pack(">I", number))
@@ -268,5 +271,5 @@ def datagram(macs: tuple[str, str], source: str, target: str) -> Callable[[int],
 
 
 def addresses(*texts: str) -> frozenset[IPv4Address | IPv6Address]:
-    """Of text."""
+    """Parse addresses."""
     return frozenset(ip_address(text) for text in texts if text)

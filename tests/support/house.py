@@ -1,4 +1,6 @@
-"""What the rules of the house ask of each module: read once, its tree is larger than these facts."""
+"""The facts about each module that the rules of the house need, read once: they are smaller than its syntax
+tree.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ MODULES = [(room, path) for room, folder in ROOMS.items() for path in sorted(fol
 
 
 class Facts(NamedTuple):
-    """What the rules ask of a module."""
+    """The facts about a module."""
 
     imported: frozenset[str]
-    """Full names of what it imports, wherever in it."""
+    """Full names of all imported modules."""
     names: frozenset[tuple[str, str]]
     """Module and name of every ``from module import name``; no name of ``import module``."""
     header: str
@@ -30,21 +32,21 @@ class Facts(NamedTuple):
     exported: frozenset[str] | None
     """Its ``__all__``, if it has one."""
     unread: frozenset[str]
-    """Private attributes of `self` that it stores and never loads; texts count, for getattr()."""
+    """Private attributes of `self` that it stores and never reads; text counts as a read, for getattr()."""
     classes: tuple[str, ...]
     """Names of its classes, at any depth."""
     functions: bool
-    """Whether it defines functions at its top."""
+    """Whether it defines module-level functions."""
     taken: frozenset[str]
-    """Names that it imports at its top."""
+    """Names that it imports at module level."""
     written: frozenset[str]
-    """Every identifier that it writes down."""
+    """Every identifier in its code."""
     texts: frozenset[str]
-    """Every text but docstrings: logs, errors, help."""
+    """Every string except docstrings: logs, errors, help."""
     prose: tuple[tuple[int, str], ...]
     """Docstrings and comments, by line."""
     writes: tuple[tuple[int, ast.Attribute], ...]
-    """Lines and methods of calls that change a map, or void verdicts."""
+    """Lines and methods of calls that change a map, or invalidate verdicts."""
     callbacks: tuple[str, ...]
     """Assignments of a function to an attribute of another object, and methods that store a function."""
 
@@ -64,7 +66,7 @@ WRITES = {
 
 @functools.cache
 def facts(path: Path) -> Facts:
-    """Of the module at a path."""
+    """Read the facts about the module at a path."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     begin = tree.body[0].end_lineno if ast.get_docstring(tree) else 0
@@ -130,7 +132,7 @@ def _is_callback(node: ast.Assign, methods: set[str]) -> bool:
 
 
 def _registrations(owner: ast.ClassDef) -> Iterator[str]:
-    """Methods, but constructors, that store a function they are given."""
+    """Return the methods, except constructors, that store a function argument."""
     for method in owner.body:
         if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name == "__init__":
             continue
@@ -153,7 +155,7 @@ def _registrations(owner: ast.ClassDef) -> Iterator[str]:
 
 
 def _parts(value: ast.AST) -> list[ast.AST]:
-    """What a value holds; what it calls is not held."""
+    """Return the parts of a stored value; the arguments of a call are not stored."""
     parts = [value] if isinstance(value, ast.Name) else []
     inner = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     return [*parts, *(part for one in inner for part in _parts(one))]
@@ -180,7 +182,7 @@ def module_name(path: Path) -> str:
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
-    """Line number and text of every comment, by a count of the quotes before it."""
+    """Return line number and text of every comment, by a count of the quotes before it."""
     for number, line in enumerate(text.splitlines(), 1):
         mark = line.find("#")
         if mark >= 0 and line[:mark].count('"') % 2 == 0 and line[:mark].count("'") % 2 == 0:
@@ -191,7 +193,9 @@ CELL_FILES = {module_name(path): path for room, path in MODULES if room == "cell
 
 
 def against(rule: Callable[[str, Path], object], *rooms: str) -> dict[str, object]:
-    """What a rule has against modules of these rooms, or of all: a test for each would take twice as long."""
+    """Return what a rule reports about all modules, or those of these rooms: a test for each module takes
+    twice as long.
+    """
     found = {
         str(path.relative_to(ROOT)): rule(room, path) for room, path in MODULES if room in (rooms or ROOMS)
     }
@@ -199,5 +203,5 @@ def against(rule: Callable[[str, Path], object], *rooms: str) -> dict[str, objec
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether there is anything but the bytecode of modules, which stays when they are removed."""
+    """Return whether a folder has anything but the bytecode of removed modules."""
     return any(path.is_file() and path.parent.name != "__pycache__" for path in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""What a kubelet makes of a pod's manifest, without a kubelet: each container when the test asks for it.
+"""Runs the containers of a pod's manifest as a kubelet does, each when the test demands it.
 
 Source: Kubernetes' PodSpec (core/v1); CRI runtime/v1.
 """
@@ -21,26 +21,26 @@ ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass
 class Kubelet:
-    """A node as its kubelet sees it. Folders are made as the node has them."""
+    """The kubelet of a node. Folders are created as the node has them."""
 
     runtime: Containerd
     folder: Path
     """For volumes and logs of pods."""
     node: str = "node1"
     env: dict[str, str] = field(default_factory=dict)
-    """What every container gets, such as where the API server is."""
+    """Environment of every container, such as the API server's address."""
     account: Path | None = None
-    """The folder that service accounts are mounted from: token, ca.crt, namespace."""
+    """The folder that is mounted as the service account: token, ca.crt, namespace."""
     host_paths: dict[str, Path] = field(default_factory=dict)
-    """Where the node has a path of a manifest, when not there."""
+    """Paths of the manifest that the node has elsewhere."""
     config_maps: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def pod(self, name: str, template: Mapping[str, Any], namespace: str = "kube-system") -> KubePod:
-        """The pod of a workload's template; its sandbox comes up with its first container."""
+        """Return the pod of a workload's template; its sandbox starts with its first container."""
         return KubePod(self, name, namespace, template["spec"])
 
     def write(self, name: str) -> Path:
-        """A ConfigMap as a folder of files."""
+        """Write a ConfigMap as a folder of files."""
         made = self.folder / "config-maps" / name
         made.mkdir(parents=True, exist_ok=True)
         for key, value in self.config_maps[name].items():
@@ -71,11 +71,11 @@ class KubePod:
 
     @property
     def init(self) -> list[str]:
-        """The init containers, in order."""
+        """Return the names of the init containers, in order."""
         return [one["name"] for one in self._spec.get("initContainers", ())]
 
     def run(self, name: str, **env: str) -> str:
-        """Run a container that must succeed; what it printed."""
+        """Run a container that must succeed, and return its output."""
         container = self._start(name, env)
         eventually(lambda: self._status(container).state == EXITED)
         status, log = self._status(container), self.log(name)
@@ -85,7 +85,7 @@ class KubePod:
 
     @contextmanager
     def running(self, name: str, **env: str) -> Iterator[None]:
-        """A container that runs for a block."""
+        """Run a container for a block."""
         container = self._start(name, env)
         self._ids[name] = container
         try:
@@ -98,25 +98,25 @@ class KubePod:
             del self._ids[name]
 
     def exec(self, name: str, *command: str) -> str:
-        """Run a command in a running container, as hooks are; it must succeed. What it printed."""
+        """Run a command in a running container, as hooks are run; it must succeed. Return its output."""
         done = self._kubelet.runtime.call("ExecSync", container_id=self._ids[name], cmd=command, timeout=60)
         output: str = (done.stdout + done.stderr).decode()
         assert done.exit_code == 0, f"{command}: {done.exit_code}\n{output}"
         return output
 
     def printed(self, name: str, *command: str) -> bytes:
-        """The same, without what it printed as errors."""
+        """Run a command in a running container; return its standard output only."""
         done = self._kubelet.runtime.call("ExecSync", container_id=self._ids[name], cmd=command, timeout=60)
         assert done.exit_code == 0, f"{command}: {done.exit_code}\n{done.stderr.decode()}"
         output: bytes = done.stdout
         return output
 
     def runs(self, name: str) -> bool:
-        """Whether the container has not ended."""
+        """Return whether the container is running."""
         return bool(self._status(self._ids[name]).state == RUNNING)
 
     def log(self, name: str) -> str:
-        """What the latest run of a container printed."""
+        """Return the output of the latest run of a container."""
         path = self._logs / f"{name}.{self._runs}.log"
         lines = path.read_text().splitlines() if path.exists() else []
         return "".join(line.split(" ", 3)[3] + "\n" for line in lines)

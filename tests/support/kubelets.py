@@ -37,11 +37,13 @@ CONTENT: Final = {
     "ciliumnetworkpolicies": "apis/cilium.io/v2",
     "ciliumendpoints": "apis/cilium.io/v2",
 }
-"""What namespaces have here."""
+"""Kinds of objects in namespaces."""
 
 
 def exec_script(folder: Path) -> Path:
-    """A program for NAMESPACE POD CONTAINER COMMAND...: it runs where where_file() has put the pod."""
+    """Return a program for NAMESPACE POD CONTAINER COMMAND...: it runs in the place that where_file() has
+    recorded.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "exec"
     path = Path(sys.executable).parent
@@ -54,13 +56,13 @@ def exec_script(folder: Path) -> Path:
 
 
 def where_file(folder: Path, pod: str, lab: Lab, *, own: bool) -> None:
-    """Note where a pod's commands run: in a network namespace of its own, or in its node."""
+    """Record where a pod's commands run: in a network namespace of its own, or in its node."""
     net = lab.directory / "pods" / pod if own else lab.directory / "net"
     (folder / f"where-{pod}").write_text(f"--net={net} --mount={lab.directory / 'mnt'}\n")
 
 
 class Kubelets:
-    """All of a cluster in one."""
+    """All kubelets and controllers of a cluster in one."""
 
     def __init__(self, kubeconfig: Path, labs: dict[str, Lab], folder: Path) -> None:
         (cluster,) = yaml.safe_load(kubeconfig.read_text())["clusters"]
@@ -72,7 +74,7 @@ class Kubelets:
         self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 
     def step(self) -> None:
-        """Look once, and do what is to be done."""
+        """Compare objects with processes once, and act on the differences."""
         ended = {
             one["metadata"]["name"]
             for one in self._list("/api/v1/namespaces")
@@ -89,7 +91,7 @@ class Kubelets:
             self._end(name)
 
     def close(self) -> None:
-        """End what runs."""
+        """End all processes."""
         for process in self._running.values():
             process.kill()
             process.wait()
@@ -124,7 +126,7 @@ class Kubelets:
         self._ask("PUT", f"{_path(key)}/status", pod)
 
     def _waiting(self, pod: dict[str, Any], why: str) -> None:
-        """What a kubelet notes of a sandbox that cannot be made."""
+        """Set the status of a pod whose sandbox cannot be created."""
         metadata = pod["metadata"]
         event = {
             "apiVersion": "events.k8s.io/v1",
@@ -160,7 +162,7 @@ class Kubelets:
             })  # fmt: skip
 
     def _end(self, namespace: str) -> None:
-        """Delete what a namespace has; without content it may go."""
+        """Delete the content of a terminating namespace; remove the namespace once it is empty."""
         left = 0
         for plural, group in CONTENT.items():
             for one in self._list(f"/{group}/namespaces/{namespace}/{plural}"):
@@ -179,7 +181,7 @@ class Kubelets:
         return items
 
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer; None where there is nothing, or another was faster, or its namespace ends."""
+        """Return the API server's answer; None on not found, a conflict, or a terminating namespace."""
         request = urllib.request.Request(  # noqa: S310  # the address is ours
             self._server + path,
             method=method,
@@ -200,7 +202,7 @@ def _path(key: tuple[str, str]) -> str:
 
 
 def main() -> None:
-    """Until SIGTERM."""
+    """Run until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.kubelets", description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="of the exec script")
