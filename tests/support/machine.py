@@ -24,9 +24,9 @@ from hive.lab.namespaces import furnish
 
 CGROUPS = Path("/sys/fs/cgroup")
 until_the_end = ExitStack()
-"""What tests of several files share: it is closed before the last look."""
+"""What tests of several files share; closed before the last comparison."""
 _LOCAL = 255
-"""The kernel's own table: it follows addresses, and those are compared with the links."""
+"""The kernel's local table: it follows addresses, which are compared with the links."""
 
 
 _OUTSIDE: Final[dict[str, int]] = {}
@@ -34,7 +34,9 @@ _OUTSIDE: Final[dict[str, int]] = {}
 
 
 def enter() -> None:
-    """Move this thread, and all it starts from now on, into namespaces of its own; nothing without root."""
+    """Move this thread, and all processes it starts from now on, into new namespaces; does nothing without
+    root.
+    """
     if os.geteuid() == 0:
         for name, kind in {"net": "net", "mount": "mnt"}.items():
             _OUTSIDE[name] = os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
@@ -43,7 +45,7 @@ def enter() -> None:
 
 
 def outside(*command: str | Path) -> list[str]:
-    """The words of a command that is to run in the machine's own network, where package registries are."""
+    """Return a command that runs in the machine's own network, where package registries are reachable."""
     words = list(map(str, command))
     if not _OUTSIDE:
         return words
@@ -52,7 +54,7 @@ def outside(*command: str | Path) -> list[str]:
 
 
 def temporary_folder() -> Path:
-    """Make the folder in which this process and all it starts make temporary files, pytest's as well."""
+    """Create the folder for temporary files of this process and its children, also pytest's."""
     folder = Path(tempfile.mkdtemp(prefix="hive-"))
     folder.chmod(0o755)  # for tests of programs that run as another user
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
@@ -60,19 +62,19 @@ def temporary_folder() -> Path:
 
 
 class Watch:
-    """Compares the machine with what it was at the beginning, whenever asked."""
+    """Compares the machine with its state at the beginning."""
 
     def __init__(self) -> None:
         self._before = frozenset(self._now())
         self._since: dict[str, str] = {}
 
     def look(self, after: str) -> None:
-        """Remember what is new now, as left by ``after``; what was new and is removed is forgotten."""
+        """Record what is new, with ``after`` as the cause; forget what was new and is removed."""
         new = frozenset(self._now()) - self._before
         self._since = {what: self._since.get(what, after) for what in sorted(new)}
 
     def left(self) -> list[str]:
-        """Lines about what is there at the end and was not at the beginning."""
+        """Return a line for each thing that is present at the end and was not at the beginning."""
         until_the_end.close()
         self.look("all tests")
         outermost = [what for what in self._since if str(Path(what).parent) not in self._since]
@@ -88,7 +90,7 @@ class Watch:
 
 
 def network() -> Iterator[str]:
-    """Links with their addresses, rules and routes of this network namespace."""
+    """Return links with their addresses, rules and routes of this network namespace."""
     with IPRoute() as ip:
         names = {link["index"]: link.get("ifname") for link in ip.get_links()}
         yield from (f"link {name}" for name in names.values())
@@ -106,7 +108,7 @@ def network() -> Iterator[str]:
 
 
 def files(folder: Path) -> Iterator[str]:
-    """What is in a folder: two levels of it name what was left."""
+    """Return two levels of a folder's content, which name what a test left."""
     with suppress(FileNotFoundError):
         for entry in folder.iterdir():
             if entry.name.startswith("pytest-of-"):
@@ -119,7 +121,9 @@ def files(folder: Path) -> Iterator[str]:
 
 
 def cgroups() -> Iterator[str]:
-    """Control groups with the number of this process in their names: other runs make theirs meanwhile."""
+    """Return the control groups with this process's pid in their names: other test runs create theirs
+    meanwhile.
+    """
     mark = re.compile(rf"hive-.*-{os.getpid()}(-.*)?")
     for root in [CGROUPS, *(each for each in CGROUPS.iterdir() if each.is_dir() and not each.is_symlink())]:
         with suppress(FileNotFoundError):

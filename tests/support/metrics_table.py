@@ -1,4 +1,4 @@
-"""The table of docs/operate/metrics.md, from the metrics of an agent."""
+"""Generates the table of docs/operate/metrics.md from the metrics of an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = "| metric | type | labels | | |\n|---|---|---|---|---|\n"
 
 
 def page(families: Iterable[MetricFamily]) -> str:
-    """The whole page with the table of these families."""
+    """Return the page with the table of these families."""
     by_name = {family.name: family for family in families}
     text = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
     return text + HEAD + "".join(_row(by_name[name]) for name in sorted(by_name))

@@ -28,9 +28,9 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Options of the agent with their values; ``families`` and ``masquerade`` stand for two options each."""
 IN_A_RUN: Final = 2
-"""Rows that a run tries where nothing else is chosen."""
+"""Number of rows that a run tries by default."""
 _ALL_PODS: Final = {"4": "10.244.0.0/16", "6": "fd00:10:244::/48"}
-"""Of every node of a lab's cluster."""
+"""The range of all pods of a lab's cluster."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,22 @@ class Mode:
 
     @property
     def versions(self) -> list[int]:
-        """The IP versions of its pods."""
+        """Return the IP versions of its pods."""
         return [int(version) for version in self.row["families"]]
 
     @property
     def masquerades(self) -> bool:
-        """Whether servers outside see the node's address."""
+        """Return whether servers outside see the node's address."""
         return self.row["masquerade"] == "true"
 
     def seen_behind(self, kind: str) -> bool:
-        """Whether a backend on another node sees the client outside itself, by that protocol."""
+        """Return whether a backend on another node sees the client's own address, by that protocol."""
         modes = {"tcp": {"dsr", "hybrid"}, "udp": {"dsr"}}
         return self.row["bpf-lb-mode"] in modes[kind]
 
     @property
     def settings(self) -> list[str]:
-        """Of its agents, to which those of a lab's cluster are added."""
+        """Return the agents' settings, to be added to those of a lab's cluster."""
         plain = {name: value for name, value in self.row.items() if name not in {"families", "masquerade"}}
         if plain["routing-mode"] == "native":
             del plain["routing-mode"]  # a cluster without a tunnel is
@@ -77,13 +77,13 @@ class Mode:
         return [f"--{name}={value}" for name, value in plain.items()]
 
     def blamed(self, refusal: str) -> set[str]:
-        """The dimensions that a refusal of the agent names."""
+        """Return the dimensions that an agent's refusal names."""
         words = {"families": ("enable-ipv4", "enable-ipv6"), "masquerade": ("masquerade",)}
         return {name for name in self.row if any(word in refusal for word in words.get(name, (name,)))}
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """As str() writes it. Raises ValueError."""
+        """Parse the form that str() writes. Raises ValueError."""
         given = dict(part.split("=", 1) for part in text.split(","))
         row = {name: given.pop(name, values[0]) for name, values in DIMENSIONS.items()}
         wrong = [name for name, value in row.items() if value not in DIMENSIONS[name]]
@@ -93,7 +93,7 @@ class Mode:
 
 
 def chosen() -> list[Mode]:
-    """The combinations of this run."""
+    """Return the combinations of this run."""
     wanted = os.environ.get("MODES", "")
     if wanted and wanted != "all":
         return [Mode.parse(wanted)]

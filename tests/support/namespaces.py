@@ -44,7 +44,7 @@ __all__ = [
 
 
 def need_root() -> None:
-    """Fail the test without root: what a kernel or node test promises is never left unchecked."""
+    """Fail the test without root: what a kernel or node test covers is never left unchecked."""
     if os.geteuid() != 0:
         pytest.fail("needs root for namespaces and BPF: run it as root, or only make unit", pytrace=False)
     if not _objects_are_current():
@@ -53,15 +53,16 @@ def need_root() -> None:
 
 @functools.cache
 def _objects_are_current() -> bool:
-    """Else a test would pass, or fail, for programs that are no longer in the sources."""
+    """Fail if the objects have other sources: a test would pass or fail for old programs."""
     return are_current(OBJECTS)
 
 
 @contextmanager
 def node_namespace() -> Iterator[Namespaces]:
-    """A node: fresh network and mount namespace, ``lo`` up, own bpffs at /sys/fs/bpf, empty /run/cilium.
+    """Create a node: new network and mount namespaces, ``lo`` up, a bpffs at /sys/fs/bpf, an empty
+    /run/cilium.
 
-    The caller stays outside. Everything inside ends with the block.
+    The caller stays outside. Everything inside is removed with the block.
     """
     need_root()
     with new_node() as node:
@@ -70,7 +71,7 @@ def node_namespace() -> Iterator[Namespaces]:
 
 @pytest.fixture
 def in_node(request: pytest.FixtureRequest) -> None:
-    """Run the whole test function in a forked child inside a node of its own; failures propagate.
+    """Run the test function in a forked child inside a node of its own; failures propagate.
 
     Other fixtures run outside, before the fork: use them for values, not for sockets or namespaces.
     """
@@ -80,7 +81,7 @@ def in_node(request: pytest.FixtureRequest) -> None:
 
 
 def in_forked_node(test: Callable[..., Any]) -> Callable[..., None]:
-    """The test function, sync or async, run in a forked child inside a fresh node."""
+    """Return the test function, sync or async, wrapped to run in a forked child inside a new node."""
 
     @functools.wraps(test)
     def call(**arguments: Any) -> None:

@@ -19,11 +19,11 @@ HEARTBEAT: Final = "io.cilium.heartbeat"
 NODE_PASSES, IDENTITY_PASSES = 300.0, 900.0
 """Seconds between two passes of garbage collection: Cilium's defaults."""
 UNUSED: Final = 1800.0
-"""Seconds an identity is without endpoints before it is marked, and marked before it goes."""
+"""Seconds without endpoints before an identity is marked, and again before it is deleted."""
 REST: Final = 2 * UNUSED + 3 * IDENTITY_PASSES
-"""Seconds without an event after which nothing is left that is not needed."""
+"""Seconds without an event after which all unneeded objects are deleted."""
 IN_TURN: Final = 5.0
-"""Seconds by which a pass may come early or late."""
+"""Seconds by which a pass may be early or late."""
 
 Get = Callable[[str, str, str], Body | None]
 
@@ -38,7 +38,7 @@ class Orphan:
 
 
 class OperatedSimulation(Simulation):
-    """Beside the objects of Cilium there are Nodes and Pods.
+    """The cluster also has Nodes and Pods.
 
     ``get`` reads an object, ``now`` is the cluster's clock.
     """
@@ -56,17 +56,17 @@ class OperatedSimulation(Simulation):
         super().__init__(seed, size, put, delete)
         self._get, self._now = get, now
         self.left: dict[str, tuple[Machine, float]] = {}
-        """Deleted nodes, and when: their CiliumNode may still be there."""
+        """Deleted nodes and their time of deletion: their CiliumNode may still exist."""
         self.orphans: dict[str, Orphan] = {}
         self.given: dict[int, tuple[int, float]] = {}
-        """Every identity that may be there: of which workload, and when a pod had it last."""
+        """Every identity that may exist: its workload, and when a pod used it last."""
         self._early: list[str] = []
-        """What was deleted too early."""
+        """Objects that were deleted too early."""
 
     # What the operator has done
 
     def look(self) -> None:
-        """Take in new ranges, and what is deleted: before an event, and before the model is asked."""
+        """Read new ranges and deletions: before an event, and before the model is used."""
         for machine in self.machines.values():
             if not machine.range and len(ranges := self._ranges(machine.name)) == 1:
                 self._take_range(machine, ranges[0])
@@ -98,7 +98,7 @@ class OperatedSimulation(Simulation):
         return {self.identities[workload] for workload, pods in self._of.items() if pods}
 
     def state(self) -> dict[str, Any]:
-        """Ranges of nodes, and which objects of those are there that an operator deletes."""
+        """Return the nodes' ranges, and the existing objects of those kinds that an operator deletes."""
         return {
             "ranges": {name: self._ranges(name) for name in (*self.machines, *self.left)},
             "endpoints": sorted((*self.pods, *self.orphans)),
@@ -107,11 +107,11 @@ class OperatedSimulation(Simulation):
 
     @property
     def ranged(self) -> bool:
-        """Whether every node has a range."""
+        """Return whether every node has a range."""
         return all(machine.range for machine in self.machines.values())
 
     def faults(self, *, rested: bool = False) -> Iterator[str]:
-        """What the operator should not have done; once the cluster has rested, what it should have done."""
+        """Return what the operator did wrong; once the cluster is at rest, also what it failed to do."""
         yield from self._faults_of_ranges()
         yield from self._early
         used = self._used() | self.taken
@@ -154,13 +154,13 @@ class OperatedSimulation(Simulation):
     # What a node's maps hold: also of what is left behind
 
     def prefixes(self) -> dict[str, tuple[int, str]]:
-        """Identity and tunnel endpoint of each address of other nodes and their pods."""
+        """Return identity and tunnel endpoint of each address of other nodes and their pods."""
         left = {f"{machine.ip}/32": (REMOTE_NODE, "0.0.0.0") for machine, _ in self.left.values()}
         orphans = {f"{one.pod.ip}/32": (one.identity, one.node_ip) for one in self.orphans.values()}
         return left | orphans | super().prefixes()
 
     def allowed(self) -> dict[str, set[Allowed]]:
-        """What may reach each pod of the node: every identity that has the labels."""
+        """Return what may reach each pod of the node: every identity that has the labels."""
         of: dict[int, list[int]] = {}
         for number, (workload, _) in self.given.items():
             of.setdefault(workload, []).append(number)
@@ -172,7 +172,7 @@ class OperatedSimulation(Simulation):
     # How objects come and go
 
     def step(self) -> str:
-        """One event; what happened."""
+        """Execute one event and describe it."""
         self.look()
         return super().step()
 
@@ -196,7 +196,7 @@ class OperatedSimulation(Simulation):
         return super()._unavailable().union(self.given)
 
     def _put_pod(self, pod: RunningPod) -> None:
-        """An agent makes the identity anew that is deleted, and takes its mark away."""
+        """As an agent: recreate a deleted identity, and remove the mark of garbage collection."""
         number = self.identities[pod.workload]
         found = self._get("CiliumIdentity", str(number), "")
         if found is None:

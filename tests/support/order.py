@@ -1,4 +1,4 @@
-"""The order in which tests run: unit tests in any, made up from a seed; files of a tier stay together."""
+"""The order of tests: unit tests are shuffled by a seed; files of a tier stay together."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 import pytest
 
 SHUFFLED = ("unit", "integration")
-"""Tiers with tests that share no node: they pass in any order."""
+"""Tiers whose tests share no node: they pass in any order."""
 
 
 def tier_of(nodeid: str) -> str:
-    """The tier that a test belongs to, as ``unit``."""
+    """Return the tier of a test, such as ``unit``."""
     place = nodeid.split("::", maxsplit=1)[0].split("/")
     return place[1] if place[0] == "tests" and len(place) > 2 else place[0]
 
 
 def shuffled(items: Iterable[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Files in another order, and the tests of each: what shares a fixture of a file still does."""
+    """Shuffle the files, and the tests of each; tests that share a fixture of a file stay together."""
     chance = random.Random(seed)  # noqa: S311  # an order, no secret
     tiers: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Pages with examples: their blocks, a shell to run them in, and whether what it prints is what they show."""
+"""Runs the examples of documentation pages in a shell, and compares their output."""
 
 import os
 import re
@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A fenced block: its language, the file it is the contents of, and its text."""
+    """A fenced block: its language, the file whose content it is, and its text."""
 
     language: str
     file: str | None
@@ -25,7 +25,7 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def blocks(markdown: str) -> Iterator[Block]:
-    """The fenced blocks, in order."""
+    """Return the fenced blocks in order."""
     for found in FENCE.finditer(markdown):
         language, _, attribute = found[1].partition(" ")
         file = attribute.removeprefix("file=") if attribute.startswith("file=") else None
@@ -33,20 +33,20 @@ def blocks(markdown: str) -> Iterator[Block]:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the output that follows it."""
+    """Return the commands of a console block, each with its expected output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether the output is as shown, where ``...`` stands for anything."""
+    """Return whether the output is as shown, where ``...`` stands for anything."""
     pattern = ".*?".join(map(re.escape, shown.split("...")))
     return re.fullmatch(pattern, printed, re.DOTALL) is not None
 
 
 def run(shell: "subprocess.Popen[str]", command: str) -> str:
-    """What a command prints in this shell, to either stream."""
+    """Run a command in this shell and return its output of both streams."""
     assert shell.stdin is not None
     assert shell.stdout is not None
     shell.stdin.write(f"{command}\ncode=$?; printf '\\nend-of-output\\n'; (exit $code)\n")
@@ -60,7 +60,7 @@ def run(shell: "subprocess.Popen[str]", command: str) -> str:
 
 @contextmanager
 def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
-    """A bash in this directory that finds this project's command."""
+    """Start a bash in this directory that finds this project's command."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     known = {
         "PATH": path,
@@ -89,9 +89,9 @@ def shell(directory: Path, environment: Mapping[str, str] | None = None) -> Iter
 
 
 def play(page: Path, block: Block, process: "subprocess.Popen[str]", *, columns: bool = True) -> None:
-    """Run the commands of a console block; raises AssertionError at the first that prints something else.
+    """Run the commands of a console block; raises AssertionError at the first with other output.
 
-    Without ``columns``, how wide those of tables are does not count.
+    Without ``columns``, the widths of table columns are ignored.
     """
     for command, shown in commands(block.text):
         printed = run(process, command)
@@ -102,5 +102,5 @@ def play(page: Path, block: Block, process: "subprocess.Popen[str]", *, columns:
 
 
 def squeezed(text: str) -> str:
-    """Without blanks at ends of lines, and one between words: how wide columns are does not count."""
+    """Strip line ends and reduce blanks to one, so that column widths are ignored."""
     return re.sub(r" +$| +(?= )", "", text, flags=re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Few combinations of choices in which any two choices that go together meet at least once.
+"""Pairwise testing: few rows of choices in which any two compatible choices occur together at least once.
 
-Why:   faults of three settings at once are rare; all combinations are thousands, all pairs a dozen rows.
+Why: faults of three settings at once are rare; all combinations are thousands, all pairs a dozen rows.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Choice = tuple[str, str]
 """A dimension and its value."""
 Pair = frozenset[Choice]
 _TRIES = 40
-"""Candidates for each row, of which the best is taken."""
+"""Candidates for each row, of which the best is chosen."""
 
 
 def pairs_of(row: Row) -> set[Pair]:
-    """All that meet in the row."""
+    """Return all pairs of the row."""
     return {frozenset(pair) for pair in combinations(row.items(), 2)}
 
 
 def covering(dimensions: Mapping[str, Sequence[str]], seed: int = 1) -> list[Row]:
-    """Rows in which all pairs meet; the same for the same dimensions and seed."""
+    """Return rows that cover all pairs; the same for the same dimensions and seed."""
     chance = random.Random(seed)  # noqa: S311  # the same rows each time
     missing = {
         frozenset(((one, a), (other, b)))
@@ -46,7 +46,7 @@ def covering(dimensions: Mapping[str, Sequence[str]], seed: int = 1) -> list[Row
 def _candidate(
     dimensions: Mapping[str, Sequence[str]], chosen: dict[str, str], missing: set[Pair], chance: random.Random
 ) -> Row:
-    """A row with what is chosen; dimension by dimension, the value that meets most of what is missing."""
+    """Complete a row; dimension by dimension, choose the value that covers most missing pairs."""
     left = [name for name in dimensions if name not in chosen]
     chance.shuffle(left)
     for name in left:
@@ -61,9 +61,10 @@ def _met(name: str, value: str, chosen: Mapping[str, str], missing: set[Pair]) -
 
 
 def without(row: Row, refused: Collection[str], dimensions: Mapping[str, Sequence[str]]) -> Iterator[Row]:
-    """Rows in place of one with values of these dimensions that exclude each other.
+    """Replace a row in which values of these dimensions exclude each other by several rows.
 
-    In each, one of them has another value: every pair of the row but the refused ones is in one of them.
+    In each, one of the dimensions has another value: every pair of the row except the refused ones is in one
+    of them.
     """
     for name in sorted(refused):
         values = dimensions[name]
@@ -72,13 +73,13 @@ def without(row: Row, refused: Collection[str], dimensions: Mapping[str, Sequenc
 
 
 def rotated(rows: Sequence[Row], commit: str, count: int) -> list[Row]:
-    """So many of the rows, by a commit's hash: in time all have their turn."""
+    """Choose this number of rows by a commit's hash, so that each is chosen in time."""
     first = int(commit[:12] or "0", 16) % len(rows)
     return [rows[(first + at) % len(rows)] for at in range(min(count, len(rows)))]
 
 
 def commit() -> str:
-    """The hash of what is checked out; empty where this is not a repository."""
+    """Return the hash of the checked-out commit; empty outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

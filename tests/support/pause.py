@@ -1,4 +1,4 @@
-"""An image of one static program that waits, made without a network, for the runtimes of tests."""
+"""Builds, without a network, an image of one static program that waits, for the runtimes of tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGE = "docker.io/test/pause:1"
 
 
 def pause_image(folder: Path) -> Path:
-    """A docker archive of :data:`IMAGE` in ``folder``."""
+    """Write a docker archive of :data:`IMAGE` into ``folder``."""
     (folder / "pause.c").write_text(PAUSE)
     subprocess.run(
         ["musl-gcc", "-static", "-Os", "-s", "-o", folder / "pause", folder / "pause.c"],
@@ -40,7 +40,7 @@ def pause_image(folder: Path) -> Path:
 
 
 def tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
-    """An uncompressed tar of ``files``, the same bytes each time."""
+    """Return an uncompressed tar of ``files``, reproducible byte by byte."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():

@@ -1,4 +1,4 @@
-"""The CNI plugin, compiled for a test with patience of its own."""
+"""Compiles the CNI plugin with a test's timeouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @functools.cache
 def compiled_plugin(*options: str) -> Path:
-    """Path of a plugin compiled with these options, such as ``-DADD_PATIENCE_MS=1000``; once per test run."""
+    """Return the path of a plugin compiled with these options, such as ``-DADD_PATIENCE_MS=1000``; once per
+    run.
+    """
     specification = importlib.util.spec_from_file_location("plugin_build", ROOT / "cmd/cilium-cni/build.py")
     assert specification is not None
     assert specification.loader is not None

@@ -1,4 +1,4 @@
-"""A podman of the test's own, with its CNI backend."""
+"""Runs a podman for one test, with its CNI backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.runtime_place import RuntimePlace
 
 NETWORK = "cilium"
 WITHOUT_CNI = 5
-"""From this version on Debian builds podman with netavark only, which asks no CNI plugin."""
+"""Since this version, Debian builds podman with netavark only, which calls no CNI plugin."""
 
 # Locks in files, not in the machine's /dev/shm; limits and cgroups as they are, without more privileges.
 CONTAINERS = """\
@@ -43,13 +43,13 @@ runroot = "{folder}/run"
 
 
 def installed_version() -> tuple[int, ...]:
-    """The version of podman on this machine, such as (4, 3, 1)."""
+    """Return podman's version on this machine, such as (4, 3, 1)."""
     asked = subprocess.run(["podman", "--version"], check=True, capture_output=True, text=True, timeout=60)
     return tuple(int(part) for part in asked.stdout.split()[-1].split("."))
 
 
 class Podman:
-    """``with Podman(place) as podman: podman.run("web-0")``; containers left over go at the end."""
+    """``with Podman(place) as podman: podman.run("web-0")``; removes remaining containers at the end."""
 
     def __init__(self, place: RuntimePlace) -> None:
         self._place = place
@@ -72,27 +72,27 @@ class Podman:
         self._call("rm", "--all", "--force", "--time=0")
 
     def network(self, name: str) -> str:
-        """The network the container is in, as podman reports it."""
+        """Return the container's network, as podman reports it."""
         (found,) = self._inspect(name)["NetworkSettings"]["Networks"]
         return str(found)
 
     def run(self, *names: str) -> None:
-        """Start containers of these names, all at once."""
+        """Start containers of these names in parallel."""
         options = ["--detach", "--label=app=web", f"--cgroup-parent={self._place.cgroup}"]
         starting = [self._start("run", *options, f"--name={name}", IMAGE) for name in names]
         for one in starting:
             self._place.output_of(one)
 
     def remove(self, *names: str) -> None:
-        """End containers, at once, and forget them."""
+        """End containers in parallel, and delete them."""
         self._call("rm", "--force", "--time=0", *names)
 
     def address(self, name: str) -> str:
-        """The container's address, as podman reports it."""
+        """Return the container's address, as podman reports it."""
         return str(self._inspect(name)["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
 
     def open(self, name: str) -> Namespaces:
-        """The container's network namespace."""
+        """Open the container's network namespace."""
         return Namespaces.open(f"/proc/{self._inspect(name)['State']['Pid']}/ns/net")
 
     def _inspect(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""How much of what may fail anywhere is made to fail: a part, or with CRASH_POINTS=0, as in a soak, all."""
+"""Chooses the failures that tests inject: a part of all, or with CRASH_POINTS=0, as in a soak, all."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ Choice = Callable[[Failure], bool]
 
 
 ROUNDS = 5
-"""In so many runs, each of another commit, the hooks chosen for one all have their turn.
+"""Number of runs, each of another commit, in which all hooks are chosen once.
 
 Odd, so that each run has both phases.
 """
 
 
 def seeds(number: int) -> range:
-    """Of so many orders of siblings a third, by the commit's hash: in time all have their turn."""
+    """Return a third of the seeds for orders of siblings, chosen by the commit's hash."""
     each = number // ROUNDS
     first = each * (int(commit()[:12] or "0", 16) % ROUNDS)
     return range(number) if EVERY else range(first, first + each)
 
 
 def each_hook() -> Choice:
-    """A fifth, by the commit's hash, of: every second hook at start or stop, every third interrupted too."""
+    """Return a fifth, chosen by the commit's hash, of every second hook at start or stop, every third
+    interrupted too.
+    """
     seen: dict[tuple[str, str], int] = {}
     turn_of_run = int(commit()[:12] or "0", 16) % ROUNDS
 
@@ -44,7 +46,7 @@ def each_hook() -> Choice:
 
 
 def each_module() -> Choice:
-    """One hook of every module, at start and at stop by turns; every fourth interrupted too."""
+    """Return one hook of every module, at start and at stop by turns; every fourth interrupted too."""
     seen: dict[str, tuple[int, str]] = {}
 
     def chosen(failure: Failure) -> bool:
@@ -59,5 +61,5 @@ def each_module() -> Choice:
 
 
 def everything(_: Failure) -> bool:
-    """All that can fail."""
+    """Return all possible failures."""
     return True

@@ -1,4 +1,4 @@
-"""Policy maps of tests that write one at a time."""
+"""For tests that write one policy map at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cells.policy.maps import PolicyEntries
 def write_singly(
     write: Callable[[int, PolicyEntries], None], wanted: Mapping[int, PolicyEntries]
 ) -> dict[int, OSError]:
-    """PolicyMapPool.write_all() by PolicyMapPool.write()."""
+    """Implements PolicyMapPool.write_all() by PolicyMapPool.write()."""
     failed = {}
     for number, entries in wanted.items():
         try:

@@ -1,4 +1,4 @@
-"""Ports for servers of tests."""
+"""Chooses ports for servers of tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ _CHANCE = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A free TCP port, below those that the kernel gives to connections by itself.
-
-    One of those could be some client's own by the time a server wants it.
-    """
+    """Return a free TCP port outside the kernel's ephemeral range, from which a client could get it first."""
     while True:
         port = _CHANCE.randrange(10_000, 30_000)
         with socket.socket() as one:

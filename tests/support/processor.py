@@ -1,4 +1,4 @@
-"""One processor for a test: events come in their order, as each processor has a buffer of its own."""
+"""Restricts a test to one processor: events then come in order, since each processor has its own buffer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def on_one_processor() -> Iterator[None]:
-    """This thread stays on one of its processors meanwhile, however busy the machine is."""
+    """Pin this thread to one of its processors during the block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:

@@ -1,4 +1,4 @@
-"""How far a run of tests is, for those who wait: a line every half a minute, and at the end one a tier."""
+"""Shows the progress of a test run: a line every half minute, and a summary of each tier at the end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ EVERY = 30.0
 
 
 class Progress:
-    """Counts tests by tier, and knows which runs for longest."""
+    """Counts tests by tier, and records the longest running one."""
 
     def __init__(self, terminal: pytest.TerminalReporter, *, threaded: bool) -> None:
-        """With ``threaded`` lines come while a test runs: for a process that runs none itself."""
+        """With ``threaded`` a thread prints lines while a test runs: for a process that runs no tests itself."""
         self._terminal = terminal
         self._threaded = threaded
         self._over = threading.Event()
@@ -32,29 +32,29 @@ class Progress:
         self._last = time.monotonic()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Count what there is, where this process runs it."""
+        """Count the tests, if this process runs them."""
         self._count(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Count what there is: all processes have collected the same."""
+        """Count the tests: all processes have collected the same."""
         if not self._of:
             self._count(ids)
             if self._threaded:
                 threading.Thread(target=self._report, name="progress", daemon=True).start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Record the start of a test."""
         self._running[nodeid] = time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A part of a test is over. What failed is named at once, and shown at the end."""
+        """Record a phase of a test. A failure is named at once, and shown at the end."""
         if report.failed:
             self._failed[tier_of(report.nodeid)] += 1
             self._terminal.write_line(f"failed: {report.nodeid} ({report.when})")
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """A test is over."""
+        """Record the end of a test."""
         took = time.monotonic() - self._running.pop(nodeid, time.monotonic())
         tier = tier_of(nodeid)
         self._done[tier] += 1
@@ -64,11 +64,11 @@ class Progress:
             self._line()
 
     def pytest_sessionfinish(self) -> None:
-        """No more lines."""
+        """Print no more lines."""
         self._over.set()
 
     def pytest_terminal_summary(self) -> None:
-        """A line a tier: how many, for how long, and the slowest."""
+        """Print a line for each tier: number of tests, duration, the slowest ones."""
         if sum(self._seconds.values()) < EVERY:
             return
         self._terminal.section("tiers")

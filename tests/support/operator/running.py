@@ -25,11 +25,11 @@ LEASE = {
     "leader-election-renew-deadline": "20s",
     "leader-election-retry-period": "50ms",
 }
-"""An election with a lease that is asked for often, and not lost when the machine is busy."""
+"""An election whose lease is renewed often, and is not lost on a busy machine."""
 
 
 def settings(values: Mapping[str, object], folder: Path) -> None:
-    """Write settings as a mounted ConfigMap has them: a file for each, a list with blanks between."""
+    """Write settings as a mounted ConfigMap: a file for each, a list separated by blanks."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()
@@ -47,7 +47,7 @@ class Operators:
         self._config = folder / "cilium-config"
 
     def arguments(self, values: Mapping[str, object] | None = None, token: str = ADMIN_TOKEN) -> list[str]:
-        """The flags of an operator of this cluster: where its settings are."""
+        """Return the flags of an operator of this cluster, which name its settings."""
         cluster = {"server": f"http://127.0.0.1:{self.server.port}"}
         user = {"token": token}
         context = {"cluster": "stand-in", "user": "admin", "namespace": "kube-system"}
@@ -77,7 +77,7 @@ class Operators:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """A client with every right."""
+        """Return a client with all rights."""
         access = Access(servers=(f"http://127.0.0.1:{self.server.port}",), token=ADMIN_TOKEN)
         made = connect(access, qps=0)
         try:
@@ -86,7 +86,7 @@ class Operators:
             await made.reset()
 
     def hive(self, values: Mapping[str, object] | None = None, token: str = ADMIN_TOKEN) -> Hive:
-        """An operator's hive, not started."""
+        """Return an operator's hive, which is not started."""
         return Hive(
             operator, settings=Sources(argv=self.arguments(values, token), unknown="ignore"), name="hive"
         )
@@ -99,7 +99,7 @@ class Operators:
         leads: bool = True,
         token: str = ADMIN_TOKEN,
     ) -> AsyncIterator[Hive]:
-        """An operator that runs; by default once it works as the leader."""
+        """Run an operator; by default wait until it works as the leader."""
         async with self.hive(values, token).started() as hive:
             if leads:
                 await eventually(lambda: at_work(hive), 30)
@@ -107,7 +107,7 @@ class Operators:
 
 
 def at_work(hive: Hive) -> bool:
-    """Whether all hooks of the leader's hive have started."""
+    """Return whether all hooks of the leader's hive have started."""
     inner = hive.get(LeaderHive).current
     health = [one for one in hive.health.snapshot() if one.module == "operator.leader"]
     return bool(
