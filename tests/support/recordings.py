@@ -22,13 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ARCHIVES = ROOT / "tests" / "recordings"
 INDEX = ARCHIVES / "index.json"
-"""All recordings of Cilium's clients, also those that are in no archive."""
+"""All recordings of Cilium's clients, also those in no archive."""
 UNPACKED = ROOT / "build" / "recordings"
 
 
 @cache
 def recordings(area: str) -> Path:
-    """The folder with the files of an area. Any number of processes may ask at once."""
+    """Return the folder with the files of an area. Several processes may call it at once."""
     data = (ARCHIVES / f"{area}.tar.xz").read_bytes()
     folder = UNPACKED / f"{area}-{hashlib.sha256(data).hexdigest()[:12]}"
     if not folder.is_dir():
@@ -47,13 +47,13 @@ def recordings(area: str) -> Path:
 
 
 def recorded(name: str) -> Path:
-    """A recording's file by area and name: ``cni/add``."""
+    """Return a recording's file by area and name: ``cni/add``."""
     area, _, rest = name.partition("/")
     return recordings(area) / f"{rest}.json"
 
 
 def pack(area: str, folder: Path) -> None:
-    """Make the archive of an area of the files in a folder: the same files give the same bytes."""
+    """Write the archive of an area from a folder's files, reproducible byte by byte."""
     target = ARCHIVES / f"{area}.tar.xz"
     with tarfile.open(target, "w:xz", preset=9) as archive:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -64,7 +64,7 @@ def pack(area: str, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The commands of the module's docstring."""
+    """Execute the commands of the module's docstring."""
     match arguments:
         case ["list"]:
             print(*sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.tar.xz")), sep="\n")

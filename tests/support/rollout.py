@@ -36,7 +36,7 @@ NAMESPACE: Final = "kube-system"
 HEALTHZ: Final = "http://127.0.0.1:9879/healthz"
 ENVOY_HEALTHZ: Final = "http://127.0.0.1:9878/healthz"
 _PRINTED: Final = {"cilium-agent": "agent", "cilium-operator": "operator", "cilium-envoy": "envoy"}
-"""Containers, and what their logs are named by."""
+"""Containers, and the names of their logs."""
 TAINT: Final = {"key": "node.cilium.io/agent-not-ready", "effect": "NoExecute"}
 
 
@@ -52,7 +52,7 @@ class Rollout:
 
     @contextmanager
     def up(self) -> Iterator[None]:
-        """The nodes and the API server, and in the end nothing of them."""
+        """Create the nodes and the API server; remove them at the end."""
         try:
             with exclusive():
                 self.nodes = dict(zip(NAMES, self.cluster.make(len(NAMES), 1), strict=True))
@@ -68,9 +68,9 @@ class Rollout:
                 self.cluster.remove(self.cluster.nodes())
 
     def commands(self) -> Path:
-        """A folder with ``helm``, ``kubectl`` and ``hive`` that are at the cluster.
+        """Return a folder with ``helm``, ``kubectl`` and ``hive`` for the cluster.
 
-        kubectl is the real one. What it runs in a pod (``exec``) runs on the first node: there is no kubelet.
+        kubectl is the real one. Its ``exec`` runs on the first node: there is no kubelet.
         """
         made = self.folder / "bin"
         made.mkdir()
@@ -94,7 +94,7 @@ class Rollout:
         return made
 
     def roll_out(self) -> None:
-        """Have what the DaemonSet and the Deployment say run, until it is ready; what ran before ends."""
+        """Run what the DaemonSet and the Deployment specify, until it is ready; end the earlier processes."""
         self.take_down()
         self._run("operator", self.folder / "operator")
         eventually(lambda: self.ask("GET", "/apis/cilium.io/v2/ciliumnodes") is not None)
@@ -117,7 +117,7 @@ class Rollout:
 
     @contextmanager
     def kubelets(self) -> Iterator[None]:
-        """What makes pods of a check run, and namespaces end."""
+        """Run the pods of a check, and the deletion of namespaces."""
         command = [sys.executable, "-m", "tests.support.kubelets", "--kubeconfig", str(self.kubeconfig)]
         command += ["--folder", str(self.folder / "exec"), "--cluster", self.cluster.name, *self.nodes]
         with (
@@ -130,7 +130,7 @@ class Rollout:
                 process.terminate()
 
     def take_down(self) -> None:
-        """End what runs."""
+        """End all processes."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -167,7 +167,7 @@ class Rollout:
         }
 
     def _run(self, what: str, folder: Path) -> None:
-        """The process of a container on each node, with the ConfigMap as its config-dir."""
+        """Run a container's process on each node, with the ConfigMap as its config-dir."""
         found = self.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-config")
         folder.mkdir(exist_ok=True)
         for key, text in found["data"].items():
@@ -189,7 +189,7 @@ class Rollout:
                 )
 
     def _run_envoys(self) -> None:
-        """Envoy on each node, as its DaemonSet starts it, with the ConfigMap's bootstrap."""
+        """Run Envoy on each node, as its DaemonSet starts it, with the ConfigMap's bootstrap."""
         found = self.ask("GET", f"/api/v1/namespaces/{NAMESPACE}/configmaps/cilium-envoy-config")
         pod = self.ask("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/cilium-envoy")["spec"]
         mounted = "/etc/envoy/bootstrap-config.json"
@@ -207,13 +207,13 @@ class Rollout:
                 )
 
     def _wait_for(self, url: str) -> None:
-        """Until a probe of every node is answered."""
+        """Wait until a probe of every node succeeds."""
         for lab in self.nodes.values():
             with lab.open() as node:
                 eventually(lambda node=node: node.run(_is_ready, url), within=60)  # type: ignore[misc]
 
     def _publish(self, pod: str, node: str, template: dict[str, Any]) -> None:
-        """The pod of a workload, on its node, ready."""
+        """Write the pod of a workload, on its node, ready."""
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         body = {
             "apiVersion": "v1",
@@ -241,13 +241,13 @@ class Rollout:
         assert self.ask("PUT", f"{pods}/{pod}/status", made)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """What the API server answers, None where there is nothing."""
+        """Return the API server's answer, None on not found."""
         with self.cluster.network.open() as network:
             return network.run(partial(_asked, self.kubeconfig, method, path, body))
 
 
 def _is_ready(url: str) -> bool:
-    """What a probe asks in this namespace."""
+    """Send a probe in this namespace."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # one of ours
             return bool(answer.status == 200)

@@ -1,4 +1,4 @@
-"""A place for a container runtime in a lab node: folders, plugins, cgroups, and its end whatever happened."""
+"""A place for a container runtime in a lab node: folders, plugins and cgroups, with a reliable clean-up."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CGROUPS = Path("/sys/fs/cgroup")
 class RuntimePlace:
     """``with RuntimePlace(lab, "containerd") as place``: the runtime's own folders in the node.
 
-    Containers belong below ``cgroup``: those still there at the end are killed. All files are on the node's
-    own file systems, /var/lib too, and go with it.
+    Containers belong below ``cgroup``: remaining ones are killed at the end. All files, also /var/lib, are on
+    the node's own file systems and are removed with it.
     """
 
     def __init__(self, lab: Lab, name: str) -> None:
         self._lab = lab
         self.folder = lab.directory / name
         self.plugins = self.folder / "plugins"
-        """Our plugin and the loopback's."""
+        """Our plugin and the loopback plugin."""
         self.networks = lab.cni_conf.parent
         """Where the agent writes the network configuration."""
         self.cgroup = f"/hive-test-{lab.name}"
@@ -53,7 +53,7 @@ class RuntimePlace:
     def start(self, command: list[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a program in the node; ``env`` are changes. Its output goes to a file of the folder.
 
-        By nsenter, since gRPC's threads do not survive a fork of ours.
+        By nsenter, since gRPC's threads do not survive our fork.
         """
         enter = ["nsenter", f"--mount={self._lab.directory / 'mnt'}", f"--net={self._lab.directory / 'net'}"]
         with (self.folder / f"{Path(command[0]).name}.log").open("ab") as log:
@@ -67,7 +67,7 @@ class RuntimePlace:
             )
 
     def output_of(self, process: subprocess.Popen[str], within: float = 90.0, code: int = 0) -> str:
-        """What a started program printed, once it has ended well, or with that code."""
+        """Wait for a started program, check its exit code, and return its output."""
         with process:
             try:
                 stdout, _ = process.communicate(timeout=within)
@@ -84,7 +84,9 @@ class RuntimePlace:
 
 
 def end_cgroup(name: str) -> None:
-    """Kill what runs below the cgroups called ``name``, in every mounted hierarchy, and remove them."""
+    """Kill all processes below the cgroups called ``name``, in every mounted hierarchy, and remove the
+    cgroups.
+    """
     for folder in hierarchies(name):
         for pid in sorted(members(folder)):
             with suppress(ProcessLookupError):
@@ -98,18 +100,18 @@ def end_cgroup(name: str) -> None:
 
 
 def hierarchies(name: str) -> list[Path]:
-    """Where a cgroup is, with version 1 in several hierarchies."""
+    """Return the folders of a cgroup; version 1 has several hierarchies."""
     found = [root / name.strip("/") for root in (CGROUPS, *CGROUPS.iterdir())]
     return [folder for folder in found if folder.is_dir() and not folder.parent.is_symlink()]
 
 
 def empty(folder: Path) -> bool:
-    """Whether no process is in a cgroup or below."""
+    """Return whether no process is in a cgroup or below."""
     return not members(folder)
 
 
 def members(folder: Path) -> set[int]:
-    """Processes in a cgroup and below."""
+    """Return the processes in a cgroup and below."""
     found: set[int] = set()
     for place, _, _ in os.walk(folder):  # passes over what goes meanwhile
         try:

@@ -1,4 +1,4 @@
-"""Settings as a hive reads them."""
+"""Parses settings as a hive does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lifecycle import GraphError, Hive, Settings, config
 
 
 def refused(struct: type[Settings], **values: object) -> str:
-    """Why these values of fields are refused, a line for each; empty for those that are taken."""
+    """Return a line for each refused value of these fields; empty if all are valid."""
     given = {name.replace("_", "-"): value for name, value in values.items()}
     try:
         Hive(config(struct), settings=given).check()

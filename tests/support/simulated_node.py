@@ -1,4 +1,4 @@
-"""A simulated cluster in a process of its own, and one real agent that follows it."""
+"""A simulated cluster in a process of its own, and one real agent in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import eventually
 
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 RESERVED = 256
-"""Identities below have a meaning of their own."""
+"""Identities below are reserved."""
 INGRESS, TCP = 0, 6
 
 
@@ -58,7 +58,7 @@ class SimulatedCluster:
         self._numbers: dict[str, int] = {}
 
     def start(self) -> float:
-        """Start the agent, and its pods at the first time; seconds until it serves."""
+        """Start the agent, and at the first time its pods; return the seconds until it serves."""
         began = time.monotonic()
         self.pid = serving(self._lab, *self._settings)
         took = time.monotonic() - began
@@ -73,16 +73,16 @@ class SimulatedCluster:
         return took
 
     def kill(self) -> None:
-        """End the agent as the kernel does when memory is short."""
+        """Kill the agent, as the kernel does when memory is short."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
     def ask(self, command: str, *given: Any) -> Any:
-        """Send the cluster a command; its answer."""
+        """Send the cluster a command and return its reply."""
         return answered(self._process, command, *given)
 
     def settled(self, within: float, what: str) -> float:
-        """Wait until the maps hold what the cluster asks for; seconds.
+        """Wait until the maps hold what the cluster's model demands; return the seconds.
 
         Raises AssertionError with the first differences.
         """
@@ -106,7 +106,7 @@ class SimulatedCluster:
 
 
 def answered(process: subprocess.Popen[bytes], command: str, *given: Any) -> Any:
-    """What a cluster's process answers."""
+    """Return the reply of a cluster's process."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps([command, *given]).encode() + b"\n")
@@ -118,7 +118,7 @@ def answered(process: subprocess.Popen[bytes], command: str, *given: Any) -> Any
 
 @contextmanager
 def simulated(lab: Lab, folder: Path, seed: int, size: Size, operator: str) -> Iterator[SimulatedCluster]:
-    """A cluster from a seed, and a node of it with an agent that is yet to start.
+    """Create a cluster from a seed, and a node of it whose agent is not started.
 
     Its operator has agents read ``endpoints``, or ``slices`` of them; see simulated_server.
     """
@@ -146,7 +146,7 @@ def simulated(lab: Lab, folder: Path, seed: int, size: Size, operator: str) -> I
 
 
 def in_maps(numbers: dict[str, int]) -> Model:
-    """What the maps of the node hold; to be run there."""
+    """Return what the node's maps hold; runs in the node."""
     return {
         "prefixes": dict(_prefixes()),
         "frontends": _frontends(),
@@ -160,7 +160,7 @@ def _rows(name: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _prefixes() -> Iterator[tuple[str, list[Any]]]:
-    """Those that lead to other nodes, with what identity and tunnel endpoint: of IPv4."""
+    """Return the IPv4 prefixes of other nodes, with identity and tunnel endpoint."""
     for key, value in _rows("cilium_ipcache"):
         length, _, _, family, address = struct.unpack_from("<IHBB4s", key)
         identity, tunnel = struct.unpack_from("<I4s", value)
@@ -185,7 +185,7 @@ def _frontends() -> dict[str, list[str]]:
 
 
 def _allowed(number: int) -> Iterator[list[int]]:
-    """What may reach an endpoint: identity and port of TCP."""
+    """Return the identities and TCP ports that may reach an endpoint."""
     for key, _ in _rows(f"cilium_policy_{number:05}"):
         _, identity, egress, protocol, port = (
             struct.unpack_from("!I", key)

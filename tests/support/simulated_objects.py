@@ -1,4 +1,4 @@
-"""Objects of a simulated cluster, as its API server has them."""
+"""Objects of a simulated cluster, as its API server stores them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Body = dict[str, Any]
 
 
 def cilium_node(machine: Machine) -> Body:
-    """With its pod range, where that is known."""
+    """Return a CiliumNode with its pod range, if it is known."""
     ipam = {"podCIDRs": [machine.range]} if machine.range else {}
     return {
         "apiVersion": "cilium.io/v2",
@@ -23,7 +23,7 @@ def cilium_node(machine: Machine) -> Body:
 
 
 def node(name: str, ip: str = "") -> Body:
-    """As the kubelet registers it."""
+    """Return a Node as the kubelet registers it."""
     addresses = [{"type": "InternalIP", "address": ip}] if ip else []
     return {
         "apiVersion": "v1",
@@ -35,7 +35,7 @@ def node(name: str, ip: str = "") -> Body:
 
 
 def cilium_identity(number: int, workload: int) -> Body:
-    """In use: without the mark of garbage collection."""
+    """Return a CiliumIdentity in use: without the mark of garbage collection."""
     labels = {
         "k8s:app": f"workload-{workload}",
         "k8s:io.cilium.k8s.namespace.labels.kubernetes.io/metadata.name": "default",
@@ -52,7 +52,7 @@ def cilium_identity(number: int, workload: int) -> Body:
 
 
 def cilium_endpoint(pod: RunningPod, identity: int, node_ip: str) -> Body:
-    """As the agent of its node writes it."""
+    """Return a CiliumEndpoint as its node's agent writes it."""
     return {
         "apiVersion": "cilium.io/v2",
         "kind": "CiliumEndpoint",
@@ -67,7 +67,7 @@ def cilium_endpoint(pod: RunningPod, identity: int, node_ip: str) -> Body:
 
 
 def running(pod: RunningPod) -> Body:
-    """The pod itself."""
+    """Return a running Pod."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -82,7 +82,7 @@ def running(pod: RunningPod) -> Body:
 
 
 def cluster_ip(name: str, service: ClusterIP) -> Body:
-    """A Service of one port."""
+    """Return a Service of one port."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -98,7 +98,7 @@ def cluster_ip(name: str, service: ClusterIP) -> Body:
 
 
 def endpoint_slice(name: str, number: int, port: int, pods: Sequence[RunningPod]) -> Body:
-    """A part of the endpoints of a Service."""
+    """Return an EndpointSlice with a part of a Service's endpoints."""
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -116,7 +116,7 @@ def endpoint_slice(name: str, number: int, port: int, pods: Sequence[RunningPod]
 
 
 def policy(name: str, rule: Rule) -> Body:
-    """A CiliumNetworkPolicy of one rule."""
+    """Return a CiliumNetworkPolicy of one rule."""
     return {
         "apiVersion": "cilium.io/v2",
         "kind": "CiliumNetworkPolicy",

@@ -22,7 +22,7 @@ from tests.support.simulation import Size
 
 
 async def events(server: OperatedServer, chance: random.Random, count: int) -> None:
-    """So many, and a rest; a line for each. Raises AssertionError."""
+    """Execute this number of events, and a rest; yield a line for each. Raises AssertionError."""
     await server.do_begin()
     report(server, "begins", [])
     for _ in range(count):
@@ -35,7 +35,7 @@ async def events(server: OperatedServer, chance: random.Random, count: int) -> N
 
 
 def report(server: OperatedServer, what: str, faults: list[str]) -> None:
-    """A line of the log."""
+    """Return a line of the log."""
     digest = hashlib.sha256(json.dumps(server.state(), sort_keys=True).encode()).hexdigest()[:12]
     sys.stdout.write(f"{server.now:.3f} {digest} {what}\n")
     sys.stdout.flush()
@@ -43,7 +43,7 @@ def report(server: OperatedServer, what: str, faults: list[str]) -> None:
 
 
 async def run(folder: Path, seed: int, count: int, size: Size, operator: str) -> None:
-    """All of it, on a port of its own."""
+    """Run the simulation on a port of its own."""
     with VirtualClock() as clock:
         virtual_time.follow(clock)
         server = OperatedServer(folder, seed, size, clock, slices=operator == "slices", port=0)
@@ -52,7 +52,7 @@ async def run(folder: Path, seed: int, count: int, size: Size, operator: str) ->
 
 
 def main() -> None:
-    """Run what the arguments ask for."""
+    """Run with the command line's arguments."""
     folder, seed, count, size, operator = sys.argv[1:]
     virtual_time.install()
     random.seed(seed)

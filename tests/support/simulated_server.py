@@ -38,11 +38,11 @@ SLICES = Resource("cilium.io", "ciliumendpointslices")
 NODE = "node1"
 CRDS = ("ciliumendpoints", "ciliumidentities", "ciliumnetworkpolicies", "ciliumnodes")
 OF_THE_SERVER = {"10.96.0.1:443": ["192.0.2.10:6443"]}
-"""Frontends of services that an API server makes of itself."""
+"""Frontends of services that an API server creates for itself."""
 PAUSE = 10.0
 """Virtual seconds after an event: slices are written at a limited rate."""
 ERRORS = (500, 503, 429)
-"""What requests are answered with that fail."""
+"""Answers to requests that fail."""
 TROUBLES = {
     "": 12,
     "break": 2,
@@ -54,13 +54,13 @@ TROUBLES = {
     "kill operator": 1,
     "time": 1,
 }
-"""What happens beside an event, and how often."""
+"""Failures beside an event, and how often they happen."""
 LONGEST = 900.0
-"""Virtual seconds that a trouble lasts at most."""
+"""Maximum duration of a failure in virtual seconds."""
 AFTERWARDS = 120.0
-"""Virtual seconds in which an operator catches up with what it missed."""
+"""Virtual seconds in which an operator catches up after a failure."""
 Model = dict[str, Any]
-"""Prefixes, frontends and what pods of the node allow, with keys and values as JSON has them."""
+"""Prefixes, frontends and what the node's pods allow, with keys and values in JSON form."""
 
 
 class SimulatedServer:
@@ -79,7 +79,7 @@ class SimulatedServer:
         )
 
     async def serve_commands(self) -> None:
-        """Answer commands until there are no more."""
+        """Execute commands until standard input ends."""
         lines = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -91,11 +91,11 @@ class SimulatedServer:
         await self.close()
 
     async def close(self) -> None:
-        """Serve nothing any more."""
+        """Stop serving."""
         await self._serving.aclose()
 
     def _put_own(self) -> None:
-        """The node of the agent, with its pods."""
+        """Add the agent's node, with its pods."""
         self._objects.put(namespace("default"))
         self._objects.put(simulated_objects.node(NODE))
         self._objects.put({**simulated_objects.cilium_node(Machine(NODE, "192.0.2.9")), "spec": {}})
@@ -106,49 +106,49 @@ class SimulatedServer:
         return kubeconfig(self._folder, f"http://127.0.0.1:{self._server.port}")
 
     async def do_take(self, identities: list[int]) -> None:
-        """Leave these to who has allocated them."""
+        """Reserve identities that others have allocated."""
         self._simulation.taken.update(identities)
 
     async def do_step(self, count: int) -> list[str]:
-        """Events, one after the other; what happened."""
+        """Execute events one after the other and describe them."""
         return [self._simulation.step() for _ in range(count)]
 
     async def do_break(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         await self._server.hang_up()
 
     async def do_errors(self, count: int) -> None:
-        """The next requests are answered with errors, those of watches as well."""
+        """Fail the next requests, watches included."""
         for number in range(count):
             status = ERRORS[number % len(ERRORS)]
             self._server.faults.add(Fault(status=status, headers={"Retry-After": "1"}))
 
     async def do_cut(self, client: str) -> None:
-        """Let this client reach no API server, until mend()."""
+        """Let this client reach no API server until do_mend()."""
         self._server.faults.add(Fault(of_client(client), times=-1, close=True))
         await self._server.hang_up()
 
     async def do_mend(self) -> None:
-        """All requests are answered again."""
+        """Answer all requests again."""
         self._server.faults.clear()
 
     async def do_away(self) -> None:
-        """Stop to serve."""
+        """Stop serving."""
         await self._serving.aclose()
 
     async def do_back(self) -> None:
-        """Serve, after a restart that has forgotten what happened before."""
+        """Serve after a restart without history."""
         self._server.restart()
         await self._serving.enter_async_context(self._server.serving(port=self._port))
         self._port = self._server.port
 
     async def do_compact(self) -> None:
-        """Forget the past, and end all connections: who asks from where it was has to list anew."""
+        """Drop the history and close all connections: watchers must list again."""
         self._server.store.compact()
         await self._server.hang_up()
 
     async def do_model(self) -> Model:
-        """What the node's maps should hold now."""
+        """Return what the node's maps should hold now."""
         simulation = self._simulation
         simulation.look()
         return {
@@ -172,7 +172,7 @@ class OperatedServer(SimulatedServer):
         self._operator = VirtualOperator(self._server, folder / "operator", clock, slices=slices)
 
     async def do_begin(self) -> str:
-        """The operator makes definitions, and gives ranges to nodes before there are pods; the kubeconfig."""
+        """Let the operator create definitions, and ranges for nodes before pods exist; return the kubeconfig."""
         await self.do_back()
         await self._operator.start()
         self._put_own()
@@ -189,12 +189,12 @@ class OperatedServer(SimulatedServer):
         return self._simulation.ranged
 
     def _all_sliced(self) -> bool:
-        """Whether slices, if there are to be any, have all endpoints: writes are limited."""
+        """Return whether slices, if there are any, have all endpoints: writes are rate-limited."""
         slices = self._server.store.of(SLICES).objects.values()
         return not self._slices or sum(len(one["endpoints"]) for one in slices) >= self._size.pods
 
     async def close(self) -> None:
-        """Stop the operator, too."""
+        """Stop the operator and serving."""
         await self._operator.stop()
         await super().close()
 
@@ -204,11 +204,11 @@ class OperatedServer(SimulatedServer):
         return self._clock.now
 
     def state(self) -> Model:
-        """What there is of the objects that an operator makes, changes and deletes."""
+        """Return the objects that an operator creates, changes and deletes."""
         return self._simulation.state()
 
     async def do_step(self, count: int) -> list[str]:
-        """Events, each with its time."""
+        """Execute events, each with its time."""
         found = []
         for _ in range(count):
             found.append(self._simulation.step())
@@ -216,7 +216,7 @@ class OperatedServer(SimulatedServer):
         return found
 
     async def do_trouble(self, trouble: str, share: float) -> None:
-        """Let a trouble begin, and time pass: this share of the longest."""
+        """Start a failure, and let this share of its maximum duration pass."""
         match trouble.split():
             case ["break"]:
                 await self.do_break()
@@ -234,7 +234,7 @@ class OperatedServer(SimulatedServer):
             await self._clock.advance(LONGEST * share)
 
     async def do_over(self, trouble: str) -> None:
-        """End it."""
+        """End the failure."""
         match trouble.split():
             case ["away"]:
                 await self.do_back()
@@ -247,13 +247,13 @@ class OperatedServer(SimulatedServer):
         assert self._operator.leads, f"{AFTERWARDS} s after {trouble!r}"
 
     async def do_rest(self) -> list[str]:
-        """Let time pass until nothing is left that is not needed; what the operator did wrong."""
+        """Let time pass until all unneeded objects are deleted; return what the operator did wrong."""
         await self._clock.advance(REST)
         self._simulation.look()
         return [*self._simulation.faults(rested=True)]
 
     async def do_faults(self) -> list[str]:
-        """What the operator did wrong so far."""
+        """Return what the operator did wrong so far."""
         self._simulation.look()
         return [*self._simulation.faults()]
 
@@ -262,7 +262,7 @@ class MeasuredServer(SimulatedServer):
     """The same for an operator in a process of its own, in real time."""
 
     async def do_begin(self) -> str:
-        """Nodes without ranges, and no pods; the kubeconfig."""
+        """Create nodes without ranges, and no pods; return the kubeconfig."""
         for one in CRDS:
             self._server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))
         await self.do_back()
@@ -274,18 +274,18 @@ class MeasuredServer(SimulatedServer):
         return self._kubeconfig()
 
     async def do_ranged(self) -> bool:
-        """Whether every node has its range."""
+        """Return whether every node has its range."""
         self._simulation.look()
         return self._simulation.ranged
 
     async def do_fill(self) -> None:
-        """Run pods, services and policies."""
+        """Create pods, services and policies."""
         self._simulation.fill()
         gc.freeze()
 
 
 async def serve(folder: Path, seed: int, size: Size, operator: str) -> None:
-    """Answer commands until there are no more."""
+    """Execute commands until standard input ends."""
     if operator == "process":
         now = asyncio.get_running_loop().time
         await MeasuredServer(folder, seed, size, now).serve_commands()
@@ -296,7 +296,7 @@ async def serve(folder: Path, seed: int, size: Size, operator: str) -> None:
 
 
 def main() -> None:
-    """Serve what the arguments ask for."""
+    """Serve with the command line's arguments."""
     folder, seed, size, operator = sys.argv[1:]
     if operator != "process":
         virtual_time.install()

@@ -29,7 +29,7 @@ A_SLICE = 100
 
 @dataclass(frozen=True)
 class Size:
-    """How many of each a cluster begins with, and how many workloads its pods belong to."""
+    """Numbers of a cluster's objects at the beginning, and of the workloads of its pods."""
 
     nodes: int
     pods: int
@@ -37,12 +37,12 @@ class Size:
     policies: int
     workloads: int
     local: tuple[str, ...] = ("local-0", "local-1", "local-2")
-    """Pods of the node that is looked at, which policies select."""
+    """Pods of the agent's node, which policies select."""
 
 
 @dataclass
 class Machine:
-    """Another node: its own address, the range of its pods, and which of those are free."""
+    """Another node: its own address, the range of its pods, and the free addresses of the range."""
 
     name: str
     ip: str
@@ -91,7 +91,7 @@ class Simulation(ABC):
     def __init__(
         self, seed: int, size: Size, put: Callable[[Body], None], delete: Callable[[str, str, str], None]
     ) -> None:
-        """Nothing is there before found() and fill()."""
+        """The cluster is empty before found() and fill()."""
         self.random = random.Random(seed)  # noqa: S311 - the same each time
         self.size = size
         self._put, self._delete = put, delete
@@ -106,20 +106,20 @@ class Simulation(ABC):
         self._of: dict[int, dict[str, RunningPod]] = {}
         """The pods of each workload."""
         self._slices: dict[str, int] = {}
-        """How many slices a service has."""
+        """Number of slices of a service."""
         self._made = self._joined = 0
 
     # Its beginning
 
     def found(self) -> None:
-        """Identities and other nodes."""
+        """Create identities and other nodes."""
         for workload in range(self.size.workloads):
             self._identify(workload)
         for _ in range(self.size.nodes):
             self._join()
 
     def fill(self) -> None:
-        """Pods on the nodes that have a range, services and policies."""
+        """Create pods on the nodes that have a range, services and policies."""
         for number in range(self.size.pods):
             self._run(number % self.size.workloads)
         for _ in range(self.size.services):
@@ -132,14 +132,14 @@ class Simulation(ABC):
     # What a node's maps hold
 
     def prefixes(self) -> dict[str, tuple[int, str]]:
-        """Identity and tunnel endpoint of each address of other nodes and their pods."""
+        """Return identity and tunnel endpoint of each address of other nodes and their pods."""
         found = {f"{one.ip}/32": (REMOTE_NODE, "0.0.0.0") for one in self.machines.values()}
         for pod in self.pods.values():
             found[f"{pod.ip}/32"] = self.identities[pod.workload], self.machines[pod.machine].ip
         return found
 
     def frontends(self) -> dict[str, set[str]]:
-        """The backends of each frontend, each with its port."""
+        """Return the backends of each frontend, each with its port."""
         addresses: dict[int, list[str]] = {}
         for pod in self.pods.values():
             addresses.setdefault(pod.workload, []).append(pod.ip)
@@ -149,7 +149,7 @@ class Simulation(ABC):
         }
 
     def allowed(self) -> dict[str, set[Allowed]]:
-        """What may reach each pod of the node."""
+        """Return what may reach each pod of the node."""
         found: dict[str, set[Allowed]] = {name: set() for name in self.size.local}
         for rule in self.rules.values():
             found[rule.selected].add((self.identities[rule.workload], rule.port))
@@ -158,7 +158,7 @@ class Simulation(ABC):
     # What happens
 
     def step(self) -> str:
-        """One event; what happened."""
+        """Execute one event and describe it."""
         events: list[tuple[int, Callable[[], str]]] = [
             (6, self._roll),
             (3, self._add_service),
@@ -177,7 +177,7 @@ class Simulation(ABC):
         return event()
 
     def _roll(self) -> str:
-        """Replace pods of a workload one by one: the new one is there before the old one ends."""
+        """Replace pods of a workload one by one: the new one exists before the old one ends."""
         workload = self._any_workload()
         replaced = self._running(workload)
         for pod in self.random.sample(replaced, min(len(replaced), 10)):
@@ -206,7 +206,7 @@ class Simulation(ABC):
         return f"{machine.name} joins"
 
     def _leave(self) -> str:
-        """A node and its pods go; the pods are replaced elsewhere."""
+        """Remove a node and its pods; the pods are replaced elsewhere."""
         if 2 * len(self.pods) > IN_A_RANGE * len(self.machines):  # the others have no room for its pods
             return self._join()
         machine = self.machines[self.random.choice(list(self.machines))]
@@ -221,7 +221,7 @@ class Simulation(ABC):
         return f"{machine.name} leaves with {len(moved)} pods"
 
     def _reboot(self) -> str:
-        """Every pod of a node has another address afterwards."""
+        """Give every pod of a node another address."""
         machine = self.machines[self.random.choice(list(self.machines))]
         before = [self.pods[name] for name in sorted(machine.pods)]
         for pod in before:
@@ -233,7 +233,7 @@ class Simulation(ABC):
         return f"{machine.name} boots, with {len(before)} pods"
 
     def _renumber(self) -> str:
-        """A workload's labels get another identity, and all its pods have it."""
+        """Give a workload's labels, and so all its pods, another identity."""
         workload = self._any_workload()
         before = self.identities[workload]
         self._identify(workload)
@@ -305,19 +305,19 @@ class Simulation(ABC):
         self._put(objects.cilium_identity(number, workload))
 
     def _unavailable(self) -> set[int]:
-        """Identities that are no choice for a new one."""
+        """Return the identities that cannot be chosen for a new one."""
         return self.taken.union(self.identities.values())
 
     @abstractmethod
     def _put_machine(self, machine: Machine) -> None:
-        """Register a node that is new."""
+        """Register a new node."""
 
     @abstractmethod
     def _delete_machine(self, machine: Machine, pods: list[RunningPod]) -> None:
-        """A node goes, with the pods that it had."""
+        """Remove a node with its pods."""
 
     def _take_range(self, machine: Machine, found: str) -> None:
-        """A node's pods have their addresses of this."""
+        """Assign a node the range of its pods' addresses."""
         machine.range = found
         machine.addresses = self.random.sample(range(2, 2 + IN_A_RANGE), IN_A_RANGE)
 
@@ -325,7 +325,7 @@ class Simulation(ABC):
         return f"{machine.range.rpartition('.')[0]}.{machine.addresses.pop()}"
 
     def _run(self, workload: int) -> None:
-        """Start a pod of a workload where there is room."""
+        """Start a pod of a workload on a node with room."""
         machine = self.machines[self.random.choice(list(self.machines))]
         while not machine.addresses:
             machine = self.machines[self.random.choice(list(self.machines))]
@@ -380,7 +380,7 @@ class Simulation(ABC):
 
 
 def differences(actual: dict[Any, Any], wanted: dict[Any, Any]) -> Iterator[str]:
-    """Where two differ, a line each."""
+    """Return a line for each difference between two mappings."""
     for key in actual.keys() | wanted.keys():
         if actual.get(key) != wanted.get(key):
             yield f"{key}: {actual.get(key, 'nothing')} instead of {wanted.get(key, 'nothing')}"

@@ -1,4 +1,4 @@
-"""Sockets of pods, nodes and the world outside, and questions by UDP between them."""
+"""Sockets of pods, nodes and the world outside, and UDP queries between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WITHIN = 10.0
 
 
 def opened(where: Namespaces, version: int, kind: int, protocol: int = 0) -> socket.socket:
-    """A socket in these namespaces, that waits ten seconds at most."""
+    """Open a socket in these namespaces, with a timeout of ten seconds."""
     with inside(where):
         found = socket.socket(FAMILY[version], kind, protocol)
     found.settimeout(WITHIN)
@@ -22,9 +22,9 @@ def opened(where: Namespaces, version: int, kind: int, protocol: int = 0) -> soc
 def seen_by_server(
     client: Namespaces, server: Namespaces, version: int, own: tuple[str, int], to: tuple[str, int], size: int
 ) -> str:
-    """Ask the server, at its ``own`` address, by a datagram; the client that it saw.
+    """Send the server a datagram at its ``own`` address; return the client's address as the server sees it.
 
-    The answer comes from the address that was asked.
+    The reply must come from the address to which the datagram was sent.
     """
     with (
         opened(server, version, socket.SOCK_DGRAM) as listener,

@@ -1,4 +1,4 @@
-"""A watcher that compares a table with what it got."""
+"""A watcher that compares a table with the changes it received."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 @dataclass
 class Watcher(Generic[R]):
-    """Someone who watches a table and records what it gets."""
+    """Watches a table and records its changes."""
 
     table: ReadTable[str, R]
     changes: Changes[str, R]

@@ -1,4 +1,4 @@
-"""Pods that talk all the time while something happens to their node, and lose nothing."""
+"""Pods that communicate all the time while their node changes, and must lose nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hive.lab.traffic.probe import ping
 from tests.support.waiting import eventually
 
 RATE = 1000.0
-"""Datagrams a second."""
+"""Datagrams per second."""
 UNDER_WAY = 100
-"""Packets after which a flow is in full swing."""
+"""Number of packets after which a flow counts as established."""
 
 
 @contextmanager
 def lossless_traffic(source: Namespaces, target: Namespaces, address: str) -> Iterator[None]:
-    """Datagrams and a TCP stream from one pod to the other's address during the block.
+    """Send datagrams and a TCP stream from one pod to the other's address during the block.
 
-    Raises AssertionError when anything was lost, repeated, or out of its place.
+    Raises AssertionError if anything was lost, repeated, or reordered.
     """
     with inside(target):
         datagrams, listener = udp_socket(), tcp_listener()
@@ -56,11 +56,11 @@ def lossless_traffic(source: Namespaces, target: Namespaces, address: str) -> It
 
 
 def packets() -> int:
-    """Packets the links of the caller's network namespace have received."""
+    """Return how many packets the links of the caller's network namespace have received."""
     table = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()
     return sum(int(line.split(":")[1].split()[1]) for line in table if ":" in line)
 
 
 def unanswered(addresses: list[str]) -> list[str]:
-    """Those of the addresses that do not answer who is in the caller's network namespace."""
+    """Return the addresses that do not respond to the caller's network namespace."""
     return [address for address in addresses if not ping(address, 1)]

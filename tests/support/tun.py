@@ -1,4 +1,4 @@
-"""A wire between two nodes' L3 devices: tun devices, on which packets begin with the network header.
+"""A link between L3 devices of two nodes: tun devices, whose packets begin with the network header.
 
 Source: Documentation/networking/tuntap.rst.
 """
@@ -23,7 +23,9 @@ _LONGEST = 65536
 
 @contextmanager
 def tun_wire(name: str, *ends: tuple[Namespaces, Sequence[str]]) -> Iterator[None]:
-    """A device of that name in each of two nodes, up and with these addresses; removed with the block."""
+    """Create a device of that name in each of two nodes, up and with these addresses; remove both with the
+    block.
+    """
     with ExitStack() as stack:
         descriptors = [stack.enter_context(_end(name, *end)) for end in ends]
         stop, stopping = os.pipe()
@@ -38,7 +40,9 @@ def tun_wire(name: str, *ends: tuple[Namespaces, Sequence[str]]) -> Iterator[Non
 
 
 def open_tun(name: str) -> int:
-    """Make a device of that name here, down; it goes with the descriptor, where its packets are read."""
+    """Create a device of that name here, down; it exists until the descriptor is closed, which reads its
+    packets.
+    """
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     try:
         fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
@@ -67,7 +71,7 @@ def _bring_up(name: str, addresses: Sequence[str]) -> None:
 
 
 def _carry(one: int, other: int, stop: int) -> None:
-    """Bring packets from either end to the other until ``stop`` ends; a queue that is full loses one."""
+    """Forward packets between both ends until ``stop`` ends; a full queue loses one."""
     with selectors.DefaultSelector() as waiting:
         for descriptor, to in ((one, other), (other, one), (stop, -1)):
             waiting.register(descriptor, selectors.EVENT_READ, to)

@@ -1,4 +1,4 @@
-"""Two nodes of the lab with a pod each, joined by a tunnel, or routes, and etcd."""
+"""Two nodes of the lab with a pod each, connected by a tunnel or routes, and etcd."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.namespaces import need_root
 _GRACE: Final = "--identity-change-grace-period=1s"
 _UPLINK, _ETH_P_ALL = "uplink", 3
 OUTSIDE: Final = {4: "192.168.50.1", 6: "fd50:1::1"}
-"""Of the host beside the nodes, by family."""
+"""Addresses of the host beside the nodes, by family."""
 SETTINGS: Final = (TUNNEL, _GRACE)
-"""What their agents run with."""
+"""Settings of their agents."""
 
 
 def hive(*arguments: str) -> str:
-    """What the command prints; it succeeds."""
+    """Run the command, which must succeed; return its output."""
     done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
@@ -37,7 +37,9 @@ def hive(*arguments: str) -> str:
 
 @contextmanager
 def joined_by_etcd(name: str, *settings: str, tunnel: bool = True) -> Iterator[Cluster]:
-    """Nodes ``<name>-1`` and ``<name>-2`` with these settings, too; without ``tunnel``, native routing."""
+    """Create nodes ``<name>-1`` and ``<name>-2`` with these settings added; without ``tunnel``, native
+    routing.
+    """
     need_root()
     if not installed():
         pytest.fail("etcd is not installed: install Debian's etcd-server")
@@ -54,14 +56,14 @@ def joined_by_etcd(name: str, *settings: str, tunnel: bool = True) -> Iterator[C
 
 
 def asked(lab: Lab, path: str) -> Any:
-    """What the node's agent answers at a path of its API."""
+    """Return the answer of the node's agent to a path of its API."""
     pid = agent_process.running(lab)
     assert pid is not None
     return ask(path, agent_process.api_socket(pid))
 
 
 def captured(stop: Stop) -> list[bytes]:
-    """Every packet on the node's link until it is stopped."""
+    """Capture every packet on the node's link during the block."""
     found: list[bytes] = []
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as link:
         link.bind((_UPLINK, 0))
@@ -73,13 +75,13 @@ def captured(stop: Stop) -> list[bytes]:
 
 
 def address(lab: Lab) -> str:
-    """Of its pod."""
+    """Return the address of the node's pod."""
     endpoints = [one["status"] for one in asked(lab, "/v1/endpoint")]
     (pod,) = (one for one in endpoints if one["external-identifiers"].get("pod-name"))
     return str(pod["networking"]["addressing"][0]["ipv4"])
 
 
 def reaches(lab: Lab, pod: str, target: str) -> bool:
-    """Whether an answer to a ping from a pod comes."""
+    """Return whether a ping from a pod gets a reply."""
     with lab.open_pod(pod) as namespaces:
         return bool(namespaces.run(ping, target, 1))

@@ -1,4 +1,4 @@
-"""The page of ``hive ui`` over an agent that a test makes up."""
+"""The page of ``hive ui`` over an agent whose flows a test chooses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = "token"
 
 
 def flow(source: str, destination: str, *, denied: bool = False, at: float = 0.0, **more: Any) -> bytes:
-    """A GetFlowsResponse: from one ``namespace/pod`` to another, `at` seconds ago."""
+    """Return a GetFlowsResponse: from one ``namespace/pod`` to another, `at` seconds ago."""
     ends = {}
     for name, text in (("source", source), ("destination", destination)):
         namespace, _, pod = text.partition("/")
@@ -47,7 +47,7 @@ def flow(source: str, destination: str, *, denied: bool = False, at: float = 0.0
 
 
 class FakeHubble:
-    """In place of HubbleClient: has these flows, and answers nothing else than what is asked of it here."""
+    """Replaces HubbleClient: has these flows, and supports only the calls below."""
 
     flows: Sequence[bytes] = ()
     seen = 0
@@ -61,13 +61,13 @@ class FakeHubble:
     def __exit__(self, *_: object) -> None: ...
 
     def stream(self, method: str, request: bytes, timeout: float) -> Iterator[list[bytes]]:
-        """The flows since the moment that is asked for, in one batch."""
+        """Yield the flows since the requested time in one batch."""
         assert method == "observer.Observer/GetFlows"
         since = decode(GetFlowsRequest, request).since or 0
         yield [one for one in self.flows if (decode(GetFlowsResponse, one).time or 0) >= since]
 
     def call(self, method: str, request: bytes, timeout: float) -> bytes:
-        """The ring's figures."""
+        """Return the ring buffer's status."""
         assert method == "observer.Observer/ServerStatus"
         return encode(ServerStatusResponse(seen_flows=self.seen or len(self.flows), max_flows=4095))
 
@@ -118,7 +118,7 @@ ANSWERS: dict[str, tuple[int, object]] = {
 def serving(
     folder: Path, monkeypatch: pytest.MonkeyPatch, answers: Mapping[str, tuple[int, object]] = ANSWERS
 ) -> Iterator[str]:
-    """The address of the page, over a stub agent; flows are FakeHubble's."""
+    """Serve the page over a stub agent with FakeHubble's flows; return its address."""
     monkeypatch.setattr("hive.ui.flows.HubbleClient", FakeHubble)
     with stub_agent(folder, answers) as agent, start_blocking_portal() as portal:
         listener = socket.create_server(("127.0.0.1", 0))

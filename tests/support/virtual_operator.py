@@ -17,11 +17,11 @@ POOL = {
     "leader-election-renew-deadline": "10s",
     "leader-election-retry-period": "2s",
 }
-"""The election with Cilium's defaults: time costs nothing here."""
+"""The election with Cilium's defaults: virtual time costs nothing."""
 
 
 class VirtualOperator:
-    """Started, stopped and killed by its cluster."""
+    """An operator that its cluster starts, stops and kills."""
 
     def __init__(self, server: ApiServer, folder: Path, clock: VirtualClock, *, slices: bool) -> None:
         folder.mkdir()
@@ -34,7 +34,7 @@ class VirtualOperator:
 
     @property
     def leads(self) -> bool:
-        """Whether it works. Raises what ended it."""
+        """Return whether it is the leader. Raises the error that ended it."""
         if self._task is not None and self._task.done():
             self._task.result()
         return self._hive is not None and at_work(self._hive)
@@ -46,7 +46,7 @@ class VirtualOperator:
         await self._clock.until(lambda: self.leads, 120)
 
     async def stop(self) -> None:
-        """It ends by itself, and lets go of its lease."""
+        """Stop it cleanly: it releases its lease."""
         self._stopping.set()
         assert self._task is not None
         task = self._task
@@ -55,14 +55,14 @@ class VirtualOperator:
         self._task = self._hive = None
 
     async def kill(self) -> None:
-        """It can write nothing more: its lease is left to expire."""
+        """End it without another write: its lease expires."""
         fault = self._server.faults.add(Fault(of_client(OPERATOR), times=-1, close=True))
         await self._server.hang_up()
         await self.stop()
         fault.times = 0
 
     async def _run(self) -> None:
-        """Again and again, as a kubelet does: an operator ends when it loses its lease."""
+        """Restart it as a kubelet does: an operator ends when it loses its lease."""
         while not self._stopping.is_set():
             try:
                 async with self._operators.hive(self._values).started() as self._hive:

@@ -14,13 +14,13 @@ from typing import Any
 from lifecycle.testing import VirtualClock
 
 BEGIN = 1000.0
-"""What a monotonic clock shows until there is a virtual one: each run begins alike."""
+"""Value of a monotonic clock before a virtual one is installed: each run begins alike."""
 TODAY = 1_700_000_000.0 - BEGIN
 """Seconds of the epoch at 0 of the monotonic clock."""
 
 
 class _Times:
-    """The clock in force, if any."""
+    """The installed clock, if any."""
 
     def __init__(self) -> None:
         self.clock: VirtualClock | None = None
@@ -36,7 +36,7 @@ _times = _Times()
 
 
 class _Today(datetime.datetime):
-    """Times of day that are asked for now."""
+    """The current virtual time of day."""
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
@@ -44,7 +44,7 @@ class _Today(datetime.datetime):
 
 
 def install() -> None:
-    """From here on nothing reads the machine's clocks but what has bound them already."""
+    """Replace the machine's clocks for all code that has not bound them already."""
     replaced: dict[str, Any] = {"monotonic": _times.monotonic, "time": _times.time}
     for name, function in replaced.items():
         setattr(time, name, function)
@@ -53,5 +53,5 @@ def install() -> None:
 
 
 def follow(clock: VirtualClock) -> None:
-    """This clock counts."""
+    """Make this clock the source of time."""
     _times.clock = clock

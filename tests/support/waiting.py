@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, never for a time."""
+"""Waits for conditions with a deadline."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import time
 from collections.abc import Callable
 
 SOONEST, LATEST = 0.005, 0.1
-"""Seconds between two looks: many start a process, and what they wait for needs the processor, too."""
+"""Seconds between two checks: many start a process, and the awaited program needs the processor, too."""
 _PATIENCE = 8
-"""What has not come for so many times as long comes a little later, too."""
+"""The interval is this fraction of the time waited so far."""
 _ROUNDS = 200
 
 
 def eventually(condition: Callable[[], object], within: float = 60.0, every: float | None = None) -> None:
     """Return once ``condition()`` is true.
 
-    It looks ``every`` so many seconds; without that often at first, and then less.
+    It is checked every ``every`` seconds; by default often at first, and then less often.
 
-    Raises AssertionError after ``within`` seconds, with the condition's last fault. It looks once more
-    when they are over: who was not let run meanwhile has seen nothing.
+    Raises AssertionError after ``within`` seconds, with the condition's last error.
     """
     began = time.monotonic()
     fault: Exception | None = None
@@ -38,14 +37,14 @@ def eventually(condition: Callable[[], object], within: float = 60.0, every: flo
 
 
 def pause(waited: float) -> float:
-    """Seconds until the next look, after so many of waiting."""
+    """Return the seconds until the next check, after this time of waiting."""
     return min(LATEST, max(SOONEST, waited / _PATIENCE))
 
 
 async def settled() -> None:
-    """Return once tasks have done what they could: they have had so many rounds of the event loop.
+    """Run so many rounds of the event loop that all tasks are blocked.
 
-    Unlike anyio's wait_all_tasks_blocked(), also where the loop has yet to call what wakes them.
+    Unlike anyio's wait_all_tasks_blocked(), it also waits for callbacks that will wake tasks.
     """
     for _ in range(_ROUNDS):
         await asyncio.sleep(0)
