@@ -1,4 +1,4 @@
-"""All maps, for hives of a few cells whose tests use maps that no cell of the hive requests."""
+"""All maps, for tests of a few cells that use maps which none of these cells requests."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ protocol bgp stranger from node {{ local {STRANGER} as 65102; password "another"
 
 
 class Routers:
-    """FRR (AS 65101, a password, graceful restart, both families) and BIRD (AS 65001, and an unknown peer)."""
+    """FRR (AS 65101, a password, graceful restart, both families) and BIRD (AS 65001, an unknown peer)."""
 
     def __init__(self, far: Namespaces, folder: Path) -> None:
         self.far = far

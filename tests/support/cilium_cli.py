@@ -106,7 +106,7 @@ MULTICAST: Final = ("cilium-dbg", "bpf", "multicast", "group", "list")
 
 
 def sysdump(run: Callable[..., bytes]) -> list[str]:
-    """Return the names of files in the archive that a sysdump copies from the pod by `run` and removes there."""
+    """Return the names of files in the archive that a sysdump copies by `run` and removes there."""
     printed = run("cilium-bugtool", "--archiveType=gz", "--exclude-object-files").decode()
     found = re.search(r"GZIP at (.*)\n", printed)
     assert found is not None, printed

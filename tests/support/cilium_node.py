@@ -50,7 +50,7 @@ class CiliumNode(msgspec.Struct, frozen=True):
 
 @contextmanager
 def make_cilium(lab: Lab, *, tcx: bool = True) -> Iterator[CiliumNode]:
-    """Turn the node into one whose Cilium agent was killed, with pods that keep communicating.
+    """Turn the node into one with a killed Cilium agent, with pods that keep communicating.
 
     ``tcx=False``: filters, as before Linux 6.6. The programs' maps exist until the block ends.
     """

@@ -15,7 +15,7 @@ PROPERTY = "counts"
 
 
 class Count(Protocol):
-    """Counts outcomes under a title; the run's summary has a line for each outcome, the most frequent first."""
+    """Counts outcomes under a title; the run's summary has a line for each, the most frequent first."""
 
     def __call__(self, title: str, outcomes: Mapping[str, int]) -> None: ...
 

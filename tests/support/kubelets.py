@@ -126,7 +126,7 @@ class Kubelets:
         self._ask("PUT", f"{_path(key)}/status", pod)
 
     def _waiting(self, pod: dict[str, Any], why: str) -> None:
-        """Set the status of a pod whose sandbox cannot be created."""
+        """Set the status of a pod with a sandbox that cannot be created."""
         metadata = pod["metadata"]
         event = {
             "apiVersion": "events.k8s.io/v1",

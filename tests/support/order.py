@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 SHUFFLED = ("unit", "integration")
-"""Tiers whose tests share no node: they pass in any order."""
+"""Tiers with tests that share no node: they pass in any order."""
 
 
 def tier_of(nodeid: str) -> str:

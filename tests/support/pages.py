@@ -16,7 +16,7 @@ FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 
 
 class Block(msgspec.Struct, frozen=True):
-    """A fenced block: its language, the file whose content it is, and its text."""
+    """A fenced block: its language, the file that has this content, and its text."""
 
     language: str
     file: str | None

@@ -19,7 +19,7 @@ class Progress:
     """Counts tests by tier, and records the longest running one."""
 
     def __init__(self, terminal: pytest.TerminalReporter, *, threaded: bool) -> None:
-        """With ``threaded`` a thread prints lines while a test runs: for a process that runs no tests itself."""
+        """With ``threaded`` a thread prints lines while a test runs: for a process without tests."""
         self._terminal = terminal
         self._threaded = threaded
         self._over = threading.Event()

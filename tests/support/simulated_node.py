@@ -118,7 +118,7 @@ def answered(process: subprocess.Popen[bytes], command: str, *given: Any) -> Any
 
 @contextmanager
 def simulated(lab: Lab, folder: Path, seed: int, size: Size, operator: str) -> Iterator[SimulatedCluster]:
-    """Create a cluster from a seed, and a node of it whose agent is not started.
+    """Create a cluster from a seed, and a node of it without a running agent.
 
     Its operator has agents read ``endpoints``, or ``slices`` of them; see simulated_server.
     """

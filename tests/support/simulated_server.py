@@ -172,7 +172,7 @@ class OperatedServer(SimulatedServer):
         self._operator = VirtualOperator(self._server, folder / "operator", clock, slices=slices)
 
     async def do_begin(self) -> str:
-        """Let the operator create definitions, and ranges for nodes before pods exist; return the kubeconfig."""
+        """Let the operator create definitions and, before pods run, nodes' ranges; return a kubeconfig."""
         await self.do_back()
         await self._operator.start()
         self._put_own()

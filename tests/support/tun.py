@@ -1,4 +1,4 @@
-"""A link between L3 devices of two nodes: tun devices, whose packets begin with the network header.
+"""A link between L3 devices of two nodes: tun devices, on which packets begin with the network header.
 
 Source: Documentation/networking/tuntap.rst.
 """

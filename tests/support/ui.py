@@ -1,4 +1,4 @@
-"""The page of ``hive ui`` over an agent whose flows a test chooses."""
+"""The page of ``hive ui`` over an agent with flows that a test chooses."""
 
 from __future__ import annotations
 

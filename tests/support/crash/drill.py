@@ -47,7 +47,7 @@ of the last two starts.
 
 
 class Drill:
-    """Agents of one node, whose calls are counted, and the pods that must survive everything."""
+    """Agents of one node with counted calls, and the pods that must survive everything."""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.lab = lab
@@ -92,9 +92,7 @@ class Drill:
     # Starts
 
     def start(self, *settings: str) -> int:
-        """Start an agent whose calls are counted, wait until it serves and is idle, and return the number of
-        calls.
-        """
+        """Start an agent with counted calls; return their number once it serves and is idle."""
         self._target = 0
         agent_process.wait_ready(self.lab, self._interposer.start(self.lab, *settings))
         return self._interposer.rest()

@@ -67,7 +67,7 @@ class Interposer:
         self._log.unlink(missing_ok=True)
 
     def kill_after(self, calls: int) -> int:
-        """Kill the running agent before the n-th call from now on, 1 is the next; return the call's number."""
+        """Kill the running agent before its n-th next call; return the call's number."""
         number = self._control.counted + calls
         self._control.kill_at = number
         return number

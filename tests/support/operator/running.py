@@ -25,7 +25,7 @@ LEASE = {
     "leader-election-renew-deadline": "20s",
     "leader-election-retry-period": "50ms",
 }
-"""An election whose lease is renewed often, and is not lost on a busy machine."""
+"""An election with a lease that is renewed often, and is not lost on a busy machine."""
 
 
 def settings(values: Mapping[str, object], folder: Path) -> None:
