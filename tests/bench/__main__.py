@@ -1,4 +1,4 @@
-"""``make bench``: ours and the peers in one run, in interleaved rounds, as one table of ratios."""
+"""``make bench``: hive and its peers in one run, in interleaved rounds, as one table of ratios."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ PARTS: dict[str, Measure] = {
     "cluster-sizes": cluster_sizes.measure,
 }
 LOSSES = "losses"
-"""The part that runs for --seconds, not in rounds."""
+"""The section that runs for --seconds, not in rounds."""
 UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-ranges", "policies", "hubble"}
 
 
 def main() -> int:
-    """Measure what was asked for and print it; a missed target is reported and does not fail the run."""
+    """Measure the chosen sections and print the table; a missed target is reported and does not fail the run."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds of each figure (7)")
     parser.add_argument("--seconds", type=float, default=60, help="of traffic for each figure of losses (60)")

@@ -1,6 +1,6 @@
 """Pod to pod across two nodes, by routes and through the tunnel, against plain routing and a plain VXLAN.
 
-All have two nodes joined by a bridge and a pod on each; one processor for the client, one for the server.
+Two nodes are joined by a bridge, with a pod on each; one processor for the client, one for the server.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FLOOD_PORT, FLOOD = 7003, 500
 """Port, and milliseconds for which datagrams are counted."""
 GATEWAY = "169.254.1.1"
 HOST_ROUTING = "--kube-proxy-replacement=true"
-"""With which pods and devices pass each other packets."""
+"""The setting by which pods and devices pass packets to each other past the host's stack."""
 KEYS = 200
 IPCACHE = Path("/sys/fs/bpf/tc/globals/cilium_ipcache")
 
 
 @contextlib.contextmanager
 def cluster(name: str, *settings: str, etcd: bool = False) -> Iterator[Cluster]:
-    """Two nodes of ours with a pod each."""
+    """Create two nodes of ours with a pod each."""
     made = Cluster(name)
     try:
         with exclusive():
@@ -55,7 +55,7 @@ def cluster(name: str, *settings: str, etcd: bool = False) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def ours(name: str, *settings: str, etcd: bool = False) -> Iterator[Pair]:
-    """Their pods, once they reach each other."""
+    """Return their pods, once they reach each other."""
     with cluster(name, *settings, etcd=etcd) as made:
         first, second = made.nodes()
         (found,) = (one for one, _ in made.manifests.objects() if one["metadata"]["name"] == "pod-2")
@@ -67,7 +67,7 @@ def ours(name: str, *settings: str, etcd: bool = False) -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def plain(prefix: str, *, vxlan: bool) -> Iterator[Pair]:
-    """Two nodes with a route to the other's pod: over its address, or a VXLAN device."""
+    """Create two nodes with a route to the other's pod: over its address, or a VXLAN device."""
     nodes = {f"{prefix}-1": (1, 2, "a"), f"{prefix}-2": (2, 1, "b")}
     network = f"{prefix}-net"
     with namespaces(network, *nodes, f"{prefix}-a", f"{prefix}-b"):
@@ -109,7 +109,7 @@ def _pod(node: str, pod: str, number: int) -> None:
 
 
 def traffic(folder: Path, rounds: int) -> list[Row]:
-    """Round trips and connections, each against its plain peer, ``rounds`` interleaved rounds."""
+    """Measure round trips and connections, each against its plain peer, in ``rounds`` interleaved rounds."""
     program, flood = tool("traffic", folder), tool("pps", folder)
     peers = {"native": "kernel routing", "native, by the stack": "kernel routing", "VXLAN": "VXLAN device"}
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -141,11 +141,13 @@ def traffic(folder: Path, rounds: int) -> list[Row]:
 
 
 WIREGUARD = ("--enable-wireguard=true", "--enable-wireguard-userspace-fallback=true")
-"""By wireguard-go, also where the kernel would do it: the figures are of that."""
+"""By wireguard-go, also where the kernel has WireGuard: the figures are those of wireguard-go."""
 
 
 def encrypted(folder: Path, rounds: int) -> list[Row]:
-    """Round trips and connections between pods of two nodes in WireGuard, against the same in clear text."""
+    """Measure round trips and connections between pods of two nodes over WireGuard, against the same in clear
+    text.
+    """
     program = tool("traffic", folder)
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     modes = {"native": (), "VXLAN": (TUNNEL,)}
@@ -174,7 +176,7 @@ def encrypted(folder: Path, rounds: int) -> list[Row]:
 
 
 def _packets(program: Path, pods: Pair) -> float:
-    """Thousands of datagrams a second that the server's pod gets of what the client's can send."""
+    """Return thousands of datagrams per second that the server's pod receives at the client's full rate."""
     receiver = subprocess.Popen(
         [program, "receive", "0", str(FLOOD_PORT), str(FLOOD)],
         stdout=subprocess.PIPE,
@@ -193,7 +195,7 @@ def _packets(program: Path, pods: Pair) -> float:
 
 
 def shared(folder: Path, rounds: int) -> list[Figure]:
-    """From a put of an address in etcd to the row in another node's ipcache map."""
+    """Measure the time from a put of an address in etcd to the row in another node's ipcache map."""
     del folder
     with cluster("bench-etcd", TUNNEL, etcd=True) as made:
         first, _ = made.nodes()
@@ -206,7 +208,7 @@ def shared(folder: Path, rounds: int) -> list[Figure]:
 
 
 def seconds_until_noticed(etcd: str, number: int) -> float:
-    """The median of KEYS, in ms; inside the node."""
+    """Return the median of KEYS in ms; runs inside the node."""
     import grpc
     from aetcd import rpc
 
@@ -232,7 +234,7 @@ BATCH = 100
 
 
 def crowded(folder: Path, rounds: int) -> list[Figure]:
-    """NODES nodes with PODS pods in etcd: until an agent has all in its map, and its memory."""
+    """Measure NODES nodes with PODS pods in etcd: until an agent has all in its map, and its memory."""
     del folder
     waits, sizes = [], []
     for _ in range(min(rounds, 3)):
@@ -261,7 +263,7 @@ def _resident(pid: int | None) -> float:
 
 
 def _report_all(etcd: str) -> float:
-    """Seconds from the first key to the last row; inside the node."""
+    """Print the seconds from the first key to the last row; runs inside the node."""
     import grpc
     from aetcd import rpc
 

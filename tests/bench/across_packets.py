@@ -1,7 +1,7 @@
-"""What our programs take of a packet to and from another node, by BPF_PROG_TEST_RUN.
+"""Datapath time of a packet to and from another node, by BPF_PROG_TEST_RUN.
 
-Out of the tunnel is not here: the kernel's test has no packet that came by one. Nor is the way out of a pod
-past the stack: routes lead nowhere there.
+Not measured: decapsulation, since the test run has no tunnel metadata, and a pod's way out past the stack,
+since no route leads there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Packet = tuple[Pod, str, bytes]
 
 
 def native(world: World) -> dict[str, Packet]:
-    """By routes: out of the pod to the stack, and from the stack to the pod."""
+    """Run by routes: from the pod to the stack, and from the stack to the pod."""
     world.maps["hive_tunnel"].update(bytes(4), TunnelConfig().pack())
     world.bump(0)
     world.pod_sends(A, from_pod(A) / tcp(A.ip, REMOTE, "S"))
@@ -46,7 +46,7 @@ def native(world: World) -> dict[str, Packet]:
 
 
 def tunnelled(world: World) -> dict[str, Packet]:
-    """By VXLAN: out of the pod to the tunnel, and what arrives outside at the node's device."""
+    """Run with VXLAN: from the pod to the tunnel, and an outer packet at the node's device."""
     config = TunnelConfig(TUNNEL_IFINDEX, MTU, PORT, IPv4Address(NODE))
     world.maps["hive_tunnel"].update(bytes(4), config.pack())
     world.bump(0)
@@ -61,7 +61,7 @@ def tunnelled(world: World) -> dict[str, Packet]:
 
 
 def routed(world: World) -> dict[str, Packet]:
-    """Past the stack: from the device into the pod."""
+    """Run past the stack: from the device into the pod."""
     world.maps["hive_devices"].update(struct.pack("<I", IFINDEX), DeviceConfig(bytes(6)).pack())
     frame = Ether(src="0a:00:00:00:00:0a", dst="0a:00:00:00:00:09")
     world.device_gets(frame / tcp(REMOTE, A.ip, "S", sport=40003))
@@ -71,7 +71,7 @@ def routed(world: World) -> dict[str, Packet]:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """ns a packet of each kind, a value a round."""
+    """Return ns per packet of each kind, a value a round."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     with World() as stack, World(DatapathSettings(enable_host_legacy_routing=False)) as past:

@@ -1,4 +1,4 @@
-"""How fast nodes agree upon identities through etcd: of new labels, one by one and many at once."""
+"""How fast nodes allocate shared identities through etcd: for new labels, one by one and many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IN_A_ROW, AT_ONCE = 100, 300
 
 
 async def _agreed(etcd: Etcd, round_: int) -> tuple[float, float]:
-    """The median of one in ms, and how many a second of those asked for at once."""
+    """Return the median for one in ms, and identities per second for many at once."""
     unlimited = f"etcd.address={etcd.url},etcd.qps=10000,etcd.maxInflight=100"
     async with agent(etcd, 1, **{"kvstore-opt": unlimited}) as identities:
         times = []
@@ -31,7 +31,7 @@ async def _agreed(etcd: Etcd, round_: int) -> tuple[float, float]:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Both, a value a round; each round has an etcd of its own."""
+    """Return both, a value a round; each round has an etcd of its own."""
     single, many = [], []
     for each in range(rounds):
         etcd = Etcd(folder / f"etcd-{each}")

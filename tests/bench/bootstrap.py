@@ -41,7 +41,7 @@ class Start:
 
 
 def probe(node: PluginNode) -> bool:
-    """Whether a kubelet's probe of the agent succeeds."""
+    """Return whether a kubelet's probe of the agent succeeds."""
     with inside(node.namespaces):
         wire = socket.socket()
     with wire:
@@ -57,7 +57,7 @@ def probe(node: PluginNode) -> bool:
 
 
 def start(node: PluginNode) -> Start:
-    """Kill the agent, start another, and watch it."""
+    """Kill the agent, start another, and measure it."""
     made = node.lab
     agent_process.crash(made)
     made.agent_log.write_bytes(b"")
@@ -86,7 +86,7 @@ def start(node: PluginNode) -> Start:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """All three times and every part for both counts, a value a round."""
+    """Return all three times and every part for both counts, a value a round."""
     compiled()
     spawn = tool("spawn", folder)
     found: dict[int, list[Start]] = defaultdict(list)

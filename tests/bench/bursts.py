@@ -27,24 +27,24 @@ from tests.bench.startup import add_later, api_server, compiled
 from tests.bench.stats import Figure, Sample
 
 SIZES = {1_000: 1.0, 10_000: 8.0}
-"""Policies, and seconds that they are to be in force within."""
+"""Number of policies, and the limit in seconds."""
 PODS = 20
 ANSWERED = 100.0
-"""ms that the probe is to be answered within."""
+"""Limit in ms for the probe's answer."""
 FIRST_PORT = 1_000
 WITHIN = 120.0
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A pod's object, of this node: the agent gets no others."""
+    """Return a Pod of this node: the agent gets no others."""
     metadata = {"name": f"p{number}", "namespace": "default", "labels": {"app": f"a{number}"}}
     spec = {"containers": [{"name": "c", "image": "c"}], "nodeName": socket.gethostname()}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def policy(number: int) -> dict[str, Any]:
-    """One that allows one more port of one pod to another."""
+    """Return a policy that allows one more port from one pod to another."""
     peer = [{"matchLabels": {"app": f"a{(number + 1) % PODS}"}}]
     port = {"port": str(FIRST_PORT + number // PODS), "protocol": "TCP"}
     return {
@@ -59,16 +59,16 @@ def policy(number: int) -> dict[str, Any]:
 
 
 class Probe(threading.Thread):
-    """Asks again and again until it is stopped.
+    """Repeats a liveness probe until it is stopped.
 
-    ``slowest`` is in ms, ``work`` the most ms that the agent's loop had a processor for meanwhile: what other
-    programs on the machine take is in the one alone.
+    ``slowest`` is in ms; ``work`` is the maximum processor time in ms of the agent's loop during a probe:
+    only ``slowest`` includes other programs' time on the machine.
     """
 
     def __init__(self, agent: int) -> None:
         super().__init__(daemon=True)
         self._agent = Path(f"/proc/{agent}/schedstat")
-        """Of its first thread."""
+        """The agent's first thread."""
         self.slowest = self.work = 0.0
         self.failure = ""
         self._over = threading.Event()
@@ -95,7 +95,7 @@ class Probe(threading.Thread):
         return int(self._agent.read_text(encoding="ascii").split()[0]) / 1e6
 
     def stop(self) -> None:
-        """Raises RuntimeError where it was not answered well."""
+        """Stop. Raises RuntimeError if a probe failed."""
         self._over.set()
         self.join(WITHIN)
         if self.failure:
@@ -103,12 +103,12 @@ class Probe(threading.Thread):
 
 
 def policy_maps() -> list[Path]:
-    """Those of endpoints."""
+    """Return the endpoints' policy maps."""
     return [one for one in GLOBALS.glob("cilium_policy_*") if one.name.rpartition("_")[2].isdigit()]
 
 
 def have_entries(count: int) -> bool:
-    """Whether the map of each pod has so many entries."""
+    """Return whether each pod's map has this number of entries."""
     full = 0
     for path in policy_maps():
         with open_map(path) as table:
@@ -117,13 +117,13 @@ def have_entries(count: int) -> bool:
 
 
 def know_addresses(count: int) -> bool:
-    """Whether the ipcache has so many."""
+    """Return whether the ipcache has this number of addresses."""
     with open_map(GLOBALS / "cilium_ipcache") as table:
         return sum(1 for _ in table.items()) >= count
 
 
 def admit(identity: int) -> bool:
-    """Whether each pod lets it in."""
+    """Return whether each pod's map allows the identity."""
     key = PolicyKey(identity, egress=False, protocol=6, port=FIRST_PORT, port_bits=16).pack()
     admitting = 0
     for path in policy_maps():
@@ -133,7 +133,7 @@ def admit(identity: int) -> bool:
 
 
 def remote_pods(count: int) -> list[dict[str, Any]]:
-    """Nodes with a hundred pods each, and those."""
+    """Return nodes with a hundred pods each, and these pods."""
     found: list[dict[str, Any]] = []
     for number in range(count):
         node, pod_ = divmod(number, 100)
@@ -162,11 +162,11 @@ def remote_pods(count: int) -> list[dict[str, Any]]:
 
 
 NEW = 50_000
-"""The identity that comes."""
+"""The identity that is added."""
 
 
 def identity() -> list[dict[str, Any]]:
-    """One of a pod elsewhere, that a policy of all pods here admits."""
+    """Return an identity of a remote pod that a policy of all local pods allows."""
     labels = {
         "k8s:app": "new",
         "k8s:io.cilium.k8s.policy.cluster": "default",
@@ -184,7 +184,7 @@ def identity() -> list[dict[str, Any]]:
 
 
 def admitting() -> dict[str, Any]:
-    """A policy of all pods that admits the new identity."""
+    """Return a policy of all pods that allows the new identity."""
     made = policy(0)
     made["metadata"]["name"] = "admitting"
     made["spec"]["endpointSelector"] = {}
@@ -193,20 +193,20 @@ def admitting() -> dict[str, Any]:
 
 
 class Burst(NamedTuple):
-    """Objects that come at once, those that are there before, and when the kernel has all."""
+    """Objects that arrive at once, those that exist before, and the condition that the kernel has all."""
 
     what: str
     later: Sequence[dict[str, Any]]
     done: Callable[[], bool]
     before: Sequence[dict[str, Any]] = ()
     entries: int = 0
-    """That the map of each pod has of those."""
+    """Number of entries in each pod's map."""
     within: float | None = None
     poll: float = 0.1
 
 
 def bursts() -> Iterator[Burst]:
-    """All that are measured."""
+    """Return all bursts to measure."""
     for count, within in SIZES.items():
         what = f"{count:,} CiliumNetworkPolicies at once, {PODS} pods"
         later = [policy(number) for number in range(count)]
@@ -228,8 +228,8 @@ def _until(done: Callable[[], bool], poll: float) -> None:
 
 
 def burst(folder: Path, one: Burst, node: PluginNode) -> tuple[float, ...]:
-    """Seconds until all are in the kernel; of the slowest answer ms, and those that the agent worked; its
-    processor's seconds in all, with those for the probes.
+    """Measure: seconds until all are in the kernel; ms of the slowest answer and of the agent's work in it;
+    the agent's processor seconds, probes included.
     """
     assert node.agent is not None
     add_later(folder)  # what is there before
@@ -246,7 +246,9 @@ def burst(folder: Path, one: Burst, node: PluginNode) -> tuple[float, ...]:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Of each burst: the time, the slowest answer and the agent's processor time; a new agent each round."""
+    """Return for each burst the time, the slowest answer and the agent's processor time; a new agent each
+    round.
+    """
     compiled()
     figures = []
     for one in bursts():

@@ -1,7 +1,7 @@
-"""What clients get: answers of the API a second, how long one takes, how long the command takes to start.
+"""API clients: answers per second, latency of a request, and start time of the command.
 
-The API is asked by ten clients at once for its rate, by one for its latency; of an idle agent, and of one
-that adds and deletes pods, ten at a time, without a pause. Rounds are interleaved.
+Ten clients measure the rate, one the latency; of an idle agent, and of one that adds and deletes pods, ten at
+a time, without a pause. Rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.bench.tools import tool
 
 PODS, AT_ONCE = 50, 10
 SECONDS = 2.0
-"""Of asking, for each figure of a round."""
+"""Duration of each figure in a round."""
 PATHS = ("/v1/config", "/v1/endpoint")
 SLOWEST = 150.0
-"""ms that the command may take."""
+"""Limit in ms for the command."""
 STARTS = 5
 
 
 @contextlib.contextmanager
 def busy(node: PluginNode, spawn: Path) -> Iterator[None]:
-    """Pods come and go during the block. Raises RuntimeError when one cannot."""
+    """Add and delete pods during the block. Raises RuntimeError if one fails."""
     over = threading.Event()
     failed: list[BaseException] = []
 
@@ -59,7 +59,7 @@ def busy(node: PluginNode, spawn: Path) -> Iterator[None]:
 
 
 def latencies(path: Path, target: str) -> list[float]:
-    """ms of each of the requests that one client can make, over one connection. Raises RuntimeError."""
+    """Return the ms of each request of one client, over one connection. Raises RuntimeError."""
     connection = http.client.HTTPConnection("localhost")
     connection.sock = socket.socket(socket.AF_UNIX)
     took = []
@@ -77,7 +77,7 @@ def latencies(path: Path, target: str) -> list[float]:
 
 
 def answers(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Requests a second and p99, idle and busy."""
+    """Return requests per second and p99, idle and busy."""
     spawn, poll = tool("spawn", folder), tool("poll", folder)
     rates: dict[str, list[float]] = defaultdict(list)
     slow: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -106,7 +106,7 @@ def answers(folder: Path, rounds: int) -> list[Row | Figure]:
 
 
 def commands(folder: Path, rounds: int) -> list[Row | Figure]:
-    """The start of ``hive status`` beside that of a Python that does nothing."""
+    """Return the duration of ``hive status`` beside that of a Python that does nothing."""
     with our_node(folder, 0, "bench-commands") as node:
         assert node.agent is not None
         path = agent_process.api_socket(node.agent)

@@ -33,12 +33,12 @@ PATIENCE = 600.0
 
 
 def size_of(nodes: int) -> Size:
-    """A cluster of so many nodes: 20 pods on each, a policy for five."""
+    """Return a cluster of this number of nodes: 20 pods on each, a policy for five."""
     return Size(nodes=nodes, pods=20 * nodes, services=2 * nodes, policies=nodes // 5, workloads=nodes)
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Each size once a round."""
+    """Measure each size once a round."""
     del folder
     compiled()
     os.environ["K8S_NODE_NAME"] = "node1"
@@ -86,7 +86,7 @@ def _measured(nodes: int, seed: int) -> dict[tuple[str, str], float]:
 
 @contextlib.contextmanager
 def _operator(node: Lab, folder: Path, kubeconfig: str) -> Iterator[int]:
-    """An operator in the node's network; its pid."""
+    """Start an operator in the node's network; return its pid."""
     values = {
         "k8s-kubeconfig-path": kubeconfig,
         "operator-api-serve-addr": f"127.0.0.1:{free_port()}",

@@ -33,7 +33,7 @@ LEAVES = Route(0, IFINDEX, raw(OWN), raw(HOP))
 
 
 def policy(world: World, pod: str, gateway: str, egress: str = "0.0.0.0") -> None:
-    """What the pod sends outside leaves by this gateway."""
+    """Return a policy by which the pod's packets to the world leave by this gateway."""
     key = EgressKey(IPv4Address(pod), IPv4Interface(f"{OUTSIDE}/32"))
     value = EgressValue(IPv4Address(egress), IPv4Address(gateway))
     world.maps["cilium_egress_gw_policy_v4"].update(key.pack(), value.pack())
@@ -41,7 +41,7 @@ def policy(world: World, pod: str, gateway: str, egress: str = "0.0.0.0") -> Non
 
 
 def on_the_node(world: World) -> dict[str, float]:
-    """Out of a pod to the world: without gateways, with policies for others, and to its gateway."""
+    """Run from a pod to the world: without gateways, with policies for other pods, and to its gateway."""
     packet = from_pod(A) / udp(A.ip, OUTSIDE)
     packet[IP].ttl = HOPS
     found = {}
@@ -59,7 +59,7 @@ def on_the_node(world: World) -> dict[str, float]:
 
 
 def on_the_gateway(world: OverlayWorld) -> dict[str, float]:
-    """Another node's pod: outwards, the answer to it, and beside them what is for a pod of this node."""
+    """Run for another node's pod: outwards, and the reply; beside them a packet for a pod of this node."""
     world.reset()
     world.set_tunnel(on=True, flags=TUNNEL_GATEWAYS)
     device = DeviceConfig(raw(OWN), IPv4Address(NODE), flags=DEVICE_MASQUERADE_IPV4)
@@ -82,7 +82,7 @@ def on_the_gateway(world: OverlayWorld) -> dict[str, float]:
 
 
 def alone(world: World, program: str, packet: bytes) -> float:
-    """The median of single runs, in ns."""
+    """Return the median of single runs in ns."""
     took = []
     for _ in range(CALLS):
         run = test_run(world.programs[program], packet)
@@ -93,7 +93,7 @@ def alone(world: World, program: str, packet: bytes) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """ns a packet of each kind, a value a round."""
+    """Return ns per packet of each kind, a value a round."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     with World() as node, OverlayWorld() as gateway:

@@ -1,4 +1,4 @@
-"""The framework alone: graphs, hooks, tables, import, against their peers.
+"""The framework alone: graphs, hooks, tables and imports, against its peers.
 
 Rounds are interleaved. Each figure's peer does less than ours where it is marked "manual" or "plain".
 """
@@ -46,7 +46,7 @@ class Item:
 
 
 def graphs(rounds: int) -> Iterable[Row]:
-    """Checking, building and asking, for every size."""
+    """Measure checking, building and look-up, for every size."""
     for size in SIZES:
         shape = Shape.of(size)
         found: dict[str, list[Built]] = defaultdict(list)
@@ -63,7 +63,7 @@ def graphs(rounds: int) -> Iterable[Row]:
 
 
 async def hive_with_hooks() -> tuple[float, float]:
-    """ms to start and to stop a hive of hooks of one constructor: each waits for the one before."""
+    """Return ms to start and to stop a hive whose hooks depend on each other in a chain."""
 
     async def nothing() -> None:
         await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def hive_with_hooks() -> tuple[float, float]:
 
 
 async def hive_with_siblings() -> tuple[float, float]:
-    """ms to start and to stop a hive of as many hooks that do not depend on each other."""
+    """Return ms to start and to stop a hive of hooks that do not depend on each other."""
 
     async def nothing() -> None:
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ async def hive_with_siblings() -> tuple[float, float]:
 
 
 async def started_and_stopped(hive: Hive) -> tuple[float, float]:
-    """ms of each; the graph is checked and built before."""
+    """Return ms of start and stop; the graph is checked and built before."""
     hive._construct()
     began = time.process_time()
     await hive.start()
@@ -105,7 +105,7 @@ async def started_and_stopped(hive: Hive) -> tuple[float, float]:
 
 
 async def manual_tasks() -> tuple[float, float]:
-    """ms to start as many tasks that wait for a stop signal, and to stop them: no order, no names."""
+    """Return ms to start tasks that wait for a stop signal, and to stop them: no order, no names."""
 
     async def live(started: asyncio.Event, stop: asyncio.Event) -> None:
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ HOOK_RUNS = {
 
 
 def hooks(rounds: int) -> Iterable[Row]:
-    """Starting and stopping."""
+    """Measure starting and stopping."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(rounds):
         for name, run in HOOK_RUNS.items():
@@ -150,7 +150,7 @@ def hooks(rounds: int) -> Iterable[Row]:
 
 
 def table_writes(rows_in_one: int) -> float:
-    """Rows a second into a table, so many in a transaction."""
+    """Return rows per second into a table, with this number in a transaction."""
     table: Table[int, Item] = Table("items", key=lambda item: item.key)
     items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
 
@@ -164,7 +164,7 @@ def table_writes(rows_in_one: int) -> float:
 
 
 def dict_writes() -> float:
-    """Rows a second into a dict: no notification, no rollback."""
+    """Return rows per second into a dict: no notification, no rollback."""
     rows: dict[int, Item] = {}
     items = [Item(number % (ROWS // 2), number) for number in range(ROWS)]
 
@@ -176,7 +176,7 @@ def dict_writes() -> float:
 
 
 def table_changes() -> float:
-    """Changes a second from a writer to a watcher, a hundred in a transaction."""
+    """Return changes per second from a writer to a watcher, a hundred in a transaction."""
 
     async def run() -> float:
         table: Table[int, Item] = Table("items", key=lambda item: item.key)
@@ -194,7 +194,9 @@ def table_changes() -> float:
 
 
 def queue_items() -> float:
-    """Items a second through an asyncio.Queue, a hundred at a time: nothing is stored, merged or replayed."""
+    """Return items per second through an asyncio.Queue, a hundred at a time: nothing is stored, merged or
+    replayed.
+    """
 
     async def run() -> float:
         queue: asyncio.Queue[Item] = asyncio.Queue()
@@ -217,7 +219,7 @@ TABLE_FIGURES: tuple[tuple[str, Callable[[], float], str, Callable[[], float]], 
 
 
 def tables(rounds: int) -> Iterable[Row]:
-    """Writes and changes, in thousands a second; here more is better, so the ratio is ours / the peer's."""
+    """Return writes and changes in thousands per second; more is better, so the ratio is ours / the peer's."""
     for what, ours, peer, theirs in TABLE_FIGURES:
         pairs = []
         for _ in range(rounds):
@@ -245,9 +247,9 @@ print(took * 1000, held / 1024)
 
 
 def imports(rounds: int) -> Iterable[Row]:
-    """What importing costs a process of its own: ms, and MB of memory with the interpreter's.
+    """Return what an import costs a new process: ms, and MB of memory including the interpreter's.
 
-    Ours is compiled first, as an installed package is; the peers are.
+    Bytecode is compiled before, as in installed packages.
     """
     compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run([sys.executable, "-c", "import lifecycle"], check=True, timeout=60, env=compiled)
@@ -266,7 +268,7 @@ def imports(rounds: int) -> Iterable[Row]:
 
 
 def help_page(rounds: int) -> Iterable[Row]:
-    """The start of the ``hive`` command, up to its help, beside the import of the library it is made with."""
+    """Measure ``hive --help`` beside the import of its command-line library."""
     compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     commands = {
         "ours": [sys.executable, "-m", "hive", "--help"],
@@ -284,7 +286,7 @@ def help_page(rounds: int) -> Iterable[Row]:
 
 
 def _of_children() -> float:
-    """Seconds of processor time that processes have taken that this one has started, and that are over."""
+    """Return the processor seconds of all ended child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -328,7 +330,7 @@ async def nothing():
 
 
 def running(rounds: int) -> Iterable[Row]:
-    """MB of a process that runs a hive of many hooks, and of one with as many tasks made manually."""
+    """Return the MB of a process that runs a hive of many hooks, and of one with as many plain tasks."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for name, body in RUNNING.items():
@@ -355,7 +357,7 @@ async def main():
     async with hive.started():
         print((held() - built) * 1024 / HOOKS)
 """
-"""KB that a hook takes while it runs, beside the constructor that has registered it."""
+"""KB of a running hook, without the constructor that registered it."""
 
 RETAINED = 100_000
 OVERWRITTEN = 2_000
@@ -368,7 +370,7 @@ TARGETS: tuple[tuple[str, str, float], ...] = (
     ("snapshot and put at 100,000 rows", "µs", 5),
     ("memory of 100,000 rows with three derived tables", "MiB", 120),
 )
-"""What is wanted of the framework, whatever the peers take."""
+"""Targets of the framework, independent of peers."""
 
 DERIVED = f"""
 
@@ -389,7 +391,7 @@ print(sum(map(len, derived)) and held() - before)
 
 
 def retained_writes() -> float:
-    """Microseconds of a snapshot and a put, in a table of many rows, while the snapshot is held."""
+    """Return the µs of a snapshot and a put, in a table of many rows, while the snapshot is kept alive."""
     table: Table[int, Item] = Table("items", key=lambda item: item.key)
     with table.txn() as txn:
         for number in range(RETAINED):
@@ -406,7 +408,7 @@ def retained_writes() -> float:
 
 
 def got_again() -> float:
-    """Microseconds of Hive.get() of what was got before."""
+    """Return the µs of a repeated Hive.get()."""
     hive = Hive(provide(Item0), invoke(Item0))
     hive.build()
     get = hive.get
@@ -418,11 +420,11 @@ def got_again() -> float:
 
 
 class Item0:
-    """Something to get."""
+    """A class to look up."""
 
 
 def wanted(rounds: int) -> Iterable[Row]:
-    """Each figure beside what is wanted of it: 1 and more is reached."""
+    """Return each figure with its target; a ratio of 1 and more reaches it."""
     probes = {row.what: row for row in imports(rounds) if row.peer_name == "asyncio"}
     imported, remembered = probes["lifecycle: cold import"], probes["lifecycle: memory after the import"]
     started = []
@@ -443,14 +445,14 @@ def wanted(rounds: int) -> Iterable[Row]:
 
 
 def _printed(program: str) -> float:
-    """The number that a process of its own prints."""
+    """Return the number that a child process prints."""
     return float(
         subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60).stdout
     )
 
 
 def measure(folder: Path, rounds: int) -> list[Row]:
-    """Every figure of the framework."""
+    """Return every figure of the framework."""
     del folder
     configure_logging("warning")
     return [

@@ -1,6 +1,6 @@
-"""One graph of constructors, built by everyone: ours, dishka, dependency-injector (manual), plain Python.
+"""One graph of constructors, built by ours, dishka, dependency-injector (manual), and plain Python.
 
-The classes are made anew for every round: a daemon reads each of its type hints once.
+Every round has new classes: a daemon reads each type hint once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which constructor needs which: each up to three of those before it, the root all that none needs."""
+    """The dependencies of constructors: each on up to three earlier ones, the root on all without dependents."""
 
     needs: tuple[tuple[int, ...], ...]
     code: CodeType
 
     @classmethod
     def of(cls, size: int) -> Shape:
-        """A shape of so many constructors, the same every time."""
+        """Return a shape of this number of constructors, always the same."""
         chance = random.Random(size)  # noqa: S311  # a shape, no secret
         needs = [tuple(sorted(chance.sample(range(i), min(i, chance.randrange(4))))) for i in range(size - 1)]
         unneeded = set(range(size - 1)).difference(*needs)
@@ -38,7 +38,7 @@ class Shape:
         return cls(tuple(needs), compile("\n".join(lines), "graph.py", "exec"))
 
     def classes(self) -> list[type]:
-        """The classes, new ones."""
+        """Return new classes of this shape."""
         names: dict[str, object] = {"__name__": __name__}
         exec(self.code, names)  # noqa: S102  # made above, of numbers
         return [kind for number in range(len(self.needs)) if isinstance(kind := names[f"C{number}"], type)]
@@ -46,7 +46,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What building took, in ms, and how to ask for an instance again, in µs."""
+    """Time of building in ms, and a function that looks up an instance, with its time in µs."""
 
     check: float
     construct: float
@@ -57,7 +57,7 @@ RESOLVED = 2000
 
 
 def ours(shape: Shape) -> Built:
-    """A hive: every fault would be reported; then everything is built in order, timed and named."""
+    """Build a hive: it reports every fault, builds everything in order, and records times and names."""
     from lifecycle import Hive, invoke, provide
 
     classes = shape.classes()
@@ -74,7 +74,7 @@ def ours(shape: Shape) -> Built:
 
 
 def dishka(shape: Shape) -> Built:
-    """A container with its validation; building on the first request for the root."""
+    """Build a container with validation; it builds on the first request for the root."""
     from dishka import Provider, Scope, make_container
 
     classes = shape.classes()
@@ -93,7 +93,7 @@ def dishka(shape: Shape) -> Built:
 
 
 def dependency_injector(shape: Shape) -> Built:
-    """Providers written out: no hints, nothing is checked; built in order, as deep chains recurse."""
+    """Build from explicit providers: no hints, no checks; in order, as deep chains recurse."""
     from dependency_injector.containers import DynamicContainer
     from dependency_injector.providers import Singleton
 
@@ -115,7 +115,7 @@ def dependency_injector(shape: Shape) -> Built:
 
 
 def plain(shape: Shape) -> Built:
-    """Calls in the right order and a dict: what a person would write."""
+    """Build by calls in the right order and a dict, as a person would write it."""
     classes = shape.classes()
     made: dict[type, object] = {}
 
@@ -137,7 +137,7 @@ BUILDERS: dict[str, Callable[[Shape], Built]] = {
 
 @contextmanager
 def collected() -> Iterator[None]:
-    """Garbage of before is collected first, and none meanwhile: each round pays for itself alone."""
+    """Collect garbage first, and disable the collector meanwhile: no round pays for another one."""
     gc.collect()
     gc.disable()
     try:
@@ -147,7 +147,7 @@ def collected() -> Iterator[None]:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """ms of processor time that the work took, and its result."""
+    """Return the ms of processor time of a call, and its result."""
     with collected():
         began = time.process_time()
         result = work()
@@ -155,6 +155,6 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def resolved(get: Callable[[], object]) -> float:
-    """µs of asking for an instance that is there."""
+    """Return the µs of looking up an existing instance."""
     took, _ = timed(lambda: [get() for _ in range(RESOLVED)])
     return took * 1000 / RESOLVED

@@ -34,7 +34,7 @@ SLOWEST_ADD, SLOWEST_PROBE, MOST_MEMORY = 2.0, 100.0, 16.0
 
 
 def slowest_probe() -> float:
-    """ms of the slowest of some probes."""
+    """Return the ms of the slowest of some probes."""
     times = []
     for _ in range(PROBES):
         began = time.perf_counter()
@@ -45,7 +45,7 @@ def slowest_probe() -> float:
 
 
 def memory(pid: int) -> float:
-    """Resident MiB."""
+    """Return the resident memory in MiB."""
     text = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(text.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -62,7 +62,7 @@ def _besieged(inside: Namespaces, target: Target, folder: Path, during: Callable
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """p99 of an ADD, the slowest probe and the memory, for every server attacked."""
+    """Return p99 of an ADD, the slowest probe and the memory, for every attacked server."""
     spawn = tool("spawn", folder)
     alone: list[Batch] = []
     besieged: dict[str, list[Batch]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Requests of HTTP through Envoy: what they take against direct ones, and how many a second.
+"""HTTP requests through Envoy against direct ones: latency, and requests per second.
 
-Connections stay open. Client and server are a loop of epoll each, so that the proxy's part shows.
+Connections stay open. Client and server are an epoll loop each, so that the proxy's part shows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _connected(server: str) -> socket.socket:
 
 
 def answered(server: str) -> bool:
-    """Whether one request is answered as the server does it."""
+    """Return whether a request gets the server's response."""
     with _connected(server) as client:
         client.sendall(ASKED)
         return _answer(client).startswith(b"HTTP/1.1 200")
@@ -76,7 +76,7 @@ def _answer(client: socket.socket) -> bytes:
 
 
 def latencies(server: str) -> float:
-    """The median of what requests take, one after another, in µs."""
+    """Return the median duration of sequential requests in µs."""
     took = []
     with _connected(server) as client:
         for _ in range(REQUESTS):
@@ -88,7 +88,7 @@ def latencies(server: str) -> float:
 
 
 def throughput(server: str) -> float:
-    """Requests a second, so many under way at a time."""
+    """Return requests per second with this number in flight."""
     clients = {client.fileno(): client for client in (_connected(server) for _ in range(FLIGHT))}
     poll, done = select.epoll(), 0
     for number, client in clients.items():
@@ -106,7 +106,7 @@ def throughput(server: str) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Through Envoy at ingress against a pod that rules let in whatever it asks, of the same rounds."""
+    """Compare requests through Envoy at ingress with those to a pod without HTTP rules, in the same rounds."""
     over: list[float] = []
     took: tuple[list[float], list[float]] = ([], [])
     rates: tuple[list[float], list[float]] = ([], [])
