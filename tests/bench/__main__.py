@@ -109,7 +109,7 @@ UNPRIVILEGED = {"framework", "tables", "incremental", "inspect-page", "node-rang
 
 
 def main() -> int:
-    """Measure the chosen sections and print the table; a missed target is reported and does not fail the run."""
+    """Measure the chosen sections and print the table; a missed target does not fail the run."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds of each figure (7)")
     parser.add_argument("--seconds", type=float, default=60, help="of traffic for each figure of losses (60)")

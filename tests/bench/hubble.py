@@ -1,7 +1,7 @@
-"""Hubble: events taken in and flows given out a second, and the memory of a full ring.
+"""Hubble: events received and flows sent per second, and the memory of a full ring buffer.
 
-On a node: how long after a packet a client has its flow, alone and beside ninety-nine others that follow the
-same; what that takes of the agent; and what the agent holds with and without Hubble.
+On a node: the delay from a packet until a client has its flow, alone and beside ninety-nine other clients;
+the agent's processor time for that; and its memory with and without Hubble.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.unit.hubble.agent import TRACE, Agent
 METRICS = "dns drop tcp flow port-distribution icmp httpV2 kafka flows-to-world policy"
 CONTEXTS = "sourceContext=pod;destinationContext=pod"
 CAPACITIES = {4095: 4.0, 65535: None}
-"""Events of a ring: MiB that it may take."""
+"""Events of a ring buffer: limit in MiB."""
 BATCH, BATCHES = 200, 500
 RAW, FOLLOWED = 500_000.0, 40_000.0
 """What is to be reached, a second of one core."""
@@ -51,7 +51,7 @@ PACKETS, PAUSE = 250, 0.02
 """Of a round, each to a port of its own, and the seconds between two."""
 FIRST_PORT = 20_000
 LATEST = 5.0
-"""ms from a packet until a client has its flow, of all packets but one in a hundred."""
+"""Limit in ms from a packet until a client has its flow, for 99 of 100 packets."""
 WITHIN, LATE = 30.0, 10.0
 """Seconds until clients follow, and until they have the last flow."""
 _Result = TypeVar("_Result")
@@ -62,12 +62,12 @@ def _agent(capacity: int) -> EventSources:
 
 
 def _batch() -> list[Event]:
-    """As the kernel's buffers give them: bytes of their own."""
+    """Return events as the kernel's buffers provide them: bytes of their own."""
     return [Event(0, bytes(bytearray(TRACE))) for _ in range(BATCH)]
 
 
 def raw() -> float:
-    """µs of an event without a reader."""
+    """Return the µs of an event without a reader."""
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES)]
     began = time.process_time()
     for batch in batches:
@@ -76,7 +76,7 @@ def raw() -> float:
 
 
 async def followed(clients: int = 1) -> float:
-    """µs of an event that so many clients follow, up to the bytes of their answers, for each of them."""
+    """Return the µs of an event for each of several clients, up to the bytes of their answers."""
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES // 5 // clients or 1)]
     every = [sources.observer.get_flows(GetFlowsRequest(follow=True)) for _ in range(clients)]
     sources.take(_batch())
@@ -98,7 +98,7 @@ async def followed(clients: int = 1) -> float:
 
 
 async def seen(use: Callable[[list[SeenEvent]], object]) -> float:
-    """µs of an event that a part of the agent follows and uses."""
+    """Return the µs of an event that a part of the agent follows and uses."""
     sources, batches = _agent(4095), [_batch() for _ in range(BATCHES // 5)]
     events = sources.observer.follow()
     got, wanted, took = 0, 0, 0.0
@@ -127,7 +127,7 @@ async def seen(use: Callable[[list[SeenEvent]], object]) -> float:
 
 
 def exported(folder: Path) -> float:
-    """µs of an event that is written to a file."""
+    """Return the µs of an event that is written to a file."""
     lines = FlowLog("bench", str(folder / "events.log"), (), (), ()).check()
     file = RotatingFile(folder / "events.log", size=10 << 20, backups=1, compress=False)
     try:
@@ -137,7 +137,7 @@ def exported(folder: Path) -> float:
 
 
 def counted() -> float:
-    """µs of an event that every metric counts, by the names of both pods."""
+    """Return the µs of an event that every metric counts, by the names of both pods."""
     metrics = FlowMetrics(metrics_of(f"{name}:{CONTEXTS}" for name in METRICS.split()))
 
     def count(events: list[SeenEvent]) -> None:
@@ -149,7 +149,7 @@ def counted() -> float:
 
 
 def full(capacity: int) -> float:
-    """MiB of a full ring."""
+    """Return the MiB of a full ring buffer."""
     sources = _agent(capacity)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -161,7 +161,7 @@ def full(capacity: int) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Each figure once a round, one after the other; of a file and of metrics, how many times a client's."""
+    """Measure each figure once a round; those of the file and of metrics as multiples of a client's."""
     taken, given, shared, written, by_all = [], [], [], [], []
     for _ in range(rounds):
         taken.append(raw())
@@ -185,16 +185,16 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
 
 
 class Packets(NamedTuple):
-    """What was found of the packets of a round."""
+    """Results for the packets of a round."""
 
     latest: float
     """ms after which 99 of 100 had reached the client as flows."""
     processor: float
-    """µs of the agent, for each packet."""
+    """µs of the agent for each packet."""
 
 
 def _request() -> bytes:
-    """What the clients ask for: each new flow of UDP, once, where it reaches a pod."""
+    """Return the clients' request: each new UDP flow, once, where it reaches a pod."""
     selection = FlowSelection()
     selection.add("type", "trace:to-endpoint")
     selection.add("protocol", "udp")
@@ -203,7 +203,7 @@ def _request() -> bytes:
 
 
 def _follow(path: Path, seen: Callable[[list[bytes]], None]) -> None:
-    """Give all flows to a function, in a thread that ends with the process."""
+    """Call a function with all flows, in a thread that ends with the process."""
 
     def read() -> None:
         with HubbleClient(f"unix://{path}", WITHIN) as client:
@@ -214,13 +214,13 @@ def _follow(path: Path, seen: Callable[[list[bytes]], None]) -> None:
 
 
 def _port(answer: bytes) -> int:
-    """Where the packet of a flow was sent; 0 for other flows than of UDP."""
+    """Return the destination port of a flow's packet; 0 for flows other than UDP."""
     flow = decode(GetFlowsResponse, answer).flow
     return flow.l4.UDP.destination_port if flow and flow.l4 and flow.l4.UDP else 0
 
 
 def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
-    """Follow with so many clients, and make a file once all do; how many of PACKETS each was given."""
+    """Follow with several clients, and create a file once all do; return how many of PACKETS each received."""
     with connected(count, _request(), path) as clients:
         waiting = set(clients)
         for client in read_until(stop, clients, keep=True):
@@ -234,9 +234,10 @@ def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
 
 
 def latencies(path: Path, send: Callable[[int], object]) -> list[float]:
-    """ms from sending a packet to a port until a client of the socket has its flow, for each of PACKETS.
+    """Return the ms from sending a packet to a port until a client of the socket has its flow, for each of
+    PACKETS.
 
-    Raises RuntimeError when the flow of one does not come.
+    Raises RuntimeError if a flow does not arrive.
     """
     came: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
 
@@ -264,7 +265,7 @@ def latencies(path: Path, send: Callable[[int], object]) -> list[float]:
 
 
 def probe(send: Callable[[int], object], done: Callable[[], bool]) -> None:
-    """Send packets, each to another port, since each flow is reported once, until that is so."""
+    """Send packets, each to another port, since each flow is reported once, until the condition is true."""
     until = time.monotonic() + WITHIN
     for port in range(FIRST_PORT - 1, 0, -1):
         if done():
@@ -276,13 +277,13 @@ def probe(send: Callable[[int], object], done: Callable[[], bool]) -> None:
 
 
 def _inside(use: Callable[[Callable[[int], object]], _Result], address: str) -> _Result:
-    """Of a pod: call it with what sends a packet to a port of that address."""
+    """Run in a pod: call a function with one that sends a packet to a port of that address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         return use(lambda port: sender.sendto(b"hubble", (address, port)))
 
 
 def packets(made: Lab, pid: int, address: str, clients: int, folder: Path) -> Packets:
-    """Send those of a round from pod ``a`` to that address, while so many clients follow."""
+    """Send the packets of a round from pod ``a`` to that address, while several clients follow."""
     ready = folder / "hubble-followed"
     ready.unlink(missing_ok=True)
     with made.open_pod("a") as pod:
@@ -306,7 +307,7 @@ def packets(made: Lab, pid: int, address: str, clients: int, folder: Path) -> Pa
 
 
 def on_a_node(folder: Path, rounds: int) -> list[Row | Figure]:
-    """With and without Hubble one after the other; with it, one client and a hundred."""
+    """Measure with and without Hubble in turn; with it, one client and a hundred."""
     found: dict[int, list[Packets]] = defaultdict(list)
     held: dict[bool, list[float]] = defaultdict(list)
     for _ in range(rounds):

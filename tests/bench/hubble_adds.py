@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 
 PODS, FOLLOWING, ASKING, LAST = 100, 100, 10, 100
 TARGET = 1.1
-"""Times the median of an ADD without clients."""
+"""Limit, as a multiple of the median of an ADD without clients."""
 WAYS = {
     f"{FOLLOWING} clients follow": (FOLLOWING, encode(GetFlowsRequest(follow=True))),
     f"{ASKING} ask without a pause": (ASKING, encode(GetFlowsRequest(number=LAST))),
@@ -35,7 +35,7 @@ WAYS = {
 
 
 def _clients(stop: Stop, ready: str, count: int, request: bytes) -> float:
-    """Be clients until the parent stops them; how many answers came a second.
+    """Run clients until the parent stops them; return answers per second.
 
     A file appears once all are served.
     """
@@ -52,7 +52,7 @@ def _clients(stop: Stop, ready: str, count: int, request: bytes) -> float:
 
 @contextlib.contextmanager
 def served(node: PluginNode, folder: Path, way: str, rates: list[float]) -> Iterator[None]:
-    """Clients are served during the block; the answers a second are appended."""
+    """Run clients during the block; append the answers per second."""
     ready = folder / "hubble-clients"
     ready.unlink(missing_ok=True)
     crowd: Child[float] = node.namespaces.start(_clients, str(ready), *WAYS[way])
@@ -64,7 +64,7 @@ def served(node: PluginNode, folder: Path, way: str, rates: list[float]) -> Iter
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """p50 and p99 of an ADD, one at a time, for each way of being asked."""
+    """Measure p50 and p99 of an ADD, one at a time, for each kind of client."""
     spawn = tool("spawn", folder)
     idle: list[Batch] = []
     busy: dict[str, list[Batch]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Clients of Hubble that read answers and do not decode them: many of them take little of the machine.
+"""Clients of Hubble that read answers without decoding them, so that many of them need little processor time.
 
-They share its processors with the agent that is measured.
+They share the machine with the measured agent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hive.lab.children import Stop
 
 SOCKET = Path("/run/cilium/hubble.sock")
 _WINDOW = (1 << 31) - 1
-"""Bytes that the server may send: as many as HTTP/2 has."""
+"""Bytes that the server may send: the maximum of HTTP/2."""
 _DATA, _HEADERS = 0, 1
 _END_STREAM = 1
 _READ = 1 << 18
@@ -29,7 +29,9 @@ _QUIET = 0.5
 
 
 def _frames(request: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-    """What a connection begins with; and a call's frames, each before and after its stream's number."""
+    """Return the frames that begin a connection; and a call's frames, each before and after its stream's
+    number.
+    """
     client = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
     client.initiate_connection()
     client.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW})
@@ -54,14 +56,14 @@ def _frames(request: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
 
 
 class RawClient:
-    """Asks for flows, and again after the end of each answer. Connected until it is closed."""
+    """Requests flows, again after the end of each answer, until it is closed."""
 
     def __init__(self, path: Path, request: bytes) -> None:
         opening, self._frames = _frames(request)
         self._stream = -1
         self._unread = bytearray()
         self.answers = 0
-        """How many have ended."""
+        """Number of ended answers."""
         self.data = bytearray()
         """Messages of the answers, if they are collected."""
         self.socket = socket.socket(socket.AF_UNIX)
@@ -75,7 +77,7 @@ class RawClient:
         self.socket.sendall(b"".join(head + number + rest for head, rest in self._frames))
 
     def read(self, *, keep: bool = False) -> None:
-        """Take what has come. Raises RuntimeError when the server has closed the connection."""
+        """Read what has arrived. Raises RuntimeError if the server has closed the connection."""
         data = self.socket.recv(_READ)
         if not data:
             raise RuntimeError("a client of Hubble is disconnected")
@@ -95,7 +97,7 @@ class RawClient:
         del self._unread[:begin]
 
     def messages(self) -> Iterator[bytes]:
-        """The messages in the collected data."""
+        """Return the messages in the collected data."""
         reader = MessageReader(1 << 22)
         reader.feed(bytes(self.data))
         return iter(reader.take, None)
@@ -103,7 +105,7 @@ class RawClient:
 
 @contextmanager
 def connected(count: int, request: bytes, path: Path = SOCKET) -> Iterator[list[RawClient]]:
-    """So many clients that ask the same."""
+    """Connect several clients with the same request."""
     with ExitStack() as opened:
         clients = [RawClient(path, request) for _ in range(count)]
         for client in clients:
@@ -112,7 +114,7 @@ def connected(count: int, request: bytes, path: Path = SOCKET) -> Iterator[list[
 
 
 def read_until(stop: Stop, clients: list[RawClient], *, keep: bool = False) -> Iterator[RawClient]:
-    """Let clients read until the parent stops them; gives each that has read, as often as it does."""
+    """Let clients read until the parent stops them; yield each client that has read, as often as it does."""
     with selectors.DefaultSelector() as selector:
         selector.register(stop.fd, selectors.EVENT_READ)
         for client in clients:
@@ -126,7 +128,7 @@ def read_until(stop: Stop, clients: list[RawClient], *, keep: bool = False) -> I
 
 
 def read_rest(clients: list[RawClient]) -> None:
-    """Keep what is still on its way to clients, until nothing comes for a while."""
+    """Read what is still in flight, until nothing arrives for a while."""
     with selectors.DefaultSelector() as selector:
         for client in clients:
             selector.register(client.socket, selectors.EVENT_READ, client)

@@ -25,13 +25,13 @@ from tests.bench.stats import Figure, Row, Sample
 from tests.kernel.datapath.world import OK, REDIRECT
 
 TURNS = 20
-"""Of each node in a round, with so many fewer calls each."""
+"""Turns of each node in a round, with fewer calls each."""
 TARGET = 1.0
 """ns that Hubble may add to a packet."""
 
 
 def _took(link: str, packet: bytes) -> float:
-    """ns a packet that a pod sends by this link of the node. RuntimeError when it is not let through."""
+    """Return the ns per packet that a pod sends by this link. Raises RuntimeError if it is dropped."""
     ifindex = socket.if_nametoindex(link)
     program = program_by_id(programs_of([ifindex])[ifindex].ingress)
     took = []
@@ -47,14 +47,14 @@ def _took(link: str, packet: bytes) -> float:
 
 
 def _flow(made: Lab) -> tuple[str, bytes]:
-    """Two pods of a node: the link of one, and what it sends to the other."""
+    """Create two pods of a node: return the link of one, and its packet to the other."""
     sender, receiver = pods.add(made, "a"), pods.add(made, "b")
     packet = Ether(src=sender.pod_mac, dst=sender.host_mac) / IP(src=sender.ipv4, dst=receiver.ipv4, ttl=HOPS)
     return sender.host_link, bytes(packet / UDP(sport=40000, dport=53) / b"payload")
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """ns a packet with and without Hubble, and the difference, a value a round."""
+    """Return ns per packet with and without Hubble, and the difference, a value a round."""
     del folder
     found: dict[bool, list[float]] = {False: [], True: []}
     for index in range(rounds):

@@ -1,4 +1,4 @@
-"""Incremental tables: what one changed row costs, and what recomputing everything costs instead."""
+"""Incremental tables: the cost of one changed row, against recomputing everything."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Node = tuple[int, int]
 
 PODS_A_NODE = 100
 LIMIT = 50.0
-"""Microseconds that one changed row among 100,000 may cost."""
+"""Limit in µs for one changed row among 100,000."""
 SIZES = (1_000, 10_000, 100_000)
 CHANGES = 300
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """One changed row among 100,000 for each operator; three of them in a row against a plain function."""
+    """Measure one changed row among 100,000 for each operator; three in a chain against a plain function."""
     del folder
     single: dict[str, list[float]] = {what: [] for what in OPERATORS}
     ours: dict[int, list[float]] = {size: [] for size in SIZES}
@@ -59,7 +59,7 @@ def one_change(
     size: int,
     changes: int,
 ) -> float:
-    """Microseconds from a transaction that changes one row to a watcher having what follows, the median."""
+    """Return the median in µs from a transaction with one changed row to the derived row at a watcher."""
     pods, nodes = tables(size)
     watcher = make(pods, nodes).changes()
     watcher.take()
@@ -76,7 +76,7 @@ def one_change(
 
 
 def tables(size: int) -> tuple[Table[int, Pod], Table[int, Node]]:
-    """So many pods, a hundred on every node."""
+    """Fill tables with this number of pods, a hundred on every node."""
     pods: Table[int, Pod] = Table("pods", key=lambda pod: pod[0])
     with pods.txn() as txn:
         for number in range(size):
@@ -89,7 +89,7 @@ def tables(size: int) -> tuple[Table[int, Pod], Table[int, Node]]:
 
 
 def incrementally(pods: Table[int, Pod], nodes: Table[int, Node]) -> ReadTable[Any, Any]:
-    """The CPU of each node's pods that have any, with its zone."""
+    """Derive the sum of CPU of each node's pods, with its zone."""
     return (
         pods.filter(lambda pod: pod[2] > 0)
         .join(nodes, lambda pod, node: (pod[1], node[1], pod[2]), on=lambda pod: pod[1])
@@ -98,7 +98,7 @@ def incrementally(pods: Table[int, Pod], nodes: Table[int, Node]) -> ReadTable[A
 
 
 def as_a_whole(pods: Table[int, Pod], nodes: Table[int, Node]) -> ReadTable[Any, Any]:
-    """The same by a function of all rows."""
+    """Compute the same by a function of all rows."""
 
     def totals(every: list[Pod], all_nodes: list[Node]) -> dict[int, tuple[int, int, int]]:
         zones, sums = dict(all_nodes), defaultdict[int, int](int)

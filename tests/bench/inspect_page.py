@@ -1,4 +1,4 @@
-"""How long a browser takes to open the page of ``hive inspect``: for few cells and many, with all arrows."""
+"""The time in which a browser opens the page of ``hive inspect``: for few cells and many, with all arrows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.browser.big_graph import big_graph
 from tests.browser.chromium import chromium
 
 SIZES = (50, 500)
-"""Cells; rounds open a page of each, in turn."""
+"""Numbers of cells; rounds open a page of each, in turn."""
 OPENED = "return performance.getEntriesByType('navigation')[0].loadEventEnd"
 LAID_OUT = """
 const began = performance.now();
@@ -19,7 +19,7 @@ return performance.now() - began;
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Milliseconds from opening the file until its scripts have placed every cell, and the browser too."""
+    """Return the ms from opening the file until its scripts and the browser have placed every cell."""
     pages = {size: folder / f"inspect-{size}.html" for size in SIZES}
     for size, page in pages.items():
         page.write_text(big_graph(size).html())

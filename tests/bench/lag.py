@@ -1,6 +1,6 @@
-"""How long the agent's event loop is busy at a stretch while fifty pods are added at once.
+"""How long the agent's event loop runs without a pause while fifty pods are added at once.
 
-The loop measures itself, exactly: lifecycle/process/loop_lag.py.
+The loop measures itself: lifecycle/process/loop_lag.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.bench.tools import tool
 
 AT_ONCE, BATCHES = 50, 2
 TARGET = 20.0
-"""ms that 99.9 % of the stretches stay within."""
+"""Limit in ms for 99.9 % of the stretches."""
 
 
 def stretches(pid: int) -> Stretches:
-    """All stretches of the agent's loop so far."""
+    """Return all stretches of the agent's loop so far."""
     loop = ask("/hive/loop", agent_process.api_socket(pid))
     if tuple(loop["bounds"]) != BOUNDS:
         raise RuntimeError("the agent is of another version: its bounds are others")
@@ -29,7 +29,7 @@ def stretches(pid: int) -> Stretches:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """The median and p99.9 of the stretches of adding and of deleting, a value a round."""
+    """Return the median and p99.9 of the stretches of adding and of deleting, a value a round."""
     spawn = tool("spawn", folder)
     count = AT_ONCE * BATCHES
     found: dict[str, list[Stretches]] = {"ADD": [], "DEL": []}

@@ -1,6 +1,6 @@
 """Packets lost while the agent is killed and started, and while the datapath changes its generation.
 
-Ten pods in a ring send 1000 numbered datagrams a second each to the next; what does not arrive is lost.
+Each of ten pods in a ring sends 1000 numbered datagrams per second to the next; missing ones are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """What the flows counted."""
+    """Counters of the flows."""
 
     sent: int
     received: int
@@ -38,12 +38,12 @@ class Flows:
 
     @property
     def lost(self) -> int:
-        """Packets that were sent and never arrived."""
+        """Return the packets that were sent and never arrived."""
         return self.sent - self.received
 
 
 def flows(program: Path, made: Lab, attached: list[Attached], during: Callable[[], int]) -> tuple[Flows, int]:
-    """Let the pods talk while ``during`` runs; what they counted, and what it returned."""
+    """Run ``during`` while the pods communicate; return the counters and its result."""
     process = subprocess.Popen(
         [program, str(RATE), str(PORT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -66,13 +66,13 @@ def flows(program: Path, made: Lab, attached: list[Attached], during: Callable[[
 
 @contextlib.contextmanager
 def ring(name: str) -> Iterator[tuple[Lab, list[Attached]]]:
-    """A node with the pods."""
+    """Create a node with the pods."""
     with our_lab(name) as (made, _):
         yield made, [pods.add(made, f"pod-{number}") for number in range(PODS)]
 
 
 def restarts(made: Lab, seconds: float, settings: Callable[[int], list[str]]) -> int:
-    """Kill the agent with -9 and start it again, now and then, for so long; how often."""
+    """Kill the agent with -9 and start it repeatedly for this time; return how often."""
     until, times = time.monotonic() + seconds, 0
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(EVERY / 2, left))
@@ -87,7 +87,7 @@ def restarts(made: Lab, seconds: float, settings: Callable[[int], list[str]]) ->
 
 
 def measure(folder: Path, seconds: float) -> list[Figure]:
-    """Both figures, ``seconds`` of traffic each: counts, so there are no rounds."""
+    """Measure both, ``seconds`` of traffic each: counts, so there are no rounds."""
     program = tool("flows", folder)
     rows = []
     with ring("bench-losses") as (made, attached):

@@ -1,4 +1,4 @@
-"""Lookups through the DNS proxy: what they take against direct ones, how many a second, and over kill -9."""
+"""Lookups through the DNS proxy against direct ones: latency, rate, and loss over kill -9."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.fqdn_scenario import WEB, FQDNScenario, fqdn_scenario
 
 LOOKUPS, FLIGHT, SECONDS = 2000, 64, 2.0
 TARGET = 80.0
-"""µs that a lookup through the proxy may take longer."""
+"""Limit in µs that the proxy may add to a lookup."""
 RATE, KILLS, PATIENCE = 200.0, 4, 1.0
 
 
 def latencies(server: str) -> list[float]:
-    """Seconds that lookups take, one after another."""
+    """Return the seconds of sequential lookups."""
     asked, took = query(WEB), []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(2)
@@ -38,7 +38,7 @@ def latencies(server: str) -> list[float]:
 
 
 def throughput(server: str) -> float:
-    """Lookups a second, so many under way at a time."""
+    """Return lookups per second with this number in flight."""
     asked, done = query(WEB), 0
     clients = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(FLIGHT)]
     poll = select.epoll()
@@ -59,7 +59,7 @@ def throughput(server: str) -> float:
 
 
 def resolver(stop: Stop, server: str) -> tuple[int, int, int, float]:
-    """Lookups at a steady rate, each asked again after a second: all, failed, late, the longest."""
+    """Send lookups at a steady rate, each repeated after a second; return all, failed, late, the longest."""
     asked = late = failed = 0
     longest = 0.0
     while not stop.wait(1 / RATE):
@@ -79,7 +79,7 @@ def resolver(stop: Stop, server: str) -> tuple[int, int, int, float]:
 
 
 def kills(place: FQDNScenario) -> tuple[int, int, int, float]:
-    """The resolver's account of an agent killed and started again and again."""
+    """Kill and start an agent repeatedly; return the resolver's counters."""
     asking = place.here.start(resolver, place.server.ipv4)
     try:
         for _ in range(KILLS):
@@ -94,7 +94,7 @@ def kills(place: FQDNScenario) -> tuple[int, int, int, float]:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Medians in µs, lookups a second, and what kill -9 costs."""
+    """Return medians in µs, lookups per second, and the cost of kill -9."""
     over, through, direct, rates, rates_direct = [], [], [], [], []
     known_pods(folder, "other")
     with made(Lab(f"bench-names-{os.getpid()}")) as node, fqdn_scenario(node, folder) as place:

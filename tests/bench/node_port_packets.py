@@ -30,11 +30,11 @@ NEAR, FAR, TARGET = 30080, 30081, 7002
 """Node ports of a service with a backend on the node, and of one with a backend elsewhere; backends' port."""
 ELSEWHERE = "198.51.100.9"
 FLOOD = 1000
-"""ms that are counted."""
+"""Duration in ms that is counted."""
 
 
 class Way:
-    """From a client outside to who receives."""
+    """A path from a client outside to a receiver."""
 
     def __init__(self, outside: Namespaces, near: Namespaces, node: str) -> None:
         self._outside = outside
@@ -42,7 +42,7 @@ class Way:
         self._node = node
 
     def thousands(self, program: Path, port: int, ms: int = FLOOD) -> float:
-        """Thousands of datagrams a second that get there. Raises RuntimeError when none does."""
+        """Return thousands of received datagrams per second. Raises RuntimeError if none arrives."""
         receiver = subprocess.Popen(
             [program, "receive", "0", str(TARGET), str(ms)],
             stdout=subprocess.PIPE,
@@ -63,7 +63,7 @@ class Way:
         return int(out) / 1000
 
     def leads(self, program: Path) -> bool:
-        """Whether both node ports lead to their receivers."""
+        """Return whether both node ports reach their receivers."""
         try:
             return all(self.thousands(program, port, 10) for port in (NEAR, FAR))
         except (RuntimeError, subprocess.SubprocessError):
@@ -71,7 +71,7 @@ class Way:
 
 
 def manifests(pod: str) -> str:
-    """Both services."""
+    """Return both services."""
     return "".join(
         f"""
 apiVersion: v1
@@ -93,7 +93,7 @@ ports: [{{name: flood, port: {TARGET}, protocol: UDP}}]
 
 @contextlib.contextmanager
 def ours(folder: Path, program: Path, *, in_driver: bool) -> Iterator[Way]:
-    """Our node, which serves by tc or in the driver."""
+    """Create our node, which serves by tc or in the driver."""
     name = "bench-np-" + ("xdp" if in_driver else "tc")
     objects = folder / name
     objects.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ def ours(folder: Path, program: Path, *, in_driver: bool) -> Iterator[Way]:
 
 
 def rules(node: str, pod: str) -> str:
-    """As kube-proxy's nftables mode writes them for these two services."""
+    """Return kube-proxy's nftables rules for these two services."""
     return f"""
 table ip kube-proxy {{
     map service-nodeports {{
@@ -134,7 +134,7 @@ table ip kube-proxy {{
 
 @contextlib.contextmanager
 def nft(program: Path) -> Iterator[Way]:
-    """The same network, routed, with those rules."""
+    """Create the same network, routed, with those rules."""
     prefix = "bench-np-nft"
     node, pod, outside = f"{prefix}-node", f"{prefix}-pod", f"{prefix}-out"
     own, theirs, gateway, address = "192.168.62.10", "192.168.62.1", "169.254.1.1", "10.202.0.11"
@@ -165,7 +165,7 @@ def nft(program: Path) -> Iterator[Way]:
 
 
 def measure(folder: Path, rounds: int) -> list[Row]:
-    """To a backend on the node and to one elsewhere, interleaved rounds."""
+    """Measure to a backend on the node and to one elsewhere, in interleaved rounds."""
     program = tool("pps", folder)
     found: dict[tuple[str, int], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:

@@ -21,11 +21,11 @@ ELECTION = {
     "leader-election-renew-deadline": "240s",
     "leader-election-retry-period": "2s",
 }
-"""A fake API server that makes a cluster answers nothing meanwhile."""
+"""A long lease: a fake API server that creates a cluster does not answer meanwhile."""
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Seconds until every CiliumNode has its ranges, beside those that the fake API server works for it."""
+    """Return the seconds until every CiliumNode has its ranges, and those of the fake API server for it."""
     found = [asyncio.run(_round(folder)) for _ in range(rounds)]
     names = ("until all have theirs", "of the operator's processor", "of the API server's processor")
     return [

@@ -1,4 +1,4 @@
-"""The nodes the benchmark runs plugins on: one with our agent, one for the Go reference plugins."""
+"""The nodes on which the benchmark runs plugins: one with our agent, one for the Go reference plugins."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.support.waiting import eventually
 
 PTP = Path("/usr/lib/cni/ptp")
 UNLIMITED = "endpoint-list=rate-limit:0/s,parallel-requests:0"
-"""Clients list endpoints as fast as they are answered: how long they would wait is not what is measured."""
+"""Without limits, clients list endpoints as fast as they are answered: waiting is not measured."""
 LOOKED_INTO = 5  # pods of a round that are inspected; their number and state is checked for all
 
 
 class BenchPod(NamedTuple):
-    """A pod that a plugin is called for."""
+    """A pod for which a plugin is called."""
 
     container: str
     netns: Path
 
 
 def agent_cpu(pid: int) -> int:
-    """ns the threads of a process have spent on a processor, user and kernel."""
+    """Return the ns of processor time of a process's threads, user and kernel."""
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks)
 
@@ -52,11 +52,11 @@ class PluginNode:
     agent: int | None = None
 
     def agent_cpu(self) -> int:
-        """ns the agent's threads have spent on a processor, user and kernel."""
+        """Return the ns of processor time of the agent's threads, user and kernel."""
         return 0 if self.agent is None else agent_cpu(self.agent)
 
     def verify_added(self, count: int) -> None:
-        """Raise AssertionError unless ``count`` pods are wholly there."""
+        """Raise AssertionError unless ``count`` pods are complete."""
         links = self.host_links()
         if len(links) != count or not all("UP" in link["flags"] for link in links):
             raise AssertionError(f"{self.name}: {len(links)} links instead of {count}, or not all up")
@@ -81,30 +81,30 @@ class PluginNode:
             )
 
     def verify_deleted(self) -> None:
-        """Raise AssertionError unless links go and addresses are free soon: a DEL answers before that."""
+        """Raise AssertionError unless links and addresses are soon released: a DEL is answered before."""
         eventually(lambda: not self.host_links(), within=20)
         if self.agent is not None:
             eventually(lambda: not self.allocated(), within=20)
 
     def allocated(self) -> list[str]:
-        """Who has an address of our node's range besides the node."""
+        """Return the owners of addresses of our node's range, except the node."""
         assert self.agent is not None
         status = ask("/v1/healthz", agent_process.api_socket(self.agent))
         owners: list[str] = list(status["ipam"]["allocations"].values())
         return [owner for owner in owners if owner not in {"router", "node-ip", OWNER}]
 
     def host_links(self) -> list[dict[str, Any]]:
-        """The pods' links on the node, without that of its health endpoint."""
+        """Return the pods' links on the node, without that of its health endpoint."""
         listed = json.loads(self.output("ip", "-json", "link", "show"))
         return [link for link in listed if link["ifname"].startswith(self.links) and link["ifname"] != LINK]
 
     def attached(self, links: list[dict[str, Any]]) -> int:
-        """How many of the links have our program at their ingress."""
+        """Return how many of the links have our program at their ingress."""
         batch = "".join(f"filter show dev {link['ifname']} ingress\n" for link in links)
         return self.output("tc", "-batch", "-", text=batch).count("cil_from_container")
 
     def output(self, *command: str, text: str | None = None) -> str:
-        """What a command prints inside the node."""
+        """Run a command inside the node and return its output."""
         return subprocess.run(
             command,
             preexec_fn=self.namespaces.enter,
@@ -118,7 +118,7 @@ class PluginNode:
 
 @contextlib.contextmanager
 def lab(name: str) -> Iterator[Lab]:
-    """A lab node for the time of the block."""
+    """Create a lab node for the block."""
     made = Lab(name)
     destroy(made)
     create(made)
@@ -130,13 +130,13 @@ def lab(name: str) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def our_lab(name: str, *settings: str) -> Iterator[tuple[Lab, int]]:
-    """A lab node with a serving agent and more settings."""
+    """Create a lab node with a serving agent and more settings."""
     with lab(name) as made:
         yield made, _serving(made, *settings)
 
 
 def _serving(made: Lab, *settings: str) -> int:
-    """An agent that serves, with more settings; its pid."""
+    """Start an agent with more settings, wait until it serves, and return its pid."""
     pid = agent_process.start(made, "--ipv4-range=10.200.0.0/16", f"--api-rate-limit={UNLIMITED}", *settings)
     agent_process.wait_ready(made, pid)
     return pid
@@ -144,7 +144,7 @@ def _serving(made: Lab, *settings: str) -> int:
 
 @contextlib.contextmanager
 def our_pair() -> Iterator[Pair]:
-    """Two pods on our datapath."""
+    """Create two pods on our datapath."""
     with our_lab("bench-traffic") as (made, _):
         pods.add(made, "a")
         address = pods.add(made, "b").ipv4
@@ -154,14 +154,14 @@ def our_pair() -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def our_node(folder: Path, count: int, name: str = "bench-ours", *settings: str) -> Iterator[PluginNode]:
-    """A node with our agent and plugin."""
+    """Create a node with our agent and plugin."""
     with lab(name) as made, serving_node(folder, made, count, *settings) as node:
         yield node
 
 
 @contextlib.contextmanager
 def serving_node(folder: Path, made: Lab, count: int, *settings: str) -> Iterator[PluginNode]:
-    """The same of a lab's node that is there."""
+    """Return the same for an existing lab node."""
     pid = _serving(made, *settings)
     with made.open() as namespaces:
         netconf = folder / f"{made.name}.json"
@@ -171,7 +171,7 @@ def serving_node(folder: Path, made: Lab, count: int, *settings: str) -> Iterato
 
 @contextlib.contextmanager
 def ptp_node(folder: Path, count: int) -> Iterator[PluginNode]:
-    """A node with Debian's ptp and host-local."""
+    """Create a node with Debian's ptp and host-local."""
     with lab("bench-ptp") as made, made.open() as namespaces:
         ipam = {
             "type": "host-local",
@@ -185,7 +185,7 @@ def ptp_node(folder: Path, count: int) -> Iterator[PluginNode]:
 
 
 def hold(made: Lab, count: int) -> tuple[BenchPod, ...]:
-    """Namespaces for ``count`` pods of the node."""
+    """Create namespaces for ``count`` pods of the node."""
     names = [f"pod-{number}" for number in range(count)]
     for name in names:
         made.hold_pod(name)
