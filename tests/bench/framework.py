@@ -63,7 +63,7 @@ def graphs(rounds: int) -> Iterable[Row]:
 
 
 async def hive_with_hooks() -> tuple[float, float]:
-    """Return ms to start and to stop a hive whose hooks depend on each other in a chain."""
+    """Return ms to start and to stop a hive of hooks that form a chain."""
 
     async def nothing() -> None:
         await asyncio.sleep(0)
@@ -194,9 +194,7 @@ def table_changes() -> float:
 
 
 def queue_items() -> float:
-    """Return items per second through an asyncio.Queue, a hundred at a time: nothing is stored, merged or
-    replayed.
-    """
+    """Return items per second through an asyncio.Queue, a hundred at a time; nothing is stored."""
 
     async def run() -> float:
         queue: asyncio.Queue[Item] = asyncio.Queue()
@@ -330,7 +328,7 @@ async def nothing():
 
 
 def running(rounds: int) -> Iterable[Row]:
-    """Return the MB of a process that runs a hive of many hooks, and of one with as many plain tasks."""
+    """Return the MB of a process that runs a hive of many hooks, and of one with as many tasks."""
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for name, body in RUNNING.items():

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The dependencies of constructors: each on up to three earlier ones, the root on all without dependents."""
+    """The dependencies: each constructor on up to three earlier ones, the root on all that no other needs."""
 
     needs: tuple[tuple[int, ...], ...]
     code: CodeType

@@ -106,7 +106,7 @@ def throughput(server: str) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Compare requests through Envoy at ingress with those to a pod without HTTP rules, in the same rounds."""
+    """Compare requests through Envoy at ingress with those to a pod without HTTP rules."""
     over: list[float] = []
     took: tuple[list[float], list[float]] = ([], [])
     rates: tuple[list[float], list[float]] = ([], [])

@@ -34,7 +34,7 @@ class Server(NamedTuple):
     pid: int
 
     def ask(self, who: str) -> dict[str, float]:
-        """What a client took."""
+        """Run a client and return its figures."""
         command = [sys.executable, "-m", "tests.bench.tools.object_clients", who, self.url, ADMIN_TOKEN]
         result = subprocess.run(
             [*command, str(self.pid)], capture_output=True, text=True, check=True, timeout=300
@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 @contextlib.contextmanager
 def serving(pods: int, nodes: int, endpoints: int, *more: int) -> Iterator[Server]:
-    """One with so many objects; ``more``: CiliumNodes, identities."""
+    """Serve this number of objects; ``more``: CiliumNodes, identities."""
     counts = map(str, (pods, nodes, endpoints, *more))
     command = [sys.executable, "-m", "tests.bench.tools.object_server", *counts]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -60,7 +60,7 @@ def serving(pods: int, nodes: int, endpoints: int, *more: int) -> Iterator[Serve
 
 @contextlib.contextmanager
 def replaying(server: Server) -> Iterator[Server]:
-    """One that repeats the answers of this one."""
+    """Serve the recorded answers of this server."""
     command = [sys.executable, "-m", "tests.bench.tools.replaying", server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -71,12 +71,12 @@ def replaying(server: Server) -> Iterator[Server]:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """All of it."""
+    """Measure everything."""
     return [*lists(rounds), *changes(rounds), *adds(folder, rounds)]
 
 
 def lists(rounds: int) -> Iterator[Row | Figure]:
-    """10,000 pods and 1,000 nodes: ours, and the peers."""
+    """Measure lists of 10,000 pods and 1,000 nodes: ours, and the peers."""
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     with serving(PODS, NODES, 0) as server, replaying(server) as again:
         for number in range(rounds + 1):
@@ -101,7 +101,7 @@ def lists(rounds: int) -> Iterator[Row | Figure]:
 
 
 def changes(rounds: int) -> Iterator[Row | Figure]:
-    """Pods of other nodes: into the ipcache map, and a change of each; identities."""
+    """Measure pods of other nodes: into the ipcache map, and a change of each; identities."""
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
     with serving(10, 10, REMOTE) as server:
         for _ in range(rounds):
@@ -121,7 +121,7 @@ def changes(rounds: int) -> Iterator[Row | Figure]:
 
 
 def adds(folder: Path, rounds: int) -> Iterator[Row]:
-    """ADD of pods with known labels, beside an agent without a source of objects."""
+    """Measure ADDs of pods with known labels, beside an agent without a source of objects."""
     spawn, manifests = tool("spawn", folder), folder / "manifests"
     manifests.mkdir()
     with (

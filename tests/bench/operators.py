@@ -1,7 +1,7 @@
-"""The operator in a big cluster: ranges for nodes, identities collected, memory.
+"""The operator in a big cluster: ranges for nodes, collected identities, memory.
 
-Lists come from memory, and writes are taken for done at once: what is measured is the operator, a process of
-its own, from its start on. There is no peer: Cilium's is not at hand.
+Lists come from memory, and writes are accepted at once: the operator, a process of its own, is measured from
+its start on. There is no peer: Cilium's operator is not available.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK = {"identity-gc-interval": "1s", "identity-heartbeat-timeout": "1s", "iden
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """All of it."""
+    """Measure everything."""
     del folder
     what = f"{NODES:,} nodes: start to all ranges written"
     found = list(written("PATCH", NODES, rounds, (0, 0, 0, NODES), {}))
@@ -47,7 +47,9 @@ def measure(folder: Path, rounds: int) -> list[Figure]:
 def written(
     method: str, wanted: int, rounds: int, objects: tuple[int, ...], values: dict[str, str]
 ) -> Iterator[tuple[float, float]]:
-    """Seconds from an operator's start until so many objects were written so, and of its processor."""
+    """Return the seconds, and those of its processor, from an operator's start until this number of objects
+    is written.
+    """
     with serving(*objects) as server, replaying(server) as again:
         for number in range(rounds + 1):
             ask(again.url, "/forget")
@@ -60,7 +62,7 @@ def written(
 
 
 def held(rounds: int) -> Iterator[Figure]:
-    """What an operator holds of nodes and endpoints, beyond one of an empty cluster."""
+    """Return an operator's memory for nodes and endpoints, beyond that in an empty cluster."""
     grown = []
     with serving(0, 0, ENDPOINTS, NODES) as full, replaying(full) as again:
         with serving(0, 0, 0) as empty, running(empty, {}, port := free_port()) as process:
@@ -77,7 +79,7 @@ def held(rounds: int) -> Iterator[Figure]:
 
 @contextlib.contextmanager
 def running(server: Server, values: dict[str, str], port: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """An operator of its cluster."""
+    """Run an operator of the cluster."""
     with tempfile.TemporaryDirectory() as folder:
         given = {
             "k8s-kubeconfig-path": kubeconfig(folder, server.url, ADMIN_TOKEN),
@@ -97,7 +99,7 @@ def running(server: Server, values: dict[str, str], port: int = 0) -> Iterator[s
 
 
 def ask(url: str, path: str) -> Any:
-    """An answer of JSON."""
+    """Send a GET and decode the JSON answer."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     with contextlib.closing(connection):
         connection.request("GET", path)
@@ -105,7 +107,7 @@ def ask(url: str, path: str) -> Any:
 
 
 def metrics_text(port: int) -> str:
-    """The status of an operator; nothing before it serves."""
+    """Return the metrics of an operator; empty before it serves."""
     try:
         return json.dumps(ask(f"http://127.0.0.1:{port}", "/hive/status"))
     except OSError:
@@ -113,7 +115,7 @@ def metrics_text(port: int) -> str:
 
 
 def wait(ready: Callable[[], bool]) -> None:
-    """Until it holds."""
+    """Wait until the condition is true."""
     ends = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < ends

@@ -1,7 +1,7 @@
-"""What our programs take of each packet, by BPF_PROG_TEST_RUN: no interface, no queue, no wake-up.
+"""Datapath time of each packet, by BPF_PROG_TEST_RUN: no interface, no queue, no wake-up.
 
-The kernel runs the program repeatedly on one packet and uses up its hops, which limits a call. Its own
-loop, some 30 ns a run, is in the figures.
+The kernel runs the program repeatedly on one packet and decrements its hop limit, which limits a call. The
+kernel's own loop, some 30 ns a run, is included.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HOPS, RUNS = 255, 250
 CALLS = 1000
 POD, HOST = "hive_from_pod", "hive_from_host"
 TARGET = 150
-"""ns of a packet of an established flow between pods, either way, with policy on."""
+"""Limit in ns for a packet of an established flow between pods, either way, with policy enforced."""
 
 
 def flow(world: World) -> dict[str, tuple[Pod, str, bytes]]:
-    """Packets by what they are, of flows that the world has seen begin: sender, program, bytes."""
+    """Return packets by their kind, of flows to the world that are established: sender, program, bytes."""
     world.pod_sends(A, from_pod(A) / tcp(A.ip, B.ip, "S"))
     world.pod_sends(B, from_pod(B) / tcp(B.ip, A.ip, "SA", sport=80, dport=40000))
     world.pod_sends(A, from_pod(A) / tcp(A.ip, NODE, "S", sport=40001))
@@ -54,7 +54,7 @@ def flow(world: World) -> dict[str, tuple[Pod, str, bytes]]:
 
 
 def ns_a_packet(world: World, sender: Pod, program: str, packet: bytes) -> float:
-    """The median over many calls. RuntimeError when a packet is not let through."""
+    """Return the median over many calls. Raises RuntimeError if a packet is dropped."""
     world.pod_sends(sender, packet)  # and makes the interface the sender's
     took = []
     for _ in range(CALLS):
@@ -66,7 +66,7 @@ def ns_a_packet(world: World, sender: Pod, program: str, packet: bytes) -> float
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """ns a packet of each kind, and packets a second of the first, a value a round."""
+    """Return ns per packet of each kind, and packets per second of the first, a value a round."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     with World() as world:

@@ -1,4 +1,4 @@
-"""The networks ours is measured against, in namespaces made and removed here."""
+"""Peer networks in namespaces, created and removed here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hive.lab.namespaces import Namespaces
 
 
 class Pair(NamedTuple):
-    """Two pods that can talk: their network namespaces, and the server's address."""
+    """Two connected pods: their network namespaces, and the server's address."""
 
     client: Namespaces
     server: Namespaces
@@ -25,14 +25,14 @@ def ip(*words: str, netns: str | None = None) -> None:
 
 
 def inside(netns: str, *command: str, text: str | None = None) -> str:
-    """Run a command in a named namespace and return what it printed."""
+    """Run a command in a named namespace and return its output."""
     full = ["ip", "netns", "exec", netns, *command]
     return subprocess.run(full, check=True, timeout=60, input=text, capture_output=True, text=True).stdout
 
 
 @contextlib.contextmanager
 def namespaces(*names: str) -> Iterator[None]:
-    """Named network namespaces for the time of the block, with their loopback up."""
+    """Create named network namespaces for the block, with loopback up."""
     made: list[str] = []
     try:
         for name in names:
@@ -47,7 +47,7 @@ def namespaces(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pair(prefix: str) -> Iterator[Pair]:
-    """The two pods of a peer network, by convention of names."""
+    """Return the two pods of a peer network, by convention of names."""
     with (
         Namespaces.open(f"/run/netns/{prefix}-a") as client,
         Namespaces.open(f"/run/netns/{prefix}-b") as server,
@@ -56,7 +56,7 @@ def pair(prefix: str) -> Iterator[Pair]:
 
 
 def veth(prefix: str, pod: str) -> None:
-    """A pair between the node and a pod: ``veth-<pod>`` and ``eth0``."""
+    """Create a pair between the node and a pod: ``veth-<pod>`` and ``eth0``."""
     node = f"{prefix}-node"
     ip(
         "link",
@@ -77,7 +77,7 @@ def veth(prefix: str, pod: str) -> None:
 
 @contextlib.contextmanager
 def bridge(prefix: str = "bench-bridge") -> Iterator[Pair]:
-    """Two pods on a plain bridge: no policy, no addresses checked."""
+    """Connect two pods by a plain bridge: no policy, no address checks."""
     node = f"{prefix}-node"
     with namespaces(node, f"{prefix}-a", f"{prefix}-b"):
         ip("link", "add", "br0", "type", "bridge", netns=node)
@@ -92,7 +92,7 @@ def bridge(prefix: str = "bench-bridge") -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def routed(prefix: str = "bench-routed") -> Iterator[Pair]:
-    """Two pods with a route each on the node, as most routing CNIs set them up: no policy."""
+    """Connect two pods by a route each on the node, as most routing CNIs do: no policy."""
     node = f"{prefix}-node"
     gateway = "169.254.1.1"
     with namespaces(node, f"{prefix}-a", f"{prefix}-b"):
@@ -131,7 +131,7 @@ table ip pods {
 
 @contextlib.contextmanager
 def filtered() -> Iterator[Pair]:
-    """The routed pair with nftables conntrack and per-pod rules: ours' equal in what it checks."""
+    """Add nftables conntrack and rules for each pod to the routed pair: the same checks as ours."""
     prefix = "bench-nft"
     with routed(prefix) as pods:
         inside(f"{prefix}-node", "nft", "-f", "-", text=RULES)

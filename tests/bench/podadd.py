@@ -1,6 +1,6 @@
-"""Pod add and delete: our plugin and agent against Debian's ptp + host-local, each doing all its work.
+"""Adding and deleting pods: our plugin and agent against Debian's ptp + host-local.
 
-After each round the result is looked at: link, address, program, state. Rounds are interleaved.
+After each round the result is checked: link, address, program, state. Rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_ONCE = (1, 10, 50)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one round of one command took, over all its pods, in ms."""
+    """The times in ms of one round of one command, over all its pods."""
 
     p50: float
     p99: float
@@ -31,7 +31,7 @@ class Batch:
 
 
 def run(node: PluginNode, spawn: Path, command: str, count: int, at_once: int) -> Batch:
-    """Run ``command`` for the node's first ``count`` pods; raises RuntimeError when one fails."""
+    """Run ``command`` for the node's first ``count`` pods; raises RuntimeError if one fails."""
     pods = node.pods[:count]
     before = node.agent_cpu()
     result = subprocess.run(
@@ -74,7 +74,7 @@ FIGURES: tuple[tuple[str, str, int, str, Callable[[Batch], float], float | None]
 
 
 def measure(folder: Path, rounds: int) -> list[Row]:
-    """Every figure of :data:`FIGURES`, a value a round for both sides."""
+    """Return every figure of :data:`FIGURES`, a value a round for both sides."""
     spawn = tool("spawn", folder)
     values: dict[tuple[str, str, int], list[Batch]] = defaultdict(list)
     with contextlib.ExitStack() as stack:

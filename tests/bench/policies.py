@@ -1,6 +1,6 @@
-"""Policies: what one changed object and one identity that comes cost, up to the entries of 100 endpoints.
+"""Policies: the cost of one changed object and of one new identity, up to the entries of 100 endpoints.
 
-The peer is a computation of every policy from nothing, in the same rounds.
+The peer is a computation of all policies from nothing, in the same rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHANGES = 50
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Each of them, by how much there is."""
+    """Measure both, for each size."""
     del folder
     figures: list[Row | Figure] = []
     for policies, identities in SIZES:
@@ -50,7 +50,7 @@ def measure(folder: Path, rounds: int) -> list[Row | Figure]:
 
 
 def a_world(policies: int, identities: int) -> RulePolicy:
-    """So many policies, each for one of 100 endpoints and one peer of so many."""
+    """Create policies, each for one of 100 endpoints and one of several peers."""
     world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
     world.update_identities(Identity(FIRST + number, _labels(number)) for number in range(identities))
     for number in range(ENDPOINTS):
@@ -61,7 +61,7 @@ def a_world(policies: int, identities: int) -> RulePolicy:
 
 
 def _each(change: Callable[[int], object], turn: int) -> float:
-    """Milliseconds of one of many changes."""
+    """Return the ms of one of many changes."""
     began = time.perf_counter()
     for number in range(CHANGES):
         change(turn * CHANGES + number)
@@ -79,7 +79,7 @@ def _come_and_go(world: RulePolicy, identities: int, turn: int) -> None:
 
 
 def removed(world: RulePolicy, identity: int) -> list[EndpointPolicy]:
-    """Remove one identity, which is one slice: no event loop is needed. The policies that change."""
+    """Remove one identity and return the changed policies; it is one slice and needs no event loop."""
     try:
         world.follow_identities([Change(identity, None, None, 1)]).send(None)
     except StopIteration as end:

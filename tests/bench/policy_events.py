@@ -37,29 +37,29 @@ PEER = "a client that reads lines"
 
 
 class Change(NamedTuple):
-    """What is written at the server, and the entry that shows it in each map."""
+    """An object to write at the server, and the entry that shows it in each map."""
 
     collection: str
-    """Of which the client reads events."""
+    """The URL of the events that the client reads."""
     path: str
     body: dict[str, Any]
     identity: int
 
     @property
     def name(self) -> str:
-        """Of the object."""
+        """Return the object's name."""
         return str(self.body["metadata"]["name"])
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A pod's object, of this node."""
+    """Return a Pod of this node."""
     metadata = {"name": f"p{number}", "namespace": "default", "labels": {"app": f"a{number}"}}
     spec = {"containers": [{"name": "c", "image": "c"}], "nodeName": socket.gethostname()}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def identity(number: int, app: str) -> dict[str, Any]:
-    """One of pods elsewhere."""
+    """Return an identity of remote pods."""
     labels = {
         "k8s:app": app,
         "k8s:number": str(number),
@@ -71,7 +71,7 @@ def identity(number: int, app: str) -> dict[str, Any]:
 
 
 def policy(name: str, app: str) -> dict[str, Any]:
-    """One of all pods, which admits those of an app."""
+    """Return a policy of all pods that allows those of an app."""
     peers, port = [{"matchLabels": {"app": app}}], {"port": str(PORT), "protocol": "TCP"}
     ingress = [{"fromEndpoints": peers, "toPorts": [{"ports": [port]}]}]
     spec = {"endpointSelector": {}, "ingress": ingress}
@@ -80,13 +80,13 @@ def policy(name: str, app: str) -> dict[str, Any]:
 
 
 def new_policy(turn: int) -> Change:
-    """A policy of all pods that admits all identities of the cluster."""
+    """Return a policy of all pods that allows all identities of the cluster."""
     body = policy(f"c{turn}", "peer")
     return Change(f"{OBJECTS}/ciliumnetworkpolicies", POLICIES, body, FIRST + IDENTITIES - 1)
 
 
 def new_identity(turn: int) -> Change:
-    """An identity that all pods admit already."""
+    """Return an identity that all pods allow already."""
     number = NEW + turn
     path = f"{OBJECTS}/ciliumidentities"
     return Change(path, path, identity(number, "new"), number)
@@ -94,7 +94,7 @@ def new_identity(turn: int) -> Change:
 
 @contextmanager
 def watching(server: Server, collection: str) -> Iterator[http.client.HTTPResponse]:
-    """Events of a kind, a line each, from now on."""
+    """Watch events of a kind, a line each, from now on."""
     with closing(server.connect()) as connection:
         server.send(connection, "GET", collection)
         version = answer(connection)["metadata"]["resourceVersion"]
@@ -118,14 +118,14 @@ def _read_event(events: http.client.HTTPResponse, kind: str, name: str) -> None:
 
 
 class Turns:
-    """Objects that are written and deleted, again and again."""
+    """Objects that are written and deleted repeatedly."""
 
     def __init__(self, server: Server, maps: Sequence[Map]) -> None:
         self._server = server
         self._maps = maps
 
     def measure(self, make: Callable[[int], Change]) -> tuple[list[float], list[float], list[float]]:
-        """ms to the server's event; to the first map and to the last one."""
+        """Return the ms to the server's event, to the first map and to the last one."""
         found: tuple[list[float], list[float], list[float]] = ([], [], [])
         with (
             closing(self._server.connect()) as connection,
@@ -167,7 +167,9 @@ MADE = {
     f"a policy over {PODS} pods x {IDENTITIES} identities": (new_policy, 5.0, 20.0),
     f"a new identity in {PODS} policy maps": (new_identity, None, 4.0),
 }
-"""What is written, and ms that the agent may add to the server's event: to the first map, to the last."""
+"""What is written, and the limits in ms that the agent may add to the server's event: to the first map, to
+the last.
+"""
 
 
 def _measured(kubeconfig: Path) -> list[tuple[float, float, float]]:
@@ -194,7 +196,7 @@ def _measured(kubeconfig: Path) -> list[tuple[float, float, float]]:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Each of them, beside the server's own event; a new agent each round."""
+    """Measure each of them, beside the server's own event; a new agent each round."""
     compiled()
     there = [pod(number) for number in range(PODS)]
     found: list[list[tuple[float, float, float]]] = []

@@ -46,7 +46,7 @@ CHANGES = 10
 FIRST = 1_000
 ENTRIES = (10, 1_000, 16_000)
 BATCHES = ((1_000, 1_000), (10_000, 8_000))
-"""Policies that come at once, and milliseconds they may take."""
+"""Policies in one batch, and the limit in ms."""
 CHART = (
     (10, 1_000),
     (100, 1_000),
@@ -59,13 +59,13 @@ CHART = (
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """All of it."""
+    """Measure everything."""
     del folder
     return [*changes(rounds), *at_once(rounds), *chart(), *memory(), *packets(rounds)]
 
 
 class Node:
-    """A hundred endpoints with real policy maps, and the rules they go by."""
+    """A hundred endpoints with real policy maps, and their rules."""
 
     def __init__(self, rules: int, identities: int) -> None:
         self.size = identities
@@ -79,20 +79,20 @@ class Node:
             self.maps,
             structlog.get_logger(),
         )
-        """Endpoints to be regenerated in turns; None: at once."""
+        """Endpoints are regenerated in turns of this size; None: at once."""
         for number in range(rules):
             self.world.apply(rule(number))
         for _ in range(ENDPOINTS):
             self._realize(self.maps.acquire())
 
     def apply(self, object_: dict[str, Any]) -> None:
-        """An object, up to the last write."""
+        """Apply an object, up to the last write."""
         self.policies.change(self.world.apply(object_), "measured")
         for row in self.policies.outdated.all():
             self._realize(row.endpoint_id)
 
     async def apply_all(self, objects: Sequence[dict[str, Any]]) -> None:
-        """Objects of one batch, up to the last write."""
+        """Apply the objects of one batch, up to the last write."""
         changed = [self.world.put(one) async for one in in_slices(objects)]
         self.policies.change(await self.world.follow(changed), "measured")
         for row in self.policies.outdated.all():  # as in the agent, where each is built by a task of its own
@@ -100,23 +100,23 @@ class Node:
             self._realize(row.endpoint_id)
 
     def add_identity(self, identity: Identity) -> None:
-        """An identity, up to the last write."""
+        """Add an identity, up to the last write."""
         self.policies.ensure_identity(identity.id, identity.labels)
 
     def forget(self, identity: Identity) -> None:
-        """One that goes, up to the last write."""
+        """Remove an identity, up to the last write."""
         self.policies.change(removed(self.world, identity.id), "an identity went")
         self._follow()
 
     def _follow(self) -> None:
-        """What the job of the agent does."""
+        """As the agent's job."""
         for slot in self.maps.slots.values():
             row = self.policies.table.get(slot.endpoint_id)
             if row is not None:
                 slot.replace(row.entries)
 
     def entries(self) -> int:
-        """Of all maps."""
+        """Return the number of entries of all maps."""
         return sum(slot.entries for slot in self.maps.slots.values())
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Node:
 
 
 class Maps:
-    """Policy maps in the kernel, which nothing is pinned for."""
+    """Policy maps in the kernel, which are not pinned."""
 
     def __init__(self) -> None:
         self.epochs = create_map(MapSpec("hive_epoch", MapType.ARRAY, 4, 8, 65536))
@@ -136,35 +136,35 @@ class Maps:
         self.slots: dict[int, PolicyMap] = {}
 
     def acquire(self) -> int:
-        """One more."""
+        """Create one more."""
         number = len(self.slots) + 1
         self.adopt(number)
         return number
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """This one."""
+        """Open this one."""
         table = create_map(policy_spec(endpoint_id, 16384))
         table.spec = msgspec.structs.replace(table.spec, invalidates=endpoint_id)
         self.slots[endpoint_id] = PolicyMap(endpoint_id, table, self._epochs)
         return {}
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
-        """As the agent does."""
+        """As the agent."""
         self.slots[endpoint_id].replace(entries)
 
     def held(self, endpoint_id: int) -> PolicyEntries:
-        """As the agent does."""
+        """As the agent."""
         return self.slots[endpoint_id].held
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        """As the agent does, where nothing is refused."""
+        """As the agent, if nothing is refused."""
         with self._epochs:
             for number, entries in wanted.items():
                 self.slots[number].replace(entries)
         return {}
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """There is no other writer."""
+        """Does nothing: there is no other writer."""
         raise NotImplementedError
 
     def release(self, endpoint_id: int) -> None:
@@ -180,7 +180,7 @@ class Maps:
 
 @contextmanager
 def node(rules: int, identities: int) -> Iterator[Node]:
-    """One, until the block ends."""
+    """Create one for the block."""
     made = Node(rules, identities)
     try:
         yield made
@@ -189,7 +189,7 @@ def node(rules: int, identities: int) -> Iterator[Node]:
 
 
 def changes(rounds: int) -> Iterator[Figure]:
-    """An object that a hundred endpoints are selected by, and an identity that all have rules for."""
+    """Measure an object that selects a hundred endpoints, and an identity for which all have rules."""
     for rules, identities in SIZES:
         found: dict[str, list[float]] = defaultdict(list)
         with node(rules, identities) as at:
@@ -220,7 +220,7 @@ def changes(rounds: int) -> Iterator[Figure]:
 
 
 def at_once(rounds: int) -> Iterator[Figure]:
-    """Objects that come in one batch, as at a start; and the longest the event loop had to wait meanwhile."""
+    """Measure objects of one batch, as at a start; and the longest delay of the event loop meanwhile."""
     for count, target in BATCHES:
         for receiver, make in (("one of 100 endpoints each", rule), ("all of 100 endpoints", of_all)):
             took, waited = [], []
@@ -237,7 +237,7 @@ def at_once(rounds: int) -> Iterator[Figure]:
 
 
 async def _batch(at: Node, objects: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Milliseconds that it takes, and the longest that another task waited for its turn."""
+    """Return the duration in ms, and the longest time that another task waited for its turn."""
     longest = 0.0
 
     async def beat() -> None:
@@ -258,7 +258,7 @@ async def _batch(at: Node, objects: Sequence[dict[str, Any]]) -> tuple[float, fl
 
 
 def chart() -> Iterator[Figure]:
-    """Everything computed and written from nothing, by how much there is."""
+    """Measure computing and writing everything from nothing, by size."""
     for rules, identities in CHART:
         began = time.process_time()
         with node(rules, identities) as at:
@@ -269,7 +269,7 @@ def chart() -> Iterator[Figure]:
 
 
 def memory() -> Iterator[Figure]:
-    """Bytes that the agent holds for each rule, and for each identity."""
+    """Return the agent's bytes for each rule, and for each identity."""
     world = RulePolicy(NodePolicy(PolicySettings()), PolicyOptions())
     yield Figure("memory an identity", "B", Sample((_held(10_000, lambda n: _know(world, n)),)))
     yield Figure(
@@ -296,7 +296,7 @@ def _held(count: int, add: Any) -> float:
 
 
 def packets(rounds: int) -> Iterator[Figure]:
-    """A packet that policy is asked for each time: one that starts a flow; by how many entries there are."""
+    """Measure a packet that starts a flow, and so needs a verdict; by number of entries."""
     for count in ENTRIES:
         found = []
         for _ in range(rounds):
@@ -315,7 +315,7 @@ def packets(rounds: int) -> Iterator[Figure]:
 
 
 def labels(number: int, *, everybodys: bool = False) -> tuple[str, ...]:
-    """Of an identity."""
+    """Return the labels of an identity."""
     return (
         f"k8s:app=a{number}",
         f"k8s:group={'all' if everybodys else f'g{number % GROUPS}'}",
@@ -326,20 +326,20 @@ def labels(number: int, *, everybodys: bool = False) -> tuple[str, ...]:
 
 
 def rule(number: int) -> dict[str, Any]:
-    """One of an endpoint, which lets a hundredth of all identities in, and one more group."""
+    """Return a rule of one endpoint, which allows a hundredth of all identities, and one more group."""
     turn, endpoint = divmod(number, ENDPOINTS)
     peers = [{"matchLabels": {"group": f"g{(endpoint * 7 + turn) % GROUPS}"}}]
     return _object(f"p{number}", {"app": f"a{endpoint}"}, peers, 8000 + turn % 1000)
 
 
 def of_all(number: int) -> dict[str, Any]:
-    """One of all endpoints, on one of ten ports."""
+    """Return a rule of all endpoints, on one of ten ports."""
     peers = [{"matchLabels": {"app": f"a{number % 1_000}"}}]
     return _object(f"p{number}", {"tier": "web"}, peers, 8000 + number % 10)
 
 
 def for_everybody(turn: int) -> dict[str, Any]:
-    """One of all endpoints, with other peers each time."""
+    """Return a rule of all endpoints, with other peers each time."""
     peers = [{"matchLabels": {"group": f"g{turn % GROUPS}"}}, {"matchLabels": {"group": "all"}}]
     return _object("everybody", {"tier": "web"}, peers, 9000)
 
