@@ -234,7 +234,7 @@ def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
 
 
 def latencies(path: Path, send: Callable[[int], object]) -> list[float]:
-    """Return the ms from a packet to a port until a client of the socket has its flow, for each of PACKETS.
+    """Return the ms from a packet until a client of the socket has its flow, for each of PACKETS.
 
     Raises RuntimeError if a flow does not arrive.
     """

@@ -1,7 +1,7 @@
-"""Adding pods while clients poll the API, against adding them while there are none.
+"""Adding pods while clients poll the API, against adding them without clients.
 
-Ten clients ask for health, endpoints and configuration in turn: each ten times a second, as monitoring does,
-and each again as soon as it is answered, which no client should do. Rounds are interleaved.
+Ten clients request health, endpoints and configuration in turn: each ten times a second, as monitoring does,
+or without a pause, which no client should do. Rounds are interleaved.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PODS, CLIENTS = 200, 10
 PATHS = ("/v1/healthz", "/v1/endpoint", "/v1/config")
 PAUSES = {"each 10 times a second": 100, "without a pause": 0}
 TARGET = 1.5
-"""Times the p99 of an agent without requests."""
+"""Limit, as a multiple of the p99 of an agent without requests."""
 
 
 @contextlib.contextmanager
 def polled(program: Path, socket: Path, pause: int, answers: list[float]) -> Iterator[None]:
-    """Clients ask during the block, ``pause`` ms after each answer; how many answers is appended.
+    """Run clients during the block, with ``pause`` ms after each answer; append the number of answers.
 
-    Raises RuntimeError when not all of them were 200.
+    Raises RuntimeError unless all of them were 200.
     """
     command: list[str | Path] = [program, socket, str(CLIENTS), str(pause), *PATHS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -48,7 +48,7 @@ def polled(program: Path, socket: Path, pause: int, answers: list[float]) -> Ite
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """p50 and p99 of an ADD, one at a time, for every way of asking."""
+    """Measure p50 and p99 of an ADD, one at a time, for each kind of client."""
     spawn, poll = tool("spawn", folder), tool("poll", folder)
     idle: list[Batch] = []
     busy: dict[str, list[Batch]] = defaultdict(list)

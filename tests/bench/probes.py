@@ -1,7 +1,7 @@
-"""What probing the nodes of a cluster takes of the processor.
+"""Processor time for probing the nodes of a cluster.
 
-The agent's prober goes through a hundred nodes with a health endpoint each, one round; all their addresses
-are of the loopback network of a namespace, where a process of its own answers. Only the prober's time counts.
+The agent's prober probes a hundred nodes with a health endpoint each, one round; all addresses are in the
+loopback network of a namespace, where another process answers. Only the prober's time counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def answering(stop: Stop) -> None:
 
 
 async def spent() -> float:
-    """Milliseconds of processor time of one round in which all probes are answered."""
+    """Return the ms of processor time of one round in which all probes are answered."""
     results, transport = ProbeResults(), SocketTransport()
     addresses = [str(_FIRST + number) for number in range(2 * NODES)]
     results.update(
@@ -70,7 +70,7 @@ async def spent() -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """A value a round."""
+    """Return a value a round."""
     del folder
     with new_node() as node:
         answers = node.start(answering)

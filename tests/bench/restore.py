@@ -1,7 +1,7 @@
-"""Restarting an agent that has endpoints: how long until all are exposed, regenerated, and it serves.
+"""Restarting an agent that has endpoints: the time until all are exposed and regenerated, and it serves.
 
-The agent is killed with -9 and started again on the same node; the steps are those that it reports, in its
-timeline and its log. Counts of endpoints take turns within a round.
+The agent is killed with -9 and started again on the same node; it reports the steps in its timeline and its
+log. Numbers of endpoints take turns within a round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.bench.tools import tool
 
 COUNTS = (0, 50, 250)
 EXPOSED_WITHIN = 100.0
-"""ms from the start of the hook, for any of the counts."""
+"""Limit in ms from the start of the hook, for each number of endpoints."""
 REGENERATED_LINE = re.compile(r"regenerated=(\d+) total=\d+ milliseconds=([\d.]+)")
 RESTORE, EXPOSE = "agent.endpoint-restore/RestoredEndpoints:0", "agent.endpoint-restore/ExposedEndpoints:0"
 
@@ -33,13 +33,13 @@ class Restart:
     """ms of one restart."""
 
     restored: float
-    """From the start of the hook that restores to its end: everything claimed, left-overs removed."""
+    """Duration of the restore hook: everything claimed, leftovers removed."""
     exposed: float
-    """From the start of the hook that restores to all being visible; the datapath is loaded in between."""
+    """From the start of the restore hook until all are visible; the datapath is loaded in between."""
     regenerated: float
-    """What making all of them right took, beside other hooks."""
+    """Duration of regenerating all of them, beside other hooks."""
     serving: float
-    """From the start of the process to the agent serving."""
+    """From the start of the process until the agent serves."""
 
 
 def restart(node: PluginNode, count: int) -> Restart:
@@ -63,7 +63,7 @@ def restart(node: PluginNode, count: int) -> Restart:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Every step for every count, a value a round."""
+    """Return every step for each number of endpoints, a value a round."""
     compiled()
     spawn = tool("spawn", folder)
     found: dict[int, list[Restart]] = defaultdict(list)

@@ -30,12 +30,12 @@ from tests.bench.stats import Figure, Row, Sample
 
 SERVICES, CHANGES = 200, 25
 FIRST = 300
-"""The first addresses are the cluster's own services'."""
+"""The first addresses are those of the cluster's own services."""
 WITHIN = 60.0
 GLOBALS = Path("/sys/fs/bpf/tc/globals")
 SLICES = "/apis/discovery.k8s.io/v1"
 GRAIN = 50e-6
-"""Seconds between two looks at the map."""
+"""Seconds between two reads of the map."""
 
 
 class Server:
@@ -49,16 +49,16 @@ class Server:
         self._headers = {"Authorization": f"Bearer {user['token']}", "Content-Type": "application/json"}
 
     def connect(self) -> http.client.HTTPSConnection:
-        """A connection of its own."""
+        """Open a connection of its own."""
         return http.client.HTTPSConnection(self._address, context=self._tls, timeout=WITHIN)
 
     def send(self, connection: http.client.HTTPConnection, method: str, path: str, body: Any = None) -> None:
-        """A request; its answer is for the caller to read."""
+        """Send a request; the caller reads the response."""
         connection.request(method, path, json.dumps(body) if body else None, self._headers)
 
 
 def answer(connection: http.client.HTTPConnection) -> Any:
-    """The object in the answer. Raises RuntimeError where the server refuses."""
+    """Return the object in the response. Raises RuntimeError if the server refuses."""
     response = connection.getresponse()
     text = response.read()
     if response.status >= 300:
@@ -67,7 +67,7 @@ def answer(connection: http.client.HTTPConnection) -> Any:
 
 
 def service(number: int) -> Any:
-    """A service with one port."""
+    """Return a service with one port."""
     ports = [{"name": "http", "port": PORT, "protocol": "TCP"}]
     spec = {
         "type": "ClusterIP",
@@ -80,7 +80,7 @@ def service(number: int) -> Any:
 
 
 def slice_of(number: int, addresses: list[str], port: int) -> Any:
-    """Its slice."""
+    """Return its slice."""
     labels = {"kubernetes.io/service-name": f"s{number}"}
     return {
         "apiVersion": "discovery.k8s.io/v1",
@@ -94,7 +94,7 @@ def slice_of(number: int, addresses: list[str], port: int) -> Any:
 
 @contextmanager
 def watching(server: Server) -> Iterator[http.client.HTTPResponse]:
-    """Events of slices, a line each, from now on."""
+    """Watch events of slices, a line each, from now on."""
     with closing(server.connect()) as connection:
         server.send(connection, "GET", f"{SLICES}/endpointslices")
         version = answer(connection)["metadata"]["resourceVersion"]
@@ -104,7 +104,7 @@ def watching(server: Server) -> Iterator[http.client.HTTPResponse]:
 
 
 def fill(server: Server, connection: http.client.HTTPConnection) -> None:
-    """Make the services, and wait until the agent has them in its maps."""
+    """Create the services, and wait until the agent has them in its maps."""
     load = ServiceLoad(SERVICES)
     for number in range(SERVICES):
         own = load.backends(number)
@@ -125,7 +125,7 @@ def fill(server: Server, connection: http.client.HTTPConnection) -> None:
 
 
 def changes(server: Server) -> tuple[list[float], list[float]]:
-    """ms from writes of one slice to the server's event, and to the map, in turn."""
+    """Return the ms from writes of one slice to the server's event, and to the map, in turn."""
     found: tuple[list[float], list[float]] = ([], [])
     number = SERVICES // 2
     own = ServiceLoad(SERVICES).backends(number)
@@ -168,7 +168,7 @@ def _read_event(events: http.client.HTTPResponse, address: str) -> None:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """One changed EndpointSlice, beside the server's own event; a new agent each round."""
+    """Measure one changed EndpointSlice, beside the server's own event; a new agent each round."""
     compiled()
     seen, held, spent = [], [], []
     for _ in range(min(rounds, 3)):
@@ -211,6 +211,6 @@ def _measured(kubeconfig: Path, agent: int) -> tuple[list[float], list[float], f
 
 
 def _on_cpu(pid: int) -> float:
-    """ms that threads of a process have run."""
+    """Return the ms of processor time of a process's threads."""
     texts = [each.read_text(encoding="ascii") for each in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(text.split()[0]) for text in texts) / 1e6

@@ -1,7 +1,7 @@
 """Services as kube-proxy's rules of nftables and iptables, and as objects.
 
 Source: kube-proxy, pkg/proxy/nftables and pkg/proxy/iptables: one map or one chain for all services, a chain
-        for each service and one for each of its backends.
+for each service and one for each of its backends.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ NODE_PORT = 30080
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """So many services of BACKENDS backends; the one in the middle leads to ``target`` from ``port`` on."""
+    """Services of BACKENDS backends; the one in the middle leads to ``target`` from ``port`` on."""
 
     services: int
     target: str = ""
     port: int = 0
     node: str = ""
-    """Where the one in the middle has a node port, if anywhere."""
+    """The node port's address of the service in the middle, if it has one."""
 
     @property
     def middle(self) -> int:
-        """The number of the service that is asked."""
+        """Return the number of the measured service."""
         return self.services // 2
 
     @property
     def asked(self) -> str:
-        """Its address."""
+        """Return its address."""
         return vip(self.middle)
 
     def backends(self, number: int) -> list[tuple[str, int]]:
-        """Of a service."""
+        """Return the backends of a service."""
         if number == self.middle and self.target:
             return [(self.target, self.port + each) for each in range(BACKENDS)]
         first = IPv4Address("11.0.0.1") + BACKENDS * number
@@ -44,12 +44,12 @@ class ServiceLoad:
 
 
 def vip(number: int) -> str:
-    """The address of a service."""
+    """Return the address of a service."""
     return str(IPv4Address("10.96.0.1") + number)
 
 
 def nft_rules(load: ServiceLoad) -> str:
-    """The whole table."""
+    """Return the whole table."""
     ids = range(load.services)
     ports = ""
     if load.node:
@@ -99,7 +99,7 @@ def _nft_choice(number: int, backends: Iterable[int]) -> str:
 
 
 def nft_change(load: ServiceLoad, number: int, turn: int) -> str:
-    """One backend of a service becomes another, as kube-proxy writes it; one turn after the other."""
+    """Return the replacement of one backend of a service, as kube-proxy writes it, for each turn."""
     ip, name = str(IPv4Address("12.0.0.1") + turn), f"endpoint-{number}-new-{turn}"
     rest = [f"{at} : goto endpoint-{number}-{at}" for at in range(1, BACKENDS)]
     before = f"endpoint-{number}-new-{turn - 1}" if turn else f"endpoint-{number}-0"
@@ -120,7 +120,7 @@ def nft_change(load: ServiceLoad, number: int, turn: int) -> str:
 
 
 def iptables_rules(load: ServiceLoad) -> str:
-    """The whole nat table."""
+    """Return the whole nat table."""
     ids = range(load.services)
     node_port = [f"-A KUBE-NODEPORTS -p tcp -m tcp --dport {NODE_PORT} -j KUBE-SVC-{load.middle}"]
     return "\n".join(
@@ -164,13 +164,13 @@ def _iptables_service(number: int, backends: list[tuple[str, int]]) -> Iterator[
 
 
 def iptables_change(load: ServiceLoad, number: int, turn: int) -> str:
-    """The same change; the rest of the table is not sent again (``--noflush``)."""
+    """Return the same change; the remaining table is not sent again (``--noflush``)."""
     backends = [(str(IPv4Address("12.0.0.1") + turn), TARGET), *load.backends(number)[1:]]
     return "\n".join(["*nat", *_chains(number), *_iptables_service(number, backends), "COMMIT", ""])
 
 
 def manifests(load: ServiceLoad) -> str:
-    """Services and their slices, in few lines."""
+    """Return services and their slices, in few lines."""
     found = []
     for number in range(load.services):
         backends = load.backends(number)

@@ -23,7 +23,7 @@ READER = "a client that reads the bytes"
 
 
 def measure(folder: Path, rounds: int) -> Sequence[Row | Figure]:
-    """SERVICES services of BACKENDS backends, at one API server."""
+    """Measure SERVICES services of BACKENDS backends, at one API server."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     with serving(0, 1, 0, 0, 0, SERVICES) as server, replaying(server) as again:

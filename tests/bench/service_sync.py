@@ -1,7 +1,7 @@
-"""Services from objects to maps of the kernel, against the same as rules of nftables and iptables.
+"""Services from objects to the kernel's maps, against the same as rules of nftables and iptables.
 
-Of the peers only what their tools take is measured, of rules that are there already: kube-proxy has to make
-them first. Ours begins with objects, decoded, and ends when the last entry is in its map.
+Of the peers only the time of their tools is measured, for existing rules: kube-proxy has to create them
+first. Ours begins with decoded objects and ends when the last entry is in its map.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ TOOLS = {
     "iptables-legacy": (("iptables-legacy-restore", "--noflush"), iptables_rules, iptables_change),
 }
 COUNTS = {"nft": SERVICES, "iptables-nft": 1000, "iptables-legacy": SERVICES}
-"""Of iptables-nft fewer: 5,000 take many minutes."""
+"""Fewer for iptables-nft: 5,000 take many minutes."""
 AIMS = {"nft": (75.0, 100.0), "iptables-nft": (25.0, None), "iptables-legacy": (25.0, None)}
 
 
 def objects(count: int) -> tuple[list[Service], list[EndpointSlice]]:
-    """Services and their slices, as an API server's answer decodes."""
+    """Return services and their slices, decoded as from an API server's answer."""
     load = ServiceLoad(count)
     services, slices = [], []
     for number in range(count):
@@ -99,7 +99,7 @@ def _slice(number: int, backends: list[tuple[str, int]]) -> EndpointSlice:
 
 @contextmanager
 def kernel(entries: int) -> Iterator[KernelServices]:
-    """Maps of our own, with the node's layouts, for so many entries."""
+    """Create maps with the node's layouts, for this number of entries."""
     settings = MapSettings(bpf_lb_map_max=entries)
     specs = map_specs(sizes(settings, 0), preallocate=False, cpus=possible_cpus())
     with ExitStack() as stack:
@@ -117,7 +117,7 @@ class Ours:
     def __init__(self, maps: KernelServices, *, weighs: bool = False) -> None:
         self._weighs = weighs
         self.grown = 0.0
-        """KB of the process's own memory that the services took, after a collection; 0 unless it weighs."""
+        """KB by which the process's memory grew for the services, after a collection; 0 unless it weighs."""
         self.services: Table[tuple[str, str], Service] = Table("k8s-services", key=lambda one: one.key)
         self.slices: Table[tuple[str, str], EndpointSlice] = Table(
             "k8s-endpoint-slices", key=lambda one: one.key, indexes=INDEXES[ENDPOINT_SLICES.qualified]
@@ -133,7 +133,7 @@ class Ours:
         self._reconciler = Reconciler(table, target, full_every=3600)
 
     async def measured(self, count: int, changes: int) -> tuple[float, list[float]]:
-        """ms until all are in the maps; and for each change of one slice."""
+        """Return the ms until all are in the maps; and for each change of one slice."""
         before = own_memory() if self._weighs else 0.0
         services, slices = objects(count)
         gc.collect()
@@ -177,18 +177,18 @@ class Ours:
 
 
 def ours(count: int, changes: int = 0) -> tuple[float, list[float]]:
-    """ms until all are in the maps; and for each change."""
+    """Return the ms until all are in the maps; and for each change."""
     with kernel(1 << 18) as maps:
         return asyncio.run(Ours(maps).measured(count, changes))
 
 
 def own_memory() -> float:
-    """KB that only this process holds, and its share of what others hold too."""
+    """Return the KB of this process's private memory, and its share of shared memory (PSS)."""
     return 1.024 * memory(os.getpid())["Pss"]
 
 
 def service_client(who: str, *arguments: str) -> dict[str, float]:
-    """What a client takes in a process of its own. Raises CalledProcessError."""
+    """Return the figures of a client in a process of its own. Raises CalledProcessError."""
     command = [sys.executable, "-m", "tests.bench.tools.service_client", who, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     found: dict[str, float] = json.loads(result.stdout)
@@ -196,7 +196,7 @@ def service_client(who: str, *arguments: str) -> dict[str, float]:
 
 
 def theirs(name: str, count: int, changes: int) -> tuple[float, float]:
-    """ms until the rules are in force, and for one change."""
+    """Return the ms until the rules are in force, and for one change."""
     command, rules, change = TOOLS[name]
     load = ServiceLoad(count)
     with namespaces("bench-sync"):
@@ -219,7 +219,7 @@ def _timed(netns: str, command: tuple[str, ...], text: str) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Row | Figure]:
-    """Programming SERVICES services and MORE, one change among SERVICES, lookup tables, memory."""
+    """Measure programming SERVICES and MORE services, one change among SERVICES, lookup tables, memory."""
     del folder
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(min(rounds, 3)):

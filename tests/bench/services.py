@@ -1,7 +1,7 @@
-"""Connections through services: ours at sockets and by packets, against kube-proxy's rules and none at all.
+"""Connections through services: ours at sockets and by packets, against kube-proxy's rules and no service.
 
-A client pod and a server pod on one node, one processor for each; the service that is asked is in the middle
-of all there are. Node ports and masquerading are asked from, and towards, the network outside.
+A client pod and a server pod on one node, one processor for each; the measured service is in the middle of
+all. Node ports are measured from outside the node, masquerading towards it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ COUNTS = (10, 1000, 5000)
 ROUND_TRIPS, CONNECTIONS = 10_000, 2_000
 PEER_NODE, PEER_OUTSIDE = "192.168.61.10", "192.168.61.1"
 FEWER = 1000
-"""Services that iptables-nft is measured with, which takes minutes to take more."""
+"""Number of services for iptables-nft, which needs minutes to load more."""
 
 
 class Way(NamedTuple):
-    """From which client to where, and what has to be done to the client first."""
+    """A path from a client to a service, and the preparation of the client."""
 
     client: Namespaces
     address: str
@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """The ways to one server."""
+    """The paths to one server."""
 
     service: Way
     direct: Way
@@ -66,7 +66,7 @@ class Ways(NamedTuple):
 
 @contextlib.contextmanager
 def ours(folder: Path, program: Path, count: int, *settings: str) -> Iterator[Ways]:
-    """Our node with so many services; at sockets if the settings say so."""
+    """Create our node with this number of services; at sockets if the settings say so."""
     name = f"bench-services-{count}" + ("-sock" if settings else "")
     objects = folder / name
     objects.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ def ours(folder: Path, program: Path, count: int, *settings: str) -> Iterator[Wa
 def theirs(
     tool_of: tuple[str, ...], rules: Callable[[ServiceLoad], str], program: Path, count: int
 ) -> Iterator[Ways]:
-    """Routed pods on a node with kube-proxy's rules."""
+    """Create routed pods on a node with kube-proxy's rules."""
     prefix = f"bench-{tool_of[0].replace('-restore', '')}-{count}"
     node, outside = f"{prefix}-node", f"{prefix}-out"
     with peers.routed(prefix) as pair, peers.namespaces(outside), contextlib.ExitStack() as stack:
@@ -142,7 +142,7 @@ table ip leaving {
 
 
 def answers(program: Path, way: Way) -> bool:
-    """Whether the address answers."""
+    """Return whether the address answers."""
     try:
         median(program, "rr", way, 1)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
@@ -151,7 +151,9 @@ def answers(program: Path, way: Way) -> bool:
 
 
 def median(program: Path, kind: str, way: Way, count: int) -> float:
-    """Of a round trip (rr), a call of connect, or a connection with a round trip (crr), in µs."""
+    """Return the median of a round trip (rr), a call of connect, or a connection with a round trip (crr), in
+    µs.
+    """
 
     def enter() -> None:
         if way.cgroup is not None:
@@ -179,7 +181,7 @@ RESTORE = {
 
 
 def measure(folder: Path, rounds: int) -> list[Row]:
-    """Connections and round trips for each number of services; node ports, masquerading."""
+    """Measure connections and round trips for each number of services; node ports, masquerading."""
     program = tool("traffic", folder)
     rows: list[Row] = []
     for count in COUNTS:

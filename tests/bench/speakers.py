@@ -1,4 +1,4 @@
-"""A speaker of BGP: what announcing takes, what a change takes to its peer, and a speaker that dies."""
+"""A BGP speaker: the cost of announcing, the delay of a change to its peer, and the death of a speaker."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def service(number: int) -> tuple[RoutePolicy, AnnouncedPath]:
-    """A service's address, with the policy that a controller makes of it."""
+    """Return a service's address, with the policy that a controller derives from it."""
     address = f"10.96.{number >> 8}.{number & 255}/32"
     return policy(f"tor-ipv4-Service-{number}", FRR, address), AnnouncedPath(INSTANCE, ip_network(address))
 
 
 def processor(pid: int) -> float:
-    """Seconds that a process has had."""
+    """Return the seconds of processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * TICK
 
 
 def memory(pid: int) -> float:
-    """MiB of a process."""
+    """Return the MiB of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> float:
-    """Seconds until it holds."""
+    """Return the seconds until the condition is true."""
     began = time.perf_counter()
     with anyio.fail_after(60):
         while True:
@@ -54,7 +54,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> float:
 
 
 async def begin_router(socket: Path) -> None:
-    """A gobgpd that waits to be called, keeps the routes of a session that breaks, and announces nothing."""
+    """Start a gobgpd that waits for connections, keeps the routes of a broken session, and announces nothing."""
 
     async def answers() -> bool:
         try:
@@ -84,7 +84,7 @@ async def begin_router(socket: Path) -> None:
 
 
 async def one_round(folder: Path, far: Path) -> list[float]:
-    """Figures in the order of FIGURES."""
+    """Return figures in the order of FIGURES."""
     wanted = Wanted()
     tor = peer("tor", FRR, 65101, families=(IPV4_UNICAST,), graceful_restart=PeerRestart(enabled=True))
     wanted.put(tor)
@@ -122,7 +122,7 @@ async def one_round(folder: Path, far: Path) -> list[float]:
 
 
 async def _changes(wanted: Wanted, far: Path) -> tuple[float, float]:
-    """Median and longest milliseconds from a row to its route at the router."""
+    """Return median and maximum ms from a row to its route at the router."""
     took = []
     async with connected(far) as watching, aclosing(watching.events(routes=True)) as events:
         for number in range(CHANGES):
@@ -146,7 +146,7 @@ async def _not(condition: Callable[[], Awaitable[bool]]) -> bool:
 
 
 def in_node(folder: Path) -> list[float]:
-    """One round in a node of its own."""
+    """Run one round in a node of its own."""
     with cable() as far:
         socket = folder / "router.sock"
         command = ["gobgpd", "--api-hosts", f"unix://{socket}", "--pprof-disable", "-p"]
@@ -173,7 +173,7 @@ FIGURES = (
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """Seconds, milliseconds, MiB."""
+    """Return seconds, milliseconds, MiB."""
     found = []
     for number in range(rounds):
         place = folder / f"bgp{number}"

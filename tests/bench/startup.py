@@ -1,7 +1,8 @@
-"""Cold start to serving, and what of memory the agent takes, and its maps of the kernel's.
+"""Cold start to serving, the agent's memory, and the memory of its maps in the kernel.
 
-A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as an installed package's
-is. It serves once the API answers Ok and the runtime has the network's configuration. Rounds are interleaved.
+A start is cold: new node, no maps, no programs; only Python's bytecode is compiled, as in an installed
+package. The agent serves once the API answers Ok and the runtime has the network configuration. Rounds are
+interleaved.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from tests.unit.apiserver.replay import RECORDINGS
 
 PODS = 100
 TARGET = 8
-"""Times the start of a Python that imports asyncio."""
+"""Limit, as a multiple of the start of a Python that imports asyncio."""
 CILIUM_START = 3070.0
-"""ms that Cilium's agent took to serve with the same API server, as found in a trial of November 2026."""
+"""ms until Cilium's agent served with the same API server, measured in November 2026."""
 MEMORY_EMPTY, MEMORY_POD = 60 * 1024, 20
 """KiB: an agent without pods, and what each adds."""
 CHART = Path(__file__).resolve().parents[2] / "configs" / "manifests" / "configmap.yaml"
@@ -44,7 +45,7 @@ OF_CONTAINERS = {"write-cni-conf-when-ready", "cni-log-file"}
 """Settings of the chart with paths that only its containers have."""
 IN_A_CLUSTER = ("--ipam=kubernetes", "--kube-proxy-replacement=true", "--k8s-client-qps=0")
 CILIUM_MAPS = 144.0
-"""MiB of kernel memory that Cilium's maps took on an IPv4 node, as found in a trial of November 2026."""
+"""MiB of kernel memory of Cilium's maps on an IPv4 node, measured in November 2026."""
 LOOK_EVERY = 0.0005
 SERVES_WITHIN = 60.0
 
@@ -63,7 +64,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def answers(path: Path, asked: str) -> bytes:
-    """What the agent answers to a GET on its API socket; empty while it does not."""
+    """Return the agent's answer to a GET on its API socket; empty without one."""
     connection = _Connection(path)
     try:
         connection.request("GET", asked, headers={"Brief": "true"})
@@ -75,12 +76,12 @@ def answers(path: Path, asked: str) -> bytes:
 
 
 def answers_ok(path: Path) -> bool:
-    """Whether the agent reports on its API socket that it is healthy."""
+    """Return whether the agent reports on its API socket that it is healthy."""
     return b'"state":"Ok"' in answers(path, "/v1/healthz").replace(b" ", b"")
 
 
 def wait_serving(made: Lab, pid: int, began: float) -> float:
-    """Seconds from ``began`` (monotonic) to the agent serving, seen at half a millisecond's grain."""
+    """Return the seconds from ``began`` (monotonic) until the agent serves, to half a millisecond."""
     path = agent_process.api_socket(pid)
     while not (made.cni_conf.exists() and answers_ok(path)):
         if time.monotonic() - began > SERVES_WITHIN:
@@ -90,7 +91,7 @@ def wait_serving(made: Lab, pid: int, began: float) -> float:
 
 
 def compiled() -> None:
-    """Have the agent's bytecode compiled and used, as an installed package's is."""
+    """Compile the agent's bytecode, as in an installed package."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     for package in ("lifecycle", "cells", "hive"):
         found = find_spec(package)
@@ -100,19 +101,19 @@ def compiled() -> None:
 
 
 def cold_start() -> tuple[float, float]:
-    """ms from starting the process to serving on a new node, and the CPU it took."""
+    """Return the ms from starting the process to serving on a new node, and its CPU time."""
     with lab("bench-start") as made:
         return start(made)
 
 
 def cold_start_in_a_cluster(folder: Path) -> tuple[float, float]:
-    """The same with an API server, the chart's settings and kube-proxy replacement."""
+    """Return the same with an API server, the chart's settings and kube-proxy replacement."""
     with lab("bench-start-k8s") as made, api_server(made, folder) as settings:
         return start(made, *settings)
 
 
 def start(made: Lab, *settings: str) -> tuple[float, float]:
-    """ms from starting an agent with these settings to serving, and the CPU it took."""
+    """Return the ms from starting an agent with these settings to serving, and its CPU time."""
     began = time.monotonic()
     pid = agent_process.start(made, *settings, "--ipv4-range=10.200.0.0/16")
     took = wait_serving(made, pid, began)
@@ -120,14 +121,14 @@ def start(made: Lab, *settings: str) -> tuple[float, float]:
 
 
 def cpu(pid: int) -> float:
-    """ms on a processor, user and kernel, of a process and its threads."""
+    """Return the ms of processor time, user and kernel, of a process and its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     return ticks * 1000 / os.sysconf("SC_CLK_TCK")
 
 
 def asyncio_start() -> tuple[float, float]:
-    """ms, and CPU, of a Python that imports asyncio and ends."""
+    """Return the ms, and CPU time, of a Python that imports asyncio and ends."""
     before = os.times()
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import asyncio"], check=True)  # with a time-out it would poll
@@ -138,14 +139,14 @@ def asyncio_start() -> tuple[float, float]:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """KiB that a process holds: PSS shares pages among those who map them now, RSS does not."""
+    """Return a process's memory in KiB: PSS divides pages among their users, RSS does not."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     rows = (line.split() for line in text.splitlines()[1:])
     return {row[0].rstrip(":"): float(row[1]) for row in rows}
 
 
 def starts(folder: Path, rounds: int) -> list[Row | Figure]:
-    """How long until it serves."""
+    """Measure the time until it serves."""
     compiled()
     cold_start()  # warms the file cache: what is measured is the agent
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "cluster": [], "asyncio": []}
@@ -166,7 +167,7 @@ def starts(folder: Path, rounds: int) -> list[Row | Figure]:
 
 
 def maps_memory(pid: int) -> float:
-    """MiB that the kernel charges for the maps of an agent: those it has open, each once."""
+    """Return the MiB that the kernel charges for an agent's open maps, each once."""
     found = {}
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
         rows = dict(line.split(":", 1) for line in entry.read_text(encoding="ascii").splitlines())
@@ -182,9 +183,10 @@ def api_server(
     later: Sequence[Sequence[dict[str, Any]]] = (),
     more: Sequence[dict[str, Any]] = (),
 ) -> Iterator[tuple[str, ...]]:
-    """The fake API server in a node's network, over TLS; settings of an agent of a cluster, the chart's.
+    """Run the fake API server in a node's network, over TLS; yield the settings of an agent in a cluster, the
+    chart's.
 
-    It has ``more`` objects from the beginning; each batch of ``later`` ones comes at once, by an add_later().
+    It has ``more`` objects from the beginning; add_later() adds one batch of ``later``.
     """
     kubeconfig, objects, settings = folder / "kubeconfig", folder / "objects.yaml", folder / "config"
     definitions = [json.loads(path.read_bytes()) for path in sorted(RECORDINGS.glob("fixtures/crd_*.json"))]
@@ -215,17 +217,19 @@ def api_server(
 
 
 def add_later(folder: Path) -> None:
-    """Have the server of api_server() add the next batch of objects that come later."""
+    """Make the server of api_server() add the next batch of objects."""
     os.kill(int((folder / "apiserver.pid").read_text(encoding="ascii")), signal.SIGUSR1)
 
 
 def memories(folder: Path, rounds: int) -> list[Figure]:
-    """Without an API server, then with one."""
+    """Measure without an API server, then with one."""
     return [*alone(folder, rounds), *in_a_cluster(folder, rounds)]
 
 
 def in_a_cluster(folder: Path, rounds: int) -> list[Figure]:
-    """What agent and maps hold with an API server, the chart's settings and kube-proxy replacement."""
+    """Return the memory of agent and maps with an API server, the chart's settings and kube-proxy
+    replacement.
+    """
     compiled()
     spawn = tool("spawn", folder)
     found: dict[str, list[float]] = defaultdict(list)
@@ -253,7 +257,7 @@ def in_a_cluster(folder: Path, rounds: int) -> list[Figure]:
 
 
 def alone(folder: Path, rounds: int) -> list[Figure]:
-    """What the agent holds without pods, with pods, and after they are deleted; a new agent each round."""
+    """Return the agent's memory without pods, with pods, and after they are deleted; a new agent each round."""
     compiled()
     spawn = tool("spawn", folder)
     empty, full, emptied = [], [], []

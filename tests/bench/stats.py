@@ -8,20 +8,20 @@ from statistics import median
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the values lie (nearest rank)."""
+    """Return the value below which ``share`` of the values lie (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One figure, a value a round."""
+    """One figure, with a value for each round."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The figure to quote."""
+        """Return the median."""
         return median(self.values)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Sample:
 class Row:
     """A figure of ours beside the peer's, of the same rounds; ``target`` is on the ratio.
 
-    ``faster`` rows give peer / ours (higher is better), the others ours / peer (lower is better).
+    ``faster`` rows have peer / ours (higher is better), the others ours / peer (lower is better).
     """
 
     what: str
@@ -45,20 +45,20 @@ class Row:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """The ratio of each round: rounds are interleaved, so the machine's drift cancels out."""
+        """Return the ratio of each round: rounds are interleaved, so the machine's drift cancels out."""
         pairs = zip(self.ours.values, self.peer.values, strict=True)
         return tuple(peer / ours if self.faster else ours / peer for ours, peer in pairs)
 
     @property
     def reached(self) -> bool:
-        """Whether the median ratio reaches the target."""
+        """Return whether the median ratio reaches the target."""
         ratio = median(self.ratios)
         if self.target is None:
             return True
         return ratio >= self.target if self.faster else ratio <= self.target
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text."""
+        """Return the row as text."""
         sign = "≥" if self.faster else "≤"
         ratio = Sample(self.ratios)
         return (
@@ -75,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of ours that has no peer; ``target`` is what it is to stay at or below."""
+    """A figure of ours without a peer; ``target`` is its upper limit."""
 
     what: str
     unit: str
@@ -84,11 +84,11 @@ class Figure:
 
     @property
     def reached(self) -> bool:
-        """Whether the median reaches the target."""
+        """Return whether the median reaches the target."""
         return self.target is None or self.ours.median <= self.target
 
     def cells(self) -> tuple[str, ...]:
-        """The figure as text."""
+        """Return the figure as text."""
         aim = ("", "") if self.target is None else (f"≤ {self.target:g}", "yes" if self.reached else "NO")
         return (self.what, self.unit, str(self.ours), "", "", "", *aim)
 
@@ -97,7 +97,7 @@ HEADER = ("figure", "unit", "ours", "peer", "peer's", "ratio", "target", "reache
 
 
 def table(rows: Iterable[Row | Figure]) -> str:
-    """All rows as one aligned table, medians with [lowest to highest] round."""
+    """Return all rows as one aligned table, medians with [lowest to highest] round."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     text = [
@@ -109,7 +109,7 @@ def table(rows: Iterable[Row | Figure]) -> str:
 
 
 def short(value: float) -> str:
-    """Three significant digits, no exponent."""
+    """Format with three significant digits, no exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if value else "0"

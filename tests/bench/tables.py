@@ -1,4 +1,4 @@
-"""Tables and reconcilers alone: how many writes and changes a second."""
+"""Tables and reconcilers alone: writes and changes per second."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 50_000
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """What each costs, in thousands of rows a second: more is better."""
+    """Return thousands of rows per second: more is better."""
     del folder
     found: dict[str, list[float]] = {name: [] for name in WORK}
     for _ in range(rounds):
@@ -77,7 +77,7 @@ def _writes_watched(rows: int) -> float:
 
 
 def _changes(rows: int) -> float:
-    """With one watcher, which fetches after every hundred transactions."""
+    """With one watcher, which reads after every hundred transactions."""
     table = _table()
     changes, count = table.changes(), 0
     began = time.perf_counter()
@@ -108,7 +108,7 @@ def _derived(rows: int) -> float:
 
 
 class _Dict:
-    """A target that costs nothing."""
+    """A target without cost."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -138,7 +138,7 @@ def _reconciled(rows: int) -> float:
 
 
 def _swept(rows: int) -> float:
-    """A sweep that finds nothing to do."""
+    """Measure a sweep without differences."""
     table, target = _table(), _Dict()
     _at_once(table, rows)
     reconciler = Reconciler(table, target, full_every=math.inf)

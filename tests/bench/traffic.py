@@ -1,4 +1,4 @@
-"""Pod to pod: round trips and connections, ours against a bridge, routed veth, and an equal.
+"""Pod to pod: round trips and connections, ours against a bridge, a routed veth, and one with equal checks.
 
 One processor for the client, one for the server, the same for all; rounds are interleaved.
 """
@@ -29,7 +29,7 @@ CONNECTIONS = 5_000
 
 @contextlib.contextmanager
 def server(program: Path, pods: Pair, ports: int = 1) -> Iterator[None]:
-    """The answering side, in the server pod, for the time of the block; at so many ports from PORT on."""
+    """Run the server in its pod for the block, on several ports from PORT on."""
     process = subprocess.Popen(
         [program, "serve", "0", str(PORT), str(ports)],
         stdout=subprocess.PIPE,
@@ -45,7 +45,7 @@ def server(program: Path, pods: Pair, ports: int = 1) -> Iterator[None]:
 
 
 def run(program: Path, kind: str, pods: Pair, count: int) -> float:
-    """The median of one round trip (rr) or connection (crr), in µs."""
+    """Return the median of one round trip (rr) or connection (crr), in µs."""
     command = [str(program), kind, "1", pods.address, str(PORT), str(count)]
     result = subprocess.run(
         command, preexec_fn=pods.client.enter, check=True, capture_output=True, text=True, timeout=120
@@ -54,7 +54,7 @@ def run(program: Path, kind: str, pods: Pair, count: int) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Row]:
-    """Both figures against every peer, ``rounds`` interleaved rounds each."""
+    """Measure both figures against every peer, in ``rounds`` interleaved rounds each."""
     program = tool("traffic", folder)
     figures: dict[tuple[str, str], list[float]] = defaultdict(list)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
-"""Events of packets that reach a watcher without one being lost.
+"""Events of packets that reach a watcher without loss.
 
 A program outputs events of 100 bytes into the agent's buffers, in bursts a hundred times a second; a client
-of the monitor socket counts them. The highest rate at which none is lost is the figure.
+of the monitor socket counts them. The figure is the highest rate without a loss.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ EVENT = bytes(100)
 
 
 def root(_maps: Maps, _monitor: Monitor) -> None:
-    """What is needed of the hive."""
+    """The constructor for invoke(): requests the cells."""
 
 
 @contextlib.asynccontextmanager
 async def agent(state_dir: Path) -> AsyncIterator[Hive]:
-    """The cells that events go through."""
+    """The cells that events pass through."""
     small: dict[str, object] = {
         "bpf-ct-global-tcp-max": 1024,
         "bpf-ct-global-any-max": 1024,
@@ -54,7 +54,7 @@ async def agent(state_dir: Path) -> AsyncIterator[Hive]:
 
 
 def count(path: Path, expected: int) -> tuple[int, int]:
-    """Events and losses, until both together reach that many."""
+    """Count events and losses until their sum reaches this number."""
     payloads, seen, lost = Payloads(), 0, 0
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
@@ -69,7 +69,7 @@ def count(path: Path, expected: int) -> tuple[int, int]:
 
 
 def emit(program: int, rate: int) -> None:
-    """Events at that rate, in bursts."""
+    """Output events at this rate, in bursts."""
     burst = int(rate / BURSTS)
     began = time.perf_counter()
     for number in range(int(SECONDS * BURSTS)):
@@ -78,7 +78,7 @@ def emit(program: int, rate: int) -> None:
 
 
 async def highest(folder: Path, emitter: bytes) -> float:
-    """The highest rate without a loss; 0 when even the lowest has some."""
+    """Return the highest rate without a loss; 0 if even the lowest has some."""
     best = 0
     async with agent(folder) as hive:
         with LoadedObject(emitter, "emit.o") as loaded:
@@ -100,7 +100,7 @@ async def highest(folder: Path, emitter: bytes) -> float:
 
 
 def measure(folder: Path, rounds: int) -> list[Figure]:
-    """A value a round."""
+    """Return a value a round."""
     emitter = compile_one(find_clang(), EMITTER, folder / "emit.o").read_bytes()
     rates = []
     for _ in range(rounds):

@@ -1,6 +1,6 @@
 """A client of the API server: ``python -m tests.bench.tools.object_clients WHO URL TOKEN PID``.
 
-Prints what it took as a line of JSON: seconds until synced, seconds of processor, MiB grown.
+Prints its figures as a line of JSON: seconds until synced, seconds of processor time, MiB grown.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 
 
 def rss() -> float:
-    """MiB resident now."""
+    """Return the resident memory in MiB."""
     return (
         int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize() / 2**20
     )
 
 
 class Took:
-    """From the moment it is made."""
+    """Measures from its creation on."""
 
     def __init__(self) -> None:
         gc.collect()
         self._rss, self._cpu, self._began = rss(), time.process_time(), time.perf_counter()
 
     def summary(self, objects: int, **more: float) -> dict[str, float]:
-        """Until now."""
+        """Return the figures until now."""
         wall, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
         gc.collect()
         return {"objects": objects, "wall": wall, "cpu": cpu, "rss": rss() - self._rss, **more}
 
 
 async def ours(url: str, token: str) -> dict[str, float]:
-    """Reflectors of pods and nodes."""
+    """Run reflectors of pods and nodes."""
     from cells.kubernetes.client import connect
     from cells.kubernetes.client.access import Access
     from cells.kubernetes.client.dial import Dialler  # noqa: F401  # comes with the first request: not measured
@@ -72,7 +72,7 @@ async def ours(url: str, token: str) -> dict[str, float]:
 
 
 async def decoding(client: Any) -> float:
-    """Seconds of the processor that decoding every page of pods takes."""
+    """Return the seconds of processor time to decode every page of pods."""
     from cells.kubernetes.objects.core import PODS
 
     pages, query = [], {"limit": "500"}
@@ -89,7 +89,7 @@ async def decoding(client: Any) -> float:
 
 
 async def lightkube(url: str, token: str) -> dict[str, float]:
-    """Lists, and a look at what an agent needs of each object: decoding is put off until then."""
+    """List, and read the fields of each object that an agent needs: it decodes them only then."""
     from lightkube import AsyncClient, KubeConfig
     from lightkube.resources.core_v1 import Node, Pod
 
@@ -127,7 +127,7 @@ async def kubernetes_asyncio(url: str, token: str) -> dict[str, float]:
 
 
 async def start(url: str, token: str) -> dict[str, float]:
-    """A hive with every kind, as an agent has them."""
+    """Run a hive with every kind, as an agent has them."""
     import os
     import tempfile
 
@@ -151,7 +151,7 @@ async def start(url: str, token: str) -> dict[str, float]:
 
 
 async def follow(url: str, token: str) -> dict[str, float]:
-    """CiliumEndpoints to cilium_ipcache in the kernel: all of them, then a change of each."""
+    """Reconcile CiliumEndpoints to cilium_ipcache in the kernel: all of them, then a change of each."""
     import os
     import signal
     import tempfile
@@ -256,7 +256,8 @@ async def follow(url: str, token: str) -> dict[str, float]:
 
 
 async def lag(found: list[float], busy: list[float]) -> None:
-    """How late the loop wakes who sleeps for a millisecond, and what it computes meanwhile, until cancelled.
+    """Measure the delay of a task that sleeps for a millisecond, and the loop's processor time meanwhile,
+    until cancelled.
 
     The second separates our own work from that of other processes.
     """
@@ -268,7 +269,7 @@ async def lag(found: list[float], busy: list[float]) -> None:
 
 
 async def allocate(url: str, token: str) -> dict[str, float]:
-    """Identities of labels that have none yet, 50 asked for at a time."""
+    """Allocate identities of new labels, 50 at a time."""
     import tempfile
 
     from cells import kubernetes, kvstore
@@ -303,14 +304,14 @@ async def allocate(url: str, token: str) -> dict[str, float]:
 
 
 def kubeconfig(folder: str, url: str, token: str) -> str:
-    """Path of one that is written there."""
+    """Write a kubeconfig and return its path."""
     path = Path(folder, "kubeconfig")
     path.write_text(json.dumps(config_of(url, token)), encoding="utf-8")
     return str(path)
 
 
 def config_of(url: str, token: str) -> dict[str, Any]:
-    """As an object."""
+    """Return it as an object."""
     return {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],

@@ -24,7 +24,7 @@ DEFINITIONS = ("ciliumendpoints", "ciliumidentities", "ciliumnodes")
 
 
 def pod(number: int) -> dict[str, Any]:
-    """A pod as they are in real clusters: some 2.5 KB."""
+    """Return a Pod of the size that real clusters have: some 2.5 KB."""
     labels = {"app": f"app-{number % 100}", "pod-template-hash": f"{number % 500:010x}", "tier": "backend"}
     probe = {"httpGet": {"path": "/healthz", "port": 8080, "scheme": "HTTP"}, "periodSeconds": 10}
     container = {
@@ -62,7 +62,7 @@ def pod(number: int) -> dict[str, Any]:
 
 
 def node(number: int) -> dict[str, Any]:
-    """A node, some 1 KB."""
+    """Return a Node, some 1 KB."""
     address = f"192.168.{number >> 8}.{number & 255}"
     kinds = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
     return {
@@ -82,7 +82,7 @@ def node(number: int) -> dict[str, Any]:
 
 
 def endpoint(number: int, turn: int) -> dict[str, Any]:
-    """A CiliumEndpoint of a pod elsewhere."""
+    """Return a CiliumEndpoint of a remote pod."""
     ip = f"10.{64 + (number >> 16 & 63)}.{number >> 8 & 255}.{number & 255}"
     networking = {"addressing": [{"ipv4": ip}], "node": f"192.168.1.{number % 250}"}
     return {
@@ -94,7 +94,7 @@ def endpoint(number: int, turn: int) -> dict[str, Any]:
 
 
 def cilium_node(number: int) -> dict[str, Any]:
-    """What an agent makes of its node: it has no ranges yet."""
+    """Return a CiliumNode as its agent creates it: without ranges."""
     address = {"type": "InternalIP", "ip": f"192.168.{number >> 8}.{number & 255}"}
     return {
         "apiVersion": "cilium.io/v2",
@@ -105,7 +105,7 @@ def cilium_node(number: int) -> dict[str, Any]:
 
 
 def identity(number: int) -> dict[str, Any]:
-    """An identity that was marked years ago."""
+    """Return an identity that was marked years ago."""
     return {
         "apiVersion": "cilium.io/v2",
         "kind": "CiliumIdentity",
@@ -119,7 +119,7 @@ def identity(number: int) -> dict[str, Any]:
 
 
 def put_services(server: ApiServer, count: int) -> None:
-    """So many services of BACKENDS backends, each with one slice."""
+    """Create services of BACKENDS backends, each with one slice."""
     load = ServiceLoad(count)
     for number in range(count):
         backends = load.backends(number)
@@ -137,7 +137,7 @@ def put_services(server: ApiServer, count: int) -> None:
 async def serve(
     pods: int, nodes: int, endpoints: int, cilium_nodes: int = 0, identities: int = 0, services: int = 0
 ) -> None:
-    """Until it is ended."""
+    """Serve until the process is ended."""
     server = ApiServer()
     for one in DEFINITIONS:
         server.add(json.loads((RECORDINGS / "fixtures" / f"crd_{one}.json").read_bytes()))

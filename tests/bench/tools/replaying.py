@@ -39,7 +39,7 @@ class Replay:
         self._written: dict[str, set[bytes]] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 method, target, _ = head.split(b" ", 2)
@@ -87,7 +87,7 @@ class Replay:
 
 
 async def serve(upstream: str) -> None:
-    """Until it is killed."""
+    """Serve until the process is killed."""
     server = await asyncio.start_server(Replay(upstream).serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)  # noqa: T201

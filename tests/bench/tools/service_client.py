@@ -31,13 +31,13 @@ from tests.bench.service_sync import Ours, kernel
 from tests.bench.tools.object_clients import kubeconfig
 
 ENTRIES = 1 << 18
-"""Room of each map."""
+"""Maximum entries of each map."""
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
 
 
 async def start(url: str, token: str, count: str) -> dict[str, float]:
-    """From the hive's start, with everything imported, until every service is in the maps."""
+    """Measure from the hive's start, with everything imported, until every service is in the maps."""
     os.environ["K8S_NODE_NAME"] = "node-0"
     known = AgentConfig(AgentSettings(), Lifecycle("bench"), structlog.get_logger())
 
@@ -69,7 +69,7 @@ async def start(url: str, token: str, count: str) -> dict[str, float]:
 
 
 def read(url: str) -> dict[str, float]:
-    """What the server answered to others, over one connection for each, in turn."""
+    """Read what the server answered to others, over one connection for each, in turn."""
     address = urlsplit(url).netloc
     answered: dict[str, int] = json.loads(_get(address, "/answered"))
     began, computed, size = time.perf_counter(), time.process_time(), 0
@@ -96,7 +96,7 @@ def _get(address: str, target: str) -> bytes:
 
 
 def memory(count: str) -> dict[str, float]:
-    """KB of this process for each service: decoded objects, what is derived, what is known of the maps."""
+    """Return the KB of this process for each service: decoded objects, derived rows, state of the maps."""
     with kernel(ENTRIES) as maps:
         asyncio.run(Ours(maps).measured(1, 0))  # modules that the first one loads do not count
     with kernel(ENTRIES) as maps:
@@ -106,7 +106,7 @@ def memory(count: str) -> dict[str, float]:
 
 
 def main(who: str, *arguments: str) -> dict[str, float]:
-    """What one of them takes here."""
+    """Run one of them and print its figures."""
     if who == "start":
         return asyncio.run(start(*arguments))
     return {"read": read, "memory": memory}[who](*arguments)
