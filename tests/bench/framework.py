@@ -217,7 +217,7 @@ TABLE_FIGURES: tuple[tuple[str, Callable[[], float], str, Callable[[], float]], 
 
 
 def tables(rounds: int) -> Iterable[Row]:
-    """Return writes and changes in thousands per second; more is better, so the ratio is ours / the peer's."""
+    """Return writes and changes in thousands per second; more is better: the ratio is ours / the peer's."""
     for what, ours, peer, theirs in TABLE_FIGURES:
         pairs = []
         for _ in range(rounds):

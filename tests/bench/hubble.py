@@ -220,7 +220,7 @@ def _port(answer: bytes) -> int:
 
 
 def others(stop: Stop, path: Path, count: int, ready: str) -> list[int]:
-    """Follow with several clients, and create a file once all do; return how many of PACKETS each received."""
+    """Follow with several clients, create a file once all do, and return how many packets each received."""
     with connected(count, _request(), path) as clients:
         waiting = set(clients)
         for client in read_until(stop, clients, keep=True):

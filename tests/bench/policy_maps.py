@@ -164,7 +164,7 @@ class Maps:
         return {}
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """Does nothing: there is no other writer."""
+        """Is never called: there is no other writer."""
         raise NotImplementedError
 
     def release(self, endpoint_id: int) -> None:

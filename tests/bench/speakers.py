@@ -54,7 +54,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> float:
 
 
 async def begin_router(socket: Path) -> None:
-    """Start a gobgpd that waits for connections, keeps the routes of a broken session, and announces nothing."""
+    """Start a gobgpd that waits for connections, keeps the routes of broken sessions, announces nothing."""
 
     async def answers() -> bool:
         try:

@@ -257,7 +257,7 @@ def in_a_cluster(folder: Path, rounds: int) -> list[Figure]:
 
 
 def alone(folder: Path, rounds: int) -> list[Figure]:
-    """Return the agent's memory without pods, with pods, and after they are deleted; a new agent each round."""
+    """Return the agent's memory without, with, and after pods; a new agent each round."""
     compiled()
     spawn = tool("spawn", folder)
     empty, full, emptied = [], [], []
