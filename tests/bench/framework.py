@@ -389,7 +389,7 @@ print(sum(map(len, derived)) and held() - before)
 
 
 def retained_writes() -> float:
-    """Return the µs of a snapshot and a put, in a table of many rows, while the snapshot is kept alive."""
+    """Return the µs of a snapshot and a put, in a table of many rows, while the snapshot exists."""
     table: Table[int, Item] = Table("items", key=lambda item: item.key)
     with table.txn() as txn:
         for number in range(RETAINED):
