@@ -26,7 +26,7 @@ from cells.operator.api_server import ClusterAPI, ObjectWriter
 from cells.operator.objects import ClusterObjects
 from cells.operator.options import ServedCluster
 from cells.policy import rules
-from cells.policy.rules.peers import World
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 from lifecycle import (
     Change,
@@ -99,7 +99,7 @@ class PolicyVerdicts:
     ) -> None:
         self.active = settings.validate_network_policy
         """Whether policies are evaluated."""
-        self._world = World(policy_options(settings, cluster))
+        self._context = TranslationContext(policy_options(settings, cluster))
         self._rows = rows
         self._log = log
         if self.active:
@@ -124,7 +124,7 @@ class PolicyVerdicts:
         if policy.rules:
             object_ = msgspec.to_builtins(policy) | {"kind": kind.kind}
             try:
-                translated = translate(object_, self._world)
+                translated = translate(object_, self._context)
             except rules.PolicyError as error:
                 valid, message = False, error.reason
             else:
@@ -148,7 +148,7 @@ def has_condition(policy: CiliumNetworkPolicy, valid: bool, message: str) -> boo
 def policy_options(settings: OperatorPolicySettings, cluster: ServedCluster) -> rules.PolicyOptions:
     """What the operator's settings say of the agents."""
     return msgspec.structs.replace(
-        rules.SERVED,
+        rules.SUPPORTED,
         cluster_name=cluster.name,
         enable_ipv4=cluster.ipv4,
         enable_ipv6=cluster.ipv6,

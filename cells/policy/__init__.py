@@ -1,4 +1,8 @@
-"""Policy: which peers an endpoint may talk to, and when endpoints may do no more than policies allow."""
+"""Settings of network policy: enforcement mode, access from the node, and reconciliation of policy maps.
+
+Source: Cilium 1.17, ``enable-policy``, ``allow-localhost``, ``enable-host-firewall``,
+``policy-map-full-reconciliation-interval``.
+"""
 
 import math
 from enum import StrEnum
@@ -8,53 +12,53 @@ from msgspec import Meta
 
 from lifecycle import Duration, Settings, minutes
 
-# When endpoints may do no more than policies allow.
-#
-# Source: Cilium 1.17, policy enforcement modes, allow-localhost, policy-map-full-reconciliation-interval.
-
 
 class Enforcement(StrEnum):
-    """When endpoints may do no more than policies allow."""
+    """Policy enforcement mode: when traffic that no policy allows is denied."""
 
     DEFAULT = "default"
-    """Where a policy selects them."""
+    """For endpoints that a policy selects, in the directions of the policy."""
     ALWAYS = "always"
     NEVER = "never"
 
 
 class Localhost(StrEnum):
-    """When the node itself may reach its endpoints, whatever is enforced."""
+    """When the node may reach its own endpoints without a policy that allows it."""
 
     AUTO = "auto"
-    """Always with Kubernetes, where the kubelet probes pods; else by policies."""
+    """Always with Kubernetes, where the kubelet probes pods; else only if a policy allows it."""
     ALWAYS = "always"
     POLICY = "policy"
 
 
 class PolicySettings(Settings, frozen=True):
-    """What endpoints may do."""
+    """Settings of policy enforcement."""
 
     enable_policy: Enforcement = Enforcement.DEFAULT
-    """Whether endpoints may do only what policies allow: where one selects them (default), always, never."""
+    """When traffic is denied unless a policy allows it: for endpoints that a policy selects (default),
+    always, never.
+    """
 
     allow_localhost: Localhost = Localhost.AUTO
-    """Whether the node may always reach its endpoints, or only as policies say; auto: always with
-    Kubernetes."""
+    """When the node may reach its endpoints: always, or as policies allow (policy); auto: always with
+    Kubernetes.
+    """
 
     enable_host_firewall: bool = False
     """Enforce policies with a nodeSelector on the node itself."""
 
 
 class PolicyMapSettings(Settings, frozen=True):
-    """How policy maps are written."""
+    """Settings of the reconciliation and the overflow of policy maps."""
 
     policy_map_full_reconciliation_interval: Annotated[Duration, Meta(ge=0)] = minutes(15)
-    """How often whole policy maps are compared with what they should hold; 0: never."""
+    """Interval between comparisons of whole policy maps with their desired entries; 0: never."""
 
     enable_endpoint_lockdown_on_policy_overflow: bool = False
-    """Deny all traffic of an endpoint if its policy map overflows, instead of writing what fits."""
+    """Deny all traffic of an endpoint if its policy map overflows, instead of writing the entries that fit.
+    """
 
     @property
     def reconciliation_seconds(self) -> float:
-        """Seconds between two comparisons; infinite when there are none."""
+        """The interval between comparisons in seconds; infinite if they are disabled."""
         return float(self.policy_map_full_reconciliation_interval) or math.inf

@@ -1,6 +1,7 @@
-"""Labels of identities and what selects them: label selectors, CIDR containment, DNS names.
+"""Labels of identities, and the values that rules match them with: prefixes and DNS names.
 
-Pure values; no cell.
+Pure values; no cell. The selector cache, the translation of rules and the allocation of CIDR and FQDN
+identities use them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ __all__ = [
 ]
 
 
-# Prefixes as policy sees them: their label, the world they lie in, what remains without exceptions.
+# Prefixes: their labels, containment, and exceptions.
 
 Prefix = IPv4Network | IPv6Network
 
 
 @lru_cache(maxsize=65536)
 def cidr_of_label(key: str) -> Prefix | None:
-    """The prefix of a ``cidr:`` label's key, None when it is none."""
+    """Return the prefix that a ``cidr:`` label's key encodes, or None if it is invalid.
+
+    IPv6 keys have ``-`` for ``:``, and a ``0`` before or after ``::``, because a label's key may not start or
+    end with a hyphen.
+    """
     address, _, length = key.partition("/")
     if "-" in address:
         address = address.replace("-", ":")
@@ -53,9 +58,9 @@ _LENGTH = re.compile("0|[1-9][0-9]{0,2}")
 
 
 def parse_prefix(text: str) -> Prefix:
-    """A network in CIDR notation, with or without bits of a host. Raises ValueError in Go's words.
+    """Parse a network in CIDR notation; host bits are allowed. Raises ValueError with Go's message.
 
-    It takes no masks, as in ``10.0.0.0/255.0.0.0``, and no zones, which Python's ``ip_network`` does.
+    Unlike Python's ``ip_network`` it rejects netmasks (``10.0.0.0/255.0.0.0``) and zones.
     """
     address, slash, length = text.rpartition("/")
     if not slash:
@@ -77,14 +82,14 @@ def parse_prefix(text: str) -> Prefix:
 
 
 def world_label(prefix: Prefix, *, dual_stack: bool) -> str:
-    """The reserved label of what lies outside: ``world``, or one per family where both are in use."""
+    """Return the reserved label outside the cluster: ``world``, or one per family in dual stack."""
     return f"world-ipv{prefix.version}" if dual_stack else "world"
 
 
 def except_prefixes(prefix: Prefix, exceptions: Iterable[Prefix]) -> list[Prefix]:
-    """What remains of a prefix without others, as the fewest prefixes.
+    """Return the fewest prefixes that cover a prefix without its exceptions.
 
-    Exceptions that do not touch it change nothing.
+    Exceptions outside the prefix have no effect.
     """
     remaining: list[Prefix] = [prefix]
     for exception in exceptions:
@@ -112,7 +117,7 @@ def _contains(outer: Prefix, inner: Prefix) -> bool:
 
 
 class PrefixSet:
-    """Prefixes, asked for the nearest one around an address. Immutable; the whole of a family is left out."""
+    """An immutable set of prefixes with a longest-prefix match. Prefixes of length 0 are left out."""
 
     def __init__(self, prefixes: Iterable[Prefix] = ()) -> None:
         self._by_length: dict[tuple[int, int], dict[int, Prefix]] = {}
@@ -123,7 +128,7 @@ class PrefixSet:
         self._lengths = sorted(self._by_length)
 
     def nearest(self, address: IPv4Address | IPv6Address) -> Prefix | None:
-        """The longest of the prefixes that has the address."""
+        """Return the longest prefix that contains the address, or None."""
         number, bits = int(address), address.max_prefixlen
         for version, length in self._lengths:
             if version == address.version:
@@ -139,30 +144,30 @@ def contains(outer: Prefix, inner: Prefix) -> bool:
     return _contains(outer, inner)
 
 
-# The set of labels that makes an identity, looked up by key and source.
+# Label sets of identities.
 
 ANY = "any"
-"""The source that a selector's key without one has: it matches the key from every source."""
+"""The source of a selector's key without a prefix: it matches labels from every source."""
 
 
 FQDN = "fqdn"
 
 
 class LabelSet:
-    """The labels of one identity, looked up by key and source. Immutable and hashable."""
+    """The labels of one identity, indexed by key and source. Immutable and hashable."""
 
     def __init__(self, labels: Iterable[Label]) -> None:
         self._labels = tuple(sorted(set(labels)))
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> LabelSet:
-        """From texts, ``source:key[=value]``."""
+        """Return the set of labels written as ``source:key[=value]``."""
         return cls(map(parse, texts))
 
     @classmethod
     @lru_cache(maxsize=4096)
     def of(cls, texts: tuple[str, ...]) -> LabelSet:
-        """As parse(), for labels that are asked about again and again: those of an identity."""
+        """Return what parse() does, cached: for labels of identities, which are looked up repeatedly."""
         return cls.parse(texts)
 
     def __iter__(self) -> Iterator[Label]:
@@ -189,59 +194,58 @@ class LabelSet:
 
     @cached_property
     def prefixes(self) -> tuple[Prefix, ...]:
-        """The prefixes of the identity's ``cidr:`` labels: one, or those of all addresses of this node."""
+        """The prefixes of the ``cidr:`` labels: usually one; for the host, every address of the node."""
         found = (cidr_of_label(label.key) for label in self._labels if label.source == CIDR)
         return tuple(prefix for prefix in found if prefix is not None)
 
     @cached_property
-    def is_network(self) -> bool:
-        """Whether it stands for the addresses in a network alone: rules by other labels say nothing of it."""
+    def has_only_cidr_labels(self) -> bool:
+        """Whether all labels are CIDRs: the set of a pod's address, which only CIDR rules select."""
         return bool(self._labels) and all(label.source == CIDR for label in self._labels)
 
     def has_reserved(self, key: str) -> bool:
-        """Whether the set has ``reserved:KEY``."""
+        """Whether the set has the label ``reserved:KEY``."""
         return any(label.source == "reserved" for label in self._by_key.get(key, ()))
 
     @cached_property
     def index_keys(self) -> tuple[tuple[str, str | None], ...]:
-        """What selectors may be found by: every key with its value, and without; one for any CIDR label."""
+        """The index keys: each key with its value and with None, and ``("cidr", None)`` for CIDRs."""
         pairs = {(label.key, label.value) for label in self._labels}
         keys: set[tuple[str, str | None]] = {(key, None) for key in self._by_key}
         cidr: set[tuple[str, str | None]] = {(CIDR, None)} if self.prefixes else set()
         return tuple(pairs | keys | cidr)
 
     def value(self, source: str, key: str) -> str | None:
-        """The value of a key from ``source``, or from any source for ``any``; None where there is none."""
+        """Return the value of a key from ``source``, or from any source for ``any``; None if it is absent."""
         for label in self._by_key.get(key, ()):
             if source in (ANY, label.source):
                 return label.value
         return None
 
 
-# Names of ``toFQDNs`` and DNS rules: one form, and patterns as regular expressions.
+# Names and patterns of ``toFQDNs`` and DNS rules.
 
 _ANY_NAME = r"(^([-a-zA-Z0-9_]+[.])+$)|(^[.]$)"
 _WITHIN_LABEL = r"[-a-zA-Z0-9_]*"
 
 
 def canonical_name(name: str) -> str:
-    """A DNS name as it is compared: lower case, without surrounding space, ending in a dot."""
+    """Return a DNS name in canonical form: lower case, without surrounding space, ending in a dot."""
     name = name.strip().lower()
     return name if name.endswith(".") else f"{name}."
 
 
 def sanitised_pattern(pattern: str) -> str:
-    """A pattern in the form of names; ``*`` alone stays, it matches every name."""
+    """Return a ``matchPattern`` in canonical form; ``*`` alone, which matches every name, is unchanged."""
     pattern = pattern.strip().lower()
     return pattern if pattern == "*" else canonical_name(pattern)
 
 
 @lru_cache(maxsize=4096)
 def dns_pattern(pattern: str) -> re.Pattern[str]:
-    """The expression of a ``matchPattern`` over canonical names.
+    """Return the regular expression of a ``matchPattern``, for canonical names.
 
-    ``*`` stands for any characters of one name's label, none included, and never for a dot; alone it
-    matches every name.
+    ``*`` stands for any number of characters except a dot; alone it matches every name.
     """
     pattern = sanitised_pattern(pattern)
     if pattern == "*":
@@ -250,43 +254,43 @@ def dns_pattern(pattern: str) -> re.Pattern[str]:
 
 
 class FQDNSelector(NamedTuple):
-    """Selects identities of addresses that DNS answered for a name (``toFQDNs``); one of the two is set."""
+    """Selects identities of addresses that DNS returned for a name (``toFQDNs``); one field is set."""
 
     match_name: str = ""
     match_pattern: str = ""
 
     @property
     def text(self) -> str:
-        """As written in the policy; the identity's ``fqdn:`` label carries it."""
+        """The name or pattern as written in the policy, which is the key of the ``fqdn:`` label."""
         return self.match_name or self.match_pattern
 
     @property
     def expression(self) -> str:
-        """The regular expression of the names that are meant."""
+        """The regular expression of the selected names."""
         if self.match_name:
             return f"^{canonical_name(self.match_name).replace('.', '[.]')}$"
         return dns_pattern(self.match_pattern).pattern
 
     def matches_name(self, name: str) -> bool:
-        """Whether a name in canonical form is meant."""
+        """Whether the selector selects a name, given in canonical form."""
         if self.match_name:
             return canonical_name(self.match_name) == name
         return dns_pattern(self.match_pattern).fullmatch(name) is not None
 
     def matches(self, labels: LabelSet) -> bool:
-        """Whether an identity carries this selector's label."""
+        """Whether an identity has this selector's ``fqdn:`` label."""
         return Label(FQDN, self.text) in tuple(labels)
 
     def index_keys(self) -> tuple[tuple[str, str | None], ...]:
-        """The label that every selected identity has."""
+        """Return the label that every selected identity has."""
         return ((self.text, ""),)
 
 
-# The labels of what lies outside the cluster: prefixes that rules name, addresses that DNS answered.
+# Labels of identities outside the cluster: prefixes in rules, and addresses that DNS returned.
 
 
 def prefix_labels(prefix: Prefix, *, dual_stack: bool) -> LabelSet:
-    """The labels of a prefix's identity; those of a whole family are the world's alone."""
+    """Return the labels of a prefix's identity: world and CIDR; only world for a prefix of length 0."""
     labels = [Label("reserved", world_label(prefix, dual_stack=dual_stack))]
     if prefix.prefixlen:
         labels.append(Label(CIDR, cidr_label(prefix)))
@@ -294,17 +298,20 @@ def prefix_labels(prefix: Prefix, *, dual_stack: bool) -> LabelSet:
 
 
 def network_labels(prefix: Prefix) -> LabelSet:
-    """The labels of what has an address in a prefix and an identity of its own, as pods have."""
+    """Return the labels of the identity of a prefix that contains addresses of pods.
+
+    Rules match it next to the pod's own identity, if CIDR rules select pods (``cidr_matches_pods``).
+    """
     return LabelSet([Label(CIDR, cidr_label(prefix))])
 
 
 def address_labels(
     address: Prefix, selectors: Iterable[FQDNSelector], prefixes: Iterable[Prefix], *, dual_stack: bool
 ) -> LabelSet:
-    """The labels of an address that DNS answered for names of ``selectors``.
+    """Return the labels of an address that DNS returned for names of ``selectors``.
 
-    It has the CIDR label of the nearest prefix around it that has an identity, so that CIDR rules, denies
-    above all, hold for it, too. Addresses with the same labels share an identity.
+    They include the CIDR label of the longest prefix that contains the address and has an identity, so that
+    CIDR rules, in particular denies, apply to it. Addresses with equal labels share an identity.
     """
     labels = [Label(FQDN, selector.text) for selector in selectors]
     labels.append(Label("reserved", world_label(address, dual_stack=dual_stack)))

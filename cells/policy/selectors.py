@@ -1,7 +1,10 @@
-"""Label selectors in one canonical form, so that equal ones are one in the selector cache.
+"""Label selectors in one canonical form, so that equal selectors share one entry of the selector cache.
 
-Source: Kubernetes' LabelSelector; a key's prefix names the label's source (``k8s:``, ``reserved:``,
-        ``cidr:``), none means any source. A ``cidr:`` key matches every identity with a prefix inside it.
+Rules are translated to these; the selector cache matches them against the labels of identities. A key's
+prefix names the label's source (``k8s:``, ``reserved:``, ``cidr:``); a key without a prefix matches labels
+from any source. A ``cidr:`` key matches every identity with a prefix inside it.
+
+Source: Kubernetes' LabelSelector; Cilium's pkg/policy/api/selector.go.
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ IN, NOT_IN, EXISTS = "In", "NotIn", "Exists"
 
 
 IndexKey = tuple[str, str | None]
-"""A label's key with its value, or with None for whatever value."""
+"""A label's key with its value, or with None for any value."""
 
 CIDR_INDEX: IndexKey = (CIDR, None)
 
 
 class Requirement(NamedTuple):
-    """One condition on one key. ``values`` is sorted; empty for Exists and DoesNotExist."""
+    """One condition on one label key. ``values`` is sorted; empty for Exists and DoesNotExist."""
 
     source: str
     key: str
@@ -34,17 +37,17 @@ class Requirement(NamedTuple):
 
     @classmethod
     def of(cls, key: str, operator: str, values: Iterable[str] = ()) -> Requirement:
-        """From a selector's key; the part before the first colon is the source."""
+        """Return a requirement for a key of a selector; the part before the first colon is the source."""
         source, colon, name = key.partition(":")
         return cls(*((source, name) if colon else (ANY, key)), operator, tuple(sorted(set(values))))
 
     @property
     def text_key(self) -> str:
-        """The key with its source."""
+        """The key with its source, ``SOURCE:KEY``."""
         return f"{self.source}:{self.key}"
 
     def matches(self, labels: LabelSet) -> bool:
-        """Whether the labels meet the condition, as Kubernetes defines the four operators."""
+        """Whether the labels meet the condition, by Kubernetes' definition of the four operators."""
         source, key, operator, values = self
         value = _cidr_value(labels, key) if source == CIDR else labels.value(source, key)
         if operator == IN:
@@ -62,52 +65,56 @@ def _cidr_value(labels: LabelSet, key: str) -> str | None:
 
 
 class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
-    """All of some requirements; without any it selects everything."""
+    """A conjunction of requirements; without requirements it selects every identity."""
 
     requirements: tuple[Requirement, ...] = ()
 
     @classmethod
     def of(cls, requirements: Iterable[Requirement]) -> Selector:
-        """Requirements in canonical order, each once."""
+        """Return a selector with the requirements sorted and without duplicates."""
         return cls(tuple(sorted(set(requirements))))
 
     @classmethod
     def reserved(cls, name: str) -> Selector:
-        """The identities with ``reserved:NAME``."""
+        """Return the selector of identities with the label ``reserved:NAME``."""
         return cls((Requirement("reserved", name, IN, ("",)),))
 
-    def also(self, *requirements: Requirement) -> Selector:
-        """This selector with more requirements."""
+    def with_requirements(self, *requirements: Requirement) -> Selector:
+        """Return this selector with additional requirements."""
         return Selector.of((*self.requirements, *requirements))
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it selects everything, labelled or not."""
+        """Whether it selects every identity, including identities without labels."""
         return not self.requirements
 
     def matches(self, labels: LabelSet) -> bool:
-        """Whether every requirement is met; of a network alone, one that names networks is among them."""
+        """Whether the labels meet every requirement.
+
+        Labels that are only CIDRs are matched only by selectors with a ``cidr:`` requirement: a requirement
+        like NotIn would match them by accident.
+        """
         for requirement in self.requirements:
             if not requirement.matches(labels):
                 return False
-        return not labels.is_network or self.has_source(CIDR)
+        return not labels.has_only_cidr_labels or self.has_source(CIDR)
 
     def has_key(self, key: str, *sources: str) -> bool:
-        """Whether a requirement, of whatever operator, names the key from one of the sources."""
+        """Whether a requirement, with any operator, names the key from one of the sources."""
         return any(one.key == key and one.source in sources for one in self.requirements)
 
     def has_key_prefix(self, prefix: str) -> bool:
-        """Whether a requirement names a key that starts so, from any Kubernetes source."""
+        """Whether a requirement names a Kubernetes label with this prefix of the key."""
         return any(one.key.startswith(prefix) and one.source in (ANY, "k8s") for one in self.requirements)
 
     def has_source(self, source: str) -> bool:
-        """Whether a requirement names a key of the source."""
+        """Whether a requirement names a label of the source."""
         return any(one.source == source for one in self.requirements)
 
     def index_keys(self) -> Sequence[IndexKey]:
-        """What every selected identity has one of: a key with a value, or a key; empty when there is nothing.
+        """Return index keys of which every selected identity has at least one; empty if there are none.
 
-        CIDR requirements match by containment: ``("cidr", None)`` stands for any CIDR label.
+        CIDR requirements match by containment, so ``("cidr", None)`` stands for any CIDR label.
         """
         for one in self.requirements:
             if one.source == CIDR and one.operator in (IN, EXISTS):
@@ -140,7 +147,7 @@ class Selector(msgspec.Struct, frozen=True, order=True, dict=True):
         return shown
 
     def as_object(self) -> object:
-        """As a LabelSelector with the source before each key; ``*`` for the one that selects everything."""
+        """Return a LabelSelector with the source before each key, or ``*`` for the wildcard."""
         return self._object or "*"
 
 
@@ -151,20 +158,20 @@ def _is_equality(requirement: Requirement) -> bool:
 PeerSelector = Selector | FQDNSelector
 
 ALL = Selector()
-"""Selects everything, what has no labels included."""
+"""Selects every identity, including identities without labels."""
 
 NONE = Selector.reserved("none")
-"""Selects nothing: no identity has the label."""
+"""Selects no identity: none has this label."""
 
 
-# A selector as one line, the way Cilium's API and command write it.
+# Selectors as text, as in Cilium's API and ``cilium-dbg policy selectors``.
 #
-# Source: k8s.io/apimachinery, LabelSelector.String(), over keys that start with their source; Cilium 1.17,
+# Source: k8s.io/apimachinery, LabelSelector.String(), with ``SOURCE.KEY`` as keys; Cilium 1.17,
 #         FQDNSelector.String().
 
 
 def selector_text(selector: PeerSelector) -> str:
-    """``&LabelSelector{MatchLabels:map[string]string{k8s.app: web,},...}``, or ``MatchName: ..., ...``."""
+    """Format a selector like Go's ``LabelSelector.String()`` or Cilium's ``FQDNSelector.String()``."""
     if isinstance(selector, FQDNSelector):
         return f"MatchName: {selector.match_name}, MatchPattern: {selector.match_pattern}"
     equal = [one for one in selector.requirements if one.operator == IN and len(one.values) == 1]

@@ -8,7 +8,7 @@ from cells.api.operations.ends import HOST, REMOTE_NODES, AgentEnds
 from cells.base.addresses import IPAddress
 from cells.kubernetes.objects.core import EndpointSlice, Service
 from cells.policy.explain import End, UnanswerableError
-from cells.policy.explain.directory import Served, ServedPort, headless, refusal
+from cells.policy.explain.directory import BackendForClient, ServedPort, headless, refusal
 from cells.services import Frontend as ServedAt
 from cells.services import FrontendKey, LoadBalancerOptions, ServiceName, ServiceType
 from cells.services.control import ServedFrontend
@@ -123,7 +123,7 @@ class AgentServices:
             name=frontend.port_name,
             of_nodes=frontend.type is ServiceType.NODE_PORT,
             backends=tuple(
-                Served(end, one.address.port, self._loop(end, client, one.address.version))
+                BackendForClient(end, one.address.port, self._loop(end, client, one.address.version))
                 for one in chosen
                 for end, _ in self._ends.at(one.address.ip, client)
             ),

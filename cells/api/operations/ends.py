@@ -21,7 +21,7 @@ from cells.kubernetes.objects.core import Pod
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.control import NamedAddresses, PodNetworks, PolicyView, of_pod, of_remote
-from cells.policy.explain import Around, End, UnanswerableError
+from cells.policy.explain import EnclosingPrefix, End, UnanswerableError
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.rules import Direction
 from cells.remote.shared import SharedTables
@@ -159,7 +159,7 @@ def _has(node: ClusterNode, address: IPAddress) -> bool:
     )
 
 
-def _numbers(around: Iterable[Around]) -> Networks:
+def _numbers(around: Iterable[EnclosingPrefix]) -> Networks:
     return tuple(sorted((one.version, one.identity) for one in around))
 
 
@@ -181,9 +181,9 @@ class OwnPolicies:
         self._summary = summary
 
     @property
-    def unread(self) -> str:
+    def no_http_proxy(self) -> str:
         """Why rules may be missing; empty if all are received."""
-        return self._view.unread if self._view is not None else ""
+        return self._view.no_http_proxy if self._view is not None else ""
 
     @property
     def host_row(self) -> Endpoint | None:
@@ -218,7 +218,7 @@ class Neighbourhood:
         """The names for which DNS returned an address, in canonical form."""
         return self._names.names(address) if self._names is not None else ()
 
-    def around(self, addresses: Iterable[IPAddress]) -> tuple[Around, ...]:
+    def around(self, addresses: Iterable[IPAddress]) -> tuple[EnclosingPrefix, ...]:
         """The network of a rule that contains each address of a pod; empty if networks select no pods."""
         return tuple(self._around(one) for one in addresses) if self.selects_pods else ()
 
@@ -227,11 +227,11 @@ class Neighbourhood:
         """Whether networks in rules select pods."""
         return bool(self._networks and self._networks.matched)
 
-    def _around(self, address: IPAddress) -> Around:
+    def _around(self, address: IPAddress) -> EnclosingPrefix:
         found = self._networks.around(address) if self._networks is not None else None
         if found is None:
-            return Around(address.version)
-        return Around(address.version, found.id, LabelSet.parse(found.labels))
+            return EnclosingPrefix(address.version)
+        return EnclosingPrefix(address.version, found.id, LabelSet.parse(found.labels))
 
 
 class AgentEnds:
@@ -426,7 +426,7 @@ class AgentEnds:
             key=key,
             policy=self._own.policy(endpoint.title, endpoint.id),
             audited=self._own.audited(),
-            unread=self._own.unread,
+            no_http_proxy=self._own.no_http_proxy,
             around=self._near.around(endpoint.addresses),
         )
 

@@ -26,7 +26,7 @@ from cells.base.addresses import IPAddress
 from cells.base.labels import CIDR
 from cells.policy.control import PolicyView
 from cells.policy.explain import End, Explained, Target, UnanswerableError, explained
-from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
+from cells.policy.explain.directory import RequestedPort, parse_port, source_of, targets_of
 from cells.policy.explain.trial import TrialOutcome, TrialRequest, Tried
 from cells.policy.rules import Direction
 from lifecycle import Member
@@ -231,7 +231,7 @@ def _direction_of(query: dict[str, str]) -> Direction:
 
 def _requested_port(query: dict[str, str]) -> RequestedPort:
     port, protocol = query.get("port", ""), query.get("protocol", "")
-    return parse_asked(f"{port}/{protocol}".rstrip("/")) if port else RequestedPort("", protocol)
+    return parse_port(f"{port}/{protocol}".rstrip("/")) if port else RequestedPort("", protocol)
 
 
 def part(operations: ExplainOperations) -> Member[ApiPart]:

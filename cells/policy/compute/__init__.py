@@ -1,6 +1,7 @@
-"""Rules and identities to map entries.
+"""Values of policy computation: per-selector policies, map keys and entries; computations in steps.
 
-Pure values and caches; no cell.
+Rules (``cells.policy.rules``) become filters with a policy per selector (``endpoint_policy``), which with the
+selector cache become entries of policy maps (``map_state``, ``policies``). Pure values; no cell.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ __all__ = [
 ]
 
 
-# Long computations as generators that yield now and then, so that an event loop may run in between.
+# Long computations as generators, which let the event loop run in between.
 #
-# They yield None between steps of about a millisecond, and other things as results.
+# They yield None between steps of about a millisecond; other values are results.
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A computation that has its result at the end."""
+"""A computation in steps; its return value is the result."""
 
 SLICE: Final = 0.01
-"""Seconds of computation before others have the loop."""
+"""Seconds of computation before the event loop runs other tasks."""
 TURNS: Final = 4
-"""Turns that the loop gets after each slice: a request is accepted, read, answered and closed in so many."""
+"""Cycles of the event loop after each slice: enough to accept, read, answer and close a request."""
 LONG: Final = 16
-"""Slices after which a computation is a long one, as of thousands of policies that come at once."""
+"""Slices after which a computation counts as long, e.g. for thousands of policies at start-up."""
 STEP: Final = 64
-"""Rules, filters or selectors that make a step."""
+"""Rules, filters or selectors per step."""
 
 
 def finish(steps: Steps[T]) -> T:
-    """The result of a computation, without a pause; raises what it raises."""
+    """Run a computation without pauses and return its result; raises its exceptions."""
     while True:
         try:
             next(steps)
@@ -59,11 +60,12 @@ def finish(steps: Steps[T]) -> T:
 
 
 async def in_slices(steps: Iterable[T | None]) -> AsyncIterator[T]:
-    """The results of a computation, each at once, with turns of the event loop after each SLICE.
+    """Yield the results of a computation, and let the event loop run after each SLICE.
 
-    What a long computation leaves is taken out of the sight of the garbage collector, which would look
-    through all of it again and again, for up to 0.3 s at a time: rules and entries have no cycles, and are
-    freed without it. Short ones do not: garbage in cycles that is not found yet would stay for good.
+    A long computation freezes the objects it leaves (``gc.freeze``). Otherwise the garbage collector would
+    traverse all rules and entries repeatedly, for up to 0.3 s each; they have no cycles, so reference
+    counting frees them. Short computations do not freeze: garbage in undetected cycles would never be
+    collected.
     """
     turn = time.monotonic() + SLICE
     slices = 0
@@ -80,15 +82,15 @@ async def in_slices(steps: Iterable[T | None]) -> AsyncIterator[T]:
             turn = time.monotonic() + SLICE
 
 
-# What holds for one selector on one port, and how two rules that say so become one.
+# Policies per selector and port, and merging those of several rules.
 
 
 class PolicyConflictError(ValueError):
-    """Two rules cannot both hold: the endpoint keeps the policy it had."""
+    """Two rules of an endpoint's policy contradict each other; the endpoint keeps its previous policy."""
 
 
 class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
-    """The rule, and the entry in it, that something comes from."""
+    """The rule, and the entry in it, from which a policy or map entry is derived."""
 
     labels: tuple[str, ...]
     source: str = ""
@@ -96,7 +98,7 @@ class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @property
     def text(self) -> str:
-        """Which rule it is, in words: its path in which object, or why no object has it."""
+        """The path and the object of the rule, or the reason if the entry is not from an object."""
         if self.source and self.path:
             return f"{self.path} of {self.source}"
         if any("allow-localhost" in label for label in self.labels):
@@ -107,7 +109,10 @@ class RuleOrigin(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class SelectorPolicy(msgspec.Struct, frozen=True, gc=False):
-    """What holds for the peers of one selector on one port; nothing but allowed by default."""
+    """The policy for peers of one selector on one port; the default allows without L7 rules.
+
+    Source: Cilium's ``PerSelectorPolicy``.
+    """
 
     deny: bool = False
     parser: str = ""
@@ -121,12 +126,12 @@ class SelectorPolicy(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def redirects(self) -> bool:
-        """Whether a proxy takes the traffic."""
+        """Whether the traffic is redirected to a proxy."""
         return bool(self.parser) and not self.deny
 
 
 def merged_parser(one: str, other: str) -> str:
-    """The parser that serves both. Raises PolicyConflictError when none does."""
+    """Return the L7 parser that serves both. Raises PolicyConflictError if none does."""
     if one == other or not other:
         return one
     if not one:
@@ -138,9 +143,9 @@ def merged_parser(one: str, other: str) -> str:
 
 
 def merged(held: SelectorPolicy, new: SelectorPolicy) -> SelectorPolicy:
-    """Both at once: a deny stands alone, L7 rules add up. Raises PolicyConflictError.
+    """Merge two policies for a selector: a deny wins, L7 rules are united. Raises PolicyConflictError.
 
-    The result has the origins of ``held``: collecting those of many rules here would take quadratic time.
+    The result has the origins of ``held`` only: merging those of many rules here would take quadratic time.
     """
     if held.deny or new.deny:
         return held if held.deny else SelectorPolicy(deny=True, origins=held.origins)
@@ -167,7 +172,7 @@ def merged(held: SelectorPolicy, new: SelectorPolicy) -> SelectorPolicy:
 def _merged_listener(
     held: ListenerReference | None, new: ListenerReference | None
 ) -> ListenerReference | None:
-    """The one with the smaller priority number; one without priority comes after all that have one."""
+    """Return the listener with the lower priority number; priority 0 means none and comes last."""
     if held is None or new is None:
         return held or new
     if held.name == new.name:
@@ -206,7 +211,7 @@ def _union(held: tuple[_Rule, ...] | None, new: tuple[_Rule, ...] | None) -> tup
 
 
 def _with_wildcard(rules: L7Rules | None) -> L7Rules | None:
-    """The rules with one more that every request meets."""
+    """Return the rules with an additional rule that matches every request."""
     if rules is None:
         return None
     every = L7Rules(
@@ -219,22 +224,20 @@ def _with_wildcard(rules: L7Rules | None) -> L7Rules | None:
     return _merged_rules(rules, every)
 
 
-# Keys and entries of a policy map, as the engine computes them.
-#
-# Key: (direction,) identity or 0, protocol or 0, port prefix. Source: the layout of ``cilium_policy_*``.
+# Keys and entries of policy maps, before encoding. Source: the layout of ``cilium_policy_*``.
 
 AUTH_DISABLED, AUTH_SPIRE, AUTH_ALWAYS_FAIL = 0, 1, 2
 AUTH_TYPES = {"disabled": AUTH_DISABLED, "required": AUTH_SPIRE, "test-always-fail": AUTH_ALWAYS_FAIL}
-"""Numbers of authentication types in map entries, by mode in a rule."""
+"""Authentication types of map entries, by the mode in a rule."""
 
 FULL_PORT = 16
 
 
 class PortKey(NamedTuple):
-    """Protocol and port prefix: the part of a key that a packet's headers decide.
+    """Protocol and port prefix of a policy map's key.
 
-    ``bits`` counts the port's leading bits that must be equal; 0 is every port of the protocol. Protocol 0
-    is every protocol, and then every port.
+    ``bits`` is the length of the port's prefix; 0 matches every port of the protocol. Protocol 0 matches
+    every protocol and port.
     """
 
     protocol: int = 0
@@ -242,7 +245,7 @@ class PortKey(NamedTuple):
     bits: int = 0
 
     def covers(self, other: PortKey) -> bool:
-        """Whether every packet of the other is one of this, too; equal keys cover each other."""
+        """Whether the key matches every packet that the other matches; equal keys cover each other."""
         if self.protocol == 0:
             return True
         return (
@@ -253,28 +256,29 @@ class PortKey(NamedTuple):
 
     @property
     def specificity(self) -> int:
-        """How much of a packet must be equal, in bits beyond the identity: 0, 8, or 8 and the port's."""
+        """The length of the key's prefix after the identity: 0, 8 with a protocol, plus the port's bits."""
         return 8 + self.bits if self.protocol else 0
 
 
 EVERYTHING = PortKey()
 
 FilterPeer = tuple[PortRange, PeerSelector]
-"""A filter of a direction, by its ports, and one of its selectors."""
+"""One selector of a filter: the filter's port range and the selector."""
 
 
 class Key(NamedTuple):
-    """A key of one direction: an identity, 0 for any, and ports."""
+    """A key of one direction: an identity (0: any) and ports."""
 
     identity: int
     ports: PortKey
 
 
 class Redirect(NamedTuple):
-    """The proxy that takes the traffic; the lowest priority number wins, then the lowest port.
+    """A redirect to a proxy; the lowest priority number wins, then the lowest proxy port.
 
-    A proxy that knows by its port alone what holds has one for each ``filter_peers``: what rules say, on what
-    ports and to which selectors. It has no ``port`` before that is known. Others leave ``filter_peers`` None.
+    The HTTP proxy selects its rules by the proxy port alone, so each distinct ``filter_peers`` (the filters
+    and selectors with these rules) gets its own. ``port`` is 0 until it is allocated. Other proxies have no
+    ``filter_peers``.
     """
 
     priority: int
@@ -284,7 +288,7 @@ class Redirect(NamedTuple):
 
     @classmethod
     def merged(cls, redirects: Sequence[Redirect]) -> Redirect | None:
-        """Of several for one key: to peers of two selectors rules say both."""
+        """Merge redirects of one key; those of the HTTP proxy enforce the rules of all their selectors."""
         chosen = min(redirects, default=None, key=lambda one: one[:3])
         if chosen is None or chosen.filter_peers is None or len(redirects) == 1:
             return chosen
@@ -295,13 +299,13 @@ class Redirect(NamedTuple):
 
 
 @lru_cache(maxsize=8192)
-def same(entry: Entry) -> Entry:
-    """The one object of an entry: policies that say the same are quickly seen to do so, and share memory."""
+def interned(entry: Entry) -> Entry:
+    """Return one shared instance of equal entries: comparing policies is then fast, and they share memory."""
     return entry
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """What happens to packets of a key. ``auth`` is None where no rule speaks of it."""
+    """A policy map's entry: verdict, redirect and authentication. ``auth`` is None if no rule sets it."""
 
     deny: bool = False
     redirect: Redirect | None = None
@@ -311,16 +315,19 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def auth_type(self) -> int:
-        """The authentication that is asked for."""
+        """The required authentication: explicit, else inherited."""
         return self.inherited_auth if self.auth is None else self.auth
 
     def same_effect(self, other: Entry) -> bool:
-        """Whether packets fare the same, whatever the entries come from."""
+        """Whether both entries have the same effect on packets, whatever their origins."""
         return (self.deny, self.redirect, self.auth) == (other.deny, other.redirect, other.auth)
 
     @classmethod
     def merged(cls, entries: Sequence[Entry]) -> Entry:
-        """All for one key: deny is sticky, a redirect beats none, explicit authentication beats none."""
+        """Merge entries of one key.
+
+        A deny wins; else a redirect and explicit authentication win over none.
+        """
         if len(entries) == 1:
             return entries[0]
         denies = [one for one in entries if one.deny]
@@ -335,5 +342,5 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         )
 
     def inheriting(self, auth: int) -> Entry:
-        """With the authentication of a broader entry."""
+        """Return the entry with authentication inherited from a broader entry."""
         return self if auth == self.inherited_auth else msgspec.structs.replace(self, inherited_auth=auth)

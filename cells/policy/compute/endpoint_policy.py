@@ -1,4 +1,9 @@
-"""One endpoint's policy: the filters of its rules, and the map entries they make for the known identities."""
+"""One endpoint's policy: filters per port from its rules, and the map entries of known identities.
+
+``policies`` creates a DirectionPolicy for each direction and each distinct set of rules.
+
+Source: Cilium's pkg/policy/l4.go and resolve.go.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +24,23 @@ from cells.policy.compute import (
     SelectorPolicy,
     Steps,
     finish,
+    interned,
     merged,
     merged_parser,
-    same,
 )
 from cells.policy.compute.map_state import (
-    ANYBODY,
+    ANY_IDENTITY,
     Entries,
-    anybody_entries,
     identity_entries,
+    wildcard_entries,
     with_inherited_auth,
 )
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
 from cells.policy.rules import (
     PROTOCOLS,
-    Above,
     Direction,
+    L7Settings,
     PeerRule,
     PolicyOptions,
     PortRange,
@@ -48,21 +53,24 @@ from cells.policy.selectors import ALL, PeerSelector, Requirement, Selector
 __all__ = ["DirectionPolicy", "Filter"]
 
 
-# The filters of an endpoint's policy: per direction and port, what holds for each peer selector.
+# Filters: per direction and port, the policy of each peer selector.
 #
-# Rules that speak of the same port are merged: deny beats allow, a rule without L7 rules opens L7 for its
-# selector, and what cannot be merged is an error of the endpoint's policy, not of one object.
+# Rules for the same port are merged: a deny wins over an allow, and an allow without L7 rules allows all
+# requests of its selector. A conflict is an error of the endpoint's policy, not of one object.
 
 HOST = Selector.reserved("host")
 EVERY_PORT = PortRange(0, 0)
 _HOST = LabelSet.parse(["reserved:host"])
 
 _Origins = dict[tuple[PortRange, PeerSelector], dict[RuleOrigin, None]]
-"""Where selectors that several rules name on a port come from, in the order of the rules."""
+"""Origins of selectors that several rules name on a port, in the order of the rules."""
 
 
 class Filter(msgspec.Struct):
-    """One port (or range, or name) of one direction, and the selectors it is open or closed for."""
+    """One port (or range, or name) of one direction, with a policy per peer selector.
+
+    Source: Cilium's ``L4Filter``.
+    """
 
     direction: Direction
     port: PortRange
@@ -71,16 +79,16 @@ class Filter(msgspec.Struct):
 
     @property
     def wildcard(self) -> SelectorPolicy | None:
-        """The filter of all peers, if a rule has one."""
+        """The policy for all peers; None if no rule has one."""
         return self.selectors.get(ALL)
 
 
 def filters_of(
     rules: Iterable[Rule], direction: Direction, options: PolicyOptions
 ) -> dict[PortRange, Filter]:
-    """The merged filters of the rules that select an endpoint.
+    """Return the merged filters of the rules that select an endpoint.
 
-    ``fromRequires`` and ``toRequires`` of any rule narrow every endpoint selector of all. Raises
+    ``fromRequires`` and ``toRequires`` of any rule restrict the endpoint selectors of all rules. Raises
     PolicyConflictError.
     """
     return finish(filters_in_steps(rules, direction, options))
@@ -89,7 +97,7 @@ def filters_of(
 def filters_in_steps(
     rules: Iterable[Rule], direction: Direction, options: PolicyOptions
 ) -> Steps[dict[PortRange, Filter]]:
-    """What filters_of() gives, in steps."""
+    """Compute filters_of() in steps."""
     rules = list(rules)
     found: dict[PortRange, Filter] = {}
     origins: _Origins = {}
@@ -121,11 +129,13 @@ def filters_in_steps(
 
 
 def _peers(entry: PeerRule, required: Sequence[Requirement]) -> Sequence[PeerSelector] | None:
-    """The entry's selectors, the wildcard where it has no peers; None when it selects no endpoint."""
+    """Return the entry's selectors, the wildcard if it has no peers, or None if it selects no peer."""
     if entry.peers is None:
         return (ALL,) if entry.ports is not None else None
     peers = [
-        peer.also(*required) if index < entry.endpoint_peers and isinstance(peer, Selector) else peer
+        peer.with_requirements(*required)
+        if index < entry.endpoint_peers and isinstance(peer, Selector)
+        else peer
         for index, peer in enumerate(entry.peers)
     ]
     if ALL in peers:
@@ -143,10 +153,10 @@ def _add(
     origins: _Origins,
 ) -> None:
     for ports in entry.ports if entry.ports is not None else (Ports((EVERY_PORT,)),):
-        policy = _policy(entry, ports.above, origin)
+        policy = _policy(entry, ports.l7, origin)
         for port in ports.ranges:
             new = Filter(direction, port, policy.parser, dict.fromkeys(peers, policy))
-            _keep_host_open(new, options)
+            _allow_host_without_l7(new, options)
             existing = found.get(port)
             if existing is None:
                 found[port] = new
@@ -154,23 +164,23 @@ def _add(
                 _merge(existing, new, origins)
 
 
-def _policy(entry: PeerRule, above: Above, origin: RuleOrigin) -> SelectorPolicy:
+def _policy(entry: PeerRule, l7: L7Settings, origin: RuleOrigin) -> SelectorPolicy:
     if entry.deny:
         return SelectorPolicy(deny=True, origins=(origin,))
     return SelectorPolicy(
-        parser=above.parser,
-        rules=above.rules if above.rules is not None and not above.rules.empty else None,
-        listener=above.listener,
-        server_names=above.server_names,
-        terminating_tls=above.terminating_tls,
-        originating_tls=above.originating_tls,
+        parser=l7.parser,
+        rules=l7.rules if l7.rules is not None and not l7.rules.empty else None,
+        listener=l7.listener,
+        server_names=l7.server_names,
+        terminating_tls=l7.terminating_tls,
+        originating_tls=l7.originating_tls,
         auth=entry.auth,
         origins=(origin,),
     )
 
 
-def _keep_host_open(filter_: Filter, options: PolicyOptions) -> None:
-    """The node may ask anything of its pods: where it is among the peers of L7 rules, it has none."""
+def _allow_host_without_l7(filter_: Filter, options: PolicyOptions) -> None:
+    """Allow the host without L7 rules if it is among the peers of L7 rules and is always allowed."""
     if filter_.direction != "ingress" or not options.always_allows_localhost:
         return
     if any(policy.rules is not None and peer.matches(_HOST) for peer, policy in filter_.selectors.items()):
@@ -178,7 +188,7 @@ def _keep_host_open(filter_: Filter, options: PolicyOptions) -> None:
 
 
 def _merge(existing: Filter, new: Filter, origins: _Origins) -> None:
-    """Add what another rule asks. Origins of the same selector are collected apart: each is added once."""
+    """Merge another rule's filter. Origins of a selector are collected separately, in linear time."""
     existing.parser = merged_parser(existing.parser, new.parser)
     for peer, policy in new.selectors.items():
         held = existing.selectors.get(peer)
@@ -193,8 +203,8 @@ def _merge(existing: Filter, new: Filter, origins: _Origins) -> None:
 HOST_IDENTITY = 1
 WORLD_IDENTITY = 2
 WORLD_OF_FAMILY = (9, 10)
-BY_ITSELF = (HOST_IDENTITY, *WORLD_OF_FAMILY)
-"""Identities that have entries for other reasons than that a selector selects them."""
+IMPLICIT_IDENTITIES = (HOST_IDENTITY, *WORLD_OF_FAMILY)
+"""Identities that have entries even if no selector selects them."""
 DERIVED = "reserved:io.cilium.policy.derived-from"
 ALLOW_LOCALHOST = RuleOrigin((f"{DERIVED}=allow-localhost-ingress",))
 ALLOW_ANY = {
@@ -204,25 +214,26 @@ ALLOW_ANY = {
 ICMP = (PROTOCOLS["ICMP"], PROTOCOLS["ICMPV6"])
 
 NamedPorts = Callable[[str, int], Iterable[int]]
-"""The numbers of a port name for a protocol, as the direction sees it: none or several is not a port."""
+"""Returns the port numbers of a port name and protocol; the name resolves only if there is exactly one."""
 
 Proxies = Callable[[Filter, SelectorPolicy], Redirect | None]
-"""The proxy that serves a filter for a selector, None while there is none: then nothing is let through."""
+"""Returns the redirect of a filter and selector; None while there is no proxy, then its traffic is dropped.
+"""
 
 
 class DirectionPolicy:
-    """One direction of one endpoint."""
+    """The policy of one direction of endpoints with the same rules: its filters and map entries."""
 
     __slots__ = (
-        "_anybody",
         "_cache",
         "_dual_stack",
         "_entries",
-        "_known",
+        "_entries_by_selectors",
         "_localhost",
         "_named_ports",
         "_peers",
         "_proxies",
+        "_wildcard",
         "direction",
         "enforced",
         "filters",
@@ -247,41 +258,38 @@ class DirectionPolicy:
         self._named_ports = named_ports
         self._dual_stack = dual_stack
         self._localhost = localhost
-        self._known: dict[frozenset[PeerSelector], Entries] = {}
-        """The entries of identities by the selectors that select them: most identities share theirs."""
-        finish(self.read(filters))
+        self._entries_by_selectors: dict[frozenset[PeerSelector], Entries] = {}
+        """Entries of identities by the selectors that select them: many identities share theirs."""
+        finish(self.set_filters(filters))
 
-    def read(self, filters: Iterable[Filter]) -> Steps[None]:
-        """Take these filters in place of those there are, in steps; not to be used before the last one."""
+    def set_filters(self, filters: Iterable[Filter]) -> Steps[None]:
+        """Replace the filters, in steps. The policy is unusable until the last step."""
         self.filters = tuple(filters)
         self._entries: dict[PeerSelector, list[tuple[tuple[PortKey, ...], Entry]]] = {}
         if self.enforced:
             for number, filter_ in enumerate(self.filters):
                 if number % STEP == STEP - 1:
                     yield
-                yield from self._read(filter_)
+                yield from self._add_filter(filter_)
         else:
             allow = Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_ANY[self.direction]]))
             self._entries[ALL] = [((EVERYTHING,), allow)]
-        self._anybody = anybody_entries(self._merged(self._entries.get(ALL, ())))
+        self._wildcard = wildcard_entries(self._merged_by_ports(self._entries.get(ALL, ())))
         self._peers = self._entries.keys() - {ALL}
 
-    def _read(self, filter_: Filter) -> Steps[None]:
-        """What a filter allows the peers of each of its selectors.
-
-        What it allows some peers on a port is left out where it allows all peers the same.
-        """
+    def _add_filter(self, filter_: Filter) -> Steps[None]:
+        """Add the entries of a filter's selectors, except those with the effect of the filter's wildcard."""
         ports = self.port_keys(filter_.port)
         if not ports:
             return
         wildcard = filter_.wildcard if filter_.port.port or filter_.port.name else None
-        for_everybody = self._entry(filter_, ALL, wildcard, None) if wildcard is not None else None
+        wildcard_entry = self._entry(filter_, ALL, wildcard, None) if wildcard is not None else None
         for number, (peer, policy) in enumerate(filter_.selectors.items()):
             if number % STEP == STEP - 1:
                 yield
             entry = self._entry(filter_, peer, policy, wildcard if peer != ALL else None)
             if entry is None or (
-                peer != ALL and for_everybody is not None and entry.same_effect(for_everybody)
+                peer != ALL and wildcard_entry is not None and entry.same_effect(wildcard_entry)
             ):
                 continue
             self._entries.setdefault(peer, []).append((ports, entry))
@@ -289,39 +297,39 @@ class DirectionPolicy:
     def _entry(
         self, filter_: Filter, peer: PeerSelector, policy: SelectorPolicy, wildcard: SelectorPolicy | None
     ) -> Entry | None:
-        """The entry of one selector; None while the proxy that must serve it is not there.
+        """Return the entry of one selector; None while its proxy does not exist.
 
-        A proxy that serves everybody on the port serves this selector, too.
+        If all peers on the port are redirected to a proxy, so is this selector.
         """
         origins = frozenset(policy.origins)
         if policy.deny:
-            return same(Entry(deny=True, origins=origins))
+            return interned(Entry(deny=True, origins=origins))
         redirect = None
-        asking = policy if policy.redirects or wildcard is None else wildcard
-        if asking.redirects:
-            redirect = self._proxies(filter_, asking)
+        redirecting = policy if policy.redirects or wildcard is None else wildcard
+        if redirecting.redirects:
+            redirect = self._proxies(filter_, redirecting)
             if redirect is None:
                 return None
             if redirect.filter_peers is not None:
                 peers = (peer,) if wildcard is None else (peer, ALL)
                 redirect = redirect._replace(filter_peers=frozenset((filter_.port, one) for one in peers))
         auth = AUTH_TYPES[policy.auth] if policy.auth is not None else None
-        return same(Entry(redirect=redirect, auth=auth, origins=origins))
+        return interned(Entry(redirect=redirect, auth=auth, origins=origins))
 
     def port_keys(self, port: PortRange) -> tuple[PortKey, ...]:
-        """The keys of a range of ports; none for a name that stands for no port, or for several."""
+        """Return the keys of a port range; none for a name that does not resolve to exactly one port."""
         number = port.port
         if port.name:
             numbers = set(self._named_ports(port.name, port.protocol))
             if len(numbers) != 1:
                 return ()
             number = numbers.pop()
-        if port.protocol in ICMP:  # type 0 is a type; for other protocols port 0 is every port
+        if port.protocol in ICMP:  # ICMP type 0 is a single type; for other protocols port 0 is every port
             return (PortKey(port.protocol, number, 16),)
         return tuple(PortKey(port.protocol, first, bits) for first, bits in masked_ports(number, port.end))
 
     @staticmethod
-    def _merged(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
+    def _merged_by_ports(parts: Iterable[tuple[tuple[PortKey, ...], Entry]]) -> Entries:
         found: dict[PortKey, list[Entry]] = {}
         for ports, entry in parts:
             for key in ports:
@@ -330,46 +338,46 @@ class DirectionPolicy:
 
     @property
     def peers(self) -> Iterable[PeerSelector]:
-        """The selectors that the direction's entries depend on."""
+        """The selectors on which the entries of the direction depend."""
         return self._entries.keys()
 
-    def anybody(self) -> Entries:
-        """The entries that hold for every peer."""
-        return with_inherited_auth(self._anybody, {})
+    def wildcard_entries(self) -> Entries:
+        """Return the entries of identity 0."""
+        return with_inherited_auth(self._wildcard, {})
 
     def of(self, identity: int) -> Entries:
-        """The entries of one identity, from the selectors that select it now; not to be changed."""
+        """Return the entries of one identity, by the selectors that select it now. Do not modify them."""
         selecting = frozenset(self._cache.selecting(identity) & self._peers)
         if self._dual_stack and identity in WORLD_OF_FAMILY:
             selecting |= self._cache.selecting(WORLD_IDENTITY) & self._peers
         if self._localhost and identity == HOST_IDENTITY:
-            return self._entries_of(selecting, self._from_localhost())
-        known = self._known.get(selecting)
+            return self._entries_of(selecting, self._localhost_entry())
+        known = self._entries_by_selectors.get(selecting)
         if known is None:
-            known = self._known[selecting] = self._entries_of(selecting)
+            known = self._entries_by_selectors[selecting] = self._entries_of(selecting)
         return known
 
     def _entries_of(
         self, selecting: Iterable[PeerSelector], *more: tuple[tuple[PortKey, ...], Entry]
     ) -> Entries:
-        own = self._merged([*(part for peer in selecting for part in self._entries[peer]), *more])
-        return identity_entries(own, self._anybody) if own else {}
+        own = self._merged_by_ports([*(part for peer in selecting for part in self._entries[peer]), *more])
+        return identity_entries(own, self._wildcard) if own else {}
 
     @staticmethod
-    def _from_localhost() -> tuple[tuple[PortKey, ...], Entry]:
+    def _localhost_entry() -> tuple[tuple[PortKey, ...], Entry]:
         return (EVERYTHING,), Entry(auth=AUTH_DISABLED, origins=frozenset([ALLOW_LOCALHOST]))
 
     def identities(self) -> set[int]:
-        """Every identity that has entries of its own."""
+        """Return the identities that have entries, except 0."""
         return self._selected(self._entries) | ({HOST_IDENTITY} if self._localhost else set())
 
     def identities_since(self, previous: DirectionPolicy) -> set[int] | None:
-        """The identities with entries that may differ from an earlier policy of this; None: any may.
+        """Return identities with entries that may differ from a previous policy's; None: any may.
 
-        The selector cache must still have the selectors of both.
+        The selector cache must still contain the selectors of both.
         """
-        if (self._anybody, self._dual_stack, self._localhost) != (
-            previous._anybody,
+        if (self._wildcard, self._dual_stack, self._localhost) != (
+            previous._wildcard,
             previous._dual_stack,
             previous._localhost,
         ):
@@ -386,8 +394,8 @@ class DirectionPolicy:
         return found
 
     def entries(self) -> Mapping[Key, Entry]:
-        """All entries of the direction."""
-        found = {Key(ANYBODY, ports): entry for ports, entry in self.anybody().items()}
+        """Return all entries of the direction."""
+        found = {Key(ANY_IDENTITY, ports): entry for ports, entry in self.wildcard_entries().items()}
         for identity in self.identities():
             found.update((Key(identity, ports), entry) for ports, entry in self.of(identity).items())
         return found

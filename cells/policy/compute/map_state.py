@@ -1,12 +1,14 @@
-"""A direction's map entries, so that the datapath's lookup finds the deny first, else the allow.
+"""Compute the policy map entries of one direction from the entries that rules request.
 
-The lookup compares an identity's entries with those of identity 0, and a more specific port of the
-identity wins over any port of 0 (``policy_can_access`` in Cilium's bpf/lib/policy.h). So a deny of
-everybody's port is repeated for each identity that is allowed more ports, and a deny of an identity for
-each port that is open to everybody.
+The datapath looks up an identity's entries and those of identity 0, and prefers a more specific port of
+identity 0 (``policy_can_access`` in Cilium's bpf/lib/policy.h). For denies to win nevertheless, a deny of
+identity 0 is copied to each identity that is allowed more ports, and a deny of an identity to each more
+specific port that identity 0 allows.
 
-The entries of an identity follow from what rules say of it and of everybody. So an identity that comes or
-goes costs its own entries, and nothing is left behind.
+The entries of an identity depend only on the requests for it and for identity 0, so adding or removing an
+identity changes no other entries.
+
+Source: Cilium's pkg/policy/mapstate.go.
 """
 
 from __future__ import annotations
@@ -21,129 +23,134 @@ __all__ = ["Match", "lookup", "map_entry", "map_key"]
 
 
 Entries = dict[PortKey, Entry]
-"""What happens to the packets of one identity, by ports."""
+"""The entries of one identity, by protocol and port prefix."""
 
-ANYBODY = 0
-"""The identity of entries that hold for every peer."""
+ANY_IDENTITY = 0
+"""The identity of entries that apply to every peer."""
 
 
 def merge(entries: Entries, ports: PortKey, entry: Entry) -> None:
-    """Add an entry to those of one identity."""
+    """Add an entry to those of one identity, merged with one for the same ports."""
     held = entries.get(ports)
     entries[ports] = entry if held is None else Entry.merged((held, entry))
 
 
-def anybody_entries(anybody: Entries) -> Entries:
-    """The entries of identity 0, from what rules say of everybody."""
-    return _without_covered(anybody, {})
+def wildcard_entries(wildcard: Entries) -> Entries:
+    """Return the entries of identity 0, from those that rules request for all peers."""
+    return _without_covered(wildcard, {})
 
 
-def identity_entries(own: Entries, anybody: Entries) -> Entries:
-    """The entries of one identity, from what rules say of it and from :func:`anybody_entries`."""
-    if not _speak_of_each_other(own) and not _speak_of_each_other(anybody):
+def identity_entries(own: Entries, wildcard: Entries) -> Entries:
+    """Return the entries of one identity, from those requested for it and from :func:`wildcard_entries`."""
+    if not _affect_other_entries(own) and not _affect_other_entries(wildcard):
         return own
-    denied_to_all = {ports: entry for ports, entry in anybody.items() if entry.deny}
-    if EVERYTHING in denied_to_all:
+    denied_ports = {ports: entry for ports, entry in wildcard.items() if entry.deny}
+    if EVERYTHING in denied_ports:
         return {}
-    entries = _without_covered(own | _auth_copies(own, anybody), denied_to_all)
+    entries = _without_covered(own | _auth_copies(own, wildcard), denied_ports)
     allows = [ports for ports, entry in entries.items() if not entry.deny]
     denies = [(ports, entry) for ports, entry in entries.items() if entry.deny]
-    for ports, deny in denied_to_all.items():
-        covered = any(_inside(ports, denied) for denied, _ in denies)
-        if not covered and any(_inside(ports, allowed) for allowed in allows):
+    for ports, deny in denied_ports.items():
+        covered = any(_is_within(ports, denied) for denied, _ in denies)
+        if not covered and any(_is_within(ports, allowed) for allowed in allows):
             merge(entries, ports, deny)
-    for ports, entry in anybody.items():
+    for ports, entry in wildcard.items():
         if not entry.deny:
             for denied, deny in denies:
-                if _loses_to(denied, ports):
+                if _is_overridden_by(denied, ports):
                     merge(entries, ports, deny)
-    return with_inherited_auth(entries, anybody)
+    return with_inherited_auth(entries, wildcard)
 
 
-def _speak_of_each_other(entries: Entries) -> bool:
-    """Whether some entry decides for others, too: a deny, or a rule's authentication."""
+def _affect_other_entries(entries: Entries) -> bool:
+    """Whether an entry affects others of the same packets: a deny, or explicit authentication."""
     return any(entry.deny or entry.auth is not None for entry in entries.values())
 
 
-def _inside(inner: PortKey, outer: PortKey) -> bool:
+def _is_within(inner: PortKey, outer: PortKey) -> bool:
     return inner != outer and outer.covers(inner)
 
 
-def _loses_to(own: PortKey, anybody: PortKey) -> bool:
-    """Whether the lookup prefers everybody's entry although the identity's covers its packets.
+def _is_overridden_by(own: PortKey, wildcard: PortKey) -> bool:
+    """Whether the lookup prefers identity 0's entry, although the identity's entry covers its packets.
 
-    It does so only against entries without a port: any port of the identity, however broad, comes first.
+    Only an entry without a port is overridden: any port of the identity, even a range, comes first.
     """
-    return own.bits == 0 and _inside(anybody, own)
+    return own.bits == 0 and _is_within(wildcard, own)
 
 
-def _without_covered(entries: Entries, denied_to_all: Mapping[PortKey, Entry]) -> Entries:
-    """Without what a deny of more ports, or of the same to everybody, decides already."""
+def _without_covered(entries: Entries, denied_ports: Mapping[PortKey, Entry]) -> Entries:
+    """Return the entries without those that a deny of more ports, or of identity 0, decides already."""
     denies = [ports for ports, entry in entries.items() if entry.deny]
-    if not denies and not denied_to_all:
+    if not denies and not denied_ports:
         return dict(entries)
     return {
         ports: entry
         for ports, entry in entries.items()
-        if not any(_inside(ports, denied) for denied in denies)
-        and not any(denied.covers(ports) for denied in denied_to_all)
+        if not any(_is_within(ports, denied) for denied in denies)
+        and not any(denied.covers(ports) for denied in denied_ports)
     }
 
 
-def _auth_copies(own: Entries, anybody: Entries) -> Entries:
-    """Ports open to everybody that lie inside ports for which this identity has an authentication of its own.
+def _auth_copies(own: Entries, wildcard: Entries) -> Entries:
+    """Return copies of identity 0's port entries that require this identity's explicit authentication.
 
-    Without a copy, the entry of everybody would win, and the authentication would not be asked for.
+    Without a copy, the lookup would prefer the entry of identity 0, which requires no authentication.
     """
     copies: Entries = {}
-    asked = [(ports, entry) for ports, entry in own.items() if entry.auth is not None and not entry.deny]
-    for ports, entry in anybody.items():
+    explicit = [(ports, entry) for ports, entry in own.items() if entry.auth is not None and not entry.deny]
+    for ports, entry in wildcard.items():
         if entry.deny or entry.auth is not None or ports in own:
             continue
-        outer = [(around.specificity, asking) for around, asking in asked if _loses_to(around, ports)]
-        asking = max(outer, key=lambda one: one[0])[1] if outer else None
-        if asking is not None and (ports.bits or asking.auth_type):
+        outer = [
+            (around.specificity, requiring)
+            for around, requiring in explicit
+            if _is_overridden_by(around, ports)
+        ]
+        requiring = max(outer, key=lambda one: one[0])[1] if outer else None
+        if requiring is not None and (ports.bits or requiring.auth_type):
             copies[ports] = Entry(
                 redirect=entry.redirect,
                 auth=entry.auth,
-                inherited_auth=asking.auth_type,
-                origins=entry.origins | asking.origins,
+                inherited_auth=requiring.auth_type,
+                origins=entry.origins | requiring.origins,
             )
     return copies
 
 
-def with_inherited_auth(entries: Entries, anybody: Entries) -> Entries:
-    """Entries that no rule asks authentication of take that of the most specific one around them."""
-    asked = [
+def with_inherited_auth(entries: Entries, wildcard: Entries) -> Entries:
+    """Let entries without explicit authentication inherit it from the most specific covering entry."""
+    explicit = [
         *((True, ports, entry) for ports, entry in entries.items() if entry.auth is not None),
-        *((False, ports, entry) for ports, entry in anybody.items() if entry.auth is not None),
+        *((False, ports, entry) for ports, entry in wildcard.items() if entry.auth is not None),
     ]
-    if not asked:
+    if not explicit:
         return entries
     found = {}
     for ports, entry in entries.items():
         around = [
-            (own, outer.specificity, asking.auth_type)
-            for own, outer, asking in asked
-            if (outer.covers(ports) if not own else _inside(ports, outer))
+            (own, outer.specificity, requiring.auth_type)
+            for own, outer, requiring in explicit
+            if (outer.covers(ports) if not own else _is_within(ports, outer))
         ]
         inherits = entry.auth is None and not entry.deny and around
         found[ports] = entry.inheriting(max(around)[2]) if inherits else entry
     return found
 
 
-# The datapath's lookup in computed entries: which entry decides on a packet.
+# The datapath's lookup, on computed entries.
 #
-# Source: ``policy_can_access`` of Cilium's bpf/lib/policy.h: two longest-prefix matches, one with the peer's
-#         identity and one with 0, and six classes in which the more specific port wins over the identity.
+# Source: ``policy_can_access`` of Cilium's bpf/lib/policy.h: a longest-prefix match with the peer's identity
+#         and one with identity 0. Among the six classes of matches, a more specific port wins.
 
 Verdict = Literal["allow", "redirect", "auth-required", "deny", "drop"]
 
 
 class Match(NamedTuple):
-    """The verdict, and the entry it comes from; none when no entry matches.
+    """The verdict on a packet, and the entry that decided; None if no entry matched.
 
-    ``kind`` names the class: ``l3-l4``, ``l4-only``, ``l3-proto``, ``proto-only``, ``l3-only``, ``all``.
+    ``kind`` is the class of the match: ``l3-l4``, ``l4-only``, ``l3-proto``, ``proto-only``, ``l3-only``,
+    ``all``.
     """
 
     verdict: Verdict
@@ -153,12 +160,12 @@ class Match(NamedTuple):
 
     @property
     def allowed(self) -> bool:
-        """Whether the packet passes, if need be by a proxy or once authenticated."""
+        """Whether the packet passes, possibly through a proxy or after authentication."""
         return self.verdict not in ("deny", "drop")
 
     @property
-    def is_read(self) -> bool:
-        """Whether a proxy reads its requests of HTTP."""
+    def has_http_filter(self) -> bool:
+        """Whether the packet is redirected to the proxy that enforces HTTP rules."""
         redirect = self.entry.redirect if self.verdict == "redirect" and self.entry is not None else None
         return redirect is not None and redirect.filter_peers is not None
 
@@ -166,18 +173,22 @@ class Match(NamedTuple):
 def lookup(
     entries: Mapping[int, Entries], identity: int, protocol: int, port: int, network: int = 0
 ) -> Match:
-    """Decide on a packet, by the entries of one direction by identity. For ICMP the port is the type.
+    """Return the verdict on a packet by one direction's entries. For ICMP the port is the type.
 
-    ``network``: the number of the network around the peer's address, where networks select pods, too.
+    ``network`` is the identity of the prefix around the peer's address if CIDR rules select pods, else 0.
     """
     found = _of_identity(entries, identity, protocol, port)
-    return _also_by_network(found, entries, network, protocol, port) if network else found
+    return _with_network(found, entries, network, protocol, port) if network else found
 
 
-def _also_by_network(
+def _with_network(
     chosen: Match, entries: Mapping[int, Entries], network: int, protocol: int, port: int
 ) -> Match:
-    """What denies wins, else the more specific port; of two alike what is not everybody's, else a proxy's."""
+    """Combine the peer's match with that of the prefix around its address.
+
+    A deny wins, else the more specific port; at equal specificity an entry of an identity wins over one of
+    identity 0, else a redirect over none.
+    """
     best = _best(entries, network, PortKey(protocol, port, FULL_PORT))
     if best is None or chosen.verdict == "deny":
         return chosen
@@ -188,28 +199,28 @@ def _also_by_network(
     rank, held = _rank(found.kind), _rank(chosen.kind)
     if rank != held:
         return found if rank > held else chosen
-    if chosen.key.identity == ANYBODY:
+    if chosen.key.identity == ANY_IDENTITY:
         return found
     return found if best[1].redirect is not None and chosen.verdict != "redirect" else chosen
 
 
 def _rank(kind: str) -> int:
-    """How closely an entry of a class names the port."""
+    """Return the specificity of the port in a class of matches: 2 port, 1 protocol, 0 neither."""
     return {"l3-l4": 2, "l4-only": 2, "l3-proto": 1, "proto-only": 1}.get(kind, 0)
 
 
 def _of_identity(entries: Mapping[int, Entries], identity: int, protocol: int, port: int) -> Match:
     packet = PortKey(protocol, port, FULL_PORT)
-    own, anybody = _best(entries, identity, packet), _best(entries, ANYBODY, packet)
+    own, wildcard = _best(entries, identity, packet), _best(entries, ANY_IDENTITY, packet)
     own_bits = own[0].ports.specificity if own is not None else -1
-    any_bits = anybody[0].ports.specificity if anybody is not None else -1
+    any_bits = wildcard[0].ports.specificity if wildcard is not None else -1
     for kind, hit, found in (
         ("l3-l4", own_bits > 8, own),
-        ("l4-only", any_bits > 8, anybody),
+        ("l4-only", any_bits > 8, wildcard),
         ("l3-proto", own_bits == 8, own),
-        ("proto-only", any_bits == 8, anybody),
+        ("proto-only", any_bits == 8, wildcard),
         ("l3-only", own_bits == 0, own),
-        ("all", any_bits == 0, anybody),
+        ("all", any_bits == 0, wildcard),
     ):
         if hit and found is not None:
             return Match(_verdict(found[1]), kind, *found)
@@ -232,19 +243,21 @@ def _verdict(entry: Entry) -> Verdict:
     return "redirect" if entry.redirect is not None else "allow"
 
 
-# Computed entries as policy maps have them.
-#
-# Source: the layout of ``cilium_policy_*``.
+# Encoding of computed entries for policy maps. Source: the layout of ``cilium_policy_*``.
 
 
 def map_key(key: Key, *, egress: bool) -> PolicyKey:
-    """Where an entry stands in a policy map."""
+    """Return the policy map's key of an entry."""
     identity, ports = key
     return PolicyKey(identity, egress, *ports)  # protocol, port, bits
 
 
 def map_entry(entry: Entry) -> PolicyEntry:
-    """What stands there. A proxy of one port by which it knows what holds must not be passed by."""
+    """Return the policy map's value of an entry.
+
+    ``only_by_proxy`` makes the datapath enforce a redirect to the proxy of HTTP rules: bypassing it would
+    skip the rules.
+    """
     redirect = entry.redirect
     return PolicyEntry(
         deny=entry.deny,

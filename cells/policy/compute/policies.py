@@ -1,7 +1,8 @@
-"""The policies of a node's endpoints, updated entry by entry.
+"""The policies of a node's endpoints, updated incrementally.
 
-Endpoints with the same identity and the same named ports share one policy. An identity that comes or goes
-costs its own entries in the policies with selectors that select it; nothing else is looked at.
+Endpoints with the same identity and the same named ports share one policy. Adding or removing an identity
+changes only its own entries, in policies with a selector that selects it. Changes are returned as
+differences, which the policy controller writes to tables and from there to policy maps.
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cells.policy.compute import STEP, Entry, Key, PolicyConflictError, Steps, finish
-from cells.policy.compute.endpoint_policy import BY_ITSELF, DirectionPolicy, Filter, Proxies, filters_in_steps
-from cells.policy.compute.map_state import ANYBODY, Entries
+from cells.policy.compute.endpoint_policy import (
+    IMPLICIT_IDENTITIES,
+    DirectionPolicy,
+    Filter,
+    Proxies,
+    filters_in_steps,
+)
+from cells.policy.compute.map_state import ANY_IDENTITY, Entries
 from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache, SelectorChange
 from cells.policy.labels import LabelSet
@@ -35,7 +42,7 @@ DIRECTIONS: tuple[Direction, ...] = ("ingress", "egress")
 
 
 class NamedPodPort(NamedTuple):
-    """A container's port by name."""
+    """A named port of a container."""
 
     name: str
     protocol: int
@@ -43,21 +50,21 @@ class NamedPodPort(NamedTuple):
 
 
 class SharedPolicyKey(NamedTuple):
-    """What decides a policy: endpoints with equal keys share one."""
+    """The key of a shared policy: endpoints with equal keys have the same policy."""
 
     identity: int
     named_ports: frozenset[NamedPodPort] = frozenset()
 
 
 ChangedEntries = dict[Key, Entry | None]
-"""Entries of one direction by key, None for those that go."""
-_NOTHING: Final[Entries] = {}
+"""Changed entries of one direction by key; None for removed entries."""
+_NO_ENTRIES: Final[Entries] = {}
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """What changed in the policy ``key`` of some endpoints; an entry of None goes.
+    """Changed entries in a policy that ``endpoints`` share.
 
-    ``error`` is why the endpoints stay with the policy they had.
+    If ``error`` is set, the endpoints keep their previous policy because of it.
     """
 
     key: SharedPolicyKey
@@ -69,7 +76,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class _Shared:
-    """One policy and the endpoints that have it."""
+    """One policy and the endpoints that share it."""
 
     __slots__ = ("directions", "endpoints", "enforced", "entries", "error", "key", "revision")
 
@@ -87,9 +94,9 @@ class _Shared:
         return ((direction, peer) for direction, policy in self.directions.items() for peer in policy.peers)
 
     def replace(self, direction: Direction, identity: int, new: Entries, changed: ChangedEntries) -> None:
-        """Make the entries of one identity these, and note what changed."""
+        """Replace the entries of one identity, and add the differences to ``changed``."""
         entries = self.entries[direction]
-        held = entries.get(identity, _NOTHING)
+        held = entries.get(identity, _NO_ENTRIES)
         if new is held:
             return
         if new:
@@ -103,28 +110,28 @@ class _Shared:
             if ports not in new:
                 changed[Key(identity, ports)] = None
 
-    def set(self, direction: Direction, some: Mapping[int, Entries], without: Iterable[int]) -> None:
-        """Make the entries of some identities so; those ``without`` any have none."""
+    def set(self, direction: Direction, some: Mapping[int, Entries], emptied: Iterable[int]) -> None:
+        """Set the entries of some identities, and remove those of ``emptied``."""
         entries = self.entries[direction]
         entries.update(some)
-        for identity in without:
+        for identity in emptied:
             entries.pop(identity, None)
 
 
-class _Refill(msgspec.Struct, frozen=True):
-    """What changes when one policy of a direction takes the place of another."""
+class _Replacement(msgspec.Struct, frozen=True):
+    """The effect of replacing one policy of a direction with another."""
 
     changed: ChangedEntries
     entries: Mapping[int, Entries]
-    """All that the identities concerned have afterwards."""
-    without: frozenset[int]
-    """Those of them that have none."""
+    """All entries of the affected identities afterwards."""
+    emptied: frozenset[int]
+    """The affected identities without entries afterwards."""
 
 
 class ComputedPolicies:
-    """The policies of endpoints, from a repository of rules and the known identities.
+    """The policies of endpoints, computed from the repository's rules and the known identities.
 
-    Every method that changes something returns what it changed, by policy.
+    Methods that change policies return the differences, one per policy.
     """
 
     def __init__(
@@ -139,28 +146,28 @@ class ComputedPolicies:
         self._proxies = proxies
         self._cluster_ports = frozenset(cluster_ports)
         self._shared: dict[SharedPolicyKey, _Shared] = {}
-        self._of_endpoint: dict[int, _Shared] = {}
-        self._using: dict[PeerSelector, set[tuple[_Shared, Direction]]] = {}
-        """Who has entries by identity for those of a selector; that for everybody has none."""
-        self._alike: dict[object, DirectionPolicy] = {}
-        """Directions of policies by all that decides them: pods that the same rules select share theirs."""
-        self._refills: dict[tuple[DirectionPolicy, DirectionPolicy | None], _Refill] = {}
-        """What the step from one of these to another changes, as long as no identity comes or goes."""
-        self._filled: dict[DirectionPolicy, Mapping[int, Entries]] = {}
-        """All entries of these by identity, for as long."""
-        self._alike_at = -1
-        """The revision of the rules that these follow."""
-        self._recomputed = 0
-        """How often all policies changed for another reason than rules: named ports, proxies, labels."""
+        self._by_endpoint: dict[int, _Shared] = {}
+        self._users: dict[PeerSelector, set[tuple[_Shared, Direction]]] = {}
+        """Policies with entries that depend on a selector's identities; not those of the wildcard."""
+        self._direction_policies: dict[object, DirectionPolicy] = {}
+        """Directions of policies by their inputs: identities selected by the same rules share them."""
+        self._replacements: dict[tuple[DirectionPolicy, DirectionPolicy | None], _Replacement] = {}
+        """The effects of replacing one policy by another, until an identity is added or removed."""
+        self._all_entries: dict[DirectionPolicy, Mapping[int, Entries]] = {}
+        """All entries of a direction's policy by identity, until an identity is added or removed."""
+        self._cached_revision = -1
+        """The revision of the rules that ``_direction_policies`` were computed from."""
+        self._invalidations = 0
+        """Counts recomputations for reasons other than rules: named ports, proxies, labels of an identity."""
 
     @property
     def cluster_ports(self) -> frozenset[NamedPodPort]:
-        """The ports that the cluster's pods have names for."""
+        """The named ports of the cluster's pods."""
         return self._cluster_ports
 
     def entries(self, endpoint: int) -> dict[tuple[Direction, Key], Entry]:
-        """The whole policy of an endpoint."""
-        shared = self._of_endpoint[endpoint]
+        """Return all entries of an endpoint's policy."""
+        shared = self._by_endpoint[endpoint]
         return {
             (direction, Key(identity, ports)): entry
             for direction, identities in shared.entries.items()
@@ -169,49 +176,49 @@ class ComputedPolicies:
         }
 
     def revision(self, endpoint: int) -> int:
-        """The revision of the rules that an endpoint's policy was computed from."""
-        return self._of_endpoint[endpoint].revision
+        """Return the revision of the rules that an endpoint's policy was computed from."""
+        return self._by_endpoint[endpoint].revision
 
     def key(self, endpoint: int) -> SharedPolicyKey | None:
-        """Which policy an endpoint has, None for an unknown one."""
-        shared = self._of_endpoint.get(endpoint)
+        """Return the key of an endpoint's policy, or None for an unknown endpoint."""
+        shared = self._by_endpoint.get(endpoint)
         return shared.key if shared is not None else None
 
     def error(self, endpoint: int) -> str:
-        """Why an endpoint keeps the policy it had; empty when its rules hold."""
-        return self._of_endpoint[endpoint].error
+        """Return the reason why an endpoint keeps its previous policy; empty if its policy is current."""
+        return self._by_endpoint[endpoint].error
 
     def enforced(self, endpoint: int) -> Mapping[Direction, bool]:
-        """Which directions of an endpoint are enforced."""
-        return self._of_endpoint[endpoint].enforced
+        """Return whether policy is enforced, per direction of an endpoint."""
+        return self._by_endpoint[endpoint].enforced
 
     def in_force(self) -> list[tuple[int, SharedPolicyKey, int, Mapping[Direction, bool]]]:
-        """The endpoints without an error: which policy each has, of what revision, and what it enforces."""
+        """Return endpoint id, policy key, revision and enforcement of the endpoints without an error."""
         return [
             (endpoint, shared.key, shared.revision, shared.enforced)
-            for endpoint, shared in self._of_endpoint.items()
+            for endpoint, shared in self._by_endpoint.items()
             if not shared.error
         ]
 
     def filters(self) -> Iterator[Filter]:
-        """What the rules say in every policy that endpoints have."""
+        """Yield the filters of all policies."""
         for shared in self._shared.values():
             for policy in shared.directions.values():
                 yield from policy.filters
 
     def direction(self, endpoint: int, direction: Direction) -> DirectionPolicy | None:
-        """A direction of an endpoint's policy, None for an unknown endpoint."""
-        shared = self._of_endpoint.get(endpoint)
+        """Return one direction of an endpoint's policy, or None for an unknown endpoint."""
+        shared = self._by_endpoint.get(endpoint)
         return shared.directions.get(direction) if shared is not None else None
 
     def of_key(self, key: SharedPolicyKey, direction: Direction) -> DirectionPolicy | None:
-        """A direction of a policy, None for one that no endpoint has."""
+        """Return one direction of a policy by its key, or None if no endpoint has it."""
         shared = self._shared.get(key)
         return shared.directions.get(direction) if shared is not None else None
 
     def by_identity(self, endpoint: int, direction: Direction) -> Mapping[int, Entries]:
-        """A direction's entries by identity; none for an unknown endpoint."""
-        shared = self._of_endpoint.get(endpoint)
+        """Return one direction's entries by identity; empty for an unknown endpoint."""
+        shared = self._by_endpoint.get(endpoint)
         return shared.entries[direction] if shared is not None else {}
 
     def is_used(self, key: SharedPolicyKey) -> bool:
@@ -219,9 +226,9 @@ class ComputedPolicies:
         return key in self._shared
 
     def assign(self, endpoint: int, key: SharedPolicyKey) -> None:
-        """Give an endpoint the policy of its identity, which the selector cache knows.
+        """Assign an endpoint the policy of its identity, which the selector cache must contain.
 
-        A pod more of an identity costs nothing by the entry.
+        Another endpoint of an identity costs constant time.
         """
         self.delete_endpoint(endpoint)
         shared = self._shared.get(key)
@@ -229,11 +236,11 @@ class ComputedPolicies:
             shared = self._shared[key] = _Shared(key)
             self._recompute(shared)
         shared.endpoints.add(endpoint)
-        self._of_endpoint[endpoint] = shared
+        self._by_endpoint[endpoint] = shared
 
     def delete_endpoint(self, endpoint: int) -> None:
-        """Forget an endpoint, and its policy with the last that has it."""
-        shared = self._of_endpoint.pop(endpoint, None)
+        """Remove an endpoint, and its policy with the last endpoint that shares it."""
+        shared = self._by_endpoint.pop(endpoint, None)
         if shared is None:
             return
         shared.endpoints.discard(endpoint)
@@ -242,58 +249,59 @@ class ComputedPolicies:
             self._release(shared, list(shared.peers))
 
     def add_identity(self, identity: int, labels: LabelSet) -> list[Difference]:
-        """Know an identity: the entries it gets; of one that had other labels also those that go.
+        """Add an identity, or replace its labels; return the differences.
 
-        Endpoints of such an identity may be selected by other rules now.
+        If an identity's labels change, other rules may select its endpoints, so their policies are
+        recomputed.
         """
-        self._forget_steps()
+        self._clear_caches()
         relabelled = identity in self._cache.identities
         before = self.remove_identity(identity) if relabelled else []
         found = before + list(self._follow(self._cache.add_identity(identity, labels)))
         if relabelled:
-            self._recomputed += 1
+            self._invalidations += 1
             found += [self._recompute(one) for one in self._shared.values() if one.key.identity == identity]
         return found
 
     def remove_identity(self, identity: int) -> list[Difference]:
-        """Forget an identity: the entries that go."""
-        self._forget_steps()
+        """Remove an identity; return the differences."""
+        self._clear_caches()
         return list(self._follow(self._cache.remove_identity(identity)))
 
     def follow_rules(self, changed: RulesChanged) -> list[Difference]:
-        """Compute anew the policies that a change of rules concerns; every policy gets its revision."""
+        """Recompute the policies that changed rules affect; every other policy gets their revision."""
         return [one for one in self.following(changed) if one is not None]
 
     def following(self, changed: RulesChanged) -> Iterator[Difference | None]:
-        """What follow_rules() does, in steps. Rules and identities may change meanwhile.
+        """Do follow_rules() in steps. Rules and identities may change between steps.
 
-        A difference is to be taken in before the next step: later ones build on it.
+        Apply each difference before the next step, because later differences build on it.
         """
         for shared in list(self._shared.values()):
             yield None
-            if shared.endpoints and self._concerned(shared, changed):
+            if shared.endpoints and self._is_affected(shared, changed):
                 yield (yield from self._recomputing(shared))
-        self._forget_steps()
+        self._clear_caches()
 
     def follow_ports(self, cluster_ports: Iterable[NamedPodPort]) -> list[Difference]:
-        """The named ports of the cluster's pods are these now: compute anew what refers to ports by name."""
+        """Replace the cluster's named ports; recompute policies that name ports."""
         ports = frozenset(cluster_ports)
         if ports == self._cluster_ports:
             return []
         self._cluster_ports = ports
-        self._recomputed += 1
-        self._alike.clear()
-        self._forget_steps()
-        return [self._recompute(shared) for shared in list(self._shared.values()) if _names_ports(shared)]
+        self._invalidations += 1
+        self._direction_policies.clear()
+        self._clear_caches()
+        return [self._recompute(shared) for shared in list(self._shared.values()) if _has_named_ports(shared)]
 
     def recompute_all(self) -> list[Difference]:
-        """Compute every policy anew: proxies came or went, or to be sure."""
-        self._recomputed += 1
-        self._alike.clear()
-        self._forget_steps()
+        """Recompute every policy, after a change of proxies or as a full reconciliation."""
+        self._invalidations += 1
+        self._direction_policies.clear()
+        self._clear_caches()
         return [self._recompute(shared) for shared in list(self._shared.values())]
 
-    def _concerned(self, shared: _Shared, changed: RulesChanged) -> bool:
+    def _is_affected(self, shared: _Shared, changed: RulesChanged) -> bool:
         if shared.error or changed.concerns(self._labels(shared)):
             return True
         shared.revision = changed.revision
@@ -304,15 +312,15 @@ class ComputedPolicies:
 
     def _follow(self, change: SelectorChange) -> Iterator[Difference]:
         identity = change.identity
-        using: set[tuple[_Shared, Direction]] = set()
-        if identity in BY_ITSELF:
-            using.update(
+        affected: set[tuple[_Shared, Direction]] = set()
+        if identity in IMPLICIT_IDENTITIES:
+            affected.update(
                 (shared, direction) for shared in self._shared.values() for direction in shared.directions
             )
         else:
-            using.update(*(self._using.get(selector, ()) for selector in change.selectors))
+            affected.update(*(self._users.get(selector, ()) for selector in change.selectors))
         changed: dict[_Shared, dict[Direction, ChangedEntries]] = {}
-        for shared, direction in using:
+        for shared, direction in affected:
             found: ChangedEntries = {}
             shared.replace(direction, identity, shared.directions[direction].of(identity), found)
             if found:
@@ -336,22 +344,23 @@ class ComputedPolicies:
         )
 
     def _computing(self, shared: _Shared) -> Steps[dict[Direction, ChangedEntries]]:
-        """Compute a policy whole; what changed. Raises PolicyConflictError; then nothing has.
+        """Compute a policy and return its differences.
 
-        If anything it depends on changes between two steps, it begins again.
+        Raises PolicyConflictError and leaves the policy unchanged. Restarts if its inputs changed between two
+        steps.
         """
         while True:
-            state = self._repository.revision, self._recomputed
+            state = self._repository.revision, self._invalidations
             try:
                 directions = yield from self._directions(shared)
             except PolicyConflictError:
-                if state == (self._repository.revision, self._recomputed):
+                if state == (self._repository.revision, self._invalidations):
                     raise
                 continue
             peers = [peer for policy in directions.values() for peer in policy.peers]
             yield from self._use(peers)
             used = self._shared.get(shared.key) is shared
-            if used and state == (self._repository.revision, self._recomputed):
+            if used and state == (self._repository.revision, self._invalidations):
                 break
             self._stop_using(peers)
             if not used:
@@ -362,8 +371,8 @@ class ComputedPolicies:
         shared.enforced = {direction: one.enforced for direction, one in directions.items()}
         for direction, peer in shared.peers:
             if peer != ALL:
-                self._using.setdefault(peer, set()).add((shared, direction))
-        changed = {one: self._refill(shared, one, before.get(one)) for one in DIRECTIONS}
+                self._users.setdefault(peer, set()).add((shared, direction))
+        changed = {one: self._apply_policy(shared, one, before.get(one)) for one in DIRECTIONS}
         self._release(shared, released)
         shared.revision = self._repository.revision
         return changed
@@ -386,14 +395,14 @@ class ComputedPolicies:
         found: dict[Direction, DirectionPolicy] = {}
         for direction in DIRECTIONS:
             revision = self._repository.revision
-            if revision != self._alike_at:
-                self._alike.clear()
-                self._forget_steps()
-                self._alike_at = revision
-            enforced, rules = self._repository.speaking(labels, direction, selecting)
-            here = localhost and direction == "ingress"
-            decides = direction, enforced, here, shared.key.named_ports, tuple(map(id, rules))
-            policy = self._alike.get(decides)
+            if revision != self._cached_revision:
+                self._direction_policies.clear()
+                self._clear_caches()
+                self._cached_revision = revision
+            enforced, rules = self._repository.direction_rules(labels, direction, selecting)
+            allows_localhost = localhost and direction == "ingress"
+            inputs = direction, enforced, allows_localhost, shared.key.named_ports, tuple(map(id, rules))
+            policy = self._direction_policies.get(inputs)
             if policy is None:
                 filters = yield from filters_in_steps(rules, direction, options)
                 policy = DirectionPolicy(
@@ -401,54 +410,59 @@ class ComputedPolicies:
                     (),
                     self._cache,
                     enforced=enforced,
-                    named_ports=partial(self._ports, shared, direction),
+                    named_ports=partial(self._port_numbers, shared, direction),
                     proxies=self._proxies,
                     dual_stack=options.dual_stack,
-                    localhost=here,
+                    localhost=allows_localhost,
                 )
-                yield from policy.read(filters.values())
+                yield from policy.set_filters(filters.values())
                 if revision == self._repository.revision:
-                    self._alike[decides] = policy
+                    self._direction_policies[inputs] = policy
             found[direction] = policy
         return found
 
-    def _refill(
+    def _apply_policy(
         self, shared: _Shared, direction: Direction, previous: DirectionPolicy | None
     ) -> ChangedEntries:
-        """Make the entries those of the direction's policy; what changed, the same object for all alike."""
+        """Update the entries to those of the direction's policy; return the differences.
+
+        The same object is returned for every policy with the same replacement.
+        """
         policy = shared.directions[direction]
         if previous is None:
-            return self._fill(shared, direction)
-        step = self._refills.get((policy, previous))
-        if step is not None:
-            shared.set(direction, step.entries, step.without)
-            return step.changed
+            return self._set_all_entries(shared, direction)
+        known = self._replacements.get((policy, previous))
+        if known is not None:
+            shared.set(direction, known.entries, known.emptied)
+            return known.changed
         changed: ChangedEntries = {}
-        shared.replace(direction, ANYBODY, policy.anybody(), changed)
+        shared.replace(direction, ANY_IDENTITY, policy.wildcard_entries(), changed)
         identities = policy.identities_since(previous)
         if identities is None:
-            identities = policy.identities() | (shared.entries[direction].keys() - {ANYBODY})
+            identities = policy.identities() | (shared.entries[direction].keys() - {ANY_IDENTITY})
         for identity in identities:
             shared.replace(direction, identity, policy.of(identity), changed)
         entries = shared.entries[direction]
         touched = {key.identity for key in changed}
-        there = {identity: entries[identity] for identity in touched if identity in entries}
-        self._refills[policy, previous] = _Refill(changed, there, frozenset(touched - there.keys()))
+        present = {identity: entries[identity] for identity in touched if identity in entries}
+        self._replacements[policy, previous] = _Replacement(
+            changed, present, frozenset(touched - present.keys())
+        )
         return changed
 
-    def _fill(self, shared: _Shared, direction: Direction) -> ChangedEntries:
-        """Give a policy without entries all of its direction; these are what changed.
+    def _set_all_entries(self, shared: _Shared, direction: Direction) -> ChangedEntries:
+        """Set all entries of a direction that had none; return them as differences.
 
-        What changed is not stored: nearly every policy differs, and would be a thousand objects for the
-        garbage collector to visit.
+        The differences are not cached: almost every policy has others, so caching would leave thousands of
+        objects for the garbage collector to traverse.
         """
         policy = shared.directions[direction]
-        filled = self._filled.get(policy)
+        filled = self._all_entries.get(policy)
         if filled is None:
-            found = {ANYBODY: policy.anybody()}
+            found = {ANY_IDENTITY: policy.wildcard_entries()}
             found |= {identity: policy.of(identity) for identity in policy.identities()}
             filled = {identity: entries for identity, entries in found.items() if entries}
-            self._filled[policy] = filled
+            self._all_entries[policy] = filled
         shared.entries[direction] = dict(filled)
         return {
             Key(identity, ports): entry
@@ -456,27 +470,30 @@ class ComputedPolicies:
             for ports, entry in entries.items()
         }
 
-    def _forget_steps(self) -> None:
-        """What policies share. Held for longer, it is released at the cost of the next new identity."""
-        self._refills.clear()
-        self._filled.clear()
+    def _clear_caches(self) -> None:
+        """Clear what policies share.
+
+        Cached for longer, the entries would be released when the next identity is added, and delay it.
+        """
+        self._replacements.clear()
+        self._all_entries.clear()
 
     def _release(self, shared: _Shared, peers: Iterable[tuple[Direction, PeerSelector]]) -> None:
         known_peers = set(shared.peers) if shared.key in self._shared else set()
         for direction, peer in peers:
             self._cache.remove_selector(peer)
             if (direction, peer) not in known_peers:
-                using = self._using.get(peer, set())
-                using.discard((shared, direction))
-                if not using:
-                    self._using.pop(peer, None)
+                affected = self._users.get(peer, set())
+                affected.discard((shared, direction))
+                if not affected:
+                    self._users.pop(peer, None)
 
-    def _ports(self, shared: _Shared, direction: Direction, name: str, protocol: int) -> set[int]:
+    def _port_numbers(self, shared: _Shared, direction: Direction, name: str, protocol: int) -> set[int]:
         ports = shared.key.named_ports
         if direction == "egress":
             ports = ports | self._cluster_ports
         return {one.port for one in ports if one.name == name and one.protocol == protocol}
 
 
-def _names_ports(shared: _Shared) -> bool:
+def _has_named_ports(shared: _Shared) -> bool:
     return any(filter_.port.name for policy in shared.directions.values() for filter_ in policy.filters)

@@ -1,7 +1,9 @@
-"""Every rule in force, by the object it comes from, and the policy of an endpoint made from them.
+"""The policy repository: the rules of all policy objects, by object, and their selection for an endpoint.
 
-Objects are replaced whole. The revision rises with every change of an object; translations that follow CIDR
-groups or services are made again when those change.
+Objects are replaced as a whole. Every change of an object increments the revision. Rules that refer to CIDR
+groups or services are translated again when those change.
+
+Source: Cilium's pkg/policy/repository.go.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import msgspec
 from cells.policy.compute.endpoint_policy import Filter, filters_of
 from cells.policy.labels import FQDNSelector, LabelSet, Prefix
 from cells.policy.rules import Direction, PeerRule, PolicyError, PolicyOptions, Rule, RuleSource
-from cells.policy.rules.peers import World
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 from cells.policy.selectors import ALL, IndexKey, Selector
 
@@ -28,59 +30,59 @@ FIRST_REVISION = 1
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """What rules say of one direction of the endpoints with some labels."""
+    """Enforcement and filters of one direction of endpoints with the same labels."""
 
     enforced: bool
     filters: tuple[Filter, ...]
 
 
-class Speaking(NamedTuple):
-    """The rules that decide a direction of the endpoints with some labels."""
+class DirectionRules(NamedTuple):
+    """The rules that apply to one direction of endpoints with the same labels, and whether it is enforced."""
 
     enforced: bool
     rules: tuple[Rule, ...]
 
 
 class RulesChanged(msgspec.Struct, frozen=True, dict=True):
-    """A change of the rules: the revision it made, and the rules that went or came."""
+    """A change of the rules: its revision, and the rules that it removed or added."""
 
     revision: int
     rules: tuple[Rule, ...]
 
     def concerns(self, labels: LabelSet) -> bool:
-        """Whether endpoints with these labels may have another policy now."""
+        """Whether the change may affect the policy of endpoints with these labels."""
         return any(subject.matches(labels) for subject in self.subjects)
 
     @cached_property
     def subjects(self) -> frozenset[Selector]:
-        """The endpoints that the rules select."""
+        """The subject selectors of the changed rules."""
         return frozenset(rule.subject for rule in self.rules)
 
     @classmethod
     def all_of(cls, changes: Iterable[RulesChanged]) -> RulesChanged:
-        """Several changes as one, at the last one's revision. There is at least one."""
+        """Combine at least one change into one, with the last revision."""
         several = list(changes)
         return cls(several[-1].revision, tuple(rule for one in several for rule in one.rules))
 
 
 class Repository:
-    """Rules by object, in the order in which the objects came."""
+    """The rules of policy objects, in the order in which the objects were added."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, context: TranslationContext) -> None:
+        self._context = context
         self._objects: dict[RuleSource, Mapping[str, Any]] = {}
         self._rules: dict[RuleSource, list[Rule]] = {}
         self._by_subject: dict[Selector, dict[RuleSource, None]] = {}
-        self._by_key: dict[IndexKey | None, dict[Selector, None]] = {}
-        """Subjects of rules, by what they may be found by: many rules have the same."""
+        self._subjects_by_key: dict[IndexKey | None, dict[Selector, None]] = {}
+        """Index of the rules' subjects, by a selector's index keys: many rules have the same subject."""
         self._order: dict[RuleSource, int] = {}
-        self._places = count()
-        self._names: Counter[FQDNSelector] = Counter()
-        """How many entries of rules have each selector of names."""
-        self._selecting: dict[tuple[frozenset[Selector], bool], list[Rule]] = {}
-        """The rules with any of these subjects, for the node or for pods: most pods share theirs."""
+        self._next_position = count()
+        self._fqdn_uses: Counter[FQDNSelector] = Counter()
+        """Number of rule entries with each FQDN selector."""
+        self._selecting_cache: dict[tuple[frozenset[Selector], bool], list[Rule]] = {}
+        """Rules by a set of subjects and whether they select nodes: most pods match the same subjects."""
         self.ingested: Counter[tuple[str, str]] = Counter()
-        """Rules that were added and deleted, by feature and action: see RuleSpec.features()."""
+        """Number of added and deleted rules, by feature and action; see RuleSpec.features()."""
         self.revision = FIRST_REVISION
 
     @property
@@ -89,23 +91,23 @@ class Repository:
         return (rule for rules in self._rules.values() for rule in rules)
 
     @property
-    def world(self) -> World:
-        """What translations depend on beside the objects."""
-        return self._world
+    def context(self) -> TranslationContext:
+        """The inputs of translation besides the objects: options, CIDR groups, services."""
+        return self._context
 
     @property
     def options(self) -> PolicyOptions:
-        """The options that the rules are translated with."""
-        return self._world.options
+        """The options that rules are translated with."""
+        return self._context.options
 
     @property
     def name_selectors(self) -> Iterable[FQDNSelector]:
-        """The selectors of names that rules have."""
-        return self._names.keys()
+        """The FQDN selectors in rules."""
+        return self._fqdn_uses.keys()
 
     def copy(self) -> Repository:
-        """Another with the same rules, which changes for itself."""
-        found = Repository(self._world)
+        """Return an independent copy with the same rules."""
+        found = Repository(self._context)
         for source, rules in self._rules.items():
             found._objects[source] = self._objects[source]
             found._replace(source, rules)
@@ -113,11 +115,11 @@ class Repository:
         return found
 
     def apply(self, object_: Mapping[str, Any]) -> RulesChanged:
-        """Put an object in force in place of the one of its name.
+        """Add or replace a policy object.
 
-        Raises PolicyError; then the name's earlier rules stay in force.
+        Raises PolicyError; then the previous object's rules stay in force.
         """
-        rules = translate(object_, self._world)
+        rules = translate(object_, self._context)
         source = rules[0].source
         self._count("delete", self.rules_of(source))
         self._count("add", rules)
@@ -125,7 +127,7 @@ class Repository:
         return self._replace(source, rules)
 
     def delete(self, source: RuleSource) -> RulesChanged:
-        """Take an object's rules out of force; the revision does not change if there were none."""
+        """Remove an object's rules. The revision is unchanged if there are none."""
         if source not in self._rules:
             return RulesChanged(self.revision, ())
         del self._objects[source]
@@ -144,33 +146,33 @@ class Repository:
                 continue
             del self._by_subject[subject]
             for key in subject.index_keys() or (None,):
-                del self._by_key[key][subject]
-                if not self._by_key[key]:
-                    del self._by_key[key]
+                del self._subjects_by_key[key][subject]
+                if not self._subjects_by_key[key]:
+                    del self._subjects_by_key[key]
         if rules:
             self._rules[source] = rules
-            self._order.setdefault(source, next(self._places))
+            self._order.setdefault(source, next(self._next_position))
         else:
             self._rules.pop(source, None)
             self._order.pop(source, None)
         for subject in {rule.subject for rule in rules}:
             self._by_subject.setdefault(subject, {})[source] = None
             for key in subject.index_keys() or (None,):
-                self._by_key.setdefault(key, {})[subject] = None
-        self._names.update(_names(rules))
-        for name in _names(held):
-            self._names[name] -= 1
-            if not self._names[name]:
-                del self._names[name]
-        self._selecting.clear()
+                self._subjects_by_key.setdefault(key, {})[subject] = None
+        self._fqdn_uses.update(_fqdn_selectors(rules))
+        for name in _fqdn_selectors(held):
+            self._fqdn_uses[name] -= 1
+            if not self._fqdn_uses[name]:
+                del self._fqdn_uses[name]
+        self._selecting_cache.clear()
         self.revision += 1
         return RulesChanged(self.revision, (*held, *rules))
 
-    def is_equivalent(self, world: World) -> bool:
-        """Whether rules that name services mean the same with this world as with the one they follow."""
+    def is_equivalent(self, context: TranslationContext) -> bool:
+        """Whether rules that refer to services translate to the same rules with this context."""
         try:
             return all(
-                translate(self._objects[source], world) == rules
+                translate(self._objects[source], context) == rules
                 for source, rules in self._rules.items()
                 if any(rule.uses_services for rule in rules)
             )
@@ -178,18 +180,19 @@ class Repository:
             return False
 
     def follow(
-        self, world: World, groups: Set[str] | None = None
+        self, context: TranslationContext, groups: Set[str] | None = None
     ) -> tuple[RulesChanged, dict[RuleSource, PolicyError]]:
-        """Translate anew what depends on CIDR groups or services; the objects that cannot be, with why.
+        """Translate again the objects that refer to CIDR groups or services.
 
-        Those stay with their earlier rules. With ``groups`` only these have changed.
+        Returns the change, and the errors of objects that cannot be translated: they keep their previous
+        rules. With ``groups``, only objects that refer to one of these groups are translated.
         """
-        self._world = world
+        self._context = context
         failed: dict[RuleSource, PolicyError] = {}
         changed: list[Rule] = []
         for source in self.followers(groups):
             try:
-                new = translate(self._objects[source], world)
+                new = translate(self._objects[source], context)
             except PolicyError as error:
                 failed[source] = error
             else:
@@ -197,46 +200,48 @@ class Repository:
         return RulesChanged(self.revision, tuple(changed)), failed
 
     def use(self, options: PolicyOptions) -> RulesChanged:
-        """Go by other options from now on: every policy may change. Objects are not translated anew."""
-        self._world = msgspec.structs.replace(self._world, options=options)
+        """Change the options without translating objects again. Every policy may change."""
+        self._context = msgspec.structs.replace(self._context, options=options)
         self.revision += 1
         return RulesChanged(self.revision, tuple(self.rules))
 
     def sources(self) -> Iterable[RuleSource]:
-        """The objects with rules in force."""
+        """Return the objects with rules in force."""
         return self._rules.keys()
 
     def followers(self, groups: Set[str] | None = None) -> list[RuleSource]:
-        """The objects with rules that follow CIDR groups or services; with ``groups``, one of these."""
+        """Return the objects that refer to CIDR groups or services; with ``groups``, to one of these."""
 
-        def follows(rule: Rule) -> bool:
+        def depends(rule: Rule) -> bool:
             if groups is None:
                 return bool(rule.groups) or rule.uses_services
             return not groups.isdisjoint(rule.groups)
 
-        return [source for source, rules in self._rules.items() if any(map(follows, rules))]
+        return [source for source, rules in self._rules.items() if any(map(depends, rules))]
 
     def object_of(self, source: RuleSource) -> Mapping[str, Any]:
-        """The object that is in force by this name."""
+        """Return the object in force of a source."""
         return self._objects[source]
 
     def rules_of(self, source: RuleSource) -> list[Rule]:
-        """Its rules; none where it is not in force."""
+        """Return the rules of a source; empty if it is not in force."""
         return self._rules.get(source, [])
 
     def prefixes(self) -> set[Prefix]:
-        """Every prefix that a rule names: each needs an identity."""
+        """Return every prefix in rules: each needs an identity."""
         return {prefix for rule in self.rules for prefix in rule.prefixes}
 
     def selecting(self, labels: LabelSet) -> list[Rule]:
-        """The rules that select endpoints with these labels, in the order of their objects."""
+        """Return the rules that select endpoints with these labels, in the order of their objects."""
         is_host = labels.has_reserved("host")
-        candidates = {subject for key in (None, *labels.index_keys) for subject in self._by_key.get(key, ())}
+        candidates = {
+            subject for key in (None, *labels.index_keys) for subject in self._subjects_by_key.get(key, ())
+        }
         subjects = frozenset(subject for subject in candidates if subject.matches(labels))
-        found = self._selecting.get((subjects, is_host))
+        found = self._selecting_cache.get((subjects, is_host))
         if found is None:
             sources = {source for subject in subjects for source in self._by_subject[subject]}
-            found = self._selecting[subjects, is_host] = [
+            found = self._selecting_cache[subjects, is_host] = [
                 rule
                 for source in sorted(sources, key=self._order.__getitem__)
                 for rule in self._rules[source]
@@ -244,38 +249,46 @@ class Repository:
             ]
         return found
 
-    def speaking(self, labels: LabelSet, direction: Direction, selecting: Iterable[Rule]) -> Speaking:
-        """The rules that decide a direction, out of those that select the endpoints with these labels."""
-        options = self._world.options
+    def direction_rules(
+        self, labels: LabelSet, direction: Direction, selecting: Iterable[Rule]
+    ) -> DirectionRules:
+        """Return the rules that apply to one direction, of those that select the endpoints.
+
+        If policies select the endpoints but none denies by default, a rule that allows all traffic is added.
+        """
+        options = self._context.options
         is_host = labels.has_reserved("host")
         if options.enable_policy == "never" or (is_host and not options.enable_host_firewall):
-            return Speaking(enforced=False, rules=())
+            return DirectionRules(enforced=False, rules=())
         rules = [rule for rule in selecting if rule.of(direction)]
         always = options.enable_policy == "always" or (options.enforces_init and labels.has_reserved("init"))
         if not always and not rules:
-            return Speaking(enforced=False, rules=())
+            return DirectionRules(enforced=False, rules=())
         if not always and not any(rule.default_deny(direction) for rule in rules):
             rules.append(_ALLOW_ALL[direction])
-        return Speaking(enforced=True, rules=tuple(rules))
+        return DirectionRules(enforced=True, rules=tuple(rules))
 
     def resolve(self, labels: LabelSet, direction: Direction) -> Resolved:
-        """What the rules say of a direction of the endpoints with these labels.
+        """Return enforcement and filters of one direction of endpoints with these labels.
 
-        Raises PolicyConflictError when two of the rules cannot both hold.
+        Raises PolicyConflictError if two rules contradict each other.
         """
-        speaking = self.speaking(labels, direction, self.selecting(labels))
-        filters = filters_of(speaking.rules, direction, self._world.options)
-        return Resolved(speaking.enforced, tuple(filters.values()))
+        found = self.direction_rules(labels, direction, self.selecting(labels))
+        filters = filters_of(found.rules, direction, self._context.options)
+        return Resolved(found.enforced, tuple(filters.values()))
 
 
-def _names(rules: Iterable[Rule]) -> Iterator[FQDNSelector]:
+def _fqdn_selectors(rules: Iterable[Rule]) -> Iterator[FQDNSelector]:
     for rule in rules:
         for entry in rule.egress:
             yield from (peer for peer in entry.peers or () if isinstance(peer, FQDNSelector))
 
 
 def _allow_all(direction: Direction) -> Rule:
-    """Keeps a direction open if its rules do not deny by default, so that their proxies still serve."""
+    """Return a rule that allows all traffic of a direction.
+
+    It is added if no rule denies by default, so that the redirects of other rules still apply.
+    """
     entry = (PeerRule(path="", peers=(ALL,), ports=None),)
     return Rule(
         source=RuleSource("", "", f"allow-any-{direction}"),

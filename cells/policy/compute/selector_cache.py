@@ -1,7 +1,8 @@
-"""Which identities each selector selects, updated as identities come and go.
+"""The selector cache: which identities each selector in use selects, updated incrementally.
 
-A new identity is compared with the selectors that could select it, found by the keys of its labels, not with
-all of them.
+A new identity is compared only with selectors that are indexed by a key of its labels.
+
+Source: Cilium's pkg/policy/selectorcache.go.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["SelectorCache"]
 
 
 class SelectorChange(msgspec.Struct, frozen=True):
-    """An identity that came or went, and the selectors that select it."""
+    """An identity that was added or removed, and the selectors that select it."""
 
     identity: int
     added: bool
@@ -25,97 +26,97 @@ class SelectorChange(msgspec.Struct, frozen=True):
 
 
 class SelectorCache:
-    """Selectors in use, each once, with the identities they select."""
+    """Selectors in use, with a use count each, and the identities that they select."""
 
     def __init__(self) -> None:
         self._labels: dict[int, LabelSet] = {}
-        self._users: dict[PeerSelector, int] = {}
+        self._use_counts: dict[PeerSelector, int] = {}
         self._selections: dict[PeerSelector, set[int]] = {}
-        self._by_key: dict[IndexKey | None, dict[PeerSelector, None]] = {}
-        self._having: dict[IndexKey, set[int]] = {}
-        self._of_identity: dict[int, set[PeerSelector]] = {}
+        self._selectors_by_key: dict[IndexKey | None, dict[PeerSelector, None]] = {}
+        self._identities_by_key: dict[IndexKey, set[int]] = {}
+        self._selectors_by_identity: dict[int, set[PeerSelector]] = {}
 
     @property
     def identities(self) -> Mapping[int, LabelSet]:
-        """Every known identity's labels."""
+        """The labels of every added identity."""
         return self._labels
 
     @property
     def selectors(self) -> Iterable[PeerSelector]:
-        """Selectors in use."""
-        return self._users.keys()
+        """The selectors in use."""
+        return self._use_counts.keys()
 
     def users(self, selector: PeerSelector) -> int:
-        """How many rules use a selector."""
-        return self._users.get(selector, 0)
+        """Return the number of uses of a selector."""
+        return self._use_counts.get(selector, 0)
 
     def selections(self, selector: PeerSelector) -> Set[int]:
-        """The identities that a selector in use selects."""
+        """Return the identities that a selector in use selects."""
         return self._selections[selector]
 
     def selecting(self, identity: int) -> Set[PeerSelector]:
-        """The selectors in use that select an identity."""
-        return self._of_identity.get(identity, set())
+        """Return the selectors in use that select an identity."""
+        return self._selectors_by_identity.get(identity, set())
 
     def add_selector(self, selector: PeerSelector) -> None:
-        """Use a selector once more."""
-        self._users[selector] = self._users.get(selector, 0) + 1
+        """Add a use of a selector."""
+        self._use_counts[selector] = self._use_counts.get(selector, 0) + 1
         if selector in self._selections:
             return
         keys = selector.index_keys()
         for key in keys or (None,):
-            self._by_key.setdefault(key, {})[selector] = None
+            self._selectors_by_key.setdefault(key, {})[selector] = None
         candidates: Iterable[int] = self._labels
         if keys:
-            candidates = {identity for key in keys for identity in self._having.get(key, ())}
+            candidates = {identity for key in keys for identity in self._identities_by_key.get(key, ())}
         selected = {identity for identity in candidates if selector.matches(self._labels[identity])}
         self._selections[selector] = selected
         for identity in selected:
-            self._of_identity[identity].add(selector)
+            self._selectors_by_identity[identity].add(selector)
 
     def remove_selector(self, selector: PeerSelector) -> None:
-        """Use a selector once less; forget it with its last use."""
-        self._users[selector] -= 1
-        if self._users[selector]:
+        """Remove a use of a selector, and the selector with its last use."""
+        self._use_counts[selector] -= 1
+        if self._use_counts[selector]:
             return
-        del self._users[selector]
+        del self._use_counts[selector]
         for identity in self._selections.pop(selector):
-            self._of_identity[identity].discard(selector)
+            self._selectors_by_identity[identity].discard(selector)
         for key in selector.index_keys() or (None,):
-            del self._by_key[key][selector]
-            if not self._by_key[key]:
-                del self._by_key[key]
+            del self._selectors_by_key[key][selector]
+            if not self._selectors_by_key[key]:
+                del self._selectors_by_key[key]
 
     def add_identity(self, identity: int, labels: LabelSet) -> SelectorChange:
-        """Know an identity. Its labels never change: a change of labels is another identity.
+        """Add an identity and return the selectors that select it.
 
-        Reserved identities are the exception (the host's labels follow the node's): an identity that is
-        known with other labels is replaced.
+        The labels of an identity never change, except those of reserved identities (the host has the node's
+        labels). An identity with other labels is replaced.
         """
         if identity in self._labels:
             self.remove_identity(identity)
         self._labels[identity] = labels
         for key in labels.index_keys:
-            self._having.setdefault(key, set()).add(identity)
+            self._identities_by_key.setdefault(key, set()).add(identity)
         selecting = {
             selector
             for key in (None, *labels.index_keys)
-            for selector in self._by_key.get(key, ())
+            for selector in self._selectors_by_key.get(key, ())
             if selector.matches(labels)
         }
-        self._of_identity[identity] = selecting
+        self._selectors_by_identity[identity] = selecting
         for selector in selecting:
             self._selections[selector].add(identity)
         return SelectorChange(identity, added=True, selectors=frozenset(selecting))
 
     def remove_identity(self, identity: int) -> SelectorChange:
-        """Forget an identity; nothing happens for an unknown one."""
+        """Remove an identity; a no-op if it is unknown."""
         labels = self._labels.pop(identity, None)
         for key in labels.index_keys if labels is not None else ():
-            self._having[key].discard(identity)
-            if not self._having[key]:
-                del self._having[key]
-        selecting = frozenset(self._of_identity.pop(identity, ()))
+            self._identities_by_key[key].discard(identity)
+            if not self._identities_by_key[key]:
+                del self._identities_by_key[key]
+        selecting = frozenset(self._selectors_by_identity.pop(identity, ()))
         for selector in selecting:
             self._selections[selector].discard(identity)
         return SelectorChange(identity, added=False, selectors=selecting)

@@ -1,9 +1,10 @@
 """Computes the policies of endpoints from policy objects.
 
 Controller: reads policy objects, CIDR groups, identities and named ports; writes rows of
-        ``endpoint-policies`` and claims of prefixes in the ipcache.
-Why:    policy objects may be added, changed and deleted at any time. If a new version of an object is
-        refused, the previous one stays in force.
+``endpoint-policies`` and claims of prefixes in the ipcache.
+
+Why: policy objects may be added, changed and deleted at any time. If a new version of an object is rejected,
+the previous version stays in force.
 """
 
 from collections.abc import Iterable
@@ -64,24 +65,25 @@ from cells.policy.explain import (
     explained,
 )
 from cells.policy.explain.directory import (
+    BackendForClient,
     RequestedPort,
-    Served,
     ServedPort,
     headless,
-    parse_asked,
+    parse_port,
     refusal,
     source_of,
     targets_of,
 )
 from cells.policy.labels import LabelSet, canonical_name
 from cells.policy.maps import KnownRules, NodePolicy, RuleComputer
-from cells.policy.rules import PROTOCOLS, SERVED, Direction, PolicyOptions
+from cells.policy.rules import PROTOCOLS, SUPPORTED, Direction, PolicyOptions
 from cells.policy.rules.peers import Services
 from cells.policy.rules.schema import HTTPRule
 from lifecycle import Member, after, config, group, invoke, module, provide, provide_private
 
 __all__ = [
     "PROTOCOLS",
+    "BackendForClient",
     "DNSProxyPort",
     "Direction",
     "DirectionPolicy",
@@ -107,7 +109,6 @@ __all__ = [
     "RequestedPort",
     "RulePolicy",
     "SelectorUse",
-    "Served",
     "ServedPort",
     "Target",
     "UnanswerableError",
@@ -119,7 +120,7 @@ __all__ = [
     "name_matches",
     "of_pod",
     "of_remote",
-    "parse_asked",
+    "parse_port",
     "refusal",
     "source_of",
     "targets_of",
@@ -135,13 +136,13 @@ def policy_options(
     proxy: DNSProxyPort | None,
     peers: RulePeers | None,
 ) -> PolicyOptions:
-    """The options of rules that follow from the agent's settings."""
+    """Return the policy options from the agent's settings."""
     names = proxy is not None and l7.enabled
     localhost = policy.localhost is Localhost.ALWAYS or (
         policy.localhost is Localhost.AUTO and source is not ObjectSource.NOWHERE
     )
     return replace(
-        SERVED,
+        SUPPORTED,
         cluster_name=agent.cluster_name,
         enable_ipv4=agent.ipv4,
         enable_ipv6=agent.ipv6,
@@ -153,24 +154,24 @@ def policy_options(
         enable_non_default_deny_policies=rules.enable_non_default_deny_policies,
         enable_node_selector_labels=peers is not None and peers.nodes_by_labels,
         enable_l7_proxy=names,
-        learns_names=names,
+        has_dns_proxy=names,
         cidr_matches_pods=peers is not None and peers.pods_by_cidr,
     )
 
 
 def cluster_services(resources: Resources) -> Services:
-    """The services that ``toServices`` may select."""
+    """Return the services that ``toServices`` may select."""
     return ClusterServices(resources)
 
 
 @after(PolicyWatch, PeerWatch)
 def known_rules(sources: RuleSources) -> KnownRules:
-    """Whether rules are read, so that they may replace policies of the previous run."""
+    """Return whether rules are processed, so that they may replace the previous run's policies."""
     return sources
 
 
 def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
-    """Rules as metrics."""
+    """Return the collector of policy metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         from cells.policy.control.view import families
@@ -181,7 +182,7 @@ def rule_metrics(policy: RulePolicy, counts: PolicyCounts) -> Member[Collector]:
 
 
 def rule_features(options: PolicyOptions) -> Member[Collector]:
-    """Optional features of rules that are in use."""
+    """Return the collector of optional features of rules."""
     return features(
         "policy-features",
         lambda: {
@@ -192,19 +193,19 @@ def rule_features(options: PolicyOptions) -> Member[Collector]:
 
 
 cell = group(
-    module("policy-settings", "Proxies of pods' traffic", config(L7ProxySettings), provide(l7_proxy)),
+    module("policy-settings", "Settings of L7 proxies", config(L7ProxySettings), provide(l7_proxy)),
     module(
         "policy-computer",
-        "Policies of endpoints, by the rules in force",
+        "Computation of endpoint policies from the rules in force",
         config(RuleSettings),
-        provide(RulePolicy, as_=(RuleComputer,)),  # in place of the node's mode alone
+        provide(RulePolicy, as_=(RuleComputer,)),  # replaces the default, which only has the enforcement mode
         provide(policy_options, rule_features, http_redirects, http_proxy),
         provide_private(cluster_services, HTTPRedirects),
         provide(PodPorts, RuleSources),
     ),
     module(
         "policy-rules",
-        "Rules, by policy objects",
+        "Policy objects: rules, statuses and prefixes",
         config(PolicyRuleSettings),
         provide(PolicyWatch, PeerWatch, known_rules),
         provide_private(PolicyPrefixes, PolicyStatuses, PolicyRollout),

@@ -31,7 +31,7 @@ from cells.policy.control.objects import PodPorts, RuleSources
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.maps import NO_POD, EndpointPolicy, NodePolicy, PodKey
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
-from cells.policy.rules.peers import Services, World
+from cells.policy.rules.peers import Services, TranslationContext
 from cells.policy.rules.schema import HTTPRule
 from lifecycle import Change, HiveError
 
@@ -67,14 +67,17 @@ class RulePolicy:
         self._sources = sources
         self._pods: dict[int, PodKey] = {}
         """The pods of endpoints."""
-        self._repository = Repository(World(options, {}, services))
+        self._repository = Repository(TranslationContext(options, {}, services))
         self._cache = SelectorCache()
         self._computed = ComputedPolicies(self._repository, self._cache, self.redirect)
         self._entries: dict[SharedPolicyKey, PolicyEntryMap] = {}
-        self._alike: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = {}, EntryChanges({}, ())
-        """The last change of a policy, and as entries of maps; without redirects to the HTTP proxy."""
-        self._last_changed = NOTHING, self._alike[1], NOTHING
-        """The entries of a policy before its last change, that change, and the entries after it."""
+        self._last_difference: tuple[Mapping[Direction, ChangedEntries], EntryChanges] = (
+            {},
+            EntryChanges({}, ()),
+        )
+        """The last difference, and its encoding as map entries; not with redirects to the HTTP proxy."""
+        self._last_result = NOTHING, self._last_difference[1], NOTHING
+        """The previous entries of a policy, its last change, and the resulting entries."""
         self._mode = node.revision
         for number, labels in RESERVED_IDENTITIES.items():
             self._cache.add_identity(number, LabelSet.parse(labels))
@@ -125,8 +128,8 @@ class RulePolicy:
             for rule in self._repository.rules_of(source)
             for entry in (*rule.ingress, *rule.egress)
             for ports in entry.ports or ()
-            if ports.above is not None and ports.above.rules is not None
-            for request in ports.above.rules.http or ()
+            if ports.l7 is not None and ports.l7.rules is not None
+            for request in ports.l7.rules.http or ()
         )
 
     @property
@@ -142,12 +145,12 @@ class RulePolicy:
         known = self._cache.identities.get(identity)
         if known is None:
             for difference in self._computed.add_identity(identity, LabelSet.of(tuple(labels))):
-                self._keep(difference)
+                self._apply_difference(difference)
         self._pods[endpoint_id] = pod
         self._assign(endpoint_id, SharedPolicyKey(identity, self._named_ports(pod)))
         error = self._computed.error(endpoint_id)
         if error:
-            raise HiveError(f"the policy of endpoint {endpoint_id} stays as it was: {error}")
+            raise HiveError(f"the policy of endpoint {endpoint_id} is unchanged: {error}")
         return self._row(endpoint_id)
 
     def _named_ports(self, pod: PodKey) -> frozenset[NamedPodPort]:
@@ -161,8 +164,11 @@ class RulePolicy:
         self._computed.assign(endpoint_id, key)
         self._drop_unused(before)
         if key not in self._entries:
-            whole, latest = self._whole(endpoint_id), next(reversed(self._entries.values()), NOTHING)
-            self._entries[key] = latest if latest == whole else whole  # often equal: share it
+            whole, latest = (
+                self._all_map_entries(endpoint_id),
+                next(reversed(self._entries.values()), NOTHING),
+            )
+            self._entries[key] = latest if latest == whole else whole  # often equal, so share memory
         return True
 
     def follow_pods(self, pods: Collection[PodKey]) -> list[EndpointPolicy]:
@@ -190,7 +196,7 @@ class RulePolicy:
         self._drop_unused(key)
 
     def _drop_unused(self, key: SharedPolicyKey | None) -> None:
-        """Drop the map entries of a policy that no endpoint has any more."""
+        """Delete the map entries of a policy that no endpoint has."""
         if key is not None and not self._computed.is_used(key):
             self._entries.pop(key, None)
             if self._requests is not None:
@@ -201,7 +207,7 @@ class RulePolicy:
         return self._follow(self._repository.apply(object_))
 
     def put(self, object_: Mapping[str, Any]) -> RulesChanged:
-        """As apply(), but follow() computes the policies, for many objects at once."""
+        """Do apply(), but leave the computation of policies to follow(), for many objects at once."""
         return self._repository.apply(object_)
 
     def following_sources(self) -> list[RuleSource]:
@@ -209,7 +215,7 @@ class RulePolicy:
         return self._repository.followers()
 
     def unenforced(self, source: RuleSource) -> list[Unenforced]:
-        """The parts of an object that are not in force as written."""
+        """Return the parts of an object that are not enforced as written."""
         return [one for rule in self._repository.rules_of(source) for one in rule.unenforced]
 
     def delete(self, source: RuleSource) -> list[EndpointPolicy]:
@@ -217,7 +223,7 @@ class RulePolicy:
         return self._follow(self._repository.delete(source))
 
     def remove(self, source: RuleSource) -> RulesChanged:
-        """As delete(), but follow() computes the policies."""
+        """Do delete(), but leave the computation of policies to follow()."""
         return self._repository.delete(source)
 
     async def follow(self, changes: Sequence[RulesChanged]) -> list[EndpointPolicy]:
@@ -240,7 +246,7 @@ class RulePolicy:
                 self._groups.pop(name, None)
             else:
                 self._groups[name] = prefixes
-        changed, failed = self._repository.follow(self._world(), groups.keys())
+        changed, failed = self._repository.follow(self._context(), groups.keys())
         return self._follow(changed), failed
 
     def follow_services(self) -> tuple[list[EndpointPolicy], dict[RuleSource, PolicyError]]:
@@ -248,14 +254,14 @@ class RulePolicy:
 
         Returns the policies that change, and the objects that cannot be translated with them.
         """
-        world = self._world()
-        if self._repository.is_equivalent(world):
+        context = self._context()
+        if self._repository.is_equivalent(context):
             return [], {}
-        changed, failed = self._repository.follow(world)
+        changed, failed = self._repository.follow(context)
         return self._follow(changed), failed
 
-    def _world(self) -> World:
-        return World(self._repository.options, dict(self._groups), self._services)
+    def _context(self) -> TranslationContext:
+        return TranslationContext(self._repository.options, dict(self._groups), self._services)
 
     def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
         """Add identities, or change their labels. Returns the policies that change."""
@@ -271,13 +277,13 @@ class RulePolicy:
         """
         changed: set[int] = set()
         async for difference in in_slices(self._following(changes)):
-            self._keep(difference)
+            self._apply_difference(difference)
             if not difference.error:
                 changed |= difference.endpoints
         return self._rows(changed)
 
     def _following(self, changes: Sequence[Change[int, Identity]]) -> Iterator[Difference | None]:
-        """The differences by identities: additions first, then removals."""
+        """Yield the differences of changed identities: additions first, then removals."""
         for change in changes:
             if change.row is not None:
                 yield from self._update_identity(change.row)
@@ -294,12 +300,12 @@ class RulePolicy:
         return self._computed.add_identity(identity.id, labels)
 
     def _follow(self, changed: RulesChanged) -> list[EndpointPolicy]:
-        """The policies of all endpoints: those with unchanged entries also have the new revision."""
+        """Compute policies after a change of rules; return those of all endpoints, with the new revision."""
         self._collect(self._computed.follow_rules(changed), {})
         return self._rows()
 
     def _rows(self, endpoints: Collection[int] | None = None) -> list[EndpointPolicy]:
-        """The policies in force of these endpoints, or of all."""
+        """Return the current policies of these endpoints, or of all."""
         entries = self._entries
         return [
             _policy(endpoint, revision, enforced, entries[key])
@@ -316,29 +322,29 @@ class RulePolicy:
         options = msgspec.structs.replace(self._repository.options, enable_policy=mode.value)
         self._repository.use(options)
         for difference in self._computed.recompute_all():
-            self._keep(difference)
+            self._apply_difference(difference)
 
     def _collect(self, differences: Iterable[Difference], rows: dict[int, EndpointPolicy]) -> None:
         for difference in differences:
-            self._keep(difference)
+            self._apply_difference(difference)
             if not difference.error:
                 entries = self._entries[difference.key]
                 for endpoint in difference.endpoints:
                     rows[endpoint] = _policy(endpoint, difference.revision, difference.enforced, entries)
 
-    def _keep(self, difference: Difference) -> None:
+    def _apply_difference(self, difference: Difference) -> None:
         """Apply a difference to the map entries of its policy."""
         held = self._entries.get(difference.key, NOTHING)
         changes = self._map_changes(difference)
         if changes.new or changes.removed:
-            before, by, made = self._last_changed
-            if before is not held or by is not changes:  # else an equal policy changed in the same way
+            before, by, made = self._last_result
+            if before is not held or by is not changes:  # else the result of an equal policy is reused
                 made = held.changed(changes)
-                self._last_changed = held, changes, made
+                self._last_result = held, changes, made
             self._entries[difference.key] = made
         else:
             self._entries[difference.key] = held
-        redirects = changes is not self._alike[1]
+        redirects = changes is not self._last_difference[1]
         if self._requests is not None and (redirects or self._requests.serves(difference.key)):
             self._follow_requests(
                 difference.key,
@@ -350,13 +356,13 @@ class RulePolicy:
             )
 
     def _map_changes(self, difference: Difference) -> EntryChanges:
-        """A difference as map entries; the same object for policies that change in the same way."""
-        entries, changes = self._alike
+        """Encode a difference as map entries; return the same object for policies with equal differences."""
+        entries, changes = self._last_difference
         if difference.entries == entries:
             return changes
         new: dict[MapKey, PolicyEntry] = {}
         removed: list[MapKey] = []
-        made: dict[int, PolicyEntry] = {}  # identities share entries
+        encoded: dict[int, PolicyEntry] = {}  # identities share Entry objects
         shared = True
         for direction, changed in difference.entries.items():
             egress = direction == "egress"
@@ -364,14 +370,14 @@ class RulePolicy:
                 where = map_key(key, egress=egress)
                 if entry is None:
                     removed.append(where)
-                elif (known := made.get(id(entry))) is not None:
+                elif (known := encoded.get(id(entry))) is not None:
                     new[where] = known
                 else:
-                    made[id(entry)] = new[where] = self._map_entry(difference.key, direction, entry)
+                    encoded[id(entry)] = new[where] = self._map_entry(difference.key, direction, entry)
                     shared &= entry.redirect is None or entry.redirect.filter_peers is None
         changes = EntryChanges(new, removed)
-        if shared:  # else an entry has a port of this policy alone
-            self._alike = difference.entries, changes
+        if shared:  # else an entry has a proxy port of this policy only
+            self._last_difference = difference.entries, changes
         return changes
 
     def _map_entry(self, key: SharedPolicyKey, direction: Direction, entry: Entry) -> PolicyEntry:
@@ -386,7 +392,7 @@ class RulePolicy:
             policies = {one: self._computed.of_key(key, one) for one in DIRECTIONS}
             self._requests.follow(key, self._cache.identities[key.identity], policies, changed)
 
-    def _whole(self, endpoint_id: int) -> PolicyEntryMap:
+    def _all_map_entries(self, endpoint_id: int) -> PolicyEntryMap:
         computed, policy = self._computed.entries(endpoint_id), self._computed.key(endpoint_id)
         if policy is None:
             return NOTHING
@@ -401,7 +407,7 @@ class RulePolicy:
         )
 
     def redirect(self, filter_: Filter, policy: SelectorPolicy) -> Redirect | None:
-        """The redirect to the DNS or HTTP proxy. Rules that need another proxy are refused earlier."""
+        """Return the redirect to the DNS or HTTP proxy. Rules for other proxies are rejected earlier."""
         if policy.parser == "http" and self._requests is not None:
             return self._requests.redirect(filter_.direction)
         port = self._proxy.port if self._proxy is not None and policy.parser == "dns" else 0

@@ -1,7 +1,7 @@
-"""Translates HTTP rules to redirects: each set of peers with the same rules has a port of the proxy.
+"""Translates HTTP rules to redirects: each set of peers with the same rules has its own proxy port.
 
-Why: the datapath knows the client's identity, the proxy reads the request. So the datapath selects the port
-     by the identity, and the proxy checks requests by the port: it need not trust any address.
+Why: the datapath knows the client's identity, and the proxy parses the request. The datapath selects the
+proxy port by the identity, and the proxy selects the rules by its port, so it need not trust addresses.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class HTTPProxyState(msgspec.Struct, frozen=True, kw_only=True):
     acknowledged: tuple[HTTPRedirect, ...] = ()
     """The redirects that it has accepted."""
     refused: tuple[HTTPRedirect, ...] = ()
-    """The redirects that ``message`` is about; empty where it is about all."""
+    """The rejected redirects that ``message`` refers to; empty if it refers to all."""
 
     def reason(self, requests: Set[HTTPRule]) -> str:
         """Why some of these rules are not enforced, empty if all are."""
@@ -97,7 +97,7 @@ def http_redirects() -> Table[str, HTTPRedirect]:
 
 
 class HTTPRedirects:
-    """The redirects of each policy, updated entry by entry. Without a proxy, their entries deny."""
+    """The redirects of each policy, updated incrementally. Without a proxy, their entries deny."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class HTTPRedirects:
         return Redirect(0, 0, f"cilium-http-{direction}", frozenset())
 
     def with_port(self, key: SharedPolicyKey, labels: LabelSet, direction: Direction, entry: Entry) -> Entry:
-        """The entry with the port of its redirect. It denies if no proxy or no port is available."""
+        """Return the entry with the port of its redirect; a deny if no proxy or no port is available."""
         redirect = entry.redirect
         if redirect is None or redirect.filter_peers is None:
             return entry
@@ -183,7 +183,7 @@ class HTTPRedirects:
         return key in self._used or key in self._rows
 
     def forget(self, key: SharedPolicyKey) -> None:
-        """Delete the rows of a policy that no endpoint has any more."""
+        """Delete the rows of a policy that no endpoint has."""
         self._used.pop(key, None)
         names = self._rows.pop(key, ())
         if names:
@@ -200,13 +200,13 @@ class HTTPRedirects:
 
 
 def _name(key: SharedPolicyKey, labels: LabelSet, direction: Direction, chosen: frozenset[FilterPeer]) -> str:
-    """From what is stable across restarts: labels, not numeric identities."""
+    """Return a redirect's name from inputs that are stable across restarts: labels, not identities."""
     parts = (*sorted(map(str, labels)), *sorted(map(str, key.named_ports)), *sorted(map(repr, chosen)))
     return f"{direction}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}"
 
 
 def _rules(policy: DirectionPolicy | None, chosen: frozenset[FilterPeer]) -> tuple[HTTPRule, ...] | None:
-    """The requests that any of the filters allows: None, for all, if one of them has no HTTP rules."""
+    """Return the requests that any of the filters allows; None (all) if one has no HTTP rules."""
     found: dict[HTTPRule, None] = {}
     for filter_ in policy.filters if policy is not None else ():
         for peer, how in filter_.selectors.items():

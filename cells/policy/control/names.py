@@ -50,10 +50,10 @@ RESOURCE: Final = "policy//names"
 
 
 class NamedAddresses:
-    """The addresses of DNS names, with identities for those that rules select.
+    """Addresses of DNS names, and identities for those that rules select.
 
-    Counts how often a name was learnt for an address: forget() must be called as often. All is synchronous,
-    except begin(), settled() and all_settled().
+    Counts learn() per name and address, so each needs a forget(). Synchronous except begin(), settled() and
+    all_settled().
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class NamedAddresses:
         self._ipcache = ipcache
         self._dual_stack = options.dual_stack
         self._names: dict[IPAddress, dict[str, int]] = {}
-        """How often each name was learnt, by address."""
+        """Number of learn() calls per name, by address."""
         self._sources = 0
         """Number of sources that have not yet restored the names of the previous run."""
         self._pending = False
-        """Whether rules are read but not yet applied to addresses."""
+        """Whether rules are read but not yet applied to the addresses."""
         self._selectors: frozenset[FQDNSelector] = frozenset()
         self._matching: dict[str, tuple[FQDNSelector, ...]] = {}
         """Selectors by name; a cache that is cleared when selectors change."""
         self._prefixes = PrefixSet()
         self._claimed: dict[IPAddress, tuple[LabelSet, Identity]] = {}
         self._stale: dict[IPAddress, None] = {}
-        """Addresses that need an identity, another one or none."""
+        """Addresses with an identity that must be added, changed or removed."""
         self._changed = anyio.Event()
         self._settle_soon = jobs.timer("settle", self._settle, math.inf).trigger
 
     @property
     def selectors(self) -> Collection[FQDNSelector]:
-        """The selectors of names in the rules in force."""
+        """The FQDN selectors of the rules in force."""
         return self._selectors
 
     def addresses(self, name: str) -> list[IPAddress]:
@@ -106,22 +106,22 @@ class NamedAddresses:
             names = self._names.setdefault(address, {})
             known = name in names
             names[name] = names.get(name, 0) + 1
-            if not known and self._selecting(name):
+            if not known and self._selectors_of(name):
                 self._stale[address] = None
         if self._stale:
             self._settle_soon()
 
     def claims(self) -> Initializer:
-        """Register an initializer of the ipcache, in a constructor; done() when addresses are claimed."""
+        """Register an ipcache initializer, in a constructor; call done() when addresses are claimed."""
         return self._ipcache.table.initializer("addresses of names")
 
     def source(self) -> Callable[[], None]:
-        """Register, in a constructor, a source of restored names; it calls the result when it is done."""
+        """Register a source of restored names, in a constructor; it calls the result when it is finished."""
         self._sources += 1
 
         def done() -> None:
             self._sources -= 1
-            self._report()
+            self._notify()
 
         return done
 
@@ -132,7 +132,7 @@ class NamedAddresses:
             await self._changed.wait()
 
     def stale(self, addresses: Iterable[IPAddress]) -> bool:
-        """Whether the identity of one of these addresses is not up to date."""
+        """Whether the identity of one of these addresses is out of date."""
         if self._pending and any(address in self._names for address in addresses):
             return True
         return bool(self._stale) and any(address in self._stale for address in addresses)
@@ -157,8 +157,8 @@ class NamedAddresses:
             await self._changed.wait()
 
     @property
-    def concerned(self) -> bool:
-        """Whether selectors of names have changed since follow_rules()."""
+    def selectors_changed(self) -> bool:
+        """Whether FQDN selectors have changed since follow_rules()."""
         return frozenset(self._policy.repository.name_selectors) != self._selectors
 
     async def all_settled(self) -> None:
@@ -167,13 +167,13 @@ class NamedAddresses:
             await self._changed.wait()
 
     def follow_rules(self, claimed: Collection[Prefix], withdrawn: Collection[Prefix]) -> None:
-        """Update addresses after a change of rules, which claimed and withdrew these prefixes.
+        """Update addresses after a change of rules, with the prefixes that it claimed and withdrew.
 
         An address that a rule also selects as a prefix keeps the identity with the labels of both.
         """
         if self._pending:
             self._pending = False
-            self._report()
+            self._notify()
         selectors = frozenset(self._policy.repository.name_selectors)
         if selectors == self._selectors and not claimed and not withdrawn:
             return
@@ -187,21 +187,23 @@ class NamedAddresses:
             *(self._claim(one, self._claimed[one][1].id) for one in again if one in self._claimed)
         )
         for address in self._names.keys() | self._claimed.keys():
-            if self._wanted(address) != (self._claimed[address][0] if address in self._claimed else None):
+            if self._desired_labels(address) != (
+                self._claimed[address][0] if address in self._claimed else None
+            ):
                 self._stale[address] = None
         if self._stale:
             self._settle_soon()
 
-    def _selecting(self, name: str) -> tuple[FQDNSelector, ...]:
+    def _selectors_of(self, name: str) -> tuple[FQDNSelector, ...]:
         found = self._matching.get(name)
         if found is None:
             found = tuple(one for one in self._selectors if one.matches_name(name))
             self._matching[name] = found
         return found
 
-    def _wanted(self, address: IPAddress) -> LabelSet | None:
-        """The labels of an address that follow from its names; None if no rule selects them."""
-        selecting = {one for name in self._names.get(address, ()) for one in self._selecting(name)}
+    def _desired_labels(self, address: IPAddress) -> LabelSet | None:
+        """Return the labels of an address, from its names; None if no rule selects them."""
+        selecting = {one for name in self._names.get(address, ()) for one in self._selectors_of(name)}
         if not selecting:
             return None
         around = self._prefixes.nearest(address)
@@ -210,34 +212,36 @@ class NamedAddresses:
         )
 
     async def _settle(self) -> None:
-        """Update the identities of stale addresses. Raises OSError, PolicyMapError; the job repeats it."""
+        """Update the identities of stale addresses. Raises OSError, PolicyMapError; the job retries."""
         while self._stale:
-            wanted = {address: self._wanted(address) for address in self._stale}
-            given: dict[IPAddress, tuple[LabelSet, Identity]] = {}
+            wanted = {address: self._desired_labels(address) for address in self._stale}
+            acquired: dict[IPAddress, tuple[LabelSet, Identity]] = {}
             try:
                 for address, labels in wanted.items():
                     if labels is not None:
                         found = await self._identities.acquire(tuple(sorted(map(str, labels))))
-                        given[address] = labels, found
-                rows = self._policy.update_identities(identity for _, identity in given.values())
+                        acquired[address] = labels, found
+                rows = self._policy.update_identities(identity for _, identity in acquired.values())
                 await self._policies.change_and_wait(rows, "addresses of names changed")
-                self._ipcache.upsert(*(self._claim(one, identity.id) for one, (_, identity) in given.items()))
+                self._ipcache.upsert(
+                    *(self._claim(one, identity.id) for one, (_, identity) in acquired.items())
+                )
             except BaseException:
-                for _, identity in given.values():
+                for _, identity in acquired.values():
                     self._identities.release(identity.id)
                 raise
             removed = [one for one, labels in wanted.items() if labels is None and one in self._claimed]
-            previous = [self._claimed.pop(one)[1] for one in (*removed, *given) if one in self._claimed]
-            self._claimed |= given
+            previous = [self._claimed.pop(one)[1] for one in (*removed, *acquired) if one in self._claimed]
+            self._claimed |= acquired
             self._ipcache.withdraw(RESOURCE, map(prefix_of, removed))
             for identity in previous:
                 self._identities.release(identity.id)
             for address, labels in wanted.items():
-                if self._wanted(address) == labels:
+                if self._desired_labels(address) == labels:
                     self._stale.pop(address, None)
-            self._report()
+            self._notify()
 
-    def _report(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -251,21 +255,21 @@ class NamedAddresses:
 # Prefixes that rules select, and their identities.
 #
 # Packets of a pod carry the pod's identity, never that of a prefix. If prefixes also select pods
-# (policy-cidr-match-mode=pods), each prefix has a second identity, of its network alone, which the datapath
-# looks up in policy maps in addition to the pod's identity.
+# (policy-cidr-match-mode=pods), each prefix has a second identity, with the CIDR label only. The datapath
+# looks it up in policy maps in addition to the pod's identity.
 
 PREFIXES: Final = "policy//prefixes"
 """Owner of the claims of prefixes in the ipcache."""
-SWEEP: Final = minutes(1)
-_NUMBER: Final = Codec[int](struct.Struct("<I").pack, lambda data: int.from_bytes(data, "little"))
+SWEEP_INTERVAL: Final = minutes(1)
+_IDENTITY_CODEC: Final = Codec[int](struct.Struct("<I").pack, lambda data: int.from_bytes(data, "little"))
 
 
 class PodNetwork(msgspec.Struct, frozen=True):
-    """A row of the table ``policy-prefixes`` and of its map: a prefix that selects pods."""
+    """A row of the table ``policy-prefixes`` and of its BPF map: a prefix that selects pods."""
 
     prefix: str
     identity: int
-    """Identity of the network alone."""
+    """The identity with only the CIDR label of the prefix."""
 
 
 class PodNetworks:
@@ -292,14 +296,14 @@ class PodNetworks:
         target = MapTarget[str, PodNetwork, int](
             lambda: (maps.policy_prefixes,),
             Codec(ipcache_key, ipcache_prefix),
-            _NUMBER,
+            _IDENTITY_CODEC,
             lambda row: row.identity,
         )
-        self._rows = MapTable(self._table, target, log, every=SWEEP)
+        self._rows = MapTable(self._table, target, log, every=SWEEP_INTERVAL)
         tables.add(self._table)
         tables.add(self._rows.reconciler.statuses)
         lifecycle.append(Hook("read the networks of policies", self._rows.read))
-        jobs.timer("sweep-prefixes", self._rows.reconciler.sweep, SWEEP)
+        jobs.timer("sweep-prefixes", self._rows.reconciler.sweep, SWEEP_INTERVAL)
 
     @property
     def matched(self) -> bool:
@@ -322,7 +326,7 @@ class PodNetworks:
             )
 
     def claimed(self) -> None:
-        """All initial prefixes are written: other entries in the map may be deleted."""
+        """Mark the initial prefixes as written, so that other entries of the map may be deleted."""
         self._initial.done()
 
 
@@ -336,10 +340,10 @@ class PolicyPrefixes:
         self._ipcache = ipcache
         self._pods = pods
         self._dual_stack = options.dual_stack
-        self._outside: dict[Prefix, Identity] = {}
-        """Identities that packets carry. 0.0.0.0/0 and ::/0 have none: they are the world."""
-        self._inside: dict[Prefix, Identity] = {}
-        """Identities of networks alone, see PodNetworks."""
+        self._packet_identities: dict[Prefix, Identity] = {}
+        """Identities of prefixes outside. Prefixes of length 0 have none: their packets have the world's."""
+        self._pod_network_identities: dict[Prefix, Identity] = {}
+        """Identities of prefixes around pods, see PodNetworks."""
         self._claimed: set[Prefix] = set()
         self._initial = ipcache.table.initializer("policies")
 
@@ -353,23 +357,27 @@ class PolicyPrefixes:
         return done
 
     def difference(self, wanted: Collection[Prefix]) -> tuple[list[Prefix], list[Prefix]]:
-        """The wanted prefixes that are not claimed yet, and claimed ones that are not wanted."""
+        """Return the wanted prefixes that are not claimed, and the claimed ones that are not wanted."""
         new = [one for one in wanted if one not in self._claimed and (one.prefixlen or self._pods.matched)]
-        return new, [one for one in {**self._outside, **self._inside} if one not in wanted]
+        return new, [
+            one for one in {**self._packet_identities, **self._pod_network_identities} if one not in wanted
+        ]
 
     async def acquire(self, prefixes: Iterable[Prefix]) -> list[Identity]:
         """Acquire the identities of prefixes, until release(). Raises NoIdentityError."""
         found = []
         for prefix in prefixes:
             if prefix.prefixlen:
-                if prefix not in self._outside:
+                if prefix not in self._packet_identities:
                     labels = prefix_labels(prefix, dual_stack=self._dual_stack)
-                    self._outside[prefix] = await self._identities.acquire(_texts(labels))
-                found.append(self._outside[prefix])
+                    self._packet_identities[prefix] = await self._identities.acquire(_texts(labels))
+                found.append(self._packet_identities[prefix])
             if self._pods.matched:
-                if prefix not in self._inside:
-                    self._inside[prefix] = await self._identities.acquire(_texts(network_labels(prefix)))
-                found.append(self._inside[prefix])
+                if prefix not in self._pod_network_identities:
+                    self._pod_network_identities[prefix] = await self._identities.acquire(
+                        _texts(network_labels(prefix))
+                    )
+                found.append(self._pod_network_identities[prefix])
         return found
 
     def claim(self, prefixes: Collection[Prefix]) -> None:
@@ -378,27 +386,33 @@ class PolicyPrefixes:
             *(
                 IpcacheEntry(
                     prefix=str(one),
-                    identity=self._outside[one].id,
+                    identity=self._packet_identities[one].id,
                     source=Source.GENERATED,
                     resource=PREFIXES,
                 )
                 for one in prefixes
-                if one in self._outside
+                if one in self._packet_identities
             )
         )
-        self._pods.write({one: self._inside[one].id for one in prefixes if one in self._inside})
+        self._pods.write(
+            {
+                one: self._pod_network_identities[one].id
+                for one in prefixes
+                if one in self._pod_network_identities
+            }
+        )
         self._claimed.update(prefixes)
 
     def withdraw(self, prefixes: Collection[Prefix]) -> None:
         """Withdraw the claims of prefixes. Raises OSError."""
-        self._pods.write(dict.fromkeys(one for one in prefixes if one in self._inside))
-        self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._outside])
+        self._pods.write(dict.fromkeys(one for one in prefixes if one in self._pod_network_identities))
+        self._ipcache.withdraw(PREFIXES, [str(one) for one in prefixes if one in self._packet_identities])
 
     def release(self, prefixes: Iterable[Prefix]) -> None:
         """Release the identities of withdrawn prefixes."""
         for prefix in prefixes:
             self._claimed.discard(prefix)
-            for held in (self._outside, self._inside):
+            for held in (self._packet_identities, self._pod_network_identities):
                 if (identity := held.pop(prefix, None)) is not None:
                     self._identities.release(identity.id)
 
@@ -413,7 +427,7 @@ def _texts(labels: LabelSet) -> tuple[str, ...]:
 
 
 class NameFilter(msgspec.Struct, frozen=True):
-    """Names that may be queried; ``patterns`` as in policies."""
+    """DNS names that may be queried; ``patterns`` as in ``matchPattern``."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
@@ -427,25 +441,25 @@ EVERYTHING: Final = NameFilter(patterns=("*",))
 
 
 class NameRules:
-    """The filters that follow from the rules in force, cached until an endpoint's rules change."""
+    """The DNS filters of endpoints, cached until an endpoint's rules change."""
 
     def __init__(self, policy: RulePolicy) -> None:
         self._policy = policy
-        self._known: dict[int, tuple[DirectionPolicy, dict[tuple[int, int, int], NameFilter]]] = {}
+        self._cache: dict[int, tuple[DirectionPolicy, dict[tuple[int, int, int], NameFilter]]] = {}
 
     def changed(self, endpoint_id: int) -> bool:
         """Whether the endpoint's rules have changed since its last filter."""
-        known, now = self._known.get(endpoint_id), self._policy.computed.direction(endpoint_id, "egress")
+        known, now = self._cache.get(endpoint_id), self._policy.computed.direction(endpoint_id, "egress")
         return now is not None and (known is None or known[0] is not now)
 
     def of(self, endpoint_id: int, identity: int, protocol: int, port: int) -> NameFilter | None:
-        """The names that an endpoint may query at a server of this identity; None without a policy."""
+        """Return the names that an endpoint may query at a server identity; None without a policy."""
         policy = self._policy.computed.direction(endpoint_id, "egress")
         if policy is None:
             return None
-        known = self._known.get(endpoint_id)
+        known = self._cache.get(endpoint_id)
         if known is None or known[0] is not policy:
-            known = self._known[endpoint_id] = policy, {}
+            known = self._cache[endpoint_id] = policy, {}
         found = known[1].get((identity, protocol, port))
         if found is None:
             found = self._filter(policy, identity, protocol, port)
@@ -454,7 +468,7 @@ class NameRules:
 
     def forget(self, endpoint_id: int) -> None:
         """Drop the filters of a removed endpoint."""
-        self._known.pop(endpoint_id, None)
+        self._cache.pop(endpoint_id, None)
 
     def _filter(self, policy: DirectionPolicy, identity: int, protocol: int, port: int) -> NameFilter:
         if not policy.enforced:
@@ -470,7 +484,7 @@ class NameRules:
             for peer, how in filter_.selectors.items()
             if (peer == ALL or peer in selecting) and not how.deny
         ]
-        return _merged(filters) if filters else NameFilter()
+        return _merged_filter(filters) if filters else NameFilter()
 
 
 def name_matches(pattern: str, name: str) -> bool:
@@ -478,7 +492,7 @@ def name_matches(pattern: str, name: str) -> bool:
     return dns_pattern(pattern).fullmatch(name) is not None
 
 
-def _merged(filters: Iterable[SelectorPolicy]) -> NameFilter:
+def _merged_filter(filters: Iterable[SelectorPolicy]) -> NameFilter:
     names: set[str] = set()
     patterns: dict[str, None] = {}
     for how in filters:

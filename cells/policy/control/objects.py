@@ -30,52 +30,53 @@ from cells.policy.compute.policies import NamedPodPort
 from cells.policy.labels import Prefix
 from cells.policy.maps import PodKey
 from cells.policy.rules import PROTOCOLS
-from cells.policy.rules.peers import means_service
+from cells.policy.rules.peers import references_service
 from cells.policy.rules.schema import ServiceReference
 from lifecycle import Change, Member, Settings, Table
 from lifecycle.tables import Changes
 
 
 class PolicyRuleSettings(Settings, frozen=True):
-    """Which kinds of policy objects count."""
+    """Which kinds of policy objects are enabled."""
 
     enable_k8s_networkpolicy: bool = True
-    """Whether NetworkPolicies count."""
+    """Enforce NetworkPolicies."""
 
     enable_cilium_network_policy: bool = True
-    """Whether CiliumNetworkPolicies count."""
+    """Enforce CiliumNetworkPolicies."""
 
     enable_cilium_clusterwide_network_policy: bool = True
-    """Whether CiliumClusterwideNetworkPolicies count."""
+    """Enforce CiliumClusterwideNetworkPolicies."""
 
 
 class L7ProxySettings(Settings, frozen=True):
-    """Whether proxies read what pods send."""
+    """Settings of L7 proxies."""
 
     enable_l7_proxy: bool = True
-    """Whether the DNS proxy serves toFQDNs and rules for names; without it they are refused."""
+    """Enable L7 proxies. If disabled, L7 rules are rejected, and toFQDNs allows nothing."""
 
 
 class L7Proxy(msgspec.Struct, frozen=True):
-    """Whether proxies may read what pods send."""
+    """Whether L7 proxies are enabled."""
 
     enabled: bool
 
 
 def l7_proxy(settings: L7ProxySettings) -> L7Proxy:
-    """As the settings have it."""
+    """Return whether L7 proxies are enabled, from the settings."""
     return L7Proxy(settings.enable_l7_proxy)
 
 
 class RuleSettings(Settings, frozen=True):
-    """Which rules of policy objects count."""
+    """Which features of policy rules are enabled."""
 
     enable_icmp_rules: bool = True
-    """Whether rules of ICMP count; without it they are refused."""
+    """Enforce ICMP rules. If disabled, they are rejected."""
 
     enable_non_default_deny_policies: bool = True
-    """Whether policies with enableDefaultDeny false leave open what they do not allow; without it, every
-    policy closes the directions it has rules for."""
+    """Let policies with enableDefaultDeny false leave other traffic allowed. If disabled, every policy denies
+    other traffic in its directions.
+    """
 
 
 # The status of each policy object, as a table and as events.
@@ -90,13 +91,13 @@ class PolicyObject(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     """Whether its latest version is in force as written."""
     refused: bool = False
-    """Whether its latest version is refused; the previous version, if any, stays in force."""
+    """Whether its latest version is rejected; the previous version, if any, stays in force."""
     message: str
-    """``Policy validation succeeded``, or why the object is refused or not in force as written."""
+    """``Policy validation succeeded``, or why the object is rejected or not enforced as written."""
     path: str = ""
     """The invalid field."""
     unenforced: str = ""
-    """Why its HTTP rules are not enforced: connections are dropped, or previous rules apply."""
+    """Why its HTTP rules are not enforced: their traffic is dropped, or previous rules apply."""
     revision: int = 0
     """Revision of the rules when the object was last processed."""
 
@@ -124,7 +125,7 @@ def policy_kinds(settings: PolicyRuleSettings) -> Iterator[Kind[Any]]:
 def policy_events(
     policies: Table[tuple[str, str, str], PolicyObject], settings: PolicyRuleSettings, resources: Resources
 ) -> Member[EventSource]:
-    """Events about policies that are refused or not in force as written."""
+    """Return the source of events about policies that are rejected or not enforced as written."""
     tables = {kind.kind: (kind, resources.table(kind)) for kind in policy_kinds(settings)}
 
     def drafts(row: PolicyObject) -> Iterator[EventDraft]:
@@ -172,16 +173,16 @@ class RuleSources:
 
 
 class Followed(Generic[Key, Row]):
-    """Batches of a table's changes; a batch is processed when the next one is requested."""
+    """Batches of a table's changes. A batch counts as processed when the next one is requested."""
 
     def __init__(self, table: Table[Key, Row]) -> None:
         self._table = table
-        self._taken = -1
-        self._wanted: int | None = None
+        self._processed_revision = -1
+        self._initial_revision: int | None = None
         """The table's revision when it was initialized."""
         self._changed = anyio.Event()
         self._changes: Changes[Key, Row]
-        self._given: int | None = None
+        self._batch_revision: int | None = None
         """The table's revision of the batch in progress."""
 
     @property
@@ -192,42 +193,42 @@ class Followed(Generic[Key, Row]):
     @property
     def caught_up(self) -> bool:
         """Whether the table's initial contents are processed."""
-        if self._wanted is None and self._table.initialized:
-            self._wanted = self._table.revision
-        return self._wanted is not None and self._taken >= self._wanted
+        if self._initial_revision is None and self._table.initialized:
+            self._initial_revision = self._table.revision
+        return self._initial_revision is not None and self._processed_revision >= self._initial_revision
 
     def batches(self) -> Self:
-        """Iterate over the present rows, then over changes."""
+        """Start the iteration: first the present rows, then changes."""
         self._changes = self._table.changes()
-        self._given = None
+        self._batch_revision = None
         return self
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Change[Key, Row]]:
-        if self._given is not None:
-            self._take_in(self._given)
+        if self._batch_revision is not None:
+            self._mark_processed(self._batch_revision)
         while True:
             revision = self._table.revision
             if batch := self._changes.take():
-                self._given = revision
+                self._batch_revision = revision
                 return batch
-            self._take_in(revision)
+            self._mark_processed(revision)
             await self._changes.wait()
 
     def put_back(self, batch: list[Change[Key, Row]]) -> None:
         """Return the batch in progress: the next iteration yields it again."""
         self._changes.put_back(batch)
-        self._given = None
+        self._batch_revision = None
 
-    def _take_in(self, revision: int) -> None:
-        self._taken = revision
+    def _mark_processed(self, revision: int) -> None:
+        self._processed_revision = revision
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
     async def known(self) -> None:
-        """Wait until the table's initial contents are processed; for any number of waiters."""
+        """Wait until the table's initial contents are processed. Safe for several waiters."""
         await self._table.wait_initialized()
         while not self.caught_up:
             await self._changed.wait()
@@ -278,15 +279,15 @@ def of_pod(pod: Pod) -> frozenset[NamedPodPort]:
     if pod.spec.host_network or pod.finished:
         return NONE
     ports = ((one.name, one.protocol, one.container_port) for one in pod.named_ports)
-    return frozenset(_known(ports))
+    return frozenset(_supported_ports(ports))
 
 
 def of_remote(endpoint: RemoteEndpoint) -> frozenset[NamedPodPort]:
     """Named ports of a pod on another node."""
-    return frozenset(_known((one.name, one.protocol, one.port) for one in endpoint.ports))
+    return frozenset(_supported_ports((one.name, one.protocol, one.port) for one in endpoint.ports))
 
 
-def _known(ports: Iterable[tuple[str, str, int]]) -> Iterator[NamedPodPort]:
+def _supported_ports(ports: Iterable[tuple[str, str, int]]) -> Iterator[NamedPodPort]:
     """Named ports with a protocol that policies support."""
     for name, protocol, port in ports:
         if name and (number := PROTOCOLS.get(protocol.upper())):
@@ -313,7 +314,7 @@ class ClusterServices:
             service.key
             for service in self._services.all()
             if not service.spec.selector
-            and means_service(reference, service.namespace, service.name, service.labels)
+            and references_service(reference, service.namespace, service.name, service.labels)
         }
         for slice_ in self._slices.all() if selected else ():
             if (slice_.namespace, slice_.labels.get(SERVICE_NAME, "")) in selected:

@@ -43,13 +43,13 @@ SOURCES: Final = {"NetworkPolicy": "k8s"}
 """Values of Cilium's label ``source`` by kind; other kinds are custom resources."""
 CLASSES: Final = ("fqdn", "cluster", "world", "other")
 OBJECTS: Final = {CNP: "cilium_network_policies", CCNP: "cilium_clusterwide_network_policies"}
-"""Kinds of objects that are counted, by names of metrics."""
+"""Counted kinds of objects, and their names in metrics."""
 RULES: Final = (
     *("deny_policies", "dns_policies", "fqdn_policies", "host_network_policies", "http_policies"),
     *("http_header_matches_policies", "ingress_cidr_group_policies", "l3_policies", "mutual_auth_policies"),
     *("non_defaultdeny_policies", "other_l7_policies", "sni_allow_list_policies", "tls_inspection_policies"),
 )
-"""Features of rules, by names of metrics."""
+"""Features of rules, by their names in metrics."""
 
 
 class PolicyCounts:
@@ -61,15 +61,15 @@ class PolicyCounts:
         self.delays = {source: Histogram() for source in ("k8s", "custom-resource", "api")}
 
         self.ingested: Counter[tuple[str, str]] = Counter()
-        """Versions of objects that came, refused ones included, and deleted objects."""
+        """Number of received versions of objects, including rejected ones, and of deleted objects."""
 
     def ingest(self, kind: str, action: Literal["add", "delete"]) -> None:
-        """Count an object that came or was deleted."""
+        """Count an object that was received or deleted."""
         if name := OBJECTS.get(kind):
             self.ingested[name, action] += 1
 
     def changed(self, *, valid: bool) -> None:
-        """Count an object that was applied or deleted (valid), or refused."""
+        """Count an object that was applied or deleted (valid), or rejected."""
         self.outcomes["success" if valid else "fail"] += 1
 
     def realized(self, kind: str, seconds: float) -> None:
@@ -91,7 +91,7 @@ def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]
         counts.delays,
         "source",
     )
-    rules, known = policy.repository.rules, policy.repository.world.groups.keys()
+    rules, known = policy.repository.rules, policy.repository.context.groups.keys()
     yield gauge(
         "cilium_cidrgroups_referenced",
         "Number of CNPs and CCNPs referencing at least one CiliumCIDRGroup. CNPs with empty or non-existing"
@@ -103,7 +103,7 @@ def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]
     cache = policy.selector_cache
     most = dict.fromkeys(CLASSES, 0)
     for selector in cache.selectors:
-        kind = _class(selector)
+        kind = _selector_class(selector)
         most[kind] = max(most[kind], len(cache.selections(selector)))
     yield gauge(
         "cilium_policy_selector_match_count_max",
@@ -114,7 +114,7 @@ def families(policy: RulePolicy, counts: PolicyCounts) -> Iterator[MetricFamily]
     )
 
 
-def _class(selector: PeerSelector) -> str:
+def _selector_class(selector: PeerSelector) -> str:
     if isinstance(selector, FQDNSelector):
         return "fqdn"
     if selector.has_key(CLUSTER, "k8s"):
@@ -129,7 +129,7 @@ _PROTOCOL_NAMES = {number: name for name, number in PROTOCOLS.items()}
 
 
 class SelectorUse(msgspec.Struct, frozen=True):
-    """A selector, the identities that it selects, the number of its users, and labels of a rule with it."""
+    """A selector, its identities, the number of its users, and the labels of one rule that has it."""
 
     selector: str
     identities: tuple[int, ...]
@@ -211,7 +211,7 @@ class PolicyView:
         return self._policy.computed.direction(endpoint_id, direction)
 
     @property
-    def unread(self) -> str:
+    def no_http_proxy(self) -> str:
         """Why connections that HTTP rules select are dropped; empty while the proxy runs."""
         proxy = self._policy.http_proxy
         return "" if proxy.runs else proxy.message
@@ -222,9 +222,9 @@ class PolicyView:
         node: str,
         names: Callable[[IPAddress], Iterable[str]],
     ) -> Trial:
-        """Return the policies that would follow from the rules in force and these objects.
+        """Return a trial of the rules in force with these objects added or replaced.
 
-        ``names`` returns the DNS names of an address. Raises UnanswerableError if an object is refused.
+        ``names`` returns the DNS names of an address. Raises UnanswerableError if an object is rejected.
         """
         policy = self._policy
         repository = policy.repository.copy()
@@ -235,7 +235,7 @@ class PolicyView:
             cluster_ports=policy.computed.cluster_ports,
             names=names,
             proxies=policy.redirect,
-            unread=self.unread,
+            no_http_proxy=self.no_http_proxy,
         )
         return Trial(repository, with_objects(repository, objects), known)
 
@@ -244,7 +244,7 @@ class PolicyView:
         return key.named_ports if key is not None and key.identity == identity else None
 
     def has_policy(self, endpoint_id: int) -> bool:
-        """Whether the endpoint has a policy by rules."""
+        """Whether the endpoint has a computed policy."""
         return self._policy.computed.key(endpoint_id) is not None
 
     def decide(
@@ -267,7 +267,7 @@ class PolicyView:
             network = self._networks.around(address)
         entries = self._policy.computed.by_identity(endpoint_id, direction)
         match = lookup(entries, peer, protocol, port, network.id if network is not None else 0)
-        return match._replace(verdict="drop") if match.is_read and self.unread else match
+        return match._replace(verdict="drop") if match.has_http_filter and self.no_http_proxy else match
 
 
 def _port_use(filter_: Filter) -> PortUse:
@@ -276,7 +276,7 @@ def _port_use(filter_: Filter) -> PortUse:
         port=filter_.port.port,
         port_name=filter_.port.name,
         protocol=_PROTOCOL_NAMES[filter_.port.protocol],
-        l7_rules={texts[selector]: _above(how) for selector, how in filter_.selectors.items()},
+        l7_rules={texts[selector]: _l7_rules_json(how) for selector, how in filter_.selectors.items()},
         origins={
             texts[selector]: tuple(sorted({origin.labels for origin in how.origins}))
             for selector, how in filter_.selectors.items()
@@ -284,7 +284,7 @@ def _port_use(filter_: Filter) -> PortUse:
     )
 
 
-def _above(how: SelectorPolicy) -> dict[str, Any] | None:
+def _l7_rules_json(how: SelectorPolicy) -> dict[str, Any] | None:
     """Deny, authentication and L7 rules of a selector; None if it is merely allowed."""
     rule: dict[str, Any] = {}
     if how.deny:
@@ -298,13 +298,13 @@ def _above(how: SelectorPolicy) -> dict[str, Any] | None:
 
 def _has(labels: Iterator[Label], wanted: Collection[Label]) -> bool:
     """Whether all wanted labels are present; one without a source matches any source."""
-    have = list(labels)
+    present = list(labels)
     return all(
         any(
             one.key == label.key
             and one.value == label.value
             and (one.source == label.source or one.source in ANY_SOURCES)
-            for label in have
+            for label in present
         )
         for one in wanted
     )
@@ -329,16 +329,16 @@ def rule_objects(object_: Mapping[str, Any], rules: Sequence[Rule]) -> Iterator[
     if object_.get("kind") == NETWORK_POLICY:
         spec = convert(object_.get("spec") or {}, NetworkPolicySpec)
         for rule in rules:
-            yield _whole(rule, _network_policy(spec, rule))
+            yield _rule_json(rule, _network_policy(spec, rule))
         return
-    for (_, written), rule in zip(decode_specs(object_), rules, strict=True):
+    for (_, rule_spec), rule in zip(decode_specs(object_), rules, strict=True):
         parts: dict[str, list[dict[str, Any]]] = {}
-        for path, part in written.parts():
+        for path, part in rule_spec.parts():
             parts.setdefault(path.partition("[")[0], []).append(_part(part, rule))
-        yield _whole(rule, parts)
+        yield _rule_json(rule, parts)
 
 
-def _whole(rule: Rule, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _rule_json(rule: Rule, parts: Mapping[str, Any]) -> dict[str, Any]:
     selects = "nodeSelector" if rule.selects_nodes else "endpointSelector"
     return {
         selects: _selector(rule.subject),
@@ -357,7 +357,7 @@ def _selector(selector: Selector) -> object:
 
 
 def _part(part: IngressRule | EgressRule, rule: Rule) -> dict[str, Any]:
-    """An entry as written, with its peers' selectors as translated."""
+    """Return an entry of the spec with the peers' selectors as translated."""
     shown: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(part))
     is_init = rule.subject.has_key("init", "reserved")
     for name, attribute in _SELECTORS.items():
@@ -390,8 +390,8 @@ def _network_policy(spec: NetworkPolicySpec, rule: Rule) -> dict[str, Any]:
 
 
 def _entries(entry: NetworkPolicyIngress | Egress, rule: Rule) -> Iterator[dict[str, Any]]:
-    """One entry for each peer, as peers are alternatives."""
-    way, peers = ("from", entry.sources) if isinstance(entry, NetworkPolicyIngress) else ("to", entry.to)
+    """Yield one entry per peer, because peers are alternatives."""
+    prefix, peers = ("from", entry.sources) if isinstance(entry, NetworkPolicyIngress) else ("to", entry.to)
     ports: dict[str, Any] = {}
     if entry.ports:
         ports["toPorts"] = [
@@ -404,16 +404,16 @@ def _entries(entry: NetworkPolicyIngress | Egress, rule: Rule) -> Iterator[dict[
             for one in entry.ports
         ]
     if not peers:
-        yield {f"{way}Endpoints": [{}]} | ports
+        yield {f"{prefix}Endpoints": [{}]} | ports
     for peer in peers or ():
-        yield _peer(peer, way, rule.source.namespace) | ports
+        yield _peer(peer, prefix, rule.source.namespace) | ports
 
 
-def _peer(peer: Peer, way: str, namespace: str) -> dict[str, Any]:
+def _peer(peer: Peer, prefix: str, namespace: str) -> dict[str, Any]:
     if peer.ip_block is not None:
         block: dict[str, Any] = {"cidr": peer.ip_block.cidr}
         if peer.ip_block.excepted:
             block["except"] = list(peer.ip_block.excepted)
-        return {f"{way}CIDRSet": [block]}
+        return {f"{prefix}CIDRSet": [block]}
     selector = peer_selector(peer, namespace)
-    return {f"{way}Endpoints": [_selector(selector)] if selector is not None else []}
+    return {f"{prefix}Endpoints": [_selector(selector)] if selector is not None else []}

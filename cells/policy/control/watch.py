@@ -1,9 +1,11 @@
 """Follows policy objects, CIDR groups and identities, and updates maps in an order that cuts no flow.
 
 Controller: reads the tables of objects, identities and remote endpoints; calls EndpointPolicies and claims
-        prefixes in the ipcache.
-Why:    policy maps get the identity of a prefix before the ipcache assigns it to packets, and lose it after
-        the ipcache does, so no packet meets a part of a policy.
+prefixes in the ipcache.
+
+Why: the entries of a prefix's identity are added to policy maps before the ipcache assigns the identity to
+packets, and deleted after the ipcache does not assign it any more. So no packet is subject to a partial
+policy.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from cells.policy.rules import RuleSource as PolicySource
 from lifecycle import Change, Health, Jobs, Logger, Table
 
 NAMES_PATIENCE: Final = 5.0
-"""Seconds for which a change of rules waits until addresses of DNS names have their identities."""
+"""Seconds that a change of rules waits for the identities of addresses of DNS names."""
 
 VALID = "Policy validation succeeded"
 
@@ -74,11 +76,11 @@ class PolicyStatuses:
         self._log = log
         self._health = health
         self._unenforced: dict[PolicySource, str] = {}
-        """Objects with HTTP rules that no proxy enforces, and why."""
-        self._unlike: dict[PolicySource, Unenforced] = {}
-        """Objects that are not in force as written, and the first reason of each."""
+        """Objects with HTTP rules that the proxy does not enforce, and why."""
+        self._not_as_written: dict[PolicySource, Unenforced] = {}
+        """Objects that are not enforced as written, and the first reason of each."""
         self._outdated: set[PolicySource] = set()
-        """Objects with a refused latest version; the previous version, if any, is in force."""
+        """Objects with a rejected latest version; the previous version, if any, is in force."""
         jobs.observe("http-proxy", Followed(proxies).batches, self._follow_proxy)
 
     def removed(self, source: PolicySource) -> None:
@@ -88,7 +90,7 @@ class PolicyStatuses:
         with self._statuses.txn() as statuses:
             statuses.delete((source.kind, source.namespace, source.name))
         self._enforced(source)
-        self._note(source, ())
+        self._report_unenforced(source, ())
         self._outdated.discard(source)
 
     def accepted(self, source: PolicySource) -> None:
@@ -98,7 +100,7 @@ class PolicyStatuses:
         self._accepted(source)
 
     def refused(self, source: PolicySource, error: PolicyError) -> None:
-        """Record that the latest version of an object is refused."""
+        """Record that the latest version of an object is rejected."""
         self._counts.ingest(source.kind, "add")
         self._outdated.add(source)
         self._refused(source, error)
@@ -116,7 +118,7 @@ class PolicyStatuses:
                 self._accepted(source)
 
     def unreadable(self, group: str, network: str, error: ValueError) -> None:
-        """Log a text in a CIDR group that is not a network."""
+        """Log an invalid prefix in a CIDR group."""
         self._log.warning(
             "network of a CIDR group ignored: correct it to ADDRESS/LENGTH",
             group=group,
@@ -162,7 +164,7 @@ class PolicyStatuses:
         return why
 
     def _accepted(self, source: PolicySource) -> None:
-        self._note(source, self._policy.unenforced(source))
+        self._report_unenforced(source, self._policy.unenforced(source))
         self._put(self._row(source))
 
     def _row(self, source: PolicySource) -> PolicyObject:
@@ -179,21 +181,23 @@ class PolicyStatuses:
             revision=self._policy.revision,
         )
 
-    def _note(self, source: PolicySource, unenforced: Sequence[Unenforced]) -> None:
-        """Report rules that are not in force as written, in log and health."""
+    def _report_unenforced(self, source: PolicySource, unenforced: Sequence[Unenforced]) -> None:
+        """Report rules that are not enforced as written, in log and health."""
         for one in unenforced:
             self._log.warning(
                 "policy rule not enforced as written", policy=str(source), path=one.path, error=one.text
             )
         if unenforced:
-            self._unlike[source] = unenforced[0]
-        elif self._unlike.pop(source, None) is None:
+            self._not_as_written[source] = unenforced[0]
+        elif self._not_as_written.pop(source, None) is None:
             return
-        if not self._unlike:
+        if not self._not_as_written:
             self._health.child("rules").remove()
             return
-        first, one = next(iter(self._unlike.items()))
-        more = f", and {len(self._unlike) - 1} other policies" if len(self._unlike) > 1 else ""
+        first, one = next(iter(self._not_as_written.items()))
+        more = (
+            f", and {len(self._not_as_written) - 1} other policies" if len(self._not_as_written) > 1 else ""
+        )
         self._health.child("rules").degraded(
             f"{first} at {one.path}: {one.text}{more}; see hive policy list --refused"
         )
@@ -246,7 +250,7 @@ class PolicyRollout:
         self._started = False
         jobs.one_shot("first", self._first)
 
-    async def take_in(self, changes: AsyncIterable[RulesChanged]) -> None:
+    async def apply_batch(self, changes: AsyncIterable[RulesChanged]) -> None:
         """Apply a batch of changes of rules."""
         # Other tasks write maps between slices: entries that later changes allow again must not be deleted.
         with self._policies.deferring_deletes():
@@ -255,9 +259,9 @@ class PolicyRollout:
         await self._policies.apply()
 
     async def _first(self) -> None:
-        """Assign identities to prefixes and names, after the maps of restored endpoints have them.
+        """Assign identities to prefixes and names, once the maps of restored endpoints have their entries.
 
-        Then leftovers of the previous run may be deleted, also in the maps.
+        Then entries of the previous run may be deleted, also in the maps.
         """
         await self._sources.known()
         await self._names.begin()
@@ -275,7 +279,7 @@ class PolicyRollout:
         flow that stays allowed is not cut while the identity of its peer changes.
         """
         new, removed = self._prefixes.difference(self._policy.prefixes)
-        if not new and not removed and not self._names.concerned:
+        if not new and not removed and not self._names.selectors_changed:
             await self.realize(rows, "policy rules changed")
             return
         rows += self._policy.update_identities(await self._prefixes.acquire(new))
@@ -293,7 +297,7 @@ class PolicyRollout:
         await self._policies.apply()
 
     async def realize(self, rows: Iterable[EndpointPolicy], reason: str) -> None:
-        """Set policies of endpoints and wait for their maps. Raises PolicyMapError."""
+        """Set policies of endpoints and wait until their maps are written. Raises PolicyMapError."""
         await self._policies.change_and_wait(rows, reason)
 
 
@@ -360,8 +364,8 @@ class PolicyWatch:
         self._rollout = rollout
         self._statuses = statuses
         self._counts = counts
-        self._taken: dict[PolicySource, dict[str, Any]] = {}
-        """Processed objects without their status: an update of the status alone is a no-op."""
+        self._processed: dict[PolicySource, dict[str, Any]] = {}
+        """Processed objects without their status, so that an update of the status is a no-op."""
         follow = sources.follow
         jobs.observe("cidr-groups", follow(resources.table(CILIUM_CIDR_GROUPS)).batches, self._follow_groups)
         for name, services in (("services", SERVICES), ("endpoint-slices", ENDPOINT_SLICES)):
@@ -371,37 +375,37 @@ class PolicyWatch:
             jobs.observe(kind.plural, batches, partial(self._follow_policies, kind))
 
     async def _follow_policies(self, kind: Kind[Any], changes: list[Change[tuple[str, str], Object]]) -> None:
-        began = time.monotonic()
-        taken: dict[PolicySource, dict[str, Any]] = {}
+        started_at = time.monotonic()
+        processed: dict[PolicySource, dict[str, Any]] = {}
 
         async def changed() -> AsyncIterator[RulesChanged]:
             async for change in in_slices(changes):
-                for one in self._take_in(kind, change, taken):
+                for one in self._apply_change(kind, change, processed):
                     yield one
 
-        await self._rollout.take_in(changed())
-        self._taken |= taken
-        if taken:
-            self._counts.realized(kind.kind, time.monotonic() - began)
+        await self._rollout.apply_batch(changed())
+        self._processed |= processed
+        if processed:
+            self._counts.realized(kind.kind, time.monotonic() - started_at)
 
-    def _take_in(
+    def _apply_change(
         self,
         kind: Kind[Any],
         change: Change[tuple[str, str], Object],
-        taken: dict[PolicySource, dict[str, Any]],
+        processed: dict[PolicySource, dict[str, Any]],
     ) -> Iterator[RulesChanged]:
-        """Apply the change of one object; nothing if only its status changed or it is refused."""
+        """Apply the change of one object; a no-op if only its status changed or it is rejected."""
         namespace, name = change.key
         source = PolicySource(kind.kind, namespace, name)
         if change.row is None:
-            self._taken.pop(source, None)
+            self._processed.pop(source, None)
             yield self._policy.remove(source)
             self._statuses.removed(source)
             return
         object_ = _as_object(kind, change.row)
-        if self._taken.get(source) == object_:
+        if self._processed.get(source) == object_:
             return
-        taken[source] = object_
+        processed[source] = object_
         try:
             yield self._policy.put(object_)
         except PolicyError as error:
@@ -419,7 +423,7 @@ class PolicyWatch:
         await self._rollout.follow_rules(rows)
 
     def _group_prefixes(self, group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
-        """The networks of a group. Invalid ones are logged and ignored."""
+        """Return the prefixes of a group. Invalid ones are logged and ignored."""
         found = []
         for text in group.spec.external_cidrs or ():
             try:

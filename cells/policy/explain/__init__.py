@@ -1,6 +1,7 @@
-"""Seeing why: which rule of which file decides on a connection, and what is wrong in a folder of policies.
+"""Explain connections: the verdict of both ends' policies, and the rules that decide.
 
-Pure values; no cell.
+A connection to a service has one way per backend. A query without a port has one way per range of ports with
+the same decision. ``directory`` resolves the ends; ``reasons`` decides. Pure values; no cell.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = [
     "ANY_PORT",
     "OTHER",
     "PORTS",
-    "Around",
+    "EnclosingPrefix",
     "End",
     "Explained",
     "ExplainedDirection",
@@ -34,37 +35,32 @@ __all__ = [
 ]
 
 
-# How a connection fares: both ends' policies, for every way that it may take.
-#
-# A service has a way for each backend, and a question without a port one for each port that policies
-# distinguish. Pure values; who knows the ends is a Directory (directory.py).
-
 Verdict = Literal["allowed", "denied", "elsewhere", "mixed"]
-"""``elsewhere``: this node allows it, another one decides too. ``mixed``: only some ways are denied."""
+"""``elsewhere``: allowed by this node, and another node decides too. ``mixed``: only some ways are denied."""
 
 ANY_PORT: Final = "any port"
 OTHER: Final = "any other port"
-UNNAMED: Final = 253
-"""A protocol that no rule names (RFC 3692): what it fares by holds for every protocol and port."""
+UNUSED_PROTOCOL: Final = 253
+"""A protocol that no rule names (RFC 3692): its decision is that of all other protocols and ports."""
 PORTS: Final = {"TCP": 65535, "UDP": 65535, "SCTP": 65535, "ICMP": 255, "ICMPV6": 255}
-"""The last port of a protocol, of ICMP the last type."""
+"""The last port of each protocol; for ICMP, the last type."""
 SHOWN: Final = 3
 WORLD: Final = (2, 9, 10)
 
 
 class UnanswerableError(Exception):
-    """Raised when a question cannot be understood or answered: one line."""
+    """The query is invalid or cannot be answered; the message is one line."""
 
 
-class Around(msgspec.Struct, frozen=True):
-    """A network that rules name, around an address of a family; identity 0: they name none around it."""
+class EnclosingPrefix(msgspec.Struct, frozen=True):
+    """The longest prefix in rules around a pod's address; identity 0 if there is none."""
 
     version: int
     identity: int = 0
     labels: LabelSet = LabelSet(())
 
 
-NOWHERE: Final = Around(0)
+NO_PREFIX: Final = EnclosingPrefix(0)
 
 
 class End(NamedTuple):
@@ -74,73 +70,73 @@ class End(NamedTuple):
     identity: int
     labels: LabelSet
     key: str = ""
-    """The same for the same pod; empty for what is not a pod."""
+    """Equal for the same pod; empty for other ends."""
     policy: Callable[[Direction], DirectionPolicy] | None = None
-    """Its policy, where it is decided here. Raises UnanswerableError."""
+    """Returns its policy; None if another node enforces it, or none does. Raises UnanswerableError."""
     elsewhere: str = ""
-    """The node that decides about it, if that is another one."""
+    """The node that enforces its policy, if it is another one."""
     audited: bool = False
-    """Whether what its policy denies passes and is only reported."""
-    unread: str = ""
-    """Why its HTTP rules drop what they select; empty while a proxy reads that."""
+    """Whether its policy only reports denied traffic (``policy-audit-mode``)."""
+    no_http_proxy: str = ""
+    """Why traffic with HTTP rules is dropped; empty if the HTTP proxy runs."""
     network: IPv4Network | IPv6Network | None = None
-    """Its addresses, where it was asked of by them."""
-    around: tuple[Around, ...] = ()
-    """Of a pod, where networks select pods, too: the network around each of its addresses."""
+    """Its address or prefix, if the query names it."""
+    around: tuple[EnclosingPrefix, ...] = ()
+    """The prefix around each address of a pod, if CIDR rules select pods."""
 
     @property
     def peer(self) -> OtherSide:
-        """As the other side's policy sees it."""
-        near = self.around[0] if self.around else NOWHERE
+        """The end as the peer of the other end's policy."""
+        near = self.around[0] if self.around else NO_PREFIX
         return OtherSide(self.identity, self.labels, near.identity, near.labels)
 
     @property
     def is_outside(self) -> bool:
-        """Whether it is outside the cluster."""
+        """Whether the end is outside the cluster."""
         return self.identity in WORLD or self.identity >> 24 == 1
 
 
 class Target(NamedTuple):
-    """What is connected to; for ICMP the port is the type."""
+    """The destination of a connection; for ICMP the port is the type."""
 
     end: End
     protocol: int = 0
     port: int | None = None
-    """None: every port that policies distinguish, of every protocol."""
+    """The port; None for all ports, of every protocol."""
     via: str = ""
-    """The frontend that leads to it."""
+    """The frontend that is translated to this destination."""
     problem: str = ""
-    """Why nothing arrives there, whatever policies say."""
+    """Why packets do not arrive, regardless of policies."""
     note: str = ""
 
 
 class NearRule(msgspec.Struct, frozen=True):
-    """A rule that almost allows a connection, and what is missing."""
+    """A rule that almost allows the connection, and what it lacks."""
 
     rule: str
     missing: str
 
 
 class ExplainedDirection(msgspec.Struct, frozen=True):
-    """How one direction fares at an end, and by which rules; all in words."""
+    """The decision in one direction of one end, as text, with its rules."""
 
     direction: str
     of: str
     verdict: str
     allowed: bool
     enforced: bool
-    """Whether any policy selects the end for the direction."""
+    """Whether policy is enforced in this direction of the end."""
     entry: str
     rules: Sequence[str]
     near: Sequence[NearRule]
     requests: Sequence[str]
-    """Requests of HTTP that a proxy lets through; none where it reads none, or all may pass."""
+    """HTTP requests that the rules allow; empty without HTTP rules, or if all are allowed."""
     audited: bool
-    """Whether it passes though policies deny it, as the node only reports that."""
+    """Whether policies deny the traffic, but the node only reports it."""
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One destination and port, or several ports that fare alike."""
+    """A connection to one destination and port, or to several ports with the same decision."""
 
     destination: str
     port: str
@@ -148,13 +144,13 @@ class Way(msgspec.Struct, frozen=True):
     verdict: Verdict
     directions: Sequence[ExplainedDirection]
     elsewhere: Sequence[str]
-    """Directions that other nodes decide, as ``ingress decided on node-2``."""
+    """Directions that other nodes decide, e.g. ``ingress decided on node-2``."""
     problem: str
     note: str
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """How a connection fares on each of its ways; the headline is the worst of them, or how they differ."""
+    """The decisions on all ways of a connection; the headline summarises them."""
 
     source: str
     destination: str
@@ -166,7 +162,7 @@ class Explained(msgspec.Struct, frozen=True):
 
     @property
     def denying(self) -> list[str]:
-        """The directions in which some way is denied."""
+        """The directions in which at least one way is denied."""
         return list(
             dict.fromkeys(one.direction for way in self.ways for one in way.directions if not one.allowed)
         )
@@ -182,7 +178,7 @@ def explained(
     rule_text: RuleText,
     notes: Sequence[str] = (),
 ) -> Explained:
-    """All ways from the source to the targets."""
+    """Explain the connection from the source to each target."""
     ways = [way for target in targets for way in _ways_by_family(source, target, rule_text)]
     verdict, words = headline(ways)
     return Explained(
@@ -200,16 +196,16 @@ def explained(
 
 
 def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
-    """The ways by each family of the ends' addresses, where these count; once where they fare alike."""
+    """Yield the ways per IP family if the families' decisions differ, else once."""
     of_source = {one.version: one for one in source.around}
     of_target = {one.version: one for one in target.end.around}
     versions = sorted(of_source.keys() & of_target.keys() or of_source.keys() | of_target.keys() or {0})
     found: dict[int, list[Way]] = {}
     for version in versions:
         near, far = of_source.get(version), of_target.get(version)
-        here = source._replace(around=(near,) if near else ())
-        there = target._replace(end=target.end._replace(around=(far,) if far else ()))
-        found[version] = list(_ways(here, there, rule_text))
+        source_ = source._replace(around=(near,) if near else ())
+        target_ = target._replace(end=target.end._replace(around=(far,) if far else ()))
+        found[version] = list(_ways(source_, target_, rule_text))
     first = found[versions[0]]
     if all(ways == first for ways in found.values()):
         yield from first
@@ -221,7 +217,7 @@ def _ways_by_family(source: End, target: Target, rule_text: RuleText) -> Iterato
 
 def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
     if target.problem or (source.key and source.key == target.end.key):
-        yield _without_policy(source, target)
+        yield _way_without_policy(source, target)
         return
     sides = [
         (end, end.policy(direction), other)
@@ -232,12 +228,12 @@ def _ways(source: End, target: Target, rule_text: RuleText) -> Iterator[Way]:
         port = port_text(target.port, target.protocol)
         yield _way(source, target, port, _reasons(sides, target.protocol, target.port), rule_text)
         return
-    for port, reasons in _every_port(sides):
+    for port, reasons in _by_port(sides):
         yield _way(source, target, port, reasons, rule_text)
 
 
-def _without_policy(source: End, target: Target) -> Way:
-    """A way on which no policy is asked: nothing is there, or the packets stay with their sender."""
+def _way_without_policy(source: End, target: Target) -> Way:
+    """Return a way without policy decisions: packets do not arrive, or do not leave the sender."""
     note = target.note
     if not target.problem:
         note = f"{source.title} reaches itself: no policy applies"
@@ -261,7 +257,9 @@ Side = tuple[End, DirectionPolicy, End]
 
 
 def _reasons(sides: Sequence[Side], protocol: int, port: int) -> tuple[Reason, ...]:
-    return tuple(decide(policy, other.peer, protocol, port, end.unread) for end, policy, other in sides)
+    return tuple(
+        decide(policy, other.peer, protocol, port, end.no_http_proxy) for end, policy, other in sides
+    )
 
 
 def _way(source: End, target: Target, port: str, reasons: Sequence[Reason], rule_text: RuleText) -> Way:
@@ -311,13 +309,13 @@ def _shown(end: End, reason: Reason, rule_text: RuleText) -> ExplainedDirection:
 # Every port
 
 
-def _every_port(sides: Sequence[Side]) -> Iterator[tuple[str, tuple[Reason, ...]]]:
-    """The ports that fare in their own way, and what holds for all others."""
-    others = _reasons(sides, UNNAMED, 0)
+def _by_port(sides: Sequence[Side]) -> Iterator[tuple[str, tuple[Reason, ...]]]:
+    """Yield port ranges with a decision of their own, and the decision for all other ports."""
+    others = _reasons(sides, UNUSED_PROTOCOL, 0)
     alone = True
     for name, last in PORTS.items():
         protocol = PROTOCOLS[name]
-        for first, end, reasons in _stretches(sides, protocol, last):
+        for first, end, reasons in _port_ranges(sides, protocol, last):
             if _same(reasons, others):
                 continue
             alone = False
@@ -326,20 +324,20 @@ def _every_port(sides: Sequence[Side]) -> Iterator[tuple[str, tuple[Reason, ...]
     yield (ANY_PORT if alone else OTHER), others
 
 
-def _stretches(
+def _port_ranges(
     sides: Sequence[Side], protocol: int, last: int
 ) -> Iterator[tuple[int, int, tuple[Reason, ...]]]:
-    """The ports of a protocol, from first to last, as far as neighbours fare alike for the same reasons."""
-    begins = {0}
+    """Yield the ranges of a protocol's ports with the same decision: first port, last port, reasons."""
+    firsts = {0}
     for _, policy, other in sides:
         named = (key for filter_ in policy.filters for key in policy.port_keys(filter_.port))
         own = (key for number in other.peer.numbers for key in policy.of(number))
-        for key in (*policy.anybody(), *own, *named):
+        for key in (*policy.wildcard_entries(), *own, *named):
             if key.protocol == protocol:
-                begins |= {key.port, key.port + (1 << FULL_PORT - key.bits)}
-    starts = sorted(each for each in begins if each <= last)
+                firsts |= {key.port, key.port + (1 << FULL_PORT - key.bits)}
+    firsts_in_order = sorted(each for each in firsts if each <= last)
     held: tuple[int, int, tuple[Reason, ...]] | None = None
-    for start, following in zip(starts, [*starts[1:], last + 1], strict=True):
+    for start, following in zip(firsts_in_order, [*firsts_in_order[1:], last + 1], strict=True):
         reasons = _reasons(sides, protocol, start)
         if held is not None and _same(held[2], reasons):
             held = held[0], following - 1, held[2]
@@ -352,14 +350,14 @@ def _stretches(
 
 
 def _same(one: Sequence[Reason], other: Sequence[Reason]) -> bool:
-    """Whether packets fare the same by the same rules, and the same rules come near."""
+    """Whether verdicts, deciding rules, requests and near rules are equal."""
     return [(each.match.verdict, each.origins, each.requests, each.near) for each in one] == [
         (each.match.verdict, each.origins, each.requests, each.near) for each in other
     ]
 
 
 def port_text(port: int, protocol: int) -> str:
-    """``80/TCP``."""
+    """Format a port: ``80/TCP``."""
     names = {number: name for name, number in PROTOCOLS.items()}
     return f"{port}/{names.get(protocol, protocol)}"
 
@@ -368,7 +366,7 @@ def port_text(port: int, protocol: int) -> str:
 
 
 def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
-    """The worst verdict, and one line that is true of all ways; ``here``: where the decided side is."""
+    """Return the combined verdict and a one-line summary; ``here`` names the node of the query."""
     groups: dict[str, list[Way]] = {}
     for way in sorted(ways, key=_rank):
         groups.setdefault(_words(way, here), []).append(way)
@@ -386,7 +384,7 @@ def headline(ways: Sequence[Way], here: str = "here") -> tuple[Verdict, str]:
 
 
 def _rank(way: Way) -> tuple[bool, int]:
-    """Ports that are named come first, and of all the worst."""
+    """Sort key: ways with named ports first, denied ways first."""
     return way.port == OTHER, ("denied", "elsewhere", "allowed").index(way.verdict)
 
 
@@ -405,7 +403,7 @@ def _words(way: Way, here: str) -> str:
 
 
 def _of(some: Sequence[Way], every: Sequence[Way]) -> str:
-    """Which of the ways these are, in words."""
+    """Format which of the ways these are."""
     ports, destinations = ({getattr(way, name) for way in every} for name in ("port", "destination"))
     if len(destinations) == 1:
         return f"on {_listed([way.port for way in some])}"

@@ -1,4 +1,7 @@
-"""What is wrong, or of no use, in a folder of policies: found before anything is applied."""
+"""Find errors and rules without effect in a folder of policies, before they are applied.
+
+``hive policy check`` prints the findings.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
-    """One thing that is wrong (error), has no effect (warning), or is worth knowing (note)."""
+    """An error, a warning (a rule without effect), or a note, at a line of a file."""
 
     place: FileLine
     severity: Severity
@@ -36,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
 
 def check(cluster: Cluster) -> list[Finding]:
-    """Every finding, by place."""
+    """Return every finding, sorted by file and line."""
     findings = [Finding(FileLine(one.file, one.line), "error", one.reason) for one in cluster.bad_files]
     findings += [
         Finding(refused.located.at(refused.error.path), "error", str(refused.error))
@@ -48,15 +51,15 @@ def check(cluster: Cluster) -> list[Finding]:
     findings += _subjects(cluster)
     findings += _peers(cluster)
     findings += _conflicts(cluster)
-    nameless = set(_port_names(cluster))
-    findings += nameless
-    findings += _without_effect(cluster, {one.place for one in nameless})
+    unresolved_ports = set(_port_names(cluster))
+    findings += unresolved_ports
+    findings += _without_effect(cluster, {one.place for one in unresolved_ports})
     findings += _unselected(cluster)
     return sorted(set(findings))
 
 
 def _unknown_fields(located: Located) -> Iterator[Finding]:
-    """Fields that the schema does not know, which are dropped: the rule means less than it seems to."""
+    """Report unknown fields, which are dropped, so that the rule selects more or less than intended."""
     object_ = located.object
     if object_["kind"] == "NetworkPolicy":
         return
@@ -83,7 +86,7 @@ def _unknown(value: Any, type_: Any, path: str) -> Iterator[tuple[str, list[str]
 
 
 def _struct_in(hint: Any) -> Any:
-    """The struct that a field's type is, or holds a list of; None for anything else."""
+    """Return the struct that a field's type is or contains, or None."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     for argument in getattr(hint, "__args__", ()):
@@ -108,7 +111,7 @@ def _peers(cluster: Cluster) -> Iterator[Finding]:
         for direction in DIRECTIONS:
             for entry in rule.of(direction):
                 for peer in entry.peers or ():
-                    if not isinstance(peer, Selector) or peer == NONE or not _is_of_pods(peer):
+                    if not isinstance(peer, Selector) or peer == NONE or not _selects_only_pods(peer):
                         continue
                     if any(peer.matches(labels) for labels in cluster.cache.identities.values()):
                         continue
@@ -119,12 +122,12 @@ def _peers(cluster: Cluster) -> Iterator[Finding]:
                     )
 
 
-def _is_of_pods(selector: Selector) -> bool:
+def _selects_only_pods(selector: Selector) -> bool:
     return not selector.has_source("reserved") and not selector.has_source("cidr")
 
 
 def _closest(selector: Selector, cluster: Cluster) -> str:
-    """A label that was probably meant, in words."""
+    """Return a hint to the label that was probably intended."""
     known: dict[str, set[str]] = {}
     for pod in cluster.pods.values():
         for label in pod.labels:
@@ -143,7 +146,7 @@ def _closest(selector: Selector, cluster: Cluster) -> str:
 
 
 def _port_names(cluster: Cluster) -> Iterator[Finding]:
-    """Named ports that match no port: no pod has the name, or pods use it for several ports."""
+    """Report port names that resolve to no port: no pod has the name, or pods use it for several ports."""
     for rule in cluster.repository.rules:
         if rule.selects_nodes:
             continue
@@ -159,7 +162,7 @@ def _port_names(cluster: Cluster) -> Iterator[Finding]:
                     if range_.name:
                         named.setdefault(range_.name, set()).add(range_.protocol)
                 for name, protocols in named.items():
-                    text = _no_port(name, protocols, direction, pods)
+                    text = _port_name_error(name, protocols, direction, pods)
                     if text:
                         place = cluster.policies[rule.source].at(entry.path)
                         yield Finding(
@@ -167,8 +170,8 @@ def _port_names(cluster: Cluster) -> Iterator[Finding]:
                         )
 
 
-def _no_port(name: str, protocols: set[int], direction: Direction, pods: Sequence[KnownPod]) -> str:
-    """Why a named port matches no port of these pods; empty where it matches one."""
+def _port_name_error(name: str, protocols: set[int], direction: Direction, pods: Sequence[KnownPod]) -> str:
+    """Return why a port name resolves to no port of these pods; empty if it resolves."""
     place = "it selects" if direction == "ingress" else "of the folder"
     known = {port for pod in pods for port in pod.ports}
     having = [port for port in known if port.name == name]
@@ -176,19 +179,21 @@ def _no_port(name: str, protocols: set[int], direction: Direction, pods: Sequenc
         near = get_close_matches(name, sorted({port.name for port in known}), 1, 0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"no pod {place} has a port named {name}{hint}"
-    meant = [port for port in having if port.protocol in protocols]
-    if not meant:
+    matching = [port for port in having if port.protocol in protocols]
+    if not matching:
         has = ", ".join(_protocols(port.protocol for port in having))
         return f"pods call a port of {has} {name}, and none of {'/'.join(_protocols(protocols))}"
-    numbers = {protocol: {port.port for port in meant if port.protocol == protocol} for protocol in protocols}
+    numbers = {
+        protocol: {port.port for port in matching if port.protocol == protocol} for protocol in protocols
+    }
     if direction == "egress" and all(len(some) != 1 for some in numbers.values()):
-        several = ", ".join(str(number) for number in sorted({port.port for port in meant}))
+        several = ", ".join(str(number) for number in sorted({port.port for port in matching}))
         return f"pods call several ports {name} ({several})"
     return ""
 
 
 def _protocols(protocols: Iterable[int]) -> list[str]:
-    """Protocols as rules write them, each once."""
+    """Return the protocols' names as in rules, without duplicates."""
     names = {number: name for name, number in PROTOCOLS.items()}
     return sorted({names[one] for one in protocols})
 
@@ -199,14 +204,14 @@ def _conflicts(cluster: Cluster) -> Iterator[Finding]:
             try:
                 cluster.policy(pod, direction)
             except PolicyConflictError as conflict:
-                text = f"the {direction} rules for {pod.name} cannot all hold: {conflict}"
+                text = f"the {direction} rules for {pod.name} contradict each other: {conflict}"
                 yield Finding(pod.located.at("metadata"), "error", text)
 
 
 def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterator[Finding]:
-    """Entries without effect on any packet: others allow as much, or a deny stands before them.
+    """Report entries without effect on any packet: other entries allow as much, or a deny precedes them.
 
-    Of those in ``reported`` the reason is reported already.
+    Entries in ``reported`` already have a finding.
     """
     for source, located in cluster.policies.items():
         rules = [rule for rule in cluster.repository.rules if rule.source == source]
@@ -218,7 +223,7 @@ def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterato
                         pods
                         and located.at(entry.path) not in reported
                         and _selects(cluster, entry)
-                        and not _matters(cluster, pods, source, number, direction, index)
+                        and not _has_effect(cluster, pods, source, number, direction, index)
                     ):
                         yield Finding(
                             located.at(entry.path),
@@ -228,52 +233,52 @@ def _without_effect(cluster: Cluster, reported: Collection[FileLine]) -> Iterato
 
 
 def _selects(cluster: Cluster, entry: PeerRule) -> bool:
-    """Whether an entry has any effect: one that only makes a direction enforced is left alone."""
+    """Whether an entry selects peers; an entry that only enforces the direction does not."""
     if entry.peers is None:
         return entry.ports is not None
     known = cluster.cache.identities.values()
     return any(peer.matches(labels) for peer in entry.peers for labels in known)
 
 
-def _matters(
+def _has_effect(
     cluster: Cluster, pods: list[KnownPod], source: RuleSource, number: int, direction: Direction, index: int
 ) -> bool:
-    without = _Without(cluster.repository, source, number, direction, index)
+    without = _RepositoryWithout(cluster.repository, source, number, direction, index)
     for pod in pods:
         try:
-            with_it = cluster.policy(pod, direction).entries()
+            whole = cluster.policy(pod, direction).entries()
             left = cluster.policy(pod, direction, without).entries()
         except PolicyConflictError:
             return True
-        if with_it.keys() != left.keys() or any(not with_it[key].same_effect(left[key]) for key in left):
+        if whole.keys() != left.keys() or any(not whole[key].same_effect(left[key]) for key in left):
             return True
     return False
 
 
-class _Without(Repository):
-    """A repository with one entry of one rule left out."""
+class _RepositoryWithout(Repository):
+    """A view of a repository without one entry of one rule."""
 
     def __init__(
         self, repository: Repository, source: RuleSource, number: int, direction: Direction, index: int
     ) -> None:
-        super().__init__(repository.world)
+        super().__init__(repository.context)
         self._whole = repository
         self._left_out = (source, number, direction, index)
 
     def selecting(self, labels: Any) -> list[Rule]:
-        """The rules, the one that is meant without its entry."""
+        """Return the selecting rules, the affected one without its entry."""
         source, number, direction, index = self._left_out
         found: list[Rule] = []
         seen = 0
         for rule in self._whole.selecting(labels):
-            is_meant = rule.source == source and seen == number
+            is_affected = rule.source == source and seen == number
             seen += rule.source == source
-            found.append(_without(rule, direction, index) if is_meant else rule)
+            found.append(_without(rule, direction, index) if is_affected else rule)
         return found
 
 
 def _without(rule: Rule, direction: Direction, index: int) -> Rule:
-    """The rule with one entry that selects no endpoint any more; the direction stays enforced."""
+    """Return the rule with one entry that selects no peer; the direction stays enforced."""
     entries = rule.of(direction)
     no_peer = msgspec.structs.replace(entries[index], peers=(), ports=None)
     return msgspec.structs.replace(rule, **{direction: (*entries[:index], no_peer, *entries[index + 1 :])})

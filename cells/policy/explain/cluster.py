@@ -1,4 +1,7 @@
-"""A cluster as a folder of manifests describes it: pods, their identities, and the policies for them."""
+"""A cluster described by a folder of manifests: its pods, their identities and their policies.
+
+``hive policy`` explains and checks policies by it, without an agent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
 from cells.policy.compute.policies import NamedPodPort
 from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
-from cells.policy.explain import Around
+from cells.policy.explain import EnclosingPrefix
 from cells.policy.labels import (
     FQDN,
     LabelSet,
@@ -30,7 +33,7 @@ from cells.policy.labels import (
     prefix_labels,
 )
 from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
-from cells.policy.rules.peers import World, means_service
+from cells.policy.rules.peers import TranslationContext, references_service
 from cells.policy.rules.schema import ServiceReference
 
 if TYPE_CHECKING:
@@ -39,9 +42,9 @@ if TYPE_CHECKING:
 __all__ = ["BadFile", "Cluster", "ExplainedPod", "KnownPod", "Located", "read_folder"]
 
 
-# Manifests of a folder, with the line of every field: to say which rule of which file decides.
+# Manifests of a folder, with the line of every field, so that messages can point to it.
 #
-# YAML and JSON, several documents in a file, lists of objects.
+# YAML and JSON files, with several documents and lists of objects.
 
 SUFFIXES = (".yaml", ".yml", ".json")
 _KINDS = {kind.kind: kind for kind in KINDS}
@@ -59,9 +62,9 @@ class FileLine(msgspec.Struct, frozen=True, order=True):
 
 
 class Located(msgspec.Struct, frozen=True):
-    """An object and where it is written.
+    """An object and its place in a file.
 
-    ``lines`` are 1-based, by the path of a field (``spec.ingress[0]``).
+    ``lines`` maps the path of a field (``spec.ingress[0]``) to its 1-based line.
     """
 
     object: Mapping[str, Any]
@@ -69,14 +72,14 @@ class Located(msgspec.Struct, frozen=True):
     lines: Mapping[str, int]
 
     def at(self, path: str) -> FileLine:
-        """The place of a field, or of the nearest field around it."""
+        """Return the place of a field, or of the nearest enclosing field."""
         while path and path not in self.lines:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return FileLine(self.file, self.lines.get(path, self.lines.get("", 1)))
 
 
 class BadFile(msgspec.Struct, frozen=True):
-    """A file that cannot be read, from some line on."""
+    """A file or object that cannot be read, and the line of the error."""
 
     file: str
     reason: str
@@ -84,23 +87,23 @@ class BadFile(msgspec.Struct, frozen=True):
 
 
 def read_folder(folder: Path) -> Iterator[Located | BadFile]:
-    """Every object of the folder's manifests, in the order of files and documents. Raises OSError."""
+    """Yield every object of the folder's manifests, in the order of files and documents. Raises OSError."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in SUFFIXES and path.is_file():
             yield from read_file(path, str(path.relative_to(folder)))
 
 
 def read_file(path: Path, name: str) -> Iterator[Located | BadFile]:
-    """Every object of a file; a broken file yields what comes before the fault, and the fault."""
+    """Yield every object of a file; after a syntax error, only the error."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         yield BadFile(name, f"byte {error.start}: not UTF-8")
         return
-    import yaml  # the agent reads no files of policies, and is spared it
+    import yaml  # imported here: the agent does not need it
 
     loader = yaml.CSafeLoader(text)
-    loader.yaml_implicit_resolvers = {  # times stay text, as in JSON
+    loader.yaml_implicit_resolvers = {  # timestamps stay text, as in JSON
         first: [one for one in found if one[0] != _TIMESTAMP]
         for first, found in loader.yaml_implicit_resolvers.items()
     }
@@ -130,11 +133,11 @@ def _objects(document: Any, node: yaml.Node, file: str) -> Iterator[Located | Ba
             yield from _objects(item, inner, file)
         return
     located = Located(document, file, dict(_lines(node, "")))
-    yield _fault(located) or located
+    yield _object_error(located) or located
 
 
-def _fault(located: Located) -> BadFile | None:
-    """Why the agent would not read an object; what policies say is checked with their rules."""
+def _object_error(located: Located) -> BadFile | None:
+    """Return why the agent would ignore an object. Policies are validated when they are translated."""
     kind = _KINDS.get(str(located.object["kind"]))
     if kind is None:
         return None
@@ -193,13 +196,13 @@ RESERVED = {
 FIRST_POD_IDENTITY = 1000
 FIRST_LOCAL_IDENTITY = 1 << 24
 FIRST_NETWORK_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 22)
-"""Of networks alone, where these select pods."""
+"""First identity of prefixes around pods, if CIDR rules select pods."""
 FIRST_NAMED_IDENTITY = FIRST_LOCAL_IDENTITY + (1 << 23)
-"""Of addresses that names have."""
+"""First identity of addresses of DNS names."""
 
 
 class ExplainedPod(NamedTuple):
-    """A pod."""
+    """A pod by namespace and name."""
 
     namespace: str
     name: str
@@ -209,7 +212,7 @@ class ExplainedPod(NamedTuple):
 
 
 class KnownPod(msgspec.Struct, frozen=True):
-    """A pod, its identity and its named ports."""
+    """A pod with its identity and named ports."""
 
     name: ExplainedPod
     identity: int
@@ -218,30 +221,30 @@ class KnownPod(msgspec.Struct, frozen=True):
     located: Located
 
 
-class RefusedPolicy(msgspec.Struct, frozen=True):
-    """A policy that was refused, and why."""
+class RejectedPolicy(msgspec.Struct, frozen=True):
+    """A rejected policy, and the error."""
 
     located: Located
     error: PolicyError
 
 
 class Cluster:
-    """Objects of a folder, taken in at once."""
+    """A cluster of the objects of a folder."""
 
     def __init__(self, objects: Iterable[Located | BadFile], options: PolicyOptions) -> None:
         self.options = options
         self.bad_files: list[BadFile] = []
-        self.refused: list[RefusedPolicy] = []
+        self.refused: list[RejectedPolicy] = []
         self.unenforced: list[tuple[Located, Unenforced]] = []
-        """Parts of policies that are in force otherwise than they are written."""
+        """Parts of policies that are not enforced as written."""
         self.policies: dict[RuleSource, Located] = {}
         self.pods: dict[ExplainedPod, KnownPod] = {}
         self.cache = SelectorCache()
         self._by_kind: dict[str, list[Located]] = {}
         self._identities: dict[LabelSet, int] = {}
-        self._local: dict[Prefix, int] = {}
-        self._networks: dict[Prefix, int] = {}
-        """By which pods are selected, too."""
+        self._cidr_identities: dict[Prefix, int] = {}
+        self._pod_network_identities: dict[Prefix, int] = {}
+        """Identities of prefixes around pods, if CIDR rules select pods."""
         for one in objects:
             if isinstance(one, BadFile):
                 self.bad_files.append(one)
@@ -260,20 +263,24 @@ class Cluster:
             for one in self._by_kind.get("CiliumCIDRGroup", ())
         }
         services = _Services(self._by_kind.get("Service", ()), self._by_kind.get("EndpointSlice", ()))
-        self.repository = Repository(World(options, groups, services))
+        self.repository = Repository(TranslationContext(options, groups, services))
         for kind in POLICIES:
             for one in self._by_kind.get(kind, ()):
                 self._add_policy(one)
         for prefix in sorted(self.repository.prefixes(), key=lambda one: (one.version, one)):
             if prefix.prefixlen:
-                self._local[prefix] = FIRST_LOCAL_IDENTITY + len(self._local)
-                self.cache.add_identity(self._local[prefix], prefix_labels(prefix, dual_stack=False))
+                self._cidr_identities[prefix] = FIRST_LOCAL_IDENTITY + len(self._cidr_identities)
+                self.cache.add_identity(
+                    self._cidr_identities[prefix], prefix_labels(prefix, dual_stack=False)
+                )
             if options.cidr_matches_pods:
-                self._networks[prefix] = FIRST_NETWORK_IDENTITY + len(self._networks)
-                self.cache.add_identity(self._networks[prefix], network_labels(prefix))
+                self._pod_network_identities[prefix] = FIRST_NETWORK_IDENTITY + len(
+                    self._pod_network_identities
+                )
+                self.cache.add_identity(self._pod_network_identities[prefix], network_labels(prefix))
 
     def _group_prefixes(self, located: Located) -> Iterator[Prefix]:
-        """The networks of a CIDR group; one that cannot be read is reported and left out, as by agents."""
+        """Yield the prefixes of a CIDR group; report invalid ones and skip them, as agents do."""
         for index, text in enumerate((located.object.get("spec") or {}).get("externalCIDRs") or ()):
             try:
                 yield parse_prefix(text)
@@ -284,11 +291,11 @@ class Cluster:
                 self.bad_files.append(BadFile(place.file, reason, place.line))
 
     def objects(self, kind: str) -> list[Mapping[str, Any]]:
-        """The objects of a kind."""
+        """Return the objects of a kind."""
         return [one.object for one in self._by_kind.get(kind, ())]
 
     def located(self, kind: str) -> list[Located]:
-        """The objects of a kind, and where they are written."""
+        """Return the objects of a kind with their places."""
         return self._by_kind.get(kind, [])
 
     def _add_pod(self, located: Located) -> None:
@@ -315,7 +322,7 @@ class Cluster:
         try:
             changed = self.repository.apply(located.object)
         except PolicyError as error:
-            self.refused.append(RefusedPolicy(located, error))
+            self.refused.append(RejectedPolicy(located, error))
         else:
             source = changed.rules[-1].source
             self.policies[source] = located
@@ -323,27 +330,29 @@ class Cluster:
                 self.unenforced += [(located, one) for one in rule.unenforced]
 
     def identity_of(self, network: Prefix) -> int:
-        """The identity of addresses outside: of the nearest prefix that a rule names, else the world.
+        """Return the identity of addresses outside: that of the longest prefix in rules, else the world.
 
-        Raises PolicyError where rules treat some of the addresses differently.
+        Raises PolicyError if rules distinguish addresses in the network.
         """
-        within = [prefix for prefix in self._local if prefix != network and contains(network, prefix)]
+        within = [
+            prefix for prefix in self._cidr_identities if prefix != network and contains(network, prefix)
+        ]
         if within:
             named = ", ".join(map(str, within[:3])) + (", ..." if len(within) > 3 else "")
             raise PolicyError(f"rules name networks within {network}: give one of them ({named})")
-        nearest = _nearest(self._local, network)
-        return self._local[nearest] if nearest is not None else RESERVED["world"]
+        nearest = _longest_prefix(self._cidr_identities, network)
+        return self._cidr_identities[nearest] if nearest is not None else RESERVED["world"]
 
-    def around(self, address: IPAddress) -> Around:
-        """The nearest network of rules around a pod's address, where networks select pods."""
-        nearest = _nearest(self._networks, ip_network(address))
+    def around(self, address: IPAddress) -> EnclosingPrefix:
+        """Return the longest prefix in rules around a pod's address, if CIDR rules select pods."""
+        nearest = _longest_prefix(self._pod_network_identities, ip_network(address))
         if nearest is None:
-            return Around(address.version)
-        number = self._networks[nearest]
-        return Around(address.version, number, self.cache.identities[number])
+            return EnclosingPrefix(address.version)
+        number = self._pod_network_identities[nearest]
+        return EnclosingPrefix(address.version, number, self.cache.identities[number])
 
-    def identity_named(self, name: str) -> int:
-        """The identity of an address that DNS has answered for a name; the world's if no rule means it."""
+    def identity_of_name(self, name: str) -> int:
+        """Return the identity of an address of a DNS name; the world if no rule selects the name."""
         selecting = [one for one in self.repository.name_selectors if one.matches_name(canonical_name(name))]
         if not selecting:
             return RESERVED["world"]
@@ -354,17 +363,10 @@ class Cluster:
             self.cache.add_identity(known, labels)
         return known
 
-    def named(self, identity: int) -> str:
-        """An identity in words."""
-        pods = [str(pod.name) for pod in self.pods.values() if pod.identity == identity]
-        if pods:
-            return pods[0] if len(pods) == 1 else f"{pods[0]} and {len(pods) - 1} like it"
-        return ", ".join(map(str, self.cache.identities[identity]))
-
     def policy(
         self, pod: KnownPod, direction: Direction, repository: Repository | None = None
     ) -> DirectionPolicy:
-        """What holds for a direction of a pod. Raises PolicyConflictError."""
+        """Return the policy of one direction of a pod. Raises PolicyConflictError."""
         resolved = (repository or self.repository).resolve(pod.labels, direction)
         policy = DirectionPolicy(
             direction,
@@ -387,8 +389,8 @@ class Cluster:
         return frozenset(port for pod in self.pods.values() for port in pod.ports)
 
 
-def _nearest(prefixes: Iterable[Prefix], network: Prefix) -> Prefix | None:
-    """The narrowest of the prefixes that contain a network."""
+def _longest_prefix(prefixes: Iterable[Prefix], network: Prefix) -> Prefix | None:
+    """Return the longest of the prefixes that contain a network, or None."""
     around = [prefix for prefix in prefixes if contains(prefix, network)]
     return max(around, key=lambda one: one.prefixlen) if around else None
 
@@ -407,17 +409,17 @@ def _named_ports(spec: Mapping[str, Any]) -> Iterator[NamedPodPort]:
 
 
 class _Services:
-    """The services of the folder: those without a selector stand for their backends' addresses."""
+    """Backends of the folder's services without a selector, for ``toServices``."""
 
     def __init__(self, services: Iterable[Located], slices: Iterable[Located]) -> None:
         self._services = [one.object for one in services]
         self._slices = [one.object for one in slices]
 
     def prefixes(self, reference: ServiceReference) -> Iterator[Prefix]:
-        """The addresses behind the services meant."""
+        """Yield the backend addresses of the referenced services."""
         for service in self._services:
             metadata = service["metadata"]
-            if (service.get("spec") or {}).get("selector") or not _is_meant(reference, metadata):
+            if (service.get("spec") or {}).get("selector") or not _is_referenced(reference, metadata):
                 continue
             for slice_ in self._slices:
                 of = slice_["metadata"]
@@ -428,6 +430,6 @@ class _Services:
                     yield from (ip_network(address) for address in endpoint["addresses"])
 
 
-def _is_meant(reference: ServiceReference, metadata: Mapping[str, Any]) -> bool:
+def _is_referenced(reference: ServiceReference, metadata: Mapping[str, Any]) -> bool:
     labels = {key: str(value) for key, value in (metadata.get("labels") or {}).items()}
-    return means_service(reference, metadata.get("namespace") or "default", metadata["name"], labels)
+    return references_service(reference, metadata.get("namespace") or "default", metadata["name"], labels)

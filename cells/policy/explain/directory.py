@@ -1,4 +1,4 @@
-"""From what people type to the ends of a connection: pods, services, addresses, names, identities."""
+"""Resolve a query's text to the ends of a connection: pods, services, addresses, names, identities."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS
 
 __all__ = [
+    "BackendForClient",
     "Directory",
     "IPAddress",
     "RequestedPort",
-    "Served",
     "ServedPort",
     "headless",
-    "parse_asked",
     "parse_destination",
+    "parse_port",
     "refusal",
     "source_of",
     "targets_of",
@@ -31,45 +31,45 @@ __all__ = [
 
 IPAddress = IPv4Address | IPv6Address
 
-BALANCED: Final = (PROTOCOLS["TCP"], PROTOCOLS["UDP"], PROTOCOLS["SCTP"])
-"""Protocols that services have; others go to the address itself."""
+SERVICE_PROTOCOLS: Final = (PROTOCOLS["TCP"], PROTOCOLS["UDP"], PROTOCOLS["SCTP"])
+"""Protocols that services translate; others go to the address itself."""
 POD, SERVICE = "pod/", "svc/"
 _DNS_OF_SERVICE = re.compile(r"(?P<name>[^.]+)\.(?P<namespace>[^.]+)\.svc(\..*)?")
 _PORT = re.compile(r"[0-9]+|[a-z0-9-]{1,63}")
 
 
-class Served(msgspec.Struct, frozen=True):
-    """A backend, as clients of a frontend see it."""
+class BackendForClient(msgspec.Struct, frozen=True):
+    """A backend of a frontend, for a particular client."""
 
     end: End
     port: int
     problem: str = ""
-    """Why this client does not get there."""
+    """Why the client does not reach it."""
 
 
 class ServedPort(msgspec.Struct, frozen=True):
-    """A port at which a service is served, and the pods or addresses behind it."""
+    """A frontend of a service, and its backends."""
 
     service: str
     address: str
-    """Empty where it has none yet."""
+    """The address; empty if it has none yet."""
     port: int
     protocol: int
     name: str
-    """Of the port."""
+    """The name of the port."""
     of_nodes: bool
-    """Whether it is a port of nodes, which have others of their own."""
-    backends: tuple[Served, ...]
-    """New connections go to any of these."""
+    """Whether it is a NodePort."""
+    backends: tuple[BackendForClient, ...]
+    """The backends among which new connections are distributed."""
     headless: bool = False
-    """Whether its clients have the addresses of backends, and go to them directly."""
+    """Whether clients resolve the service to backend addresses and connect directly."""
     problem: str = ""
-    """Why it cannot be used by this client."""
+    """Why the client cannot use it."""
     note: str = ""
 
     @property
     def text(self) -> str:
-        """``10.96.0.1:80/TCP of service default/web``."""
+        """The frontend as text: ``10.96.0.1:80/TCP of service default/web``."""
         if self.headless:
             return f"headless service {self.service}"
         if not self.address:
@@ -79,7 +79,7 @@ class ServedPort(msgspec.Struct, frozen=True):
 
 
 def refusal(client: End, service: str, *, inside_only: bool, ranges: Sequence[str], deny: bool) -> str:
-    """Why a client outside is not served at a frontend, whatever policies say; empty where it is."""
+    """Return why a frontend drops a client from outside, regardless of policies; empty if it does not."""
     if not client.is_outside:
         return ""
     if inside_only:
@@ -92,8 +92,8 @@ def refusal(client: End, service: str, *, inside_only: bool, ranges: Sequence[st
 
 
 def headless(service: str, name: str, port: int, protocol: int, ends: Iterable[End]) -> ServedPort:
-    """A port of a service without an address."""
-    backends = tuple(Served(end, port) for end in ends)
+    """Return a port of a service without an address."""
+    backends = tuple(BackendForClient(end, port) for end in ends)
     return ServedPort(service, "", port, protocol, name, of_nodes=False, backends=backends, headless=True)
 
 
@@ -105,14 +105,14 @@ def _within(network: IPv4Network | IPv6Network | None, around: str) -> bool:
 
 
 class RequestedPort(msgspec.Struct, frozen=True):
-    """A destination's port as it was asked for: a number or a name, or nothing; likewise the protocol."""
+    """The port and protocol of a query: the port is a number, a name, or empty; the protocol may be empty."""
 
     port: str = ""
     protocol: str = ""
 
     @property
     def number(self) -> int | None:
-        """The port, None where it is a name or missing. Raises UnanswerableError."""
+        """The port number; None if it is a name or missing. Raises UnanswerableError."""
         if not self.port.isdecimal():
             return None
         if len(self.port) > 5 or int(self.port) > 65535:
@@ -123,7 +123,7 @@ class RequestedPort(msgspec.Struct, frozen=True):
 
     @property
     def protocols(self) -> tuple[int, ...]:
-        """The protocol, or without one all that it may be. Raises UnanswerableError."""
+        """The protocol; without one, all that are possible. Raises UnanswerableError."""
         known = [name for name in PROTOCOLS if name != "ANY"]
         if not self.protocol:
             return tuple(PROTOCOLS[name] for name in known)
@@ -133,72 +133,72 @@ class RequestedPort(msgspec.Struct, frozen=True):
 
 
 class Directory(Protocol):
-    """Who and what there is. All raise UnanswerableError for what is not known."""
+    """Looks up pods, services and addresses. Methods raise UnanswerableError for unknown ones."""
 
     place: str
-    """Where this knowledge is from: ``on this node``, ``in the manifests``."""
+    """The scope of the lookup: ``on this node``, ``in the manifests``."""
 
     def reserved(self, name: str) -> End | None:
-        """The end of a reserved identity, ``host`` or ``world``; None for another word."""
+        """Return the end of a reserved identity by name (``host``, ``world``), or None."""
         ...
 
     def identity(self, number: int) -> End:
-        """The end of an identity."""
+        """Return the end of an identity."""
         ...
 
     def pod(self, name: str) -> End | None:
-        """The pod, by namespace and name; None when there is none."""
+        """Return the pod with a namespace and name, or None."""
         ...
 
     def pods(self) -> Sequence[str]:
-        """All of them, by namespace and name."""
+        """Return all pods, as ``NAMESPACE/NAME``."""
         ...
 
     def pod_ports(self, pod: str) -> Sequence[NamedPodPort]:
-        """The ports that a pod's containers name."""
+        """Return the named ports of a pod's containers."""
         ...
 
     def has_service(self, name: str) -> bool:
-        """Whether there is a service of this namespace and name."""
+        """Whether the service ``NAMESPACE/NAME`` exists."""
         ...
 
     def frontends(self, name: str, client: End) -> Sequence[ServedPort]:
-        """The ports that a client reaches a service by."""
+        """Return the frontends at which a client reaches a service."""
         ...
 
     def frontends_at(self, address: IPAddress, client: End) -> Sequence[ServedPort]:
-        """The ports served at an address."""
+        """Return the frontends of an address."""
         ...
 
     def network(self, text: str) -> End:
-        """The end that a network is. Raises ValueError for what is none."""
+        """Return the end of a prefix. Raises ValueError for other text."""
         ...
 
     def at(self, address: IPAddress, client: End | None) -> Sequence[tuple[End, str]]:
-        """The owner of the address, and notes about it; several where it is not certain."""
+        """Return the owners of an address, with notes; several if the owner is ambiguous."""
         ...
 
     def named(self, name: str) -> Sequence[End]:
-        """The addresses of a DNS name."""
+        """Return the addresses of a DNS name."""
         ...
 
     def sent_on(self, address: IPAddress, port: int | None) -> str:
-        """The service that is served at an address by others: kube-proxy, another node; empty without one."""
+        """Return the service that kube-proxy or another node serves at an address, or ""."""
         ...
 
 
-def parse_asked(text: str) -> RequestedPort:
-    """``PORT[/PROTO]``; raises UnanswerableError."""
+def parse_port(text: str) -> RequestedPort:
+    """Parse ``PORT[/PROTO]``. Raises UnanswerableError."""
     port, _, protocol = text.partition("/")
-    asked = RequestedPort(port, protocol.upper())
-    if not _PORT.fullmatch(port) or not asked.protocols:
+    requested = RequestedPort(port, protocol.upper())
+    if not _PORT.fullmatch(port) or not requested.protocols:
         raise UnanswerableError(f"port {text!r}: expected PORT/PROTO, PORT a number up to 65535 or a name")
-    _ = asked.number
-    return asked
+    _ = requested.number
+    return requested
 
 
 def parse_destination(text: str) -> tuple[str, RequestedPort]:
-    """``DST[:PORT[/PROTO]]`` in its parts; an IPv6 address with a port is in brackets.
+    """Split ``DST[:PORT[/PROTO]]``; an IPv6 address with a port is in brackets.
 
     Raises UnanswerableError.
     """
@@ -210,11 +210,11 @@ def parse_destination(text: str) -> tuple[str, RequestedPort]:
         name, port = text, ""
     else:
         name, _, port = text.partition(":")
-    return name, parse_asked(port) if port else RequestedPort()
+    return name, parse_port(port) if port else RequestedPort()
 
 
 def source_of(directory: Directory, text: str) -> End:
-    """Who connects. Raises UnanswerableError."""
+    """Resolve the source of a connection. Raises UnanswerableError."""
     text = text.removeprefix("reserved:")
     if text.startswith(SERVICE) or (_service(directory, text) and directory.pod(_qualified(text)) is None):
         raise UnanswerableError(f"{text} is a service, which opens no connections: give a pod")
@@ -225,12 +225,12 @@ def source_of(directory: Directory, text: str) -> End:
     return found[0][0]
 
 
-def targets_of(directory: Directory, text: str, asked: RequestedPort, client: End) -> list[Target]:
-    """All that a destination leads to. Raises UnanswerableError."""
+def targets_of(directory: Directory, text: str, requested: RequestedPort, client: End) -> list[Target]:
+    """Resolve a destination to its targets: one per backend of a service. Raises UnanswerableError."""
     text = text.removeprefix("reserved:")
     service = _service(directory, text)
     if service and (text.startswith(SERVICE) or directory.pod(_qualified(text)) is None):
-        return list(_of_service(directory, service, asked, client))
+        return list(_of_service(directory, service, requested, client))
     if service and not text.startswith(POD):
         raise UnanswerableError(f"{text} is a pod and a service: write {POD}{text} or {SERVICE}{text}")
     if text.startswith(SERVICE):
@@ -240,15 +240,15 @@ def targets_of(directory: Directory, text: str, asked: RequestedPort, client: En
     except ValueError:
         pass
     else:
-        return list(_of_address(directory, address, asked, client))
+        return list(_of_address(directory, address, requested, client))
     found: list[Target] = []
     for end, note in _ends(directory, text, client):
-        found += _of_end(directory, end, asked, note)
+        found += _of_end(directory, end, requested, note)
     return found
 
 
 def _service(directory: Directory, text: str) -> str:
-    """The name of the service that is meant, if there is one."""
+    """Return the name of the service that the text refers to, or ""."""
     if text.startswith(POD):
         text = text.removeprefix(POD)
     dns = _DNS_OF_SERVICE.fullmatch(text)
@@ -257,13 +257,13 @@ def _service(directory: Directory, text: str) -> str:
 
 
 def _qualified(text: str) -> str:
-    """With the namespace ``default`` where none is written."""
+    """Return ``NAMESPACE/NAME``; the default namespace is ``default``."""
     text = text.removeprefix(POD).removeprefix(SERVICE)
     return text if "/" in text else f"default/{text}"
 
 
 def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple[End, str]]:
-    """The peer that is meant, and notes about it."""
+    """Resolve text that is not a service, with notes."""
     if (reserved := directory.reserved(text)) is not None:
         return [(reserved, "")]
     if text.isascii() and text.isdigit():
@@ -281,85 +281,87 @@ def _ends(directory: Directory, text: str, client: End | None) -> Sequence[tuple
         return [(pod, "")]
     if "." in text and "/" not in text:
         return [(end, "") for end in directory.named(text)]
-    from difflib import get_close_matches  # only mistakes need it
+    from difflib import get_close_matches  # needed only for error messages
 
     near = get_close_matches(_qualified(text), directory.pods(), 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UnanswerableError(f"there is no pod or service {_qualified(text)} {directory.place}{hint}")
 
 
-def _of_end(directory: Directory, end: End, asked: RequestedPort, note: str) -> Iterator[Target]:
-    """The port of an end that is not a service; its names are those of a pod's containers."""
-    if not asked.port:
+def _of_end(directory: Directory, end: End, requested: RequestedPort, note: str) -> Iterator[Target]:
+    """Yield targets at an end that is not a service; port names are those of a pod's containers."""
+    if not requested.port:
         yield Target(end, note=note)
-    elif (number := asked.number) is not None:
-        protocol = asked.protocols[0] if asked.protocol else PROTOCOLS["TCP"]
+    elif (number := requested.number) is not None:
+        protocol = requested.protocols[0] if requested.protocol else PROTOCOLS["TCP"]
         yield Target(end, protocol, number, note=note)
     else:
         ports = directory.pod_ports(end.key) if end.key else ()
-        meant = [one for one in ports if one.name == asked.port and one.protocol in asked.protocols]
-        if not meant:
+        matching = [
+            one for one in ports if one.name == requested.port and one.protocol in requested.protocols
+        ]
+        if not matching:
             names = ", ".join(sorted({one.name for one in ports})) or "none"
-            raise UnanswerableError(f"{end.title} has no port named {asked.port} (it has: {names})")
-        for one in meant:
+            raise UnanswerableError(f"{end.title} has no port named {requested.port} (it has: {names})")
+        for one in matching:
             yield Target(end, one.protocol, one.port, note=note)
 
 
 def _of_address(
-    directory: Directory, address: IPAddress, asked: RequestedPort, client: End
+    directory: Directory, address: IPAddress, requested: RequestedPort, client: End
 ) -> Iterator[Target]:
     frontends = directory.frontends_at(address, client)
-    meant = [one for one in frontends if _is_meant(one, asked)]
-    if not asked.port and any(not one.of_nodes for one in frontends):
+    matching = [one for one in frontends if _matches(one, requested)]
+    if not requested.port and any(not one.of_nodes for one in frontends):
         for one in frontends:
-            yield from _of_frontend(one, asked)
+            yield from _of_frontend(one, requested)
         return
-    if asked.port and meant:
-        for one in meant:
-            yield from _of_frontend(one, asked)
+    if requested.port and matching:
+        for one in matching:
+            yield from _of_frontend(one, requested)
         return
     note = ""
-    if frontends and asked.port and not meant:
+    if frontends and requested.port and not matching:
         services = ", ".join(sorted({one.service for one in frontends}))
         note = f"no service has this port at {address} (it is of {services}): packets go to the address"
-    service = directory.sent_on(address, asked.number) if asked.port else ""
+    service = directory.sent_on(address, requested.number) if requested.port else ""
     for end, more in directory.at(address, client):
         meant_end = end._replace(elsewhere=f"the node of a backend of service {service}") if service else end
-        yield from _of_end(directory, meant_end, asked, more or note)
+        yield from _of_end(directory, meant_end, requested, more or note)
 
 
-def _is_meant(frontend: ServedPort, asked: RequestedPort) -> bool:
-    if frontend.protocol and frontend.protocol not in asked.protocols:
+def _matches(frontend: ServedPort, requested: RequestedPort) -> bool:
+    if frontend.protocol and frontend.protocol not in requested.protocols:
         return False
-    if not frontend.protocol and asked.protocols[0] not in BALANCED:
+    if not frontend.protocol and requested.protocols[0] not in SERVICE_PROTOCOLS:
         return False
-    number = asked.number
-    return frontend.port == number if number is not None else frontend.name == asked.port
+    number = requested.number
+    return frontend.port == number if number is not None else frontend.name == requested.port
 
 
-def _of_service(directory: Directory, name: str, asked: RequestedPort, client: End) -> Iterator[Target]:
+def _of_service(directory: Directory, name: str, requested: RequestedPort, client: End) -> Iterator[Target]:
     frontends = directory.frontends(name, client)
-    meant = [one for one in frontends if not asked.port or _is_meant(one, asked)]
-    if not meant and asked.number is not None and all(one.headless for one in frontends) and frontends:
-        # Backends may be asked for any port.
-        protocol = asked.protocols[0] if asked.protocol else PROTOCOLS["TCP"]
+    matching = [one for one in frontends if not requested.port or _matches(one, requested)]
+    if not matching and requested.number is not None and all(one.headless for one in frontends) and frontends:
+        # Backends may be requested for any port.
+        protocol = requested.protocols[0] if requested.protocol else PROTOCOLS["TCP"]
         ends = {one.end.title: one.end for frontend in frontends for one in frontend.backends}
         for end in ends.values():
-            yield Target(end, protocol, asked.number, via=frontends[0].text)
+            yield Target(end, protocol, requested.number, via=frontends[0].text)
         return
-    if not meant:
+    if not matching:
         ports = ", ".join(
             dict.fromkeys(f"{one.name} {port_text(one.port, one.protocol)}".strip() for one in frontends)
         )
-        wanted = f"{asked.port}/{asked.protocol}".rstrip("/")
-        what = f"no port {wanted} (it has: {ports or 'none'})" if asked.port else "no port"
+        wanted = f"{requested.port}/{requested.protocol}".rstrip("/")
+        what = f"no port {wanted} (it has: {ports or 'none'})" if requested.port else "no port"
         raise UnanswerableError(f"service {name} has {what}")
-    for one in meant:
-        yield from _of_frontend(one, asked)
+    for one in matching:
+        yield from _of_frontend(one, requested)
 
 
-def _of_frontend(frontend: ServedPort, asked: RequestedPort) -> Iterator[Target]:
-    protocol = frontend.protocol or (asked.protocols[0] if asked.protocol else PROTOCOLS["TCP"])
+def _of_frontend(frontend: ServedPort, requested: RequestedPort) -> Iterator[Target]:
+    protocol = frontend.protocol or (requested.protocols[0] if requested.protocol else PROTOCOLS["TCP"])
     if frontend.problem or not frontend.backends:
         no_backend = End(f"service {frontend.service}", 0, LabelSet(()))
         problem = frontend.problem or f"service {frontend.service} has no ready backend"

@@ -1,4 +1,4 @@
-"""Why a connection is allowed or not: which rule decides in each direction, and what would change it."""
+"""Decide on a connection in one direction: the deciding entry and rules, and rules that almost allow it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from cells.policy.compute import FULL_PORT, PortKey, RuleOrigin
 from cells.policy.compute.endpoint_policy import DirectionPolicy, Filter
-from cells.policy.compute.map_state import ANYBODY, Entries, Match, lookup
+from cells.policy.compute.map_state import ANY_IDENTITY, Entries, Match, lookup
 from cells.policy.labels import LabelSet
 from cells.policy.rules import PROTOCOLS, Direction
 from cells.policy.rules.schema import HTTPRule
@@ -18,7 +18,7 @@ __all__ = ["Near", "OtherSide", "Reason", "decide"]
 
 
 class OtherSide(msgspec.Struct, frozen=True):
-    """The other side: its identity, and the network around its address, where networks select pods, too."""
+    """The peer: its identity, and the identity of the prefix around its address if CIDR rules select pods."""
 
     identity: int
     labels: LabelSet
@@ -27,23 +27,23 @@ class OtherSide(msgspec.Struct, frozen=True):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What entries are looked up by."""
+        """The identities that entries are looked up by."""
         return (self.identity, self.network) if self.network else (self.identity,)
 
     def is_selected(self, selector: PeerSelector) -> bool:
-        """Whether a selector means it, by its labels or by its address."""
+        """Whether a selector selects the peer, by its labels or its address."""
         return selector.matches(self.labels) or bool(self.network and selector.matches(self.network_labels))
 
 
 class Near(msgspec.Struct, frozen=True):
-    """A rule that almost allows it, and what is missing."""
+    """A rule that almost allows the connection, and what it lacks."""
 
     origin: RuleOrigin
     missing: str
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """The decision in one direction. ``enforced`` is false where no policy applies in the direction."""
+    """The decision in one direction; ``enforced`` is false if no policy applies to it."""
 
     direction: Direction
     match: Match
@@ -51,16 +51,16 @@ class Reason(msgspec.Struct, frozen=True):
     origins: tuple[RuleOrigin, ...]
     near: tuple[Near, ...] = ()
     requests: tuple[str, ...] = ()
-    """Requests of HTTP that a proxy lets through, in words; none where it reads none or all may pass."""
+    """HTTP requests that the rules allow, as text; empty without HTTP rules, or if all are allowed."""
 
     @property
     def allowed(self) -> bool:
-        """Whether this direction lets the packet pass."""
+        """Whether the packet is allowed in this direction."""
         return self.match.allowed
 
     @property
     def entry_text(self) -> str:
-        """The map entry that decides, in words."""
+        """The deciding map entry as text."""
         key = self.match.key
         if key is None:
             return "none matches"
@@ -73,18 +73,20 @@ class Reason(msgspec.Struct, frozen=True):
         return f"{names[ports.protocol]}, {port}, identity {key.identity or 'any'} ({self.match.kind})"
 
 
-def decide(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int, unread: str = "") -> Reason:
-    """Why a packet from or to a peer fares as it does, by the policy of the other side.
+def decide(
+    policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int, no_http_proxy: str = ""
+) -> Reason:
+    """Decide on a packet from or to a peer by an endpoint's policy.
 
-    ``unread``: why HTTP rules drop what they select; empty while a proxy reads that.
+    ``no_http_proxy`` is why traffic with HTTP rules is dropped; empty if the HTTP proxy runs.
     """
-    entries: Mapping[int, Entries] = {ANYBODY: policy.anybody()} | {
+    entries: Mapping[int, Entries] = {ANY_IDENTITY: policy.wildcard_entries()} | {
         number: policy.of(number) for number in peer.numbers
     }
     match = lookup(entries, peer.identity, protocol, port, peer.network)
     origins = tuple(sorted(match.entry.origins)) if match.entry is not None else ()
-    if unread and match.is_read:
-        near = tuple(Near(origin, unread) for origin in origins)
+    if no_http_proxy and match.has_http_filter:
+        near = tuple(Near(origin, no_http_proxy) for origin in origins)
         return Reason(policy.direction, match._replace(verdict="drop"), policy.enforced, origins, near)
     near = () if match.allowed or match.verdict == "deny" else tuple(_near(policy, peer, protocol, port))
     requests = tuple(_requests(policy, peer, protocol, port)) if match.verdict == "redirect" else ()
@@ -92,7 +94,7 @@ def decide(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int, u
 
 
 def _requests(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> dict[str, None]:
-    """What rules say of the peer's requests on the port."""
+    """Return the HTTP requests that rules allow the peer on the port, as text."""
     packet = PortKey(protocol, port, FULL_PORT)
     found: dict[str, None] = {}
     for filter_ in policy.filters:
@@ -110,7 +112,7 @@ def _requests(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int
 
 
 def request_text(rule: HTTPRule) -> str:
-    """A rule for requests as people write it: ``GET /public/.*``, ``any method any path, with X-Token``."""
+    """Format an HTTP rule: ``GET /public/.*``, ``any method any path, with X-Token``."""
     words = [f"{rule.method or 'any method'} {rule.path or 'any path'}"]
     if rule.host:
         words.append(f"host {rule.host}")
@@ -119,7 +121,7 @@ def request_text(rule: HTTPRule) -> str:
 
 
 def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) -> Iterator[Near]:
-    """Rules that allow the peer on other ports, or others on this port."""
+    """Yield rules that allow the peer on other ports, or other peers on this port."""
     packet = PortKey(protocol, port, FULL_PORT)
     for filter_ in policy.filters:
         covers = any(ports.covers(packet) for ports in policy.port_keys(filter_.port))
@@ -136,7 +138,7 @@ def _near(policy: DirectionPolicy, peer: OtherSide, protocol: int, port: int) ->
 
 
 def _unmet(selector: PeerSelector, peer: LabelSet) -> str:
-    """What of a selector the peer lacks, in words."""
+    """Return the requirements of a selector that the peer does not meet, as text."""
     if not isinstance(selector, Selector):
         return f"addresses of {selector.text} only"
     unmet = [one for one in selector.requirements if not one.matches(peer)]
@@ -152,7 +154,7 @@ def _unmet(selector: PeerSelector, peer: LabelSet) -> str:
 
 
 def port_text(filter_: Filter) -> str:
-    """A filter's port as people write it: ``8080/TCP``, ``http/TCP``, ``8000-8100/TCP``, ``any port``."""
+    """Format a filter's port: ``8080/TCP``, ``http/TCP``, ``8000-8100/TCP``, ``any port``."""
     port = filter_.port
     names = {number: name for name, number in PROTOCOLS.items()}
     if port.protocol == 0:

@@ -1,10 +1,8 @@
-"""What more policies would have done with recorded flows: the engine of ``hive policy try``.
+"""Evaluate recorded flows against additional policies: the engine of ``hive policy try``.
 
-Rules are computed as those in force are - the same repository, selectors, entries and lookup - for the ends
-that flows name. Where a flow does not show what decides (names of an address, requests, ports of a pod that
-is deleted), the answer is that it is not known, and why.
-
-Pure values; no cell.
+Policies are computed as those in force are (same repository, selectors, entries and lookup), for the
+identities in flows. If a flow lacks the deciding data (DNS names of an address, requests, named ports of a
+deleted pod), the outcome is ``unknown``, with the reason. Pure values; no cell.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ __all__ = [
 ]
 
 Fate = Literal["passes", "cut", "denied", "unknown"]
-"""``cut``: allowed by the rules in force, and would not be. ``denied``: these deny it already."""
+"""``cut``: allowed by the rules in force, but denied by the tried ones. ``denied``: denied by both."""
 
 _WORLD: Final = (WORLD, WORLD_IPV4, WORLD_IPV6)
 _KINDS: Final[Mapping[Any, type[Object]]] = {
@@ -78,37 +76,37 @@ _KINDS: Final[Mapping[Any, type[Object]]] = {
     "CiliumCIDRGroup": CiliumCIDRGroup,
 }
 _RESERVED: Final = {LabelSet.parse(labels): number for number, labels in RESERVED_IDENTITIES.items()}
-_FIRST: Final = 256
-"""Of the numbers that ends have here, where they are no reserved ones: not those of the agent."""
+_FIRST_IDENTITY: Final = 256
+"""The first number of identities without a reserved number; numbers are local to the trial."""
 
 
 class TriedFlow(msgspec.Struct, frozen=True):
-    """What a flow shows of a new connection of an endpoint, as the endpoint's node decides on it."""
+    """A new connection from a flow, as seen by the node that enforces the endpoint's policy."""
 
     node: Annotated[str, msgspec.Meta(min_length=1)]
-    """The node's name, with its cluster's before it unless that is ``default``."""
+    """The node's name, after ``CLUSTER/`` unless the cluster is ``default``."""
     direction: Direction
     endpoint: int
-    """The endpoint's number; another one may have it now."""
+    """The endpoint id; it may have been reused since."""
     identity: int
     labels: tuple[str, ...]
     peer: int
-    """The identity of the other side."""
+    """The identity of the peer."""
     peer_labels: tuple[str, ...]
     address: str
-    """Of the other side."""
+    """The address of the peer."""
     names: tuple[str, ...]
-    """Those that DNS gave the address, as far as the node knew."""
+    """DNS names of the address, if the node has observed them."""
     protocol: int
     port: int
-    """Of the destination; of ICMP the type."""
+    """The destination port; for ICMP, the type."""
 
     def __post_init__(self) -> None:
         ip_address(self.address)
 
 
 class TrialRule(msgspec.Struct, frozen=True):
-    """A rule in words, and where it is written: the path in an object."""
+    """A rule as text, and its object and path."""
 
     text: str
     source: str
@@ -116,52 +114,52 @@ class TrialRule(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What would have become of a flow, and by which rules."""
+    """The outcome of a flow, and the deciding rules."""
 
     fate: Fate
     verdict: str = ""
-    """``allow``, ``redirect``, ``deny``, or ``drop`` where no rule allows it; empty where it is not known."""
+    """``allow``, ``redirect``, ``deny``, or ``drop`` if no rule allows it; empty if unknown."""
     why: str = ""
-    """Why it is not known."""
+    """Why the outcome is unknown."""
     rules: tuple[TrialRule, ...] = ()
-    """The rules that deny it; where none allows it, those that have the direction denied by default."""
+    """The rules that deny the flow; if none allows it, the rules with default deny."""
     near: tuple[tuple[TrialRule, str], ...] = ()
-    """Rules that almost allow it, and what is missing."""
+    """Rules that almost allow the flow, and what they lack."""
 
 
 class TrialRequest(msgspec.Struct, frozen=True):
-    """Policies and CIDR groups as manifests, and flows to try them on."""
+    """Policies and CIDR groups as manifests, and the flows to evaluate."""
 
     objects: list[dict[str, Any]]
     flows: list[TriedFlow]
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
-    """What would have become of the flows."""
+    """The outcomes of the flows."""
 
     audited: bool
-    """Whether policies of pods drop nothing on the node, and only report it."""
+    """Whether the node only reports traffic that policies deny."""
     fates: list[Tried]
     of: list[int]
-    """The place of each flow's fate."""
+    """The index of each flow's outcome in ``fates``."""
 
 
 class KnownEnds(msgspec.Struct, frozen=True):
-    """What a node knows of the ends of flows now."""
+    """The node's current data about the ends of flows."""
 
     node: str
     identities: Mapping[int, LabelSet]
     named_ports: Callable[[int, int], frozenset[NamedPodPort] | None]
-    """The ports that an endpoint, by its number and identity, has names for; None when it is deleted."""
+    """Returns the named ports of an endpoint, by its id and identity; None if it is deleted."""
     cluster_ports: frozenset[NamedPodPort]
     names: Callable[[IPAddress], Iterable[str]]
-    """The names, in canonical form, that DNS has given to an address."""
+    """Returns the DNS names, in canonical form, of an address."""
     proxies: Proxies
-    unread: str
-    """Why HTTP rules drop what they select; empty while a proxy reads that."""
+    no_http_proxy: str
+    """Why traffic with HTTP rules is dropped; empty if the HTTP proxy runs."""
 
     def labels(self, number: int, shown: Iterable[str]) -> LabelSet:
-        """Those of an identity: its number may stand for others than when a flow was seen."""
+        """Return the labels of an identity; those in the flow take precedence, as numbers are reused."""
         if scope_of(number) is not Scope.RESERVED and (seen := tuple(shown)):
             return LabelSet.of(seen)
         known = self.identities.get(number)
@@ -169,9 +167,9 @@ class KnownEnds(msgspec.Struct, frozen=True):
 
 
 def with_objects(in_force: Repository, objects: Iterable[Mapping[str, Any]]) -> Repository:
-    """The rules in force and these policies and CIDR groups, each in place of the one of its name.
+    """Return a copy of the rules in force with policies and CIDR groups added or replaced.
 
-    Raises UnanswerableError for one that would be refused.
+    Raises UnanswerableError for an object that would be rejected.
     """
     found, policies = in_force.copy(), []
     groups: dict[str, tuple[Prefix, ...]] = {}
@@ -183,7 +181,7 @@ def with_objects(in_force: Repository, objects: Iterable[Mapping[str, Any]]) -> 
             policies.append((read.name, one))
     refused: dict[str, PolicyError] = {}
     if groups:
-        _, failed = found.follow(replace(found.world, groups={**found.world.groups, **groups}))
+        _, failed = found.follow(replace(found.context, groups={**found.context.groups, **groups}))
         refused = {str(source): error for source, error in failed.items()}
     for name, one in policies:
         try:
@@ -217,11 +215,11 @@ def _networks(group: CiliumCIDRGroup) -> tuple[Prefix, ...]:
 
 
 class UnknownFateError(Exception):
-    """Raised for what a flow does not show: one line."""
+    """A flow lacks data that the outcome depends on; the message is one line."""
 
 
 class Trial:
-    """Compares what rules in force and rules that are tried say of flows."""
+    """Compares the decisions of the rules in force and of the tried rules on flows."""
 
     def __init__(self, in_force: Repository, tried: Repository, known: KnownEnds) -> None:
         self._known = known
@@ -229,17 +227,17 @@ class Trial:
         self._after = _Rules(tried, known)
 
     def of(self, flow: TriedFlow) -> Tried:
-        """What would have become of a flow that has passed."""
+        """Return the outcome of a flow that has passed."""
         if flow.node != self._known.node:
             return Tried("unknown", why=f"seen on node {flow.node}, which decides about it: try it there")
         try:
-            reason, read = self._after.reason(flow)
+            reason, l7_rules = self._after.reason(flow)
         except UnknownFateError as unknown:
             return Tried("unknown", why=str(unknown))
         try:
-            before, read_before = self._before.reason(flow)
+            before, l7_rules_before = self._before.reason(flow)
         except UnknownFateError:
-            before, read_before = None, None
+            before, l7_rules_before = None, None
         verdict = reason.match.verdict
         if not reason.allowed:
             fate: Fate = "denied" if before is not None and not before.allowed else "cut"
@@ -247,7 +245,7 @@ class Trial:
             return Tried(fate, verdict, rules=self._after.denying(flow, reason), near=near)
         if verdict == "auth-required" and (before is None or before.match.verdict != verdict):
             return Tried("unknown", verdict, "allowed once both sides have authenticated")
-        if verdict == "redirect" and read != read_before:
+        if verdict == "redirect" and l7_rules != l7_rules_before:
             some = "; ".join(reason.requests[:3])
             more = " and more" if len(reason.requests) > 3 else ""
             what = f"only these requests: {some}{more}" if some else "what the proxy lets through of it"
@@ -256,7 +254,7 @@ class Trial:
 
 
 class _Rules:
-    """Policies by the rules of one repository, computed for the ends of flows."""
+    """Policies of one repository's rules, computed for the identities in flows."""
 
     def __init__(self, repository: Repository, known: KnownEnds) -> None:
         self._repository = repository
@@ -269,14 +267,14 @@ class _Rules:
         self._families: dict[int, Prefix] = {one.version: one for one in prefixes if not one.prefixlen}
 
     def reason(self, flow: TriedFlow) -> tuple[Reason, frozenset[str]]:
-        """Why a flow fares as it does, and what proxies would ask of it. Raises UnknownFateError."""
+        """Return the decision on a flow, and the L7 rules that apply to it. Raises UnknownFateError."""
         address = ip_address(flow.address)
         names = {canonical_name(name) for name in flow.names} | set(self._known.names(address))
         policy = self._policy(flow)
         peer = self._peer(flow, address, names)
-        found = decide(policy, peer, flow.protocol, flow.port, self._known.unread)
-        there = _there(policy, PortKey(flow.protocol, flow.port, FULL_PORT))
-        if found.match.entry is None and not names and any(map(_is_by_name, there)):
+        found = decide(policy, peer, flow.protocol, flow.port, self._known.no_http_proxy)
+        filters = _filters_of_port(policy, PortKey(flow.protocol, flow.port, FULL_PORT))
+        if found.match.entry is None and not names and any(map(_is_by_name, filters)):
             raise UnknownFateError(
                 f"toFQDNs rules allow names there, and which names {address} has is not known"
             )
@@ -286,23 +284,23 @@ class _Rules:
                 raise UnknownFateError(
                     "allowed by a name, but no rule lets the DNS proxy see the pod's lookups"
                 )
-        asked = {
+        rules = {
             repr(how.rules)
-            for filter_ in there
+            for filter_ in filters
             for selector, how in filter_.selectors.items()
             if not how.deny and peer.is_selected(selector)
         }
-        return found, frozenset(asked)
+        return found, frozenset(rules)
 
     def denying(self, flow: TriedFlow, reason: Reason) -> tuple[TrialRule, ...]:
-        """The rules that deny a flow, or those that have its direction denied where none allows it."""
+        """Return the rules that deny a flow; if none allows it, the rules with default deny."""
         if reason.origins:
             return tuple(map(_rule, reason.origins))
         labels = self._known.labels(flow.identity, flow.labels)
-        speaking = self._repository.speaking(labels, flow.direction, self._repository.selecting(labels))
+        applied = self._repository.direction_rules(labels, flow.direction, self._repository.selecting(labels))
         return tuple(
             _rule(RuleOrigin(rule.labels, str(rule.source), rule.path))
-            for rule in speaking.rules
+            for rule in applied.rules
             if rule.default_deny(flow.direction)
         )
 
@@ -320,7 +318,7 @@ class _Rules:
                 found = conflict
             self._policies[key] = found
         if isinstance(found, PolicyConflictError):
-            raise UnknownFateError(f"these rules cannot all hold: {found}")
+            raise UnknownFateError(f"these rules contradict each other: {found}")
         named = [one.port.name for one in found.filters if one.port.name]
         if ports is None and flow.direction == "ingress" and named:
             raise UnknownFateError(
@@ -331,7 +329,7 @@ class _Rules:
     def _computed(
         self, direction: Direction, labels: LabelSet, ports: frozenset[NamedPodPort]
     ) -> DirectionPolicy:
-        """Raises PolicyConflictError."""
+        """Compute a policy. Raises PolicyConflictError."""
         options = self._repository.options
         resolved = self._repository.resolve(labels, direction)
         named = ports | self._known.cluster_ports if direction == "egress" else ports
@@ -350,25 +348,25 @@ class _Rules:
         return policy
 
     def _peer(self, flow: TriedFlow, address: IPAddress, names: Iterable[str]) -> OtherSide:
-        """The other side, by the identity that its address would have by these rules."""
+        """Return the peer with the identity that its address would have by these rules."""
         scope = scope_of(flow.peer)
         labels = self._known.labels(flow.peer, flow.peer_labels)
         if not labels:
             raise UnknownFateError(f"the identity of {address} ({flow.peer}) is not known")
         if flow.peer in _WORLD or scope is Scope.LOCAL:
             labels = self._outside(labels, address, names)
-            return OtherSide(self._number(labels, _RESERVED.get(labels, 0)), labels)
-        number = self._number(labels, flow.peer if scope is Scope.RESERVED else 0)
+            return OtherSide(self._identity_number(labels, _RESERVED.get(labels, 0)), labels)
+        number = self._identity_number(labels, flow.peer if scope is Scope.RESERVED else 0)
         near = None
         if is_endpoint(flow.peer) and self._repository.options.cidr_matches_pods:
             near = self._prefixes.nearest(address) or self._families.get(address.version)
         if near is None:
             return OtherSide(number, labels)
         network = network_labels(near)
-        return OtherSide(number, labels, self._number(network, 0), network)
+        return OtherSide(number, labels, self._identity_number(network, 0), network)
 
     def _outside(self, labels: LabelSet, address: IPAddress, names: Iterable[str]) -> LabelSet:
-        """The labels that an address outside would have: of the nearest network, and of selected names."""
+        """Return the labels of an address outside: the longest prefix's CIDR, and selected DNS names."""
         found = [label for label in labels if label.source not in (CIDR, FQDN)]
         selecting = (
             one for one in self._repository.name_selectors if any(one.matches_name(name) for name in names)
@@ -379,16 +377,16 @@ class _Rules:
             found.append(Label(CIDR, cidr_label(nearest)))
         return LabelSet(found)
 
-    def _number(self, labels: LabelSet, reserved: int) -> int:
-        """What entries of policies know these labels by."""
-        number = reserved or self._numbers.setdefault(labels, _FIRST + len(self._numbers))
+    def _identity_number(self, labels: LabelSet, reserved: int) -> int:
+        """Return the identity of labels; add it to the selector cache if it is new."""
+        number = reserved or self._numbers.setdefault(labels, _FIRST_IDENTITY + len(self._numbers))
         if number not in self._cache.identities:
             self._cache.add_identity(number, labels)
         return number
 
 
-def _there(policy: DirectionPolicy, packet: PortKey) -> list[Filter]:
-    """What rules say of a packet's port."""
+def _filters_of_port(policy: DirectionPolicy, packet: PortKey) -> list[Filter]:
+    """Return the filters that match a packet's port."""
     return [one for one in policy.filters if any(key.covers(packet) for key in policy.port_keys(one.port))]
 
 

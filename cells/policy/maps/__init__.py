@@ -1,10 +1,10 @@
-"""Each endpoint's policy, in its policy map.
+"""Writes each endpoint's policy to its policy map.
 
 Controller and reconciler: a PolicyComputer computes the desired policies, rows of the table
 ``endpoint-policies``; EndpointPolicies writes the differences to policy maps; the table
 ``endpoint-policies-realized`` shows the contents of the maps.
 
-Why: rules and identities may change at any time. Every map must follow, or the status reports why not.
+Why: rules and identities may change at any time. Every map must follow, or its status shows the error.
 """
 
 import math
@@ -61,64 +61,64 @@ __all__ = [
 
 
 KnownRemoteClusters = Annotated[KnownRules, Named("clustermesh")]
-"""Whether identities and addresses of remote clusters are in force. Only restored endpoints wait for them."""
+"""Whether identities and addresses of remote clusters are processed. Only restored endpoints wait for it."""
 
 
 # The policy maps in the kernel.
 
 
 class KernelPolicyMaps:
-    """The :class:`~cells.policy.maps.rows.PolicyMapPool` of the kernel's maps."""
+    """The :class:`~cells.policy.maps.rows.PolicyMapPool` of the kernel's policy maps."""
 
     def __init__(self, pool: PolicyMaps) -> None:
         self._pool = pool
-        self._slots: dict[int, PolicyMap] = {}
+        self._maps: dict[int, PolicyMap] = {}
 
     def acquire(self) -> int:
-        """Return the id of a prepared policy map."""
-        return self._keep(self._pool.acquire())
+        """Return the id of a prepared, empty policy map."""
+        return self._add_map(self._pool.acquire())
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """Open the pinned policy map of a restored endpoint; its entries."""
-        return self._slots[self._keep(self._pool.adopt(endpoint_id))].held
+        """Open the pinned policy map of a restored endpoint; return its entries."""
+        return self._maps[self._add_map(self._pool.adopt(endpoint_id))].held
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
-        """Write what changed since the last write."""
-        self._slots[endpoint_id].replace(entries)
+        """Write the differences to the last written entries."""
+        self._maps[endpoint_id].replace(entries)
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        """As write(), for several maps."""
-        slots = self._slots
-        return self._pool.replace_all((slots[number], entries) for number, entries in wanted.items())
+        """Do write() for several maps."""
+        maps = self._maps
+        return self._pool.replace_all((maps[number], entries) for number, entries in wanted.items())
 
     def held(self, endpoint_id: int) -> PolicyEntries:
         """The map's entries as last written or read."""
-        return self._slots[endpoint_id].held
+        return self._maps[endpoint_id].held
 
     def repair(self, endpoint_id: int, entries: PolicyEntries) -> int:
-        """Read the whole map, and write it if it differs."""
-        slot = self._slots[endpoint_id]
-        present = slot.dump()
-        wrong = len(present.keys() ^ entries.keys()) + sum(
+        """Compare the whole map with the entries and correct it; return the number of differences."""
+        policy_map = self._maps[endpoint_id]
+        present = policy_map.dump()
+        differences = len(present.keys() ^ entries.keys()) + sum(
             not entry.same_verdict(present[key]) for key, entry in entries.items() if key in present
         )
-        if wrong:
-            slot.reload()
-            slot.replace(entries)
-        return wrong
+        if differences:
+            policy_map.reload()
+            policy_map.replace(entries)
+        return differences
 
     def release(self, endpoint_id: int) -> None:
         """Return the map to the pool."""
-        slot = self._slots.pop(endpoint_id, None)
-        if slot is not None:
-            self._pool.release(slot)
+        policy_map = self._maps.pop(endpoint_id, None)
+        if policy_map is not None:
+            self._pool.release(policy_map)
 
-    def _keep(self, slot: PolicyMap) -> int:
-        self._slots[slot.endpoint_id] = slot
-        return slot.endpoint_id
+    def _add_map(self, policy_map: PolicyMap) -> int:
+        self._maps[policy_map.endpoint_id] = policy_map
+        return policy_map.endpoint_id
 
 
-# The policy of endpoints that follows from the enforcement mode alone, for hives without policy rules.
+# Policies by the enforcement mode alone, for hives without policy rules.
 #
 # Source: Cilium 1.17, policy enforcement modes and allow-localhost.
 
@@ -136,16 +136,16 @@ class NodePolicy:
 
     @property
     def revision(self) -> int:
-        """Grows with every change of the mode."""
+        """Incremented with every change of the mode."""
         return self._revision
 
     @property
     def enforcement(self) -> Enforcement:
-        """The mode."""
+        """The enforcement mode."""
         return self._enforcement
 
     def enforce(self, mode: Enforcement) -> None:
-        """Change the mode. Policies follow when they are next computed."""
+        """Change the mode. It applies when policies are next computed."""
         self._enforcement = mode
         self._revision += 1
 
@@ -162,7 +162,7 @@ class NodePolicy:
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
-        """Return the same entries for every endpoint."""
+        """Return the policy of an endpoint: the same for every endpoint."""
         del identity, labels, pod
         enforced = self._enforcement is Enforcement.ALWAYS
         return EndpointPolicy(
@@ -184,7 +184,7 @@ class NodePolicy:
     def _entries(self) -> PolicyEntries:
         if self._enforcement is not Enforcement.ALWAYS:
             return ALLOW_ALL
-        return ALLOW_LOCALHOST if self.localhost is Localhost.ALWAYS else {}  # there is no Kubernetes yet
+        return ALLOW_LOCALHOST if self.localhost is Localhost.ALWAYS else {}  # auto: not without Kubernetes
 
 
 # Policies as Cilium's metrics.
@@ -222,12 +222,12 @@ def realized_table() -> Table[int, RealizedPolicy]:
 
 
 def policy_computer(policy: NodePolicy, rules: RuleComputer | None) -> PolicyComputer:
-    """The computer that applies rules, or the node's enforcement mode if no cell provides one."""
+    """Return the computer of rules, or the node's enforcement mode if there is none."""
     return policy if rules is None else rules
 
 
 def policy_map_pool(pool: PolicyMaps) -> PolicyMapPool:
-    """The policy maps in the kernel."""
+    """Return the pool of the kernel's policy maps."""
     return KernelPolicyMaps(pool)
 
 
@@ -241,7 +241,7 @@ def endpoint_policies(
     jobs: Jobs,
     log: Logger,
 ) -> EndpointPolicies:
-    """EndpointPolicies, and the jobs that write policy maps."""
+    """Return EndpointPolicies, and register the jobs that write policy maps."""
 
     async def apply() -> None:
         await policies.apply()
@@ -265,7 +265,7 @@ def outdated_table(policies: EndpointPolicies) -> Table[int, OutdatedPolicy]:
 
 
 def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Member[Collector]:
-    """Policies as metrics."""
+    """Return the collector of endpoints' policy metrics."""
 
     async def collect() -> Iterable[MetricFamily]:
         flags = datapath.notifications.flags if datapath is not None else 0
@@ -277,16 +277,16 @@ def policy_metrics(policies: EndpointPolicies, datapath: Datapath | None) -> Mem
 cell = group(
     module(
         "policy-mode",
-        "Whether policies are enforced on this node",
+        "Policy enforcement mode of the node",
         config(PolicySettings),
         provide(NodePolicy),
     ),
     module(
         "policy",
-        "What endpoints may do, in their policy maps",
+        "Policies of endpoints, in their policy maps",
         config(PolicyMapSettings),
         provide(policy_table, realized_table, policy_computer, policy_map_pool),
-        # the ipcache has policy maps updated before packets carry an identity
+        # the ipcache updates policy maps through it before packets carry a new identity
         provide(endpoint_policies, as_=(Member[IdentityFollower],)),
         provide(outdated_table, policy_metrics),
     ),

@@ -1,7 +1,7 @@
 """Computes each endpoint's policy and writes it to the endpoint's policy map; deletions can be deferred.
 
-Why: when the ipcache gives an address another identity, packets carry the old one until then. Entries of the
-     old identity are deleted afterwards, so that no flow is cut.
+Why: when the ipcache changes the identity of an address, packets carry the old identity until then. Its
+entries are deleted afterwards, so that no flow is cut.
 """
 
 import errno
@@ -32,7 +32,7 @@ from lifecycle import HiveError, Logger, Table
 
 
 class DeferredDeletes:
-    """The entries of maps with deferred deletions, by endpoint id."""
+    """The contents of policy maps with deferred deletions, by endpoint id."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -43,7 +43,7 @@ class DeferredDeletes:
 
     @contextmanager
     def deferring_deletes(self) -> Iterator[None]:
-        """While at least one such block is active, with_previous() keeps entries."""
+        """Defer deletions while at least one such block is active."""
         self._depth += 1
         try:
             yield
@@ -52,18 +52,18 @@ class DeferredDeletes:
 
     @property
     def empty(self) -> bool:
-        """Whether no deletion is or can be deferred at present."""
+        """Whether no deletion is deferred and no block is active."""
         return not self._depth and not self._entries
 
     @property
     def due(self) -> Collection[int]:
-        """Endpoints with deferred deletions that may be done now."""
+        """Endpoints with deferred deletions that can be done now."""
         return () if self._depth else list(self._entries)
 
     def with_previous(
         self, endpoint_id: int, previous: PolicyEntries | None, wanted: PolicyEntries
     ) -> PolicyEntries:
-        """The entries to write: ``wanted``, and during a block also the map's other entries.
+        """Return the entries to write: ``wanted``, and during a block the map's other entries.
 
         After the write, the caller records it by keep().
         """
@@ -103,9 +103,9 @@ class PolicyMapError(HiveError):
 
 
 class EndpointPolicies:
-    """Computes endpoints' policies and writes them to policy maps. All but the jobs is synchronous.
+    """Computes endpoints' policies and writes them to policy maps. Synchronous, except its jobs.
 
-    An entry that another program adds to a policy map stays until the next comparison of whole maps.
+    An entry that another program adds to a policy map stays until the next full reconciliation.
     """
 
     def __init__(
@@ -129,25 +129,25 @@ class EndpointPolicies:
         self._log = log
         self._lockdown = lockdown
         self._overflowed: dict[int, int] = {}
-        """Locked down endpoints, and the number of entries for which their maps had no room."""
+        """Endpoints in lockdown, and the number of entries that did not fit into their maps."""
         self._changed: set[int] = set()
         """Endpoints with maps that apply() must update."""
         self._written: dict[int, EndpointPolicy] = {}
         """The policy that was last written to each map."""
         self._deferred = DeferredDeletes()
         self._previous: dict[int, PolicyEntries] = {}
-        """The entries of maps that were taken over and are not written yet."""
-        self._hosts: set[int] = set()
-        """Endpoints that are not regenerated: the host endpoint has only a policy map."""
+        """The entries of adopted maps that are not written yet."""
+        self._host_endpoints: set[int] = set()
+        """Endpoints that are not regenerated, because they only have a policy map: the host endpoint."""
         self.outdated: Table[int, OutdatedPolicy] = Table(
             "endpoint-policies-outdated", key=lambda row: row.endpoint_id
         )
         """Endpoints that must be regenerated, by id; the regeneration calls realize()."""
-        self._awaiting: set[int] = set()
-        """Endpoints with updated maps that wait for the acknowledgement of a proxy."""
+        self._awaiting_proxies: set[int] = set()
+        """Endpoints with written maps that wait for the acknowledgement of a proxy."""
         self._apply_soon = apply_soon
 
-    # Numbers and maps
+    # Endpoint ids and maps
 
     def acquire(self) -> int:
         """Return a free endpoint id, with a policy map that allows nothing.
@@ -157,7 +157,7 @@ class EndpointPolicies:
         return self._pool.acquire()
 
     def adopt(self, endpoint_id: int) -> None:
-        """Take over id and policy map of a restored endpoint; raises HiveError, OSError.
+        """Reserve the id and policy map of a restored endpoint. Raises HiveError, OSError.
 
         The caller keeps an initializer of ``realized`` until the map is written or its write has failed.
         """
@@ -169,7 +169,7 @@ class EndpointPolicies:
         self._written.pop(endpoint_id, None)
         self._previous.pop(endpoint_id, None)
         self._deferred.forget(endpoint_id)
-        self._hosts.discard(endpoint_id)
+        self._host_endpoints.discard(endpoint_id)
         self._computer.forget(endpoint_id)
         self._overflowed.pop(endpoint_id, None)
         self.table.delete(endpoint_id)
@@ -179,7 +179,7 @@ class EndpointPolicies:
 
     def follow_host(self, endpoint_id: int) -> None:
         """Treat the endpoint as the host endpoint: its policy map is updated without a regeneration."""
-        self._hosts.add(endpoint_id)
+        self._host_endpoints.add(endpoint_id)
 
     # Policies
 
@@ -198,26 +198,26 @@ class EndpointPolicies:
         return self._computer.missing
 
     def awaits_rules(self, endpoint_id: int) -> bool:
-        """Whether a restored endpoint keeps the policy of the previous run, as rules are not read yet.
+        """Whether a restored endpoint keeps the previous run's policy until rules are read.
 
-        A policy from a part of the rules could allow what other rules deny.
+        A policy computed from a part of the rules could allow what other rules deny.
         """
         return endpoint_id in self._previous and bool(self.unknown_rules)
 
     def ensure_identity(self, identity: int, labels: Collection[str]) -> None:
         """Add an identity to the maps of all endpoints, before any packet carries it.
 
-        apply() repeats failed writes.
+        apply() retries failed writes.
         """
         rows = self._computer.update_identities([Identity(identity, tuple(labels))])
-        if not rows:  # as usual: another endpoint has this identity
+        if not rows:  # the usual case: another endpoint has this identity
             return
         present = self.table.keys()
-        there = [row for row in rows if row.endpoint_id in present]
+        present_rows = [row for row in rows if row.endpoint_id in present]
         with self.table.txn() as txn:
-            for row in there:
+            for row in present_rows:
                 txn.put(row)
-        for row, error in self._write_all(there):
+        for row, error in self._write_all(present_rows):
             self._log.warning("policy map not updated", endpoint=row.endpoint_id, error=str(error))
             self._changed.add(row.endpoint_id)
         if self._changed:
@@ -230,9 +230,9 @@ class EndpointPolicies:
     def realize(self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD) -> None:
         """Compute the policy of an endpoint and write it to its map, after the maps of its peers.
 
-        A no-op while the endpoint awaits_rules(); the restore calls again afterwards.
-        Raises HiveError if the policy cannot be computed, OSError if the kernel refuses a write: then the map
-        is unchanged or changed in part, as its status shows.
+        A no-op while awaits_rules(); the restoration calls again afterwards. Raises HiveError if the policy
+        cannot be computed, and OSError if the kernel rejects a write: then the map is unchanged or partially
+        changed, as its status shows.
         """
         self.ensure_identity(identity, labels)
         if self.awaits_rules(endpoint_id):
@@ -249,8 +249,8 @@ class EndpointPolicies:
         """Set the desired policies of endpoints; jobs update their maps.
 
         An endpoint with a new revision of the rules is regenerated, and its log shows the reason; if its
-        entries are unchanged, only its revision is. Changes without a new revision (identities of peers) are
-        written to the map without a regeneration, and repeated until they succeed.
+        entries are unchanged, only its revision is updated. Changes without a new revision (identities of
+        peers) are written to the map without a regeneration, and retried until they succeed.
         """
         outdated: list[OutdatedPolicy] = []
         with self.table.txn() as rows:
@@ -260,8 +260,8 @@ class EndpointPolicies:
                     continue
                 rows.put(policy)
                 if self._is_realized(policy, known):
-                    self._mark(policy)
-                elif policy.endpoint_id in self._hosts:
+                    self._mark_written(policy)
+                elif policy.endpoint_id in self._host_endpoints:
                     self._changed.add(policy.endpoint_id)
                 elif policy.revision != self.status(policy.endpoint_id).written:
                     outdated.append(OutdatedPolicy(policy.endpoint_id, policy.revision, reason))
@@ -276,9 +276,9 @@ class EndpointPolicies:
 
     @contextmanager
     def deferring_deletes(self) -> Iterator[None]:
-        """During the block, entries are added to maps; deletions follow after it.
+        """Defer deletions from maps during the block; additions are written.
 
-        Until then the realized revision is the previous one.
+        Until the deletions, the realized revision is the previous one.
         """
         try:
             with self._deferred.deferring_deletes():
@@ -289,7 +289,7 @@ class EndpointPolicies:
                 self._apply_soon()
 
     def _is_realized(self, policy: EndpointPolicy, known: EndpointPolicy) -> bool:
-        """Whether the map already has the entries of the policy, as they equal the previous ones."""
+        """Whether the map already has the policy, because its entries equal the previous ones."""
         status = self.status(policy.endpoint_id)
         return (
             policy.entries is known.entries
@@ -302,7 +302,7 @@ class EndpointPolicies:
     # Jobs
 
     async def change_and_wait(self, policies: Iterable[EndpointPolicy], reason: str) -> None:
-        """As change(), and wait until all maps are updated or one has failed. Raises PolicyMapError."""
+        """Do change(), and wait until all maps are updated or one has failed. Raises PolicyMapError."""
         latest = {row.endpoint_id: row for row in policies}
         if not latest:
             return
@@ -314,28 +314,28 @@ class EndpointPolicies:
                 seen = await self.realized.wait_changed(endpoint_id, seen)
 
     async def apply(self) -> None:
-        """Write changes that have no new revision to the maps.
+        """Write changes without a new revision to the maps.
 
-        Raises PolicyMapError; the next call repeats what failed.
+        Raises PolicyMapError; the next call retries the failed maps.
         """
         failed = []
         waiting, count = list(self._changed), 1
         while waiting:
             some, waiting = waiting[:count], waiting[count:]
-            began = time.monotonic()
+            started_at = time.monotonic()
             policies = [policy for one in some if (policy := self.table.get(one)) is not None]
             self._changed.difference_update(some)
             refused = self._write_all(policies)
             self._changed.update(policy.endpoint_id for policy, _ in refused)
             failed += [f"endpoint {policy.endpoint_id}: {error}" for policy, error in refused]
             # A write takes from some microseconds to 15 ms, depending on the number of changed entries.
-            count = min(2 * count, BATCH) if time.monotonic() - began < SLICE / 2 else max(count // 2, 1)
+            count = min(2 * count, BATCH) if time.monotonic() - started_at < SLICE / 2 else max(count // 2, 1)
             await anyio.lowlevel.checkpoint()
         if failed:
             raise PolicyMapError(f"{len(failed)} policy maps are not updated, {failed[0]}")
 
     async def reconcile(self) -> None:
-        """Compare whole policy maps with the desired policies and correct them; raises OSError."""
+        """Compare whole policy maps with the desired policies and correct them. Raises OSError."""
         for position, policy in enumerate(self.table.all()):
             skipped = policy.endpoint_id in self._overflowed or policy.endpoint_id in self._deferred
             if self.table.get(policy.endpoint_id) is policy and not skipped:
@@ -350,15 +350,17 @@ class EndpointPolicies:
                 await anyio.lowlevel.checkpoint()
 
     def _write_all(self, policies: Collection[EndpointPolicy]) -> list[tuple[EndpointPolicy, OSError]]:
-        """Write policies to their maps; the policies that could not be written, and why.
+        """Write policies to their maps; return the policies that failed, with the errors.
 
-        Those that fail in one batch are written again one by one.
+        Policies that fail in a batch are written again one by one.
         """
         one_by_one = policies
         if self._deferred.empty and not self._overflowed:
             refused = self._pool.write_all({one.endpoint_id: one.entries for one in policies})
             one_by_one = [one for one in policies if one.endpoint_id in refused]
-            self._mark(*(one for one in policies if one.endpoint_id not in refused) if refused else policies)
+            self._mark_written(
+                *(one for one in policies if one.endpoint_id not in refused) if refused else policies
+            )
         failed = []
         for one in one_by_one:
             try:
@@ -371,18 +373,18 @@ class EndpointPolicies:
         try:
             self._write_map(policy)
         except OSError as error:
-            self._written[policy.endpoint_id] = self._held(policy.endpoint_id)
+            self._written[policy.endpoint_id] = self._map_contents(policy.endpoint_id)
             self._failed(policy.endpoint_id, error)
             raise
-        self._mark(policy)
+        self._mark_written(policy)
 
-    def _held(self, endpoint_id: int) -> EndpointPolicy:
-        """The contents of a map after a failed write: neither the previous policy nor the new one."""
+    def _map_contents(self, endpoint_id: int) -> EndpointPolicy:
+        """Return the contents of a map after a failed write, as a policy."""
         held = PolicyEntryMap(self._pool.held(endpoint_id))
 
         def enforced(*, egress: bool) -> bool:
-            anyone = held.get(PolicyKey(identity=0, egress=egress))
-            return anyone is None or anyone.deny
+            wildcard = held.get(PolicyKey(identity=0, egress=egress))
+            return wildcard is None or wildcard.deny
 
         return EndpointPolicy(
             endpoint_id=endpoint_id,
@@ -392,9 +394,9 @@ class EndpointPolicies:
             entries=held,
         )
 
-    def _mark(self, *policies: EndpointPolicy) -> None:
+    def _mark_written(self, *policies: EndpointPolicy) -> None:
         """Record that these policies are written to their maps."""
-        if len(policies) == 1:  # the usual case, which an ADD waits for
+        if len(policies) == 1:  # the usual case, which an ADD awaits_proxies for
             self.outdated.delete(policies[0].endpoint_id)
             self.realized.put(self._realized(policies[0]))
             return
@@ -408,15 +410,15 @@ class EndpointPolicies:
                 rows.put(self._realized(policy))
 
     def _realized(self, policy: EndpointPolicy) -> RealizedPolicy:
-        """Record that a policy is written to its map; its status."""
+        """Record that a policy is written to its map; return its status."""
         number, revision = policy.endpoint_id, policy.revision
         self._changed.discard(number)
         self._written[number] = policy
         self._previous.pop(number, None)
-        waits = not self._computer.acknowledged(number)
-        if waits:
-            self._awaiting.add(number)
-        if waits or number in self._deferred:
+        awaits_proxies = not self._computer.acknowledged(number)
+        if awaits_proxies:
+            self._awaiting_proxies.add(number)
+        if awaits_proxies or number in self._deferred:
             revision = self.status(number).revision
         return RealizedPolicy(
             endpoint_id=number,
@@ -428,14 +430,15 @@ class EndpointPolicies:
         )
 
     def follow_proxies(self) -> None:
-        """Update the realized revisions of endpoints that waited for the acknowledgement of a proxy."""
-        awaiting, self._awaiting = self._awaiting, set()
-        self._mark(*(self._written[one] for one in awaiting if one in self._written))
+        """Update the realized revisions of endpoints that awaited a proxy's acknowledgement."""
+        awaiting, self._awaiting_proxies = self._awaiting_proxies, set()
+        self._mark_written(*(self._written[one] for one in awaiting if one in self._written))
 
     def _write_map(self, policy: EndpointPolicy) -> None:
         """Write a policy to its map.
 
-        With ``lockdown``, a map without room for it is emptied, until the policy has fewer entries.
+        With ``lockdown``, the map of a policy that does not fit is emptied, until the policy has fewer
+        entries.
         """
         number, wanted = policy.endpoint_id, len(policy.entries)
         least = self._overflowed.get(number, wanted + 1)
@@ -452,12 +455,12 @@ class EndpointPolicies:
         self._overflowed[number] = least
         self._deferred.forget(number)
         self._pool.write(number, {})
-        text = f"locked down, nothing is allowed: {wanted} entries have no room (bpf-policy-map-max)"
+        text = f"locked down, nothing is allowed: {wanted} entries do not fit (bpf-policy-map-max)"
         raise OSError(errno.ENOSPC, text)
 
     def _write_entries(self, number: int, wanted: PolicyEntries) -> None:
         known = self._written.get(number)
-        previous = known.entries if known is not None else self._taken_over(number, wanted)
+        previous = known.entries if known is not None else self._adopted_entries(number, wanted)
         entries = self._deferred.with_previous(number, previous, wanted)
         if entries is not wanted:
             try:
@@ -471,15 +474,15 @@ class EndpointPolicies:
         self._pool.write(number, wanted)
         self._deferred.keep(number, wanted, wanted)
 
-    def _taken_over(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
-        """The entries of a map that was taken over, if some of them must be deleted."""
+    def _adopted_entries(self, number: int, wanted: PolicyEntries) -> PolicyEntryMap | None:
+        """Return the entries of an adopted map if some of them must be deleted, else None."""
         held = self._previous.get(number)
         if held is None or all(key in wanted for key in held):
             return None
         return PolicyEntryMap(held)
 
     def _failed(self, endpoint_id: int, error: Exception) -> None:
-        """Show the error and the map's contents in the status; its revisions stay."""
+        """Set the error and the map's contents in the status; its revisions are unchanged."""
         known, has = self.status(endpoint_id), self._written.get(endpoint_id)
         row = replace(known, error=str(error))
         if has is not None:

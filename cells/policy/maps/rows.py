@@ -1,4 +1,4 @@
-"""Endpoints' policies, desired and realized, and the interfaces of those who compute and write them."""
+"""Rows of desired and realized policies, and the interfaces of policy computation and policy maps."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, Protocol
@@ -17,10 +17,10 @@ ALLOW_ALL: Final[PolicyEntries] = {
     PolicyKey(identity=0, egress=False): PolicyEntry(),
     PolicyKey(identity=0, egress=True): PolicyEntry(),
 }
-"""Entries of an endpoint without enforcement: all peers, in both directions."""
+"""Entries of an endpoint without enforcement: they allow all peers, in both directions."""
 
 ALLOW_LOCALHOST: Final[PolicyEntries] = {PolicyKey(identity=HOST, egress=False): PolicyEntry()}
-"""The entry that lets the node itself reach the endpoint."""
+"""The entry that allows ingress from the node itself."""
 
 
 class EndpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class EndpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RealizedPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table ``endpoint-policies-realized``: what an endpoint's policy map contains."""
+    """A row of the table ``endpoint-policies-realized``: the contents of an endpoint's policy map."""
 
     endpoint_id: int
     revision: int = 0
@@ -66,9 +66,9 @@ class OutdatedPolicy(msgspec.Struct, frozen=True):
 
 
 def enforced_directions(policy: EndpointPolicy | RealizedPolicy, *, audited: bool = False) -> str:
-    """``none``, ``ingress``, ``egress`` or ``both``, as in the API and in metrics.
+    """Return the enforced directions as in the API: ``none``, ``ingress``, ``egress`` or ``both``.
 
-    With a prefix (``audit-both``) if denied packets are forwarded nevertheless.
+    With the prefix ``audit-`` if denied packets are forwarded nevertheless.
     """
     match policy.ingress_enforced, policy.egress_enforced:
         case True, True:
@@ -98,7 +98,7 @@ class PolicyComputer(Protocol):
 
     @property
     def missing(self) -> str:
-        """The sources that are not read yet, without which rules must not be applied; empty if none."""
+        """The sources that are not read yet; until then rules must not be applied. Empty if none."""
         ...
 
     def acknowledged(self, endpoint_id: int) -> bool:
@@ -110,25 +110,25 @@ class PolicyComputer(Protocol):
 
     @property
     def revision(self) -> int:
-        """Revision of the rules; grows with every change."""
+        """Revision of the rules; incremented with every change."""
         ...
 
     def compute(
         self, endpoint_id: int, identity: int, labels: Collection[str], pod: PodKey = NO_POD
     ) -> EndpointPolicy:
-        """Compute the policy of an endpoint from its identity, and that identity's labels.
+        """Compute the policy of an endpoint from its identity and the identity's labels.
 
-        ``pod`` is the endpoint's pod, for rules that name its ports. Synchronous, as an ADD waits for it.
-        Raises HiveError if rules contradict each other; then the endpoint keeps its present policy.
+        ``pod`` is the endpoint's pod, for rules that name its ports. Synchronous, because an ADD waits for
+        it. Raises HiveError if rules contradict each other; then the endpoint keeps its current policy.
         """
         ...
 
     def update_identities(self, identities: Iterable[Identity]) -> list[EndpointPolicy]:
-        """Add identities, or give them other labels. Returns the policies that change."""
+        """Add identities, or change their labels; return the policies that change."""
         ...
 
     def forget(self, endpoint_id: int) -> None:
-        """Drop the state of an endpoint that was removed; a no-op if it is not known."""
+        """Drop the state of a removed endpoint; a no-op if it is unknown."""
         ...
 
 
@@ -150,7 +150,7 @@ class KnownRules(Protocol):
 
 
 class PolicyMapPool(Protocol):
-    """Endpoint ids and their policy maps. Every call is synchronous and raises OSError or HiveError."""
+    """Endpoint ids with their policy maps. Every call is synchronous and raises OSError or HiveError."""
 
     def acquire(self) -> int:
         """Return a free endpoint id. Its policy map is empty, so nothing is allowed.
@@ -160,7 +160,7 @@ class PolicyMapPool(Protocol):
         ...
 
     def adopt(self, endpoint_id: int) -> PolicyEntries:
-        """Take over the id and policy map of a restored endpoint. Returns the map's entries."""
+        """Reserve the id and policy map of a restored endpoint; return the map's entries."""
         ...
 
     def write(self, endpoint_id: int, entries: PolicyEntries) -> None:
@@ -168,7 +168,7 @@ class PolicyMapPool(Protocol):
         ...
 
     def write_all(self, wanted: Mapping[int, PolicyEntries]) -> dict[int, OSError]:
-        """As write(), for several maps in less time. Returns the error of each map that failed."""
+        """Do write() for several maps at once; return the error of each map that failed."""
         ...
 
     def held(self, endpoint_id: int) -> PolicyEntries:
@@ -180,5 +180,5 @@ class PolicyMapPool(Protocol):
         ...
 
     def release(self, endpoint_id: int) -> None:
-        """Return id and emptied map to the pool; a no-op if they are already there."""
+        """Return the id and the emptied map to the pool; a no-op if they are already released."""
         ...

@@ -1,6 +1,7 @@
-"""Rules as the engine computes with them, options that change their meaning, and why objects are refused.
+"""Translated rules, the options that change their meaning, and the errors of rejected objects.
 
-Pure values; no cell.
+``translate`` makes rules from policy objects (``schema``, ``network_policy``); ``compute`` makes policies
+from rules. Pure values; no cell.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cells.policy.selectors import PeerSelector, Selector
 
 __all__ = [
     "PROTOCOLS",
-    "SERVED",
+    "SUPPORTED",
     "Direction",
     "PeerRule",
     "PolicyError",
@@ -30,16 +31,17 @@ __all__ = [
 ]
 
 
-# A policy object that is refused, and why.
+# Errors of policy objects.
 
 Stage = Literal["schema", "parse"]
 
 
 class PolicyError(ValueError):
-    """The object is refused whole; its earlier rules stay in force.
+    """The object is rejected as a whole; its previous rules stay in force.
 
-    ``stage`` is ``schema`` when the API server's schema refuses it, else ``parse``. ``path`` is the place in
-    the object, as ``spec.ingress[0].toPorts[0]``, empty for the whole. ``reason`` is the text without it.
+    ``stage`` is ``schema`` if the API server's schema rejects it, else ``parse``. ``path`` is the place in
+    the object, e.g. ``spec.ingress[0].toPorts[0]``, empty for the whole object. ``reason`` is the message
+    without it.
     """
 
     def __init__(self, reason: str, *, path: str = "", stage: Stage = "parse", prefix: str = "") -> None:
@@ -50,12 +52,12 @@ class PolicyError(ValueError):
 
 
 class UnsupportedError(PolicyError):
-    """A rule that Cilium would enforce, and this agent cannot: the rest of the object is in force."""
+    """An entry of a rule that Cilium supports and this agent does not; other entries stay in force."""
 
 
 @contextmanager
 def at(path: str) -> Iterator[None]:
-    """Put ``path`` before the place that a PolicyError names."""
+    """Prefix the path of a raised PolicyError with ``path``."""
     try:
         yield
     except PolicyError as error:
@@ -64,52 +66,54 @@ def at(path: str) -> Iterator[None]:
         raise
 
 
-# The agent's options that change what a policy means, and what of them is served.
+# Options that change the meaning of policies.
 
 
 class PolicyOptions(msgspec.Struct, frozen=True, gc=False):
-    """Cilium's options of the same names; the defaults are the chart's."""
+    """Options that change the meaning of policies, named as in Cilium; defaults of Cilium's chart."""
 
     cluster_name: str = "default"
     enable_ipv4: bool = True
     enable_ipv6: bool = False
     enable_policy: Literal["default", "always", "never"] = "default"
     enforces_init: bool = True
-    """Whether pods in ``init`` are closed: not where no source has their labels."""
+    """Whether pods in ``init`` are default-deny; false if no source provides their labels."""
     allow_localhost: Literal["auto", "always", "policy"] = "auto"
     enable_host_firewall: bool = False
-    host_names: bool = True
+    dns_proxy_serves_host: bool = True
     """Whether the DNS proxy serves the node itself: ``rules.dns`` and ``toFQDNs`` with a nodeSelector."""
     enable_icmp_rules: bool = True
     enable_non_default_deny_policies: bool = True
-    """Whether ``enableDefaultDeny: false`` counts: without it, each rule denies what it does not allow."""
+    """Whether ``enableDefaultDeny: false`` has an effect; else every rule denies by default."""
     enable_l7_proxy: bool = True
     enable_node_selector_labels: bool = False
     cidr_matches_pods: bool = False
-    """Whether networks in rules select pods by their addresses, too (``policy-cidr-match-mode``)."""
-    learns_names: bool = True
-    """Whether a DNS proxy learns which addresses names have: ``toFQDNs`` selects those."""
-    serves_requests: bool = True
-    """Whether a proxy reads more than requests of HTTP: Kafka and others, server names, TLS, listeners."""
-    authenticates: bool = True
-    """Whether peers can be asked to authenticate."""
+    """Whether CIDR rules select pods by their addresses (``policy-cidr-match-mode``)."""
+    has_dns_proxy: bool = True
+    """Whether a DNS proxy observes the addresses of names, which ``toFQDNs`` selects."""
+    supports_all_parsers: bool = True
+    """Whether a proxy supports more than HTTP: Kafka, other protocols, server names, TLS, listeners."""
+    supports_authentication: bool = True
+    """Whether mutual authentication is supported."""
 
     @property
     def dual_stack(self) -> bool:
-        """Whether the world is one identity per family."""
+        """Whether the world has one identity per IP family."""
         return self.enable_ipv4 and self.enable_ipv6
 
     @property
     def always_allows_localhost(self) -> bool:
-        """Whether the node reaches its pods past any policy; ``auto`` means so under Kubernetes."""
+        """Whether the node reaches its pods under every policy; ``auto`` means always with Kubernetes."""
         return self.allow_localhost != "policy"
 
 
-SERVED = PolicyOptions(host_names=False, serves_requests=False, authenticates=False)
-"""What this agent can do of them, whatever its settings."""
+SUPPORTED = PolicyOptions(
+    dns_proxy_serves_host=False, supports_all_parsers=False, supports_authentication=False
+)
+"""The options of this agent, whatever its settings."""
 
 
-# What may be the name of a label, in Kubernetes' words where it may not.
+# Validation of label keys, with Kubernetes' messages.
 #
 # Source: k8s.io/apimachinery/pkg/util/validation, IsQualifiedName.
 
@@ -128,15 +132,15 @@ _SUBDOMAIN_CONSISTS: Final = (
 )
 
 
-def wrong_name(text: str) -> str | None:
-    """Why this is not a name of a label; None for one that is."""
+def label_name_error(text: str) -> str | None:
+    """Return the error of an invalid label key, in Kubernetes' words; None for a valid key."""
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix:
         return (
             f"a qualified name {_CONSISTS} with an optional DNS subdomain prefix and '/'"
             " (e.g. 'example.com/MyName')"
         )
-    if slash and (wrong := _wrong_prefix(prefix)):
+    if slash and (wrong := _label_prefix_error(prefix)):
         return f"prefix part {wrong}"
     if not name:
         return "name part must be non-empty"
@@ -145,7 +149,7 @@ def wrong_name(text: str) -> str | None:
     return None if _NAME.fullmatch(name) else f"name part {_CONSISTS}"
 
 
-def _wrong_prefix(prefix: str) -> str | None:
+def _label_prefix_error(prefix: str) -> str | None:
     if not prefix:
         return "must be non-empty"
     if len(prefix) > 253:
@@ -153,7 +157,7 @@ def _wrong_prefix(prefix: str) -> str | None:
     return None if _SUBDOMAIN.fullmatch(prefix) else _SUBDOMAIN_CONSISTS
 
 
-# A rule as the engine computes with it: subjects and peers are selectors, ports are numbers or names.
+# Rules: subjects and peers are selectors, ports are numbers or names.
 
 Direction = Literal["ingress", "egress"]
 AuthMode = Literal["disabled", "required", "test-always-fail"]
@@ -163,7 +167,7 @@ PROTOCOLS = {"ANY": 0, "ICMP": 1, "TCP": 6, "UDP": 17, "ICMPV6": 58, "SCTP": 132
 
 
 class RuleSource(NamedTuple):
-    """The object a rule comes from; equal sources replace one another."""
+    """The object that a rule comes from. An object replaces one with an equal source."""
 
     kind: str
     namespace: str
@@ -174,9 +178,9 @@ class RuleSource(NamedTuple):
 
 
 class PortRange(NamedTuple):
-    """A port of a protocol, by number or name; ``end`` is the last of a range, 0 without one.
+    """A port of a protocol, by number or name; ``end`` is the last port of a range, else 0.
 
-    Port 0 without a name is every port. For ICMP the port is the message's type.
+    Port 0 without a name is every port. For ICMP the port is the message type.
     """
 
     protocol: int
@@ -186,14 +190,14 @@ class PortRange(NamedTuple):
 
 
 class ListenerReference(msgspec.Struct, frozen=True):
-    """A listener by its qualified name, ``NAMESPACE/CONFIG/LISTENER``; priority 0 is none."""
+    """A listener by its qualified name, ``NAMESPACE/CONFIG/LISTENER``; priority 0 means none."""
 
     name: str
     priority: int = 0
 
 
-class Above(msgspec.Struct, frozen=True, gc=False):
-    """What a rule asks for above its ports, and of the traffic itself."""
+class L7Settings(msgspec.Struct, frozen=True, gc=False):
+    """L7 rules, listener, server names and TLS settings of a ``toPorts`` entry."""
 
     rules: L7Rules | None = None
     listener: ListenerReference | None = None
@@ -203,7 +207,7 @@ class Above(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parser(self) -> str:
-        """The proxy that serves it: a protocol, ``tls`` for server names, ``crd`` for a listener, or none."""
+        """The L7 parser: a protocol, ``tls`` for server names, or ``crd`` for a listener; else empty."""
         if self.listener is not None:
             return "crd"
         if self.rules is not None and not self.rules.empty:
@@ -215,15 +219,15 @@ class Ports(msgspec.Struct, frozen=True, gc=False):
     """One entry of ``toPorts``."""
 
     ranges: tuple[PortRange, ...]
-    above: Above = Above()
+    l7: L7Settings = L7Settings()
 
 
 class PeerRule(msgspec.Struct, frozen=True, gc=False):
     """One entry of a direction: peers and ports, allowed or denied.
 
     ``peers`` None restricts no peer; an empty tuple selects none. The first ``endpoint_peers`` of them are
-    endpoint selectors, which ``requires`` of any rule narrow. ``ports`` None is every port; an empty tuple is
-    none.
+    endpoint selectors, which the ``requires`` of all rules restrict. ``ports`` None is every port; an empty
+    tuple is none.
     """
 
     path: str
@@ -236,7 +240,7 @@ class PeerRule(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unenforced(msgspec.Struct, frozen=True, gc=False):
-    """A part of a rule that is not in force as it is written."""
+    """A part of a rule that is not enforced as written, and the effect it has instead."""
 
     path: str
     reason: str
@@ -249,7 +253,7 @@ class Unenforced(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """What is wrong, and what is in force meanwhile."""
+        """The reason, and the effect until it is corrected."""
         return f"{self.reason}; until it is corrected, it {self.instead}"
 
 
@@ -270,20 +274,20 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
     uses_services: bool = False
     description: str = ""
     unenforced: tuple[Unenforced, ...] = ()
-    """Parts that cannot be enforced as they are: they allow nothing, or deny all that they could mean."""
+    """Parts that cannot be enforced as written: they allow nothing, or deny everything they might select."""
     features: frozenset[str] = frozenset()
-    """What it uses, by names of metrics: see RuleSpec.features()."""
+    """Features that the rule uses, by the names of metrics; see RuleSpec.features()."""
 
     def of(self, direction: Direction) -> tuple[PeerRule, ...]:
-        """The entries of a direction."""
+        """Return the entries of a direction."""
         return self.ingress if direction == "ingress" else self.egress
 
     def default_deny(self, direction: Direction) -> bool:
-        """Whether what the direction does not allow is denied."""
+        """Whether traffic of the direction is denied unless an entry allows it."""
         return self.ingress_default_deny if direction == "ingress" else self.egress_default_deny
 
 
-# Ports, protocols and ICMP types as numbers.
+# Numbers of ports, protocols and ICMP types.
 #
 # Source: RFC 6335 §5.1 (service names), IANA's ICMP and ICMPv6 parameters.
 
@@ -341,12 +345,12 @@ ICMP_TYPES = {
 
 
 def is_service_name(text: str) -> bool:
-    """Whether a port's text is a name: at most 15 letters, digits and single hyphens, one letter at least."""
+    """Whether the text is a port name: at most 15 letters, digits and single hyphens, with a letter."""
     return len(text) <= 15 and _SERVICE_NAME.fullmatch(text) is not None
 
 
 def port_number(text: str) -> int:
-    """A port's number, in the notations that Go's ParseUint takes with base 0. Raises PolicyError."""
+    """Parse a port number as Go's ParseUint with base 0. Raises PolicyError."""
     base = _NUMBERS.get(text[:2].lower(), 8 if len(text) > 1 and text.startswith("0") else 10)
     digits = text[2:] if text[:2].lower() in _NUMBERS else text
     try:
@@ -361,7 +365,7 @@ def port_number(text: str) -> int:
 
 
 def port_ranges(port: PortProtocol) -> list[PortRange]:
-    """One range for each protocol that is meant; ANY is TCP, UDP and SCTP. Raises PolicyError."""
+    """Return one range per protocol; ANY stands for TCP, UDP and SCTP. Raises PolicyError."""
     name, number = (port.port.lower(), 0) if is_service_name(port.port) else ("", port_number(port.port))
     if not name and number == 0 and 0 < port.end_port < MAX_PORT:
         number = 1  # port 0 in a policy map's key means every port; no packet comes from or to port 0
@@ -373,7 +377,7 @@ def port_ranges(port: PortProtocol) -> list[PortRange]:
 
 
 def icmp_type(field: ICMPField) -> PortRange:
-    """An ICMP type as the port of its protocol. Raises PolicyError for a name that the family has not."""
+    """Return an ICMP type as the port of its protocol. Raises PolicyError for an unknown name."""
     number = field.type
     if isinstance(number, str):
         if number.isdecimal():
@@ -389,9 +393,9 @@ def icmp_type(field: ICMPField) -> PortRange:
 
 
 def masked_ports(port: int, end: int) -> list[tuple[int, int]]:
-    """A range of ports as (port, prefix length in bits), the fewest that cover it exactly, in order.
+    """Return the fewest port prefixes, as (port, bits), that cover a range exactly, in order.
 
-    Every port (0, without end or up to the last) is one prefix of no bits; a single port is one of 16.
+    Every port (port 0 without an end, or up to 65535) is one prefix of 0 bits; a single port has 16 bits.
     """
     if port == 0 and end in (0, MAX_PORT):
         return [(0, 0)]

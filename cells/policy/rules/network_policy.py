@@ -1,7 +1,8 @@
-"""Kubernetes' NetworkPolicy to one rule.
+"""Translate Kubernetes' NetworkPolicy to a rule.
 
-Source: networking.k8s.io/v1. ``policyTypes`` decides which directions the policy speaks of, as Kubernetes
-        has: rules of another direction have no effect.
+``policyTypes`` decides the directions of the policy, as in Kubernetes: rules of other directions are ignored.
+
+Source: networking.k8s.io/v1.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from cells.policy.rules.sanitise import check_exceptions, check_values
 from cells.policy.rules.schema import PolicyPart, PortProtocol
 from cells.policy.selectors import ALL, PeerSelector, Requirement, Selector
 
-# What a Kubernetes NetworkPolicy's ``spec`` may say, as types. Source: networking.k8s.io/v1.
+# The ``spec`` of a NetworkPolicy as types.
 
 
 class NetworkPolicyExpression(PolicyPart, frozen=True, gc=False):
-    """One entry of ``matchExpressions``; an operator that does not exist is refused with the policy."""
+    """One entry of ``matchExpressions``; an unknown operator is rejected later, with the policy."""
 
     key: str
     operator: str
@@ -49,7 +50,7 @@ class NetworkPolicySelector(PolicyPart, frozen=True, gc=False):
 
 
 class IPBlock(PolicyPart, frozen=True, gc=False, rename={"excepted": "except"}):
-    """A prefix without some."""
+    """A prefix with exceptions."""
 
     cidr: str
     excepted: tuple[str, ...] | None = None
@@ -64,7 +65,7 @@ class Peer(PolicyPart, frozen=True, gc=False):
 
 
 class NetworkPolicyPort(PolicyPart, frozen=True, gc=False):
-    """A port by number or name; none means every port of the protocol."""
+    """A port by number or name; without one, every port of the protocol."""
 
     port: int | str | None = None
     protocol: Literal["TCP", "UDP", "SCTP"] = "TCP"
@@ -72,21 +73,21 @@ class NetworkPolicyPort(PolicyPart, frozen=True, gc=False):
 
 
 class NetworkPolicyIngress(PolicyPart, frozen=True, gc=False, rename={"sources": "from"}):
-    """Who may come, on which ports."""
+    """Sources that may reach the pods, and the ports."""
 
     sources: tuple[Peer, ...] | None = None
     ports: tuple[NetworkPolicyPort, ...] | None = None
 
 
 class Egress(PolicyPart, frozen=True, gc=False):
-    """Where to, on which ports."""
+    """Destinations that the pods may reach, and the ports."""
 
     to: tuple[Peer, ...] | None = None
     ports: tuple[NetworkPolicyPort, ...] | None = None
 
 
 class NetworkPolicySpec(PolicyPart, frozen=True, gc=False):
-    """Isolation of the pods it selects, and what is allowed nevertheless."""
+    """The selected pods, and the traffic that they are still allowed."""
 
     pod_selector: NetworkPolicySelector = NetworkPolicySelector()
     ingress: tuple[NetworkPolicyIngress, ...] | None = None
@@ -99,7 +100,7 @@ _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
 def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
-    """The rule of a NetworkPolicy. Raises PolicyError."""
+    """Translate a NetworkPolicy. Raises PolicyError."""
     from cells.policy.rules.translate import policy_labels
 
     metadata = object_.get("metadata") or {}
@@ -117,7 +118,7 @@ def network_policy(object_: Mapping[str, Any], options: PolicyOptions) -> Rule:
     prefixes: set[Prefix] = set()
     with at("spec"):
         ingress, egress = _directions(spec, namespace, options, prefixes)
-        subject = _selector(spec.pod_selector).also(in_namespace(namespace))
+        subject = _selector(spec.pod_selector).with_requirements(in_namespace(namespace))
     return Rule(
         source=source,
         subject=subject,
@@ -142,9 +143,9 @@ def _directions(
     for index, rule in enumerate(spec.ingress or ()):
         with at(f"ingress[{index}]"):
             ingress += _entries(f"spec.ingress[{index}]", rule.sources, rule, namespace, options, prefixes)
-    for index, way in enumerate(spec.egress or ()):
+    for index, outgoing in enumerate(spec.egress or ()):
         with at(f"egress[{index}]"):
-            egress += _entries(f"spec.egress[{index}]", way.to, way, namespace, options, prefixes)
+            egress += _entries(f"spec.egress[{index}]", outgoing.to, outgoing, namespace, options, prefixes)
     no_peer = PeerRule(path="spec.policyTypes", peers=(), ports=None)
     return (
         tuple(ingress or [no_peer]) if "Ingress" in types else (),
@@ -175,7 +176,6 @@ def _entries(
 def _peer(
     peer: Peer, namespace: str, options: PolicyOptions, prefixes: set[Prefix], member: str
 ) -> tuple[PeerSelector, ...]:
-    """No peer for a peer without any member."""
     if peer.ip_block is not None:
         if peer.pod_selector is not None or peer.namespace_selector is not None:
             raise PolicyError(f"Combining {member}Endpoints and {member}CIDRSet is not supported yet")
@@ -187,15 +187,18 @@ def _peer(
 
 
 def peer_selector(peer: Peer, namespace: str) -> Selector | None:
-    """The pods that a peer of a policy in ``namespace`` means; None for none. Raises PolicyError."""
+    """Return the selector of pods that a peer of a policy in ``namespace`` selects; None without members.
+
+    Raises PolicyError.
+    """
     if peer.namespace_selector is not None:
         namespaces = _selector(peer.namespace_selector, prefix=NAMESPACE_LABELS)
         if namespaces.is_wildcard:
             namespaces = Selector((Requirement(K8S, NAMESPACE, "Exists"),))
         pods = _selector(peer.pod_selector) if peer.pod_selector is not None else ALL
-        return namespaces.also(*pods.requirements)
+        return namespaces.with_requirements(*pods.requirements)
     if peer.pod_selector is not None:
-        return _selector(peer.pod_selector).also(in_namespace(namespace))
+        return _selector(peer.pod_selector).with_requirements(in_namespace(namespace))
     return None
 
 

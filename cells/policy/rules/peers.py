@@ -1,4 +1,4 @@
-"""Who a rule's peers are, as selectors: entities, CIDRs, groups, services, DNS names."""
+"""Translation of a rule's peers to selectors: entities, CIDRs, CIDR groups, services, DNS names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cells.policy.rules.sanitise import check_exceptions
 from cells.policy.rules.schema import CIDRRule, EndpointSelector, ServiceReference
 from cells.policy.selectors import ALL, EXISTS, NONE, PeerSelector, Requirement, Selector
 
-__all__ = ["CLUSTER", "Services", "World", "means_service"]
+__all__ = ["CLUSTER", "Services", "TranslationContext", "references_service"]
 
 
 NAMESPACE = "io.kubernetes.pod.namespace"
@@ -28,23 +28,25 @@ _CLUSTER_RESERVED = ("host", "remote-node", "init", "ingress", "health", "unmana
 
 
 class Services(Protocol):
-    """What rules ask about services; only those without a selector of their own count."""
+    """Looks up backends of services for ``toServices``; only services without a selector have any."""
 
     def prefixes(self, reference: ServiceReference) -> Iterable[Prefix]:
-        """The backends' addresses of the services meant, as /32 or /128."""
+        """Return the backend addresses of the referenced services, as /32 or /128."""
         ...
 
 
-class World(msgspec.Struct, frozen=True):
-    """What a translation depends on beside the object: options, CIDR groups, services."""
+class TranslationContext(msgspec.Struct, frozen=True):
+    """The inputs of translation besides the object: options, CIDR groups, services."""
 
     options: PolicyOptions
     groups: Mapping[str, Sequence[Prefix]] = {}
     services: Services | None = None
 
 
-def means_service(reference: ServiceReference, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether ``toServices`` means a service, by its name or by its labels."""
+def references_service(
+    reference: ServiceReference, namespace: str, name: str, labels: Mapping[str, str]
+) -> bool:
+    """Whether ``toServices`` refers to a service, by its name or its labels."""
     by_name, by_labels = reference.k8s_service, reference.k8s_service_selector
     if by_name is not None:
         return by_name.service_name == name and by_name.namespace in ("", namespace)
@@ -55,7 +57,7 @@ def means_service(reference: ServiceReference, namespace: str, name: str, labels
 
 
 def label_selector(selector: EndpointSelector, *, source: str = "", prefix: str = "") -> Selector:
-    """A selector from an object; ``source`` goes before keys without one, ``prefix`` before every key."""
+    """Translate a LabelSelector; ``source`` is the default source, ``prefix`` precedes every key."""
     head = f"{source}:" if source else ""
 
     def key(text: str) -> str:
@@ -77,31 +79,33 @@ def label_selector(selector: EndpointSelector, *, source: str = "", prefix: str 
 
 
 def in_namespace(namespace: str) -> Requirement:
-    """The pods of a namespace."""
+    """Return the requirement that selects pods of a namespace."""
     return Requirement(K8S, NAMESPACE, "In", (namespace,))
 
 
 def scoped(
     selector: Selector, namespace: str, *, subject_is_init: bool, is_requirement: bool = False
 ) -> Selector:
-    """A peer's selector limited to the policy's namespace, unless it names namespaces or reserved labels.
+    """Restrict a peer's selector to the policy's namespace, unless it selects namespaces or reserved labels.
 
-    Without a namespace (a cluster-wide policy) it is limited to what has one, unless the policy is for
-    endpoints in ``init``, which have none. Labels of namespaces do not lift that: a NotIn of one would
-    select nodes and the world. Reserved labels lift no limit of ``fromRequires`` and ``toRequires``
-    (``is_requirement``).
+    In a cluster-wide policy it is restricted to endpoints with any namespace, unless the policy's subject is
+    ``init``: endpoints there have none. Labels of namespaces do not lift this restriction, because a NotIn of
+    one would select nodes and the world. In ``fromRequires`` and ``toRequires`` (``is_requirement``),
+    reserved labels do not lift it.
     """
     if selector.has_key(NAMESPACE, K8S, ANY) or (selector.has_source("reserved") and not is_requirement):
         return selector
     if not namespace:
-        return selector if subject_is_init else selector.also(Requirement(K8S, NAMESPACE, EXISTS))
+        return (
+            selector if subject_is_init else selector.with_requirements(Requirement(K8S, NAMESPACE, EXISTS))
+        )
     if selector.has_key_prefix(f"{NAMESPACE_LABELS}."):
         return selector
-    return selector.also(in_namespace(namespace))
+    return selector.with_requirements(in_namespace(namespace))
 
 
 def entities(names: Iterable[str], options: PolicyOptions) -> list[Selector]:
-    """The selectors of entities."""
+    """Return the selectors of entities."""
     selectors: list[Selector] = []
     for name in names:
         if name == "all":
@@ -117,9 +121,10 @@ def entities(names: Iterable[str], options: PolicyOptions) -> list[Selector]:
 
 
 def cidr_selectors(prefixes: Iterable[Prefix], options: PolicyOptions) -> list[Selector]:
-    """Selectors of prefixes: of what lies inside, and of nodes only where the options say so.
+    """Return the selectors of prefixes.
 
-    The whole of a family is its world, too, which has no cidr label.
+    A prefix of length 0 also selects the world of its family, which has no CIDR label. Whether CIDR rules
+    select nodes and pods depends on the identities, not on the selector.
     """
     prefixes = list(prefixes)
     selectors = [Selector((Requirement(CIDR, cidr_label(prefix), "In", ("",)),)) for prefix in prefixes]
@@ -132,15 +137,15 @@ def cidr_selectors(prefixes: Iterable[Prefix], options: PolicyOptions) -> list[S
 
 
 def parsed(texts: Iterable[str]) -> list[Prefix]:
-    """Prefixes from texts that were checked before."""
+    """Parse prefixes that were validated before."""
     return [ip_network(text, strict=False) for text in texts]
 
 
-def cidr_set(rules: Iterable[CIDRRule], world: World, *, deny: bool) -> list[Prefix]:
-    """What a CIDR set means: prefixes without their exceptions, groups filled in.
+def cidr_set(rules: Iterable[CIDRRule], context: TranslationContext, *, deny: bool) -> list[Prefix]:
+    """Return the prefixes of a CIDR set without their exceptions, with CIDR groups resolved.
 
-    A group that does not exist has no prefixes. Raises UnsupportedError where an exception of an allow rule
-    lies outside a prefix of its group: a deny rule denies the prefix nevertheless.
+    An unknown group has no prefixes. Raises UnsupportedError if an exception of an allow rule lies outside a
+    prefix of its group; a deny rule then denies the whole prefix.
     """
     found: list[Prefix] = []
     for rule in rules:
@@ -148,7 +153,7 @@ def cidr_set(rules: Iterable[CIDRRule], world: World, *, deny: bool) -> list[Pre
         if rule.cidr is not None:
             own: Sequence[Prefix] = parsed([rule.cidr])
         else:
-            own = world.groups.get(rule.cidr_group_ref or "", ())
+            own = context.groups.get(rule.cidr_group_ref or "", ())
             for prefix in own if not deny else ():
                 try:
                     check_exceptions(str(prefix), rule.excepted)
@@ -160,6 +165,6 @@ def cidr_set(rules: Iterable[CIDRRule], world: World, *, deny: bool) -> list[Pre
 
 
 def fqdns(selectors: Iterable[FQDNSelector]) -> list[PeerSelector]:
-    """DNS names; the rule selects no endpoint until DNS has answered."""
+    """Return the selectors of DNS names, and NONE: until DNS returns addresses, the rule allows no peer."""
     names: list[PeerSelector] = list(selectors)
     return [*names, NONE] if names else []

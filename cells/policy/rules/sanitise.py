@@ -1,7 +1,9 @@
-"""What a schema cannot say: combinations that no rule may have, and texts that must mean something.
+"""Checks of rules beyond the schema: forbidden combinations, and fields that must parse.
 
-Texts are Cilium's, so that a status condition reads the same. What Cilium would enforce and this agent cannot
-is an UnsupportedError. Deny rules may combine peers, as in Cilium: they deny all of them.
+Messages are Cilium's, so that status conditions are equal. Rules that Cilium supports and this agent does not
+raise UnsupportedError. Deny rules may combine peers, as in Cilium: they deny all of them.
+
+Source: Cilium's pkg/policy/api/rule_validation.go.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from cells.policy.rules import (
     at,
     icmp_type,
     is_service_name,
+    label_name_error,
     port_number,
-    wrong_name,
 )
 from cells.policy.rules.schema import (
     CIDRRule,
@@ -35,7 +37,7 @@ from cells.policy.rules.schema import (
     RuleSpec,
 )
 
-# Kafka rules: which requests there are. Source: the Kafka protocol's API keys.
+# Kafka rules. Source: API keys of the Kafka protocol.
 
 API_KEYS = frozenset(
     [
@@ -80,7 +82,7 @@ _VERSION_RANGE = range(-(1 << 15), 1 << 15)
 
 
 def check_kafka(rule: KafkaRule) -> None:
-    """Refuse a request that does not exist. Raises PolicyError."""
+    """Reject a Kafka rule that matches no valid request. Raises PolicyError."""
     if rule.role is not None and rule.api_key:
         raise PolicyError(f'cannot set both Role "{rule.role}" and APIKey "{rule.api_key}" together')
     if rule.api_key and rule.api_key.lower() not in API_KEYS:
@@ -95,21 +97,25 @@ def _is_version(text: str) -> bool:
     return re.fullmatch(r"[+-]?[0-9]+", text) is not None and int(text) in _VERSION_RANGE
 
 
-MOST_PORTS = 40
-"""Of an entry of toPorts that allows."""
-NO_NAMES = 'toFQDNs selects what the DNS proxy has seen: set "enable-l7-proxy", or use toCIDR or toEntities'
-NO_REQUESTS = "no proxy of this agent reads {} yet: leave it out, or allow the port as a whole"
-NO_HOST_NAMES = "the DNS proxy serves pods, not the node itself: leave dns out, or allow the port as a whole"
-NO_HOST_PEERS = (
-    "the DNS proxy sees what pods look up, not the node itself: use toCIDR or toEntities in a policy with a"
-    " nodeSelector"
+MAX_PORTS = 40
+"""Maximum number of ports in a ``toPorts`` entry of an allow rule."""
+NO_DNS_PROXY = 'toFQDNs needs the DNS proxy: set "enable-l7-proxy", or use toCIDR or toEntities'
+UNSUPPORTED_PARSER = "{} is not supported by this agent: leave it out, or allow the port without it"
+NO_HOST_DNS_RULES = (
+    "the DNS proxy does not serve the node itself: leave dns out, or allow the port without it"
 )
-NO_AUTH = "mutual authentication is not built yet: leave authentication out, or set its mode to disabled"
-NODES_OFF = 'FromNodes/ToNodes rules can only be applied when the "enable-node-selector-labels" flag is set'
+NO_HOST_FQDNS = (
+    "toFQDNs needs the DNS proxy, which does not serve the node itself: use toCIDR or toEntities in a policy"
+    " with a nodeSelector"
+)
+NO_AUTH = "mutual authentication is not supported: leave authentication out, or set its mode to disabled"
+NODE_SELECTORS_DISABLED = (
+    'FromNodes/ToNodes rules can only be applied when the "enable-node-selector-labels" flag is set'
+)
 
 
 def check_subject(spec: RuleSpec, *, cluster_wide: bool) -> None:
-    """Refuse a rule for what cannot be selected. Raises PolicyError with the path in the spec."""
+    """Reject a rule with an invalid subject. Raises PolicyError with the path in the spec."""
     for name, selector in (
         ("endpointSelector", spec.endpoint_selector),
         ("nodeSelector", spec.node_selector),
@@ -122,61 +128,61 @@ def check_subject(spec: RuleSpec, *, cluster_wide: bool) -> None:
 
 
 def check_allow(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
-    """Refuse an allow rule that cannot be, then one that is not served.
+    """Reject an invalid allow rule, then one that is unsupported.
 
     Raises PolicyError with the path in the rule.
     """
     if isinstance(rule, IngressRule):
-        _ingress(rule, options, hosts=hosts)
-        _groups("fromGroups", rule.from_groups)
+        _check_ingress(rule, options, hosts=hosts)
+        _check_groups("fromGroups", rule.from_groups)
     else:
-        _egress(rule, options, hosts=hosts)
-        _groups("toGroups", rule.to_groups)
-    _served(rule, options, hosts=hosts)
+        _check_egress(rule, options, hosts=hosts)
+        _check_groups("toGroups", rule.to_groups)
+    _check_supported(rule, options, hosts=hosts)
 
 
 def check_deny(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
-    """Refuse a deny rule without peers. Raises PolicyError with the path in the rule."""
+    """Reject an invalid deny rule. Raises PolicyError with the path in the rule."""
     if isinstance(rule, IngressRule):
-        _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
-        _nodes(rule.from_nodes, options)
-        _groups("fromGroups", rule.from_groups)
+        _check_selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
+        _check_nodes(rule.from_nodes, options)
+        _check_groups("fromGroups", rule.from_groups)
     else:
-        _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
-        _nodes(rule.to_nodes, options)
-        _groups("toGroups", rule.to_groups)
+        _check_selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
+        _check_nodes(rule.to_nodes, options)
+        _check_groups("toGroups", rule.to_groups)
     for index, port in enumerate(rule.to_ports or ()):
         for number, one in enumerate(port.ports or ()):
             with at(f"toPorts[{index}].ports[{number}]"):
-                _port(one, has_dns=False)
-    _icmp_types(rule)
+                _check_port(one, has_dns=False)
+    _check_icmp_types(rule)
 
 
-def _served(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
-    """Refuse by name what this agent cannot do."""
-    if hosts and not options.host_names:
+def _check_supported(rule: IngressRule | EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
+    """Raise UnsupportedError for features that this agent does not support."""
+    if hosts and not options.dns_proxy_serves_host:
         for index, port in enumerate(rule.to_ports or ()):
             if port.rules is not None and port.rules.dns is not None:
                 with at(f"toPorts[{index}].rules.dns"):
-                    raise UnsupportedError(NO_HOST_NAMES)
+                    raise UnsupportedError(NO_HOST_DNS_RULES)
         if isinstance(rule, EgressRule) and rule.to_fqdns:
             with at("toFQDNs"):
-                raise UnsupportedError(NO_HOST_PEERS)
-    if options.enable_l7_proxy and not options.serves_requests:
+                raise UnsupportedError(NO_HOST_FQDNS)
+    if options.enable_l7_proxy and not options.supports_all_parsers:
         for index, port in enumerate(rule.to_ports or ()):
             with at(f"toPorts[{index}]"):
-                _no_requests(port)
-    if isinstance(rule, EgressRule) and rule.to_fqdns and not options.learns_names:
+                _check_only_http(port)
+    if isinstance(rule, EgressRule) and rule.to_fqdns and not options.has_dns_proxy:
         with at("toFQDNs"):
-            raise UnsupportedError(NO_NAMES)
-    if rule.demands_authentication and not options.authenticates:
+            raise UnsupportedError(NO_DNS_PROXY)
+    if rule.demands_authentication and not options.supports_authentication:
         with at("authentication"):
             raise UnsupportedError(NO_AUTH)
 
 
-def _no_requests(port: PortRule) -> None:
-    """Refuse what only a proxy that reads more than requests of HTTP could do."""
-    asked = {
+def _check_only_http(port: PortRule) -> None:
+    """Raise UnsupportedError for features that need another proxy than that of HTTP."""
+    features = {
         "listener": port.listener,
         "serverNames": port.server_names,
         "terminatingTLS": port.terminating_tls,
@@ -184,20 +190,20 @@ def _no_requests(port: PortRule) -> None:
     }
     if port.rules is not None:
         rules = port.rules
-        asked |= {f"rules.{name}": getattr(rules, name) for name in ("kafka", "l7proto", "l7")}
+        features |= {f"rules.{name}": getattr(rules, name) for name in ("kafka", "l7proto", "l7")}
         for index, request in enumerate(rules.http or ()):
             with at(f"rules.http[{index}]"):
-                _only_refuses(request)
-    for name, value in asked.items():
+                _check_http_supported(request)
+    for name, value in features.items():
         if value:
             with at(name):
-                raise UnsupportedError(NO_REQUESTS.format(name.removeprefix("rules.")))
+                raise UnsupportedError(UNSUPPORTED_PARSER.format(name.removeprefix("rules.")))
 
 
-def _only_refuses(request: HTTPRule) -> None:
-    """Refuse what changes requests, or needs what Kubernetes keeps secret.
+def _check_http_supported(request: HTTPRule) -> None:
+    """Raise UnsupportedError for HTTP rules that modify requests or refer to secrets.
 
-    Cilium does not check ``host``: there Envoy refuses the whole listener.
+    Cilium does not validate ``host``: its Envoy rejects the whole listener.
     """
     if request.host:
         try:
@@ -208,15 +214,15 @@ def _only_refuses(request: HTTPRule) -> None:
         with at(f"headerMatches[{index}]"):
             if header.mismatch is not None:
                 raise UnsupportedError(
-                    f"mismatch {header.mismatch}: the proxy of this agent changes no requests: leave it out,"
-                    " so that one without the header is refused"
+                    f"mismatch {header.mismatch} is not supported by this agent: leave it out to deny"
+                    " requests that do not match"
                 )
             if header.secret is not None:
-                raise UnsupportedError("secret: the proxy of this agent reads no secrets: give a value")
+                raise UnsupportedError("secret is not supported by this agent: give a value")
 
 
 def check_selector(selector: EndpointSelector) -> None:
-    """Keys are names of labels; values go with In and NotIn, and with them only. Raises PolicyError."""
+    """Check that keys are valid label keys, and that values fit the operators. Raises PolicyError."""
     for key in selector.match_labels or ():
         _check_key(key, "matchLabels")
     for index, one in enumerate(selector.match_expressions or ()):
@@ -225,7 +231,7 @@ def check_selector(selector: EndpointSelector) -> None:
 
 
 def check_values(index: int, operator: str, values: Sequence[str] | None) -> None:
-    """Values of ``matchExpressions[index]`` go with In and NotIn, and with them only. Raises PolicyError."""
+    """Check that ``matchExpressions[index]`` has values exactly for In and NotIn. Raises PolicyError."""
     place = f"invalid label selector: matchExpressions[{index}].values"
     if operator in ("In", "NotIn") and not values:
         raise PolicyError(f"{place}: Required value: must be specified when `operator` is 'In' or 'NotIn'")
@@ -236,14 +242,14 @@ def check_values(index: int, operator: str, values: Sequence[str] | None) -> Non
 
 
 def _check_key(text: str, place: str) -> None:
-    """Kubernetes' rules for names of labels, of the key with its source before it: ``any.app``."""
+    """Apply Kubernetes' rules for label keys to the key with its source: ``any.app``."""
     source, colon, key = text.partition(":")
     whole = f"{source}.{key}" if colon else f"any.{text}"
-    if (wrong := wrong_name(whole)) is not None:
+    if (wrong := label_name_error(whole)) is not None:
         raise PolicyError(f'invalid label selector: {place}: Invalid value: "{whole}": {wrong}')
 
 
-def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
+def _check_ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
     members: dict[str, Sized | None] = {
         "FromEndpoints": rule.from_endpoints,
         "FromCIDR": rule.from_cidr,
@@ -252,22 +258,22 @@ def _ingress(rule: IngressRule, options: PolicyOptions, *, hosts: bool) -> None:
         "FromNodes": rule.from_nodes,
         "FromGroups": rule.from_groups,
     }
-    _one_member(members)
+    _check_one_member(members)
     kinds = _l7_kinds(rule.to_ports)
     if kinds and hosts:
         raise PolicyError("L7 policy is not supported on host ingress yet")
-    _l7_allowed(kinds, options)
+    _check_l7_enabled(kinds, options)
     if "DNS" in kinds:
         raise PolicyError("L7 protocol DNS is not supported on ingress yet")
-    _icmp_allowed(rule, options)
-    _selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
-    _layer4(rule, ingress=True)
-    _selectors(fromNodes=rule.from_nodes)
-    _cidr_set("fromCIDRSet", rule.from_cidr_set)
-    _nodes(rule.from_nodes, options)
+    _check_icmp_enabled(rule, options)
+    _check_selectors(fromEndpoints=rule.from_endpoints, fromRequires=rule.from_requires)
+    _check_layer4(rule, ingress=True)
+    _check_selectors(fromNodes=rule.from_nodes)
+    _check_cidr_set("fromCIDRSet", rule.from_cidr_set)
+    _check_nodes(rule.from_nodes, options)
 
 
-def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
+def _check_egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
     members: dict[str, Sized | None] = {
         "ToCIDR": rule.to_cidr,
         "ToCIDRSet": rule.to_cidr_set,
@@ -278,24 +284,24 @@ def _egress(rule: EgressRule, options: PolicyOptions, *, hosts: bool) -> None:
         "ToGroups": rule.to_groups,
         "ToNodes": rule.to_nodes,
     }
-    _one_member(members)
+    _check_one_member(members)
     if rule.to_services and rule.to_ports:
         raise PolicyError("Combining ToServices and ToPorts is not supported yet")
     kinds = _l7_kinds(rule.to_ports)
-    _l7_allowed(kinds, options)
+    _check_l7_enabled(kinds, options)
     if hosts:
         for kind in ("HTTP", "Kafka"):
             if kind in kinds:
                 raise PolicyError(f"L7 protocol {kind} is not supported on host egress yet")
-    _icmp_allowed(rule, options)
-    _selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
-    _layer4(rule, ingress=False)
-    _selectors(toNodes=rule.to_nodes)
-    _cidr_set("toCIDRSet", rule.to_cidr_set)
-    _nodes(rule.to_nodes, options)
+    _check_icmp_enabled(rule, options)
+    _check_selectors(toEndpoints=rule.to_endpoints, toRequires=rule.to_requires)
+    _check_layer4(rule, ingress=False)
+    _check_selectors(toNodes=rule.to_nodes)
+    _check_cidr_set("toCIDRSet", rule.to_cidr_set)
+    _check_nodes(rule.to_nodes, options)
 
 
-def _one_member(members: Mapping[str, Sized | None]) -> None:
+def _check_one_member(members: Mapping[str, Sized | None]) -> None:
     given = [name for name, value in members.items() if value]
     if len(given) > 1:
         raise PolicyError(f"Combining {given[0]} and {given[1]} is not supported yet")
@@ -318,12 +324,12 @@ def _l7_kinds(ports: Sequence[PortRule] | None) -> set[str]:
     return kinds
 
 
-def _l7_allowed(kinds: set[str], options: PolicyOptions) -> None:
+def _check_l7_enabled(kinds: set[str], options: PolicyOptions) -> None:
     if kinds and not options.enable_l7_proxy:
         raise PolicyError("L7 policy is not supported since L7 proxy is not enabled")
 
 
-def _icmp_allowed(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
+def _check_icmp_enabled(rule: IngressRule | EgressRule, options: PolicyOptions) -> None:
     if rule.icmps and not options.enable_icmp_rules:
         raise PolicyError('ICMP rules can only be applied when the "enable-icmp-rules" flag is set')
     if rule.icmps and rule.to_ports:
@@ -332,23 +338,23 @@ def _icmp_allowed(rule: IngressRule | EgressRule, options: PolicyOptions) -> Non
         )
 
 
-def _layer4(rule: IngressRule | EgressRule, *, ingress: bool) -> None:
+def _check_layer4(rule: IngressRule | EgressRule, *, ingress: bool) -> None:
     for index, port in enumerate(rule.to_ports or ()):
         with at(f"toPorts[{index}]"):
-            if len(port.ports or ()) > MOST_PORTS:
-                raise PolicyError(f"too many ports, the max is {MOST_PORTS}", path="ports", stage="schema")
-            _port_rule(port, ingress=ingress)
-    _icmp_types(rule)
+            if len(port.ports or ()) > MAX_PORTS:
+                raise PolicyError(f"too many ports, the max is {MAX_PORTS}", path="ports", stage="schema")
+            _check_port_rule(port, ingress=ingress)
+    _check_icmp_types(rule)
 
 
-def _icmp_types(rule: IngressRule | EgressRule) -> None:
+def _check_icmp_types(rule: IngressRule | EgressRule) -> None:
     for index, icmp in enumerate(rule.icmps or ()):
         for number, field in enumerate(icmp.fields or ()):
             with at(f"icmps[{index}].fields[{number}]"):
                 icmp_type(field)
 
 
-def _port_rule(rule: PortRule, *, ingress: bool) -> None:
+def _check_port_rule(rule: PortRule, *, ingress: bool) -> None:
     has_rules = rule.rules is not None and not rule.rules.empty
     has_dns = rule.rules is not None and bool(rule.rules.dns)
     if rule.server_names and has_rules and rule.terminating_tls is None:
@@ -358,7 +364,7 @@ def _port_rule(rule: PortRule, *, ingress: bool) -> None:
     zero = False
     for index, port in enumerate(rule.ports or ()):
         with at(f"ports[{index}]"):
-            zero |= _port(port, has_dns=has_dns)
+            zero |= _check_port(port, has_dns=has_dns)
             if has_rules and not has_dns and port.protocol != "TCP":
                 raise PolicyError(
                     f"L7 rules can only apply to TCP (not {port.protocol}) except for DNS rules"
@@ -372,11 +378,11 @@ def _port_rule(rule: PortRule, *, ingress: bool) -> None:
         if zero:
             raise PolicyError("L7 rules can not be used when a port is 0")
         with at("rules"):
-            _l7_rules(rule.rules, has_ports=bool(rule.ports))
+            _check_l7_rules(rule.rules, has_ports=bool(rule.ports))
 
 
-def _port(port: PortProtocol, *, has_dns: bool) -> bool:
-    """Check it; whether it is port 0."""
+def _check_port(port: PortProtocol, *, has_dns: bool) -> bool:
+    """Check a port; return whether it is port 0."""
     if is_service_name(port.port):
         return False
     number = port_number(port.port)
@@ -385,10 +391,10 @@ def _port(port: PortProtocol, *, has_dns: bool) -> bool:
     return number == 0
 
 
-def _l7_rules(rules: L7Rules, *, has_ports: bool) -> None:
+def _check_l7_rules(rules: L7Rules, *, has_ports: bool) -> None:
     for index, request in enumerate(rules.http or ()):
         with at(f"http[{index}]"):
-            _http(request)
+            _check_http(request)
     for index, kafka in enumerate(rules.kafka or ()):
         with at(f"kafka[{index}]"):
             check_kafka(kafka)
@@ -402,7 +408,7 @@ def _l7_rules(rules: L7Rules, *, has_ports: bool) -> None:
                 raise PolicyError("Empty key not allowed")
 
 
-def _http(request: HTTPRule) -> None:
+def _check_http(request: HTTPRule) -> None:
     for name, text in (("path", request.path), ("method", request.method)):
         if text:
             with at(name):
@@ -414,26 +420,26 @@ def _http(request: HTTPRule) -> None:
 
 
 def check_regex(text: str) -> None:
-    """Raises PolicyError for a regular expression that RE2 does not take."""
+    """Reject a regular expression that RE2 does not support. Raises PolicyError."""
     try:
         compile_regexp(text)
     except RegexpError as error:
         raise PolicyError(str(error)) from None
 
 
-def _selectors(**lists: Sequence[EndpointSelector] | None) -> None:
+def _check_selectors(**lists: Sequence[EndpointSelector] | None) -> None:
     for name, selectors in lists.items():
         for index, selector in enumerate(selectors or ()):
             with at(f"{name}[{index}]"):
                 check_selector(selector)
 
 
-def _nodes(selectors: Sequence[EndpointSelector] | None, options: PolicyOptions) -> None:
+def _check_nodes(selectors: Sequence[EndpointSelector] | None, options: PolicyOptions) -> None:
     if selectors and not options.enable_node_selector_labels:
-        raise PolicyError(NODES_OFF)
+        raise PolicyError(NODE_SELECTORS_DISABLED)
 
 
-def _groups(name: str, groups: Sequence[object] | None) -> None:
+def _check_groups(name: str, groups: Sequence[object] | None) -> None:
     if groups:
         with at(name):
             raise UnsupportedError(
@@ -441,7 +447,7 @@ def _groups(name: str, groups: Sequence[object] | None) -> None:
             )
 
 
-def _cidr_set(name: str, rules: Sequence[CIDRRule] | None) -> None:
+def _check_cidr_set(name: str, rules: Sequence[CIDRRule] | None) -> None:
     for index, rule in enumerate(rules or ()):
         if rule.cidr is not None:
             with at(f"{name}[{index}]"):
@@ -449,7 +455,7 @@ def _cidr_set(name: str, rules: Sequence[CIDRRule] | None) -> None:
 
 
 def check_exceptions(cidr: str, exceptions: Sequence[str]) -> None:
-    """Exceptions must lie inside the prefix. Raises PolicyError."""
+    """Check that exceptions lie inside the prefix. Raises PolicyError."""
     prefix = ip_network(cidr, strict=False)
     for text in exceptions:
         if not contains(prefix, ip_network(text, strict=False)):

@@ -1,7 +1,8 @@
-"""What a Cilium policy's ``spec`` may say, as types: the CRD's schema, decoded and checked in one step.
+"""The ``spec`` of Cilium's policies as types: decodes and checks what the CRD's schema does.
 
-An absent list is None and restricts nothing; an empty one selects nothing. Unknown fields are dropped, as
+An absent list is None and restricts nothing; an empty list selects nothing. Unknown fields are dropped, as
 the API server prunes them. ``msgspec.convert`` raises ValidationError with the path in the object.
+
 Source: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy cilium.io/v2; CiliumCIDRGroup v2alpha1.
 """
 
@@ -48,7 +49,7 @@ Protocol = Literal["TCP", "UDP", "SCTP", "ANY"]
 
 
 def one_of(owner: Struct, *names: str) -> None:
-    """Exactly one of the fields must be given. Raises ValueError, which decoding reports with its path."""
+    """Require exactly one of the fields. Raises ValueError, which msgspec reports with its path."""
     given = [name for name in names if getattr(owner, name) is not None]
     if len(given) != 1:
         wanted = ", ".join(one.encode_name for one in structs.fields(owner) if one.name in names)
@@ -63,7 +64,7 @@ def _is_cidr(text: str) -> None:
 
 
 class PolicyPart(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """Base of all parts: camel case outside, immutable."""
+    """Base of all parts of a spec: immutable, in camel case on the wire."""
 
 
 class Expression(PolicyPart, frozen=True, gc=False):
@@ -82,7 +83,7 @@ class EndpointSelector(PolicyPart, frozen=True):
 
 
 class PortProtocol(PolicyPart, frozen=True, gc=False):
-    """A port or its name, with a protocol and, for a range, its end."""
+    """A port by number or name, with its protocol, and the end of a range."""
 
     port: PortText
     protocol: Protocol = "ANY"
@@ -97,7 +98,7 @@ class Secret(PolicyPart, frozen=True, gc=False):
 
 
 class TLSContext(PolicyPart, frozen=True, gc=False):
-    """A secret and which of its keys hold what."""
+    """A secret, and the keys in it of CA, certificate and private key."""
 
     secret: Secret
     trusted_ca: str = field(default="", name="trustedCA")
@@ -106,7 +107,7 @@ class TLSContext(PolicyPart, frozen=True, gc=False):
 
 
 class HeaderMatch(PolicyPart, frozen=True, gc=False):
-    """A header that must have a value, and what happens when it has not."""
+    """A header and its required value; ``mismatch`` is the action if the value differs."""
 
     name: NonEmpty
     mismatch: Literal["LOG", "ADD", "DELETE", "REPLACE"] | None = None
@@ -115,7 +116,7 @@ class HeaderMatch(PolicyPart, frozen=True, gc=False):
 
 
 class HTTPRule(PolicyPart, frozen=True, gc=False):
-    """An HTTP request: every part given must match; path, method and host are regular expressions."""
+    """An HTTP request: every given field must match; path, method and host are regular expressions."""
 
     path: str = ""
     method: str = ""
@@ -125,7 +126,7 @@ class HTTPRule(PolicyPart, frozen=True, gc=False):
 
 
 class KafkaRule(PolicyPart, frozen=True, gc=False):
-    """A Kafka request."""
+    """A Kafka request that is allowed."""
 
     role: Literal["produce", "consume"] | None = None
     api_key: str = ""
@@ -135,7 +136,7 @@ class KafkaRule(PolicyPart, frozen=True, gc=False):
 
 
 class DNSRule(PolicyPart, frozen=True, gc=False):
-    """A DNS name that may be asked for."""
+    """A DNS name, or pattern, that may be queried."""
 
     match_name: DNSName | None = None
     match_pattern: DNSPattern | None = None
@@ -145,11 +146,11 @@ class DNSRule(PolicyPart, frozen=True, gc=False):
 
 
 class FQDN(DNSRule, frozen=True, gc=False):
-    """A name; the subject may reach its addresses."""
+    """A DNS name, or pattern; the subject may reach its addresses."""
 
 
 class L7Rules(PolicyPart, frozen=True, gc=False):
-    """Rules of one protocol above the port."""
+    """L7 rules of one protocol."""
 
     http: tuple[HTTPRule, ...] | None = None
     kafka: tuple[KafkaRule, ...] | None = None
@@ -162,12 +163,12 @@ class L7Rules(PolicyPart, frozen=True, gc=False):
 
     @property
     def empty(self) -> bool:
-        """Whether it restricts nothing: then it asks for no proxy."""
+        """Whether there are no rules, so that no proxy is needed."""
         return not (self.http or self.kafka or self.dns or (self.l7proto and self.l7))
 
     @property
     def parser(self) -> str:
-        """The protocol's name, empty when the rules are."""
+        """The name of the L7 protocol; empty without rules."""
         if self.empty:
             return ""
         return "http" if self.http else "kafka" if self.kafka else "dns" if self.dns else self.l7proto or ""
@@ -189,7 +190,7 @@ class Listener(PolicyPart, frozen=True, gc=False):
 
 
 class PortRule(PolicyPart, frozen=True, gc=False):
-    """Ports, and what holds above them."""
+    """Ports, and the L7 rules, listener, server names or TLS settings of their traffic."""
 
     ports: tuple[PortProtocol, ...] | None = None
     rules: L7Rules | None = None
@@ -199,7 +200,7 @@ class PortRule(PolicyPart, frozen=True, gc=False):
     originating_tls: TLSContext | None = field(default=None, name="originatingTLS")
 
     def features(self) -> Iterator[str]:
-        """What it uses above the ports, as RuleSpec.features()."""
+        """Yield the features above the ports, as RuleSpec.features()."""
         if self.rules is not None:
             if self.rules.dns:
                 yield "dns_policies"
@@ -229,7 +230,7 @@ class ICMPRule(PolicyPart, frozen=True, gc=False):
 
 
 class CIDRRule(PolicyPart, frozen=True, gc=False):
-    """A prefix without some, or all prefixes of a group."""
+    """A prefix, or all prefixes of a CIDR group, except ``excepted``."""
 
     cidr: str | None = None
     cidr_group_ref: GroupName | None = None
@@ -244,13 +245,13 @@ class CIDRRule(PolicyPart, frozen=True, gc=False):
 
 
 class Authentication(PolicyPart, frozen=True, gc=False):
-    """Mutual authentication of the two sides."""
+    """The mode of mutual authentication."""
 
     mode: Literal["disabled", "required", "test-always-fail"]
 
 
 class K8sService(PolicyPart, frozen=True, gc=False):
-    """A service by name; without namespace in every namespace."""
+    """A service by name; without a namespace, in every namespace."""
 
     service_name: str = ""
     namespace: str = ""
@@ -271,13 +272,13 @@ class ServiceReference(PolicyPart, frozen=True, gc=False):
 
 
 class Group(PolicyPart, frozen=True, gc=False):
-    """Machines of a cloud provider."""
+    """Instances of a cloud provider."""
 
     aws: Mapping[str, Any] | None = None
 
 
 class Common(PolicyPart, frozen=True, gc=False):
-    """What all four kinds of rules have."""
+    """Fields of ingress, ingressDeny, egress and egressDeny rules."""
 
     to_ports: tuple[PortRule, ...] | None = None
     icmps: tuple[ICMPRule, ...] | None = None
@@ -285,12 +286,12 @@ class Common(PolicyPart, frozen=True, gc=False):
 
     @property
     def demands_authentication(self) -> bool:
-        """Whether peers have to prove who they are."""
+        """Whether the rule requires mutual authentication."""
         return self.authentication is not None and self.authentication.mode != "disabled"
 
 
 class IngressRule(Common, frozen=True, gc=False):
-    """Who may (or, as ingressDeny, may not) reach the subject."""
+    """Peers that may (ingress) or may not (ingressDeny) reach the subject."""
 
     from_endpoints: tuple[EndpointSelector, ...] | None = None
     from_requires: tuple[EndpointSelector, ...] | None = None
@@ -305,7 +306,7 @@ class IngressRule(Common, frozen=True, gc=False):
             _is_cidr(text)
 
     def peer_features(self) -> Iterator[str]:
-        """What it uses to select peers, as RuleSpec.features()."""
+        """Yield the features of the peers, as RuleSpec.features()."""
         if any(one.cidr_group_ref for one in self.from_cidr_set or ()):
             yield "ingress_cidr_group_policies"
         if self.from_nodes:
@@ -316,7 +317,7 @@ class IngressRule(Common, frozen=True, gc=False):
 
 
 class EgressRule(Common, frozen=True, gc=False):
-    """The peers that the subject may (or, as egressDeny, may not) reach."""
+    """Peers that the subject may (egress) or may not (egressDeny) reach."""
 
     to_endpoints: tuple[EndpointSelector, ...] | None = None
     to_requires: tuple[EndpointSelector, ...] | None = None
@@ -333,7 +334,7 @@ class EgressRule(Common, frozen=True, gc=False):
             _is_cidr(text)
 
     def peer_features(self) -> Iterator[str]:
-        """What it uses to select peers, as RuleSpec.features()."""
+        """Yield the features of the peers, as RuleSpec.features()."""
         if self.to_fqdns:
             yield "fqdn_policies"
         if self.to_nodes:
@@ -344,14 +345,14 @@ class EgressRule(Common, frozen=True, gc=False):
 
 
 class DefaultDeny(PolicyPart, frozen=True, gc=False):
-    """Whether a direction denies what the rule does not allow; None: if the rule speaks of it."""
+    """Whether the rule denies other traffic of a direction; None: if it has entries for the direction."""
 
     ingress: bool | None = None
     egress: bool | None = None
 
 
 class RuleLabel(PolicyPart, frozen=True, gc=False):
-    """A label the author gave the rule."""
+    """A label that the author gave the rule."""
 
     key: str
     value: str = ""
@@ -359,7 +360,7 @@ class RuleLabel(PolicyPart, frozen=True, gc=False):
 
 
 class RuleSpec(PolicyPart, frozen=True, gc=False):
-    """One rule: its subject, and what the subject may do."""
+    """One rule: its subject, and the entries for ingress and egress."""
 
     endpoint_selector: EndpointSelector | None = None
     node_selector: EndpointSelector | None = None
@@ -375,10 +376,10 @@ class RuleSpec(PolicyPart, frozen=True, gc=False):
         one_of(self, "endpoint_selector", "node_selector")
 
     def features(self) -> Iterator[str]:
-        """What it uses, as Cilium counts policies: names of metrics ``..._policies_total``; some repeatedly.
+        """Yield the rule's features by names of metrics (``..._policies_total``), some repeatedly.
 
-        Source: Cilium 1.17, pkg/metrics/features/policy.go. There ``non_defaultdeny`` counts rules that
-        deny by default, here those that do not.
+        Source: Cilium 1.17, pkg/metrics/features/policy.go. There ``non_defaultdeny`` counts rules that deny
+        by default, here those that do not.
         """
         deny = self.enable_default_deny
         if deny is not None and False in (deny.ingress, deny.egress):
@@ -394,7 +395,7 @@ class RuleSpec(PolicyPart, frozen=True, gc=False):
                 yield from port.features()
 
     def parts(self) -> Iterator[tuple[str, IngressRule | EgressRule]]:
-        """Every rule with its path in the spec."""
+        """Yield the rule's entries with their paths in the spec."""
         directions: tuple[tuple[str, tuple[IngressRule | EgressRule, ...] | None], ...] = (
             ("ingress", self.ingress),
             ("ingressDeny", self.ingress_deny),

@@ -1,6 +1,6 @@
-"""Policy objects to rules.
+"""Translate policy objects to rules.
 
-Source: Kubernetes' NetworkPolicy, Cilium's CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy.
+Source: Kubernetes' NetworkPolicy; Cilium's CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from cells.kubernetes.objects.kind import convert
 from cells.policy.labels import FQDNSelector, Prefix
 from cells.policy.rules import (
-    Above,
+    L7Settings,
     ListenerReference,
     PeerRule,
     PolicyError,
@@ -30,7 +30,7 @@ from cells.policy.rules import (
 from cells.policy.rules.network_policy import network_policy
 from cells.policy.rules.peers import (
     NAMESPACE,
-    World,
+    TranslationContext,
     cidr_selectors,
     cidr_set,
     entities,
@@ -61,18 +61,18 @@ NETWORK_POLICY = "NetworkPolicy"
 POLICY_LABEL = "k8s:io.cilium.k8s.policy"
 
 
-def translate(object_: Mapping[str, Any], world: World) -> list[Rule]:
-    """The rules of one policy object. Raises PolicyError; then none of it may take effect."""
+def translate(object_: Mapping[str, Any], context: TranslationContext) -> list[Rule]:
+    """Return the rules of one policy object. Raises PolicyError; then the object must have no effect."""
     kind = object_.get("kind")
     if kind == NETWORK_POLICY:
-        return [network_policy(object_, world.options)]
+        return [network_policy(object_, context.options)]
     if kind in (CNP, CCNP):
-        return _cilium(object_, kind, world)
+        return _cilium(object_, kind, context)
     raise PolicyError(f"{kind} is not a policy: expected {NETWORK_POLICY}, {CNP} or {CCNP}")
 
 
 def decode_specs(object_: Mapping[str, Any]) -> list[tuple[str, RuleSpec]]:
-    """``spec`` and ``specs`` with their paths, as the schema reads them.
+    """Return ``spec`` and each of ``specs`` with its path, decoded by the schema.
 
     Raises PolicyError of stage ``schema``.
     """
@@ -91,7 +91,7 @@ def _decoded(path: str, spec: Any) -> RuleSpec:
         raise PolicyError(reason, path=f"{path}{place.rstrip('`')}", stage="schema") from None
 
 
-def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
+def _cilium(object_: Mapping[str, Any], kind: str, context: TranslationContext) -> list[Rule]:
     metadata = object_.get("metadata") or {}
     name = metadata.get("name") or ""
     if not name:
@@ -106,7 +106,7 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
         try:
             with at(path):
                 check_subject(spec, cluster_wide=kind == CCNP)
-                rules.append(_rule(source, metadata.get("uid") or "", spec, path, world))
+                rules.append(_rule(source, metadata.get("uid") or "", spec, path, context))
         except PolicyError as error:
             which = "spec" if path == "spec" else "specs"
             raise PolicyError(
@@ -115,18 +115,18 @@ def _cilium(object_: Mapping[str, Any], kind: str, world: World) -> list[Rule]:
     return rules
 
 
-def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, world: World) -> Rule:
+def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, context: TranslationContext) -> Rule:
     subject, is_init = _subject(source, spec)
-    build = _Build(source.namespace, is_init, world, set(), set())
+    builder = _RuleBuilder(source.namespace, is_init, context, set(), set())
     ingress: list[PeerRule] = []
     egress: list[PeerRule] = []
     unenforced: list[Unenforced] = []
     for place, rule in spec.parts():
-        entry = _entry(build, f"{path}.{place}", rule, spec, unenforced)
+        entry = _entry(builder, f"{path}.{place}", rule, spec, unenforced)
         (ingress if isinstance(rule, IngressRule) else egress).append(entry)
-    deny = spec.enable_default_deny if world.options.enable_non_default_deny_policies else None
+    deny = spec.enable_default_deny if context.options.enable_non_default_deny_policies else None
     if any(one.instead == "leaves nodes open" for one in unenforced):
-        # A node that its policy closed by mistake could not be reached to mend it.
+        # A node closed by mistake would be unreachable, and the policy could not be corrected.
         deny = DefaultDeny(ingress=False, egress=False)
         ingress, egress = ([one for one in some if "Deny[" in one.path] for some in (ingress, egress))
     return Rule(
@@ -139,8 +139,8 @@ def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, world: World)
         egress_default_deny=_denies(deny.egress if deny else None, egress),
         labels=policy_labels(source, uid, spec.labels),
         path=path,
-        prefixes=frozenset(build.prefixes),
-        groups=frozenset(build.groups),
+        prefixes=frozenset(builder.prefixes),
+        groups=frozenset(builder.groups),
         uses_services=any(isinstance(rule, EgressRule) and rule.to_services for _, rule in spec.parts()),
         description=spec.description,
         unenforced=tuple(unenforced),
@@ -149,20 +149,25 @@ def _rule(source: RuleSource, uid: str, spec: RuleSpec, path: str, world: World)
 
 
 def _entry(
-    build: _Build, path: str, rule: IngressRule | EgressRule, spec: RuleSpec, unenforced: list[Unenforced]
+    builder: _RuleBuilder,
+    path: str,
+    rule: IngressRule | EgressRule,
+    spec: RuleSpec,
+    unenforced: list[Unenforced],
 ) -> PeerRule:
-    """A part of a rule; what cannot be enforced is noted, and allows nothing or denies all it could mean.
+    """Translate one entry of a rule. An entry that cannot be enforced is recorded in ``unenforced``.
 
-    Raises PolicyError for an allow rule that Cilium refuses, too.
+    Instead it allows nothing, or denies everything it might select. Raises PolicyError for an allow entry
+    that Cilium rejects, too.
     """
     place, deny = path.rpartition(".")[2], "Deny[" in path
     try:
         with at(place):
             if deny:
-                check_deny(rule, build.options)
+                check_deny(rule, builder.options)
             else:
-                check_allow(rule, build.options, hosts=spec.node_selector is not None)
-        return build.entry(path, rule, deny=deny)
+                check_allow(rule, builder.options, hosts=spec.node_selector is not None)
+        return builder.entry(path, rule, deny=deny)
     except PolicyError as error:
         if not deny and not isinstance(error, UnsupportedError):
             raise
@@ -171,21 +176,21 @@ def _entry(
         if deny:
             unenforced.append(Unenforced(where, error.reason, "denies everything that it might select"))
             if inside.startswith(("toPorts", "icmps")):
-                return build.denied(path, rule, ports=False)
-            return PeerRule(path, (ALL,), None, deny=True)  # one without peers denies nothing
+                return builder.deny_entry(path, rule, ports=False)
+            return PeerRule(path, (ALL,), None, deny=True)  # an entry without peers would deny nothing
         if spec.node_selector is not None:
             unenforced.append(Unenforced(where, error.reason, "leaves nodes open"))
             return PeerRule(path, (), None)
-        if build.binds_others(rule):
+        if builder.restricts_other_rules(rule):
             unenforced.append(Unenforced(where, error.reason, "denies everything that it selects"))
-            return build.denied(path, rule, ports=True)
+            return builder.deny_entry(path, rule, ports=True)
         unenforced.append(Unenforced(where, error.reason, "allows nothing"))
         return PeerRule(path, (), None)
 
 
-def _denies(asked: bool | None, entries: Sequence[PeerRule]) -> bool:
-    """Default deny holds in each direction of the rule, unless its ``enableDefaultDeny`` differs."""
-    return bool(entries) and (True if asked is None else asked)
+def _denies(configured: bool | None, entries: Sequence[PeerRule]) -> bool:
+    """Whether a direction denies by default: if it has entries, unless ``enableDefaultDeny`` overrides it."""
+    return bool(entries) and (configured is None or configured)
 
 
 def _endpoint_peers(rule: IngressRule | EgressRule) -> int:
@@ -193,7 +198,7 @@ def _endpoint_peers(rule: IngressRule | EgressRule) -> int:
 
 
 def policy_labels(source: RuleSource, uid: str, extra: Sequence[RuleLabel] = ()) -> tuple[str, ...]:
-    """The labels that say where a rule comes from."""
+    """Return the labels that identify the object of a rule."""
     labels = [f"{POLICY_LABEL}.derived-from={source.kind}", f"{POLICY_LABEL}.name={source.name}"]
     if source.namespace:
         labels.append(f"{POLICY_LABEL}.namespace={source.namespace}")
@@ -202,10 +207,10 @@ def policy_labels(source: RuleSource, uid: str, extra: Sequence[RuleLabel] = ())
 
 
 def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
-    """The subject of the rule, and whether that is endpoints in ``init``.
+    """Return the selector of the rule's subject, and whether it selects endpoints in ``init``.
 
-    A policy with a namespace selects endpoints there alone, so none in ``init``. The namespace takes the
-    place of one in ``matchLabels``; other conditions on namespaces hold beside it.
+    A policy with a namespace selects only endpoints there, thus none in ``init``. Its namespace replaces one
+    in ``matchLabels``; other requirements on the namespace stay.
     """
     if spec.node_selector is not None:
         return label_selector(spec.node_selector), False
@@ -217,20 +222,25 @@ def _subject(source: RuleSource, spec: RuleSpec) -> tuple[Selector, bool]:
     return selector, selector.has_key("init", "reserved")
 
 
-class _Build:
-    """One rule's entries, and what they refer to."""
+class _RuleBuilder:
+    """Builds the entries of one rule, and collects the prefixes and CIDR groups that they refer to."""
 
     def __init__(
-        self, namespace: str, is_init: bool, world: World, prefixes: set[Prefix], groups: set[str]
+        self,
+        namespace: str,
+        is_init: bool,
+        context: TranslationContext,
+        prefixes: set[Prefix],
+        groups: set[str],
     ) -> None:
         self._namespace = namespace
         self._is_init = is_init
-        self._world = world
+        self._context = context
         self.prefixes = prefixes
         self.groups = groups
 
     def entry(self, path: str, rule: IngressRule | EgressRule, *, deny: bool) -> PeerRule:
-        """One entry of ingress or egress."""
+        """Translate one entry of ingress or egress."""
         with at(path.partition(".")[2]):
             peers, requires = self._peers(rule, deny=deny)
         return PeerRule(
@@ -243,8 +253,8 @@ class _Build:
             requires=requires,
         )
 
-    def denied(self, path: str, rule: IngressRule | EgressRule, *, ports: bool) -> PeerRule:
-        """Deny the rule's peers its ports, or all ports."""
+    def deny_entry(self, path: str, rule: IngressRule | EgressRule, *, ports: bool) -> PeerRule:
+        """Return an entry that denies the rule's peers its ports, or all ports."""
         peers, requires = self._peers(rule, deny=True)
         plain = tuple(Ports(one.ranges) for one in self._ports(rule) or ()) or None if ports else None
         if not ports and peers is None:
@@ -253,15 +263,15 @@ class _Build:
             path, peers, plain, deny=True, endpoint_peers=_endpoint_peers(rule), requires=requires
         )
 
-    def binds_others(self, rule: IngressRule | EgressRule) -> bool:
-        """Whether what the rule asks for holds where other rules allow the same, too, and is not served."""
+    def restricts_other_rules(self, rule: IngressRule | EgressRule) -> bool:
+        """Whether an unsupported part of the rule also restricts traffic that other rules allow."""
         names = any(port.server_names for port in rule.to_ports or ())
-        return names or (rule.demands_authentication and not self.options.authenticates)
+        return names or (rule.demands_authentication and not self.options.supports_authentication)
 
     @property
     def options(self) -> PolicyOptions:
-        """What is served."""
-        return self._world.options
+        """The options of the translation."""
+        return self._context.options
 
     def _peers(
         self, rule: IngressRule | EgressRule, *, deny: bool
@@ -285,7 +295,7 @@ class _Build:
 
     def _cidrs(self, prefixes: list[Prefix]) -> list[Selector]:
         self.prefixes.update(prefixes)
-        return cidr_selectors(prefixes, self._world.options)
+        return cidr_selectors(prefixes, self._context.options)
 
     def _ingress(
         self, rule: IngressRule, *, deny: bool
@@ -294,9 +304,9 @@ class _Build:
         peers: list[PeerSelector] = [
             *self._selectors(rule.from_endpoints),
             *map(label_selector, rule.from_nodes or ()),
-            *entities(rule.from_entities or (), self._world.options),
+            *entities(rule.from_entities or (), self._context.options),
             *self._cidrs(parsed(rule.from_cidr or ())),
-            *self._cidrs(cidr_set(rule.from_cidr_set or (), self._world, deny=deny)),
+            *self._cidrs(cidr_set(rule.from_cidr_set or (), self._context, deny=deny)),
         ]
         given = (
             rule.from_endpoints,
@@ -314,7 +324,7 @@ class _Build:
         self, rule: EgressRule, *, deny: bool
     ) -> tuple[tuple[PeerSelector, ...] | None, tuple[Selector, ...]]:
         self.groups.update(one.cidr_group_ref for one in rule.to_cidr_set or () if one.cidr_group_ref)
-        services = self._world.services
+        services = self._context.services
         backends = [
             prefix
             for reference in rule.to_services or ()
@@ -323,9 +333,9 @@ class _Build:
         peers: list[PeerSelector] = [
             *self._selectors(rule.to_endpoints),
             *map(label_selector, rule.to_nodes or ()),
-            *entities(rule.to_entities or (), self._world.options),
+            *entities(rule.to_entities or (), self._context.options),
             *self._cidrs(parsed(rule.to_cidr or ())),
-            *self._cidrs(cidr_set(rule.to_cidr_set or (), self._world, deny=deny)),
+            *self._cidrs(cidr_set(rule.to_cidr_set or (), self._context, deny=deny)),
             *self._cidrs(backends),
             *fqdns(
                 FQDNSelector(one.match_name or "", one.match_pattern or "") for one in rule.to_fqdns or ()
@@ -352,11 +362,14 @@ class _Build:
         if not rule.to_ports:
             return None
         return tuple(
-            Ports(tuple(range_ for port in one.ports or () for range_ in port_ranges(port)), self._above(one))
+            Ports(
+                tuple(range_ for port in one.ports or () for range_ in port_ranges(port)),
+                self._l7_settings(one),
+            )
             for one in rule.to_ports
         )
 
-    def _above(self, rule: PortRule) -> Above:
+    def _l7_settings(self, rule: PortRule) -> L7Settings:
         listener = None
         if rule.listener is not None:
             config = rule.listener.envoy_config
@@ -364,7 +377,7 @@ class _Build:
             listener = ListenerReference(
                 f"{namespace}/{config.name}/{rule.listener.name}", rule.listener.priority or 0
             )
-        return Above(
+        return L7Settings(
             rules=rule.rules,
             listener=listener,
             server_names=rule.server_names or (),

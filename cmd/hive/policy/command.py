@@ -191,9 +191,9 @@ class _Agent:
         return self._ask("explain", _query(source, destination))
 
     def reachability(self, namespace: str, port: str) -> Any:
-        from cells.policy.explain.directory import RequestedPort, parse_asked
+        from cells.policy.explain.directory import RequestedPort, parse_port
 
-        asked = parse_asked(port) if port else RequestedPort()
+        asked = parse_port(port) if port else RequestedPort()
         query = {"namespace": namespace, "port": asked.port, "protocol": asked.protocol}
         return self._ask("reachability", query)
 
@@ -261,14 +261,14 @@ def _read(folder: Path, match_mode: str | None = None) -> Cluster:
     from msgspec.structs import replace
 
     from cells.policy.explain.cluster import Cluster, read_folder
-    from cells.policy.rules import SERVED
+    from cells.policy.rules import SUPPORTED
 
     try:
         objects = list(read_folder(folder))
     except OSError as error:
         raise click.ClickException(f"{folder} cannot be read: {error.strerror}") from None
     by_pods = match_mode == "pods" or "pods" in _configured_modes(objects)
-    return Cluster(objects, replace(SERVED, cidr_matches_pods=by_pods))
+    return Cluster(objects, replace(SUPPORTED, cidr_matches_pods=by_pods))
 
 
 def _configured_modes(objects: Iterable[Located | BadFile]) -> set[str]:
@@ -384,14 +384,14 @@ def direction_lines(one: Mapping[str, Any]) -> Iterator[str]:
 def _reachability(cluster: Cluster, namespace: str, port: str) -> list[dict[str, str]]:
     """The rows of a folder. Raises UnanswerableError."""
     from cells.policy.explain import UnanswerableError
-    from cells.policy.explain.directory import RequestedPort, parse_asked, source_of, targets_of
+    from cells.policy.explain.directory import RequestedPort, parse_port, source_of, targets_of
     from hive.policy.folder import FolderDirectory
 
     directory = FolderDirectory(cluster)
     pods = [name for name in directory.pods() if name.startswith(f"{namespace}/")]
     if not pods:
         raise UnanswerableError(f"there are no pods of namespace {namespace} in the manifests")
-    asked = parse_asked(port) if port else RequestedPort()
+    asked = parse_port(port) if port else RequestedPort()
     rows = []
     for source, destination in permutations(pods, 2):
         client = source_of(directory, f"pod/{source}")

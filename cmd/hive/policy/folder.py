@@ -16,9 +16,9 @@ from cells.kubernetes.objects.core import ENDPOINT_SLICES, SERVICES, EndpointSli
 from cells.policy.compute import PolicyConflictError
 from cells.policy.compute.endpoint_policy import DirectionPolicy
 from cells.policy.compute.policies import NamedPodPort
-from cells.policy.explain import Around, End, UnanswerableError
+from cells.policy.explain import EnclosingPrefix, End, UnanswerableError
 from cells.policy.explain.cluster import RESERVED, Cluster, ExplainedPod, KnownPod
-from cells.policy.explain.directory import IPAddress, Served, ServedPort, headless, refusal
+from cells.policy.explain.directory import BackendForClient, IPAddress, ServedPort, headless, refusal
 from cells.policy.rules import Direction, PolicyError
 from cells.services import Frontend as ServedAt
 from cells.services import LoadBalancerOptions, ServiceName, ServiceType, ServingNode
@@ -133,10 +133,12 @@ class FolderDirectory:
             try:
                 return self._cluster.policy(pod, direction)
             except PolicyConflictError as error:
-                raise UnanswerableError(f"the policies for {pod.name} cannot all hold: {error}") from None
+                raise UnanswerableError(
+                    f"the policies for {pod.name} contradict each other: {error}"
+                ) from None
 
         name = str(pod.name)
-        around: tuple[Around, ...] = ()
+        around: tuple[EnclosingPrefix, ...] = ()
         if self._cluster.options.cidr_matches_pods:
             around = tuple(map(self._cluster.around, self._addresses[name]))
         return End(name, pod.identity, pod.labels, key=name, policy=policy, around=around)
@@ -184,7 +186,7 @@ class FolderDirectory:
 
     def named(self, name: str) -> Sequence[End]:
         """The addresses that DNS would have for a name."""
-        number = self._cluster.identity_named(name)
+        number = self._cluster.identity_of_name(name)
         return [End(name, number, self._cluster.cache.identities[number])]
 
     def sent_on(self, address: IPAddress, port: int | None) -> str:
@@ -270,7 +272,9 @@ class FolderDirectory:
             name=frontend.port_name,
             of_nodes=frontend.type is ServiceType.NODE_PORT,
             backends=tuple(
-                Served(end, one.address.port) for one in chosen for end, _ in self.at(one.address.ip, client)
+                BackendForClient(end, one.address.port)
+                for one in chosen
+                for end, _ in self.at(one.address.ip, client)
             ),
             problem=refusal(
                 client,

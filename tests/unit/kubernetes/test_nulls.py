@@ -16,7 +16,7 @@ from cells.kubernetes.objects import KINDS
 from cells.kubernetes.objects.core import NAMESPACES, NETWORK_POLICIES, SERVICES
 from cells.kubernetes.objects.kind import Kind
 from cells.policy.rules import PolicyOptions
-from cells.policy.rules.peers import World
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 
 Path = tuple[str | int, ...]
@@ -229,7 +229,7 @@ CILIUM_POLICY = {
     ],
 )
 def test_null_fields_of_policies_mean_absent(with_nulls: dict[str, Any], without: dict[str, Any]) -> None:
-    world = World(PolicyOptions())
+    world = TranslationContext(PolicyOptions())
     assert translate(with_nulls, world) == translate(without, world)
 
 

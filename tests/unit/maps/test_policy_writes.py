@@ -17,20 +17,20 @@ from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.maps.specs import policy_spec
 from cells.policy.compute import Entry, Key, PortKey, Redirect
 from cells.policy.compute.map_state import (
-    ANYBODY,
+    ANY_IDENTITY,
     Entries,
-    anybody_entries,
     identity_entries,
     lookup,
     map_entry,
     map_key,
     merge,
+    wildcard_entries,
 )
 from tests.support.examples import scaled
 from tests.support.fake_map import FakeMap
 
 PROXY = Redirect(15001, 15001, "http")
-PEERS = (ANYBODY, 300, 301)
+PEERS = (ANY_IDENTITY, 300, 301)
 PORTS = (
     PortKey(),
     PortKey(6),
@@ -56,9 +56,11 @@ def policy(spoken: list[Rule]) -> Policy:
     for peer, ports, what in spoken:
         redirect = PROXY if what == READ and ports.bits else None
         merge(own[peer], ports, Entry(deny=what == DENY, redirect=redirect))
-    anybody = anybody_entries(own[ANYBODY])
-    others = {peer: identity_entries(own[peer], anybody) for peer in PEERS if own[peer] and peer != ANYBODY}
-    return {ANYBODY: anybody, **others}
+    wildcard = wildcard_entries(own[ANY_IDENTITY])
+    others = {
+        peer: identity_entries(own[peer], wildcard) for peer in PEERS if own[peer] and peer != ANY_IDENTITY
+    }
+    return {ANY_IDENTITY: wildcard, **others}
 
 
 def entries(of: Policy) -> dict[PolicyKey, PolicyEntry]:
@@ -99,10 +101,12 @@ def _seen(verdict: str) -> str:
 
 @settings(deadline=None, max_examples=scaled(150))
 @given(rules, rules)
-@example([(300, PortKey(6), DENY), (ANYBODY, PortKey(), ALLOW)], [])
-@example([(ANYBODY, PortKey(6, 80, 16), ALLOW)], [(ANYBODY, PortKey(6), ALLOW), (300, PortKey(), DENY)])
+@example([(300, PortKey(6), DENY), (ANY_IDENTITY, PortKey(), ALLOW)], [])
+@example(
+    [(ANY_IDENTITY, PortKey(6, 80, 16), ALLOW)], [(ANY_IDENTITY, PortKey(6), ALLOW), (300, PortKey(), DENY)]
+)
 @example([], [(300, PortKey(), ALLOW), (300, PortKey(6, 80, 16), READ)])
-@example([(300, PortKey(6, 80, 16), READ), (ANYBODY, PortKey(), ALLOW)], [])
+@example([(300, PortKey(6, 80, 16), READ), (ANY_IDENTITY, PortKey(), ALLOW)], [])
 def test_between_two_policies_the_map_is_never_wider_nor_narrower(old: list[Rule], new: list[Rule]) -> None:
     before, after = policy(old), policy(new)
     kernel = Recorded()

@@ -17,7 +17,7 @@ from cells.policy.compute.repository import Repository
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet, Prefix
 from cells.policy.rules import PROTOCOLS, Direction, PolicyError, PolicyOptions, RuleSource, Unenforced
-from cells.policy.rules.peers import World, label_selector
+from cells.policy.rules.peers import TranslationContext, label_selector
 from cells.policy.rules.schema import ServiceReference
 from cells.policy.selectors import Selector
 from tests.support.recordings import recordings
@@ -101,14 +101,14 @@ class Case:
         )
         self.groups: dict[str, tuple[Prefix, ...]] = {}
         self.services = RecordedServices()
-        self.repository = Repository(self._world())
+        self.repository = Repository(self._context())
         self.cache = SelectorCache()
         self.labels = {one["id"]: LabelSet.parse(one["labels"]) for one in self.recording["identities"]}
         for identity, labels in self.labels.items():
             self.cache.add_identity(identity, labels)
 
-    def _world(self) -> World:
-        return World(self.options, dict(self.groups), self.services)
+    def _context(self) -> TranslationContext:
+        return TranslationContext(self.options, dict(self.groups), self.services)
 
     def import_objects(self) -> list[PolicyError | None]:
         """Apply every object of the start, as the recording's ``imports`` list them."""
@@ -127,13 +127,13 @@ class Case:
                 self.groups[metadata["name"]] = tuple(
                     ip_network(text, strict=False) for text in object_["spec"]["externalCIDRs"]
                 )
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case "Service":
                 self.services.services[metadata["namespace"], metadata["name"]] = object_
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case "EndpointSlice":
                 self.services.slices[metadata["namespace"], metadata["name"]] = object_
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case _:
                 try:
                     self.repository.apply(object_)
@@ -148,13 +148,13 @@ class Case:
         match object_["kind"]:
             case "CiliumCIDRGroup":
                 del self.groups[name]
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case "Service":
                 del self.services.services[namespace, name]
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case "EndpointSlice":
                 del self.services.slices[namespace, name]
-                self.repository.follow(self._world())
+                self.repository.follow(self._context())
             case kind:
                 self.repository.delete(RuleSource(kind, namespace, name))
 

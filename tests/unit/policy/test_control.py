@@ -12,8 +12,8 @@ from cells.kubernetes.objects.cilium_endpoint import NamedPort
 from cells.maps.records.endpoints import PolicyEntry, PolicyKey
 from cells.policy.control.objects import RuleSources
 from cells.policy.maps import ALLOW_ALL, RealizedPolicy
-from cells.policy.rules import SERVED
-from cells.policy.rules.peers import World
+from cells.policy.rules import SUPPORTED
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 from lifecycle import Table, invoke
 from lifecycle.tables import Initializer
@@ -242,7 +242,7 @@ async def test_names_in_a_policy_of_the_node_itself_are_refused_by_their_field(
         await eventually(lambda: [one.valid for one in node.objects.all()] == [False])
         (refused,) = node.objects.all()
         assert refused.path == f"spec.egress[0].{path}"
-        assert "not the node itself" in refused.message
+        assert "does not serve the node itself" in refused.message
 
 
 def test_a_node_is_not_closed_by_what_is_not_served_but_its_deny_rules_hold() -> None:
@@ -252,7 +252,7 @@ def test_a_node_is_not_closed_by_what_is_not_served_but_its_deny_rules_hold() ->
         "egressDeny": [{"toCIDR": ["192.0.2.0/24"]}],
     }
     host = {"kind": "CiliumClusterwideNetworkPolicy", "metadata": {"name": "host"}, "spec": spec}
-    (rule,) = translate(host, World(SERVED))
+    (rule,) = translate(host, TranslationContext(SUPPORTED))
     assert not rule.egress_default_deny
     assert [one.deny for one in rule.egress] == [True]
     assert [one.text.rpartition("; ")[2] for one in rule.unenforced] == [

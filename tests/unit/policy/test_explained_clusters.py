@@ -32,7 +32,7 @@ from cells.policy.explain.cluster import Cluster, Located
 from cells.policy.explain.directory import Directory, parse_destination, source_of, targets_of
 from cells.policy.labels import network_labels, prefix_labels
 from cells.policy.maps import NodePolicy
-from cells.policy.rules import SERVED
+from cells.policy.rules import SUPPORTED
 from cells.services import FrontendKey, LoadBalancerOptions, ServingNode
 from cells.services.control import ServedFrontend
 from cells.services.model.backends import backends_of
@@ -288,7 +288,7 @@ def test_what_is_explained_of_a_folder_is_what_the_rules_say(
 ) -> None:
     specs, offered = made
     objects = [*pods(), *policies(specs), *services(offered)]
-    folder = Cluster([Located(one, "all.yaml", {}) for one in objects], SERVED)
+    folder = Cluster([Located(one, "all.yaml", {}) for one in objects], SUPPORTED)
     assert not folder.refused
     Check(FolderDirectory(folder), Plain(specs, offered), list(NAMES)).everything()
 
@@ -358,7 +358,7 @@ def answer(directory: AgentDirectory, source: str, destination: str) -> Explaine
 
 def agent(specs: Sequence[Object], offered: Sequence[Offer]) -> AgentDirectory:
     ports = fake(PodPorts, of=lambda pod: frozenset({NamedPodPort("web", TCP, WEB)}))
-    rules = RulePolicy(NodePolicy(PolicySettings()), SERVED, None, ports)
+    rules = RulePolicy(NodePolicy(PolicySettings()), SUPPORTED, None, ports)
     rules.follow_ports({NamedPodPort("web", TCP, WEB)})
     identities = [Identity(number, labels(number)) for number in NAMES]
     rules.update_identities(identities)

@@ -91,7 +91,7 @@ async def test_without_envoy_what_http_rules_select_is_closed_whatever_others_al
             return found
 
         client = End("frontend", frontend.id, LabelSet.parse(FRONTEND))
-        server = End("cart", 1, LabelSet.parse(()), policy=policy_of, unread=view.unread)
+        server = End("cart", 1, LabelSet.parse(()), policy=policy_of, no_http_proxy=view.no_http_proxy)
         answer = explained(client, "cart", [Target(server, 6, 8080)], lambda origin: origin.text)
         assert answer.verdict == "denied"
         (near,) = answer.ways[0].directions[0].near

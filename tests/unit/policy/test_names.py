@@ -51,7 +51,7 @@ async def test_a_name_opens_the_port_for_its_addresses_and_not_longer_than_it_ha
         node.write(WEB)
         dns = PolicyKey(2, egress=True, protocol=17, port=53, port_bits=16)
         await eventually(lambda: node.entries.get(dns) == PolicyEntry(proxy_port=PORT))
-        await eventually(lambda: not node.names.concerned)
+        await eventually(lambda: not node.names.selectors_changed)
         node.names.learn("a.example.", [ONE])
         node.names.learn("b.example.", [ONE, TWO])
         assert node.names.stale([ONE])

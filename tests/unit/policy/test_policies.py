@@ -16,7 +16,7 @@ from cells.policy.compute.repository import Repository, RulesChanged
 from cells.policy.compute.selector_cache import SelectorCache
 from cells.policy.labels import LabelSet
 from cells.policy.rules import Direction, PolicyError, PolicyOptions, RuleSource
-from cells.policy.rules.peers import World
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.selectors import Selector
 from tests.support.examples import scaled
 from tests.unit.policy.replay import POLICIES, load, names
@@ -52,7 +52,7 @@ class Node:
     """Endpoints 1 and 2 share an identity; what their maps hold follows from differences alone."""
 
     def __init__(self) -> None:
-        self.repository = Repository(World(PolicyOptions()))
+        self.repository = Repository(TranslationContext(PolicyOptions()))
         self.cache = SelectorCache()
         self.policies = ComputedPolicies(self.repository, self.cache, proxy)
         self.cache.add_identity(CART, IDENTITIES[CART])

@@ -9,7 +9,7 @@ import pytest
 
 from cells.policy.compute import Entry, Key, PolicyConflictError
 from cells.policy.compute.map_state import lookup
-from cells.policy.rules import SERVED, Direction, PolicyError
+from cells.policy.rules import SUPPORTED, Direction, PolicyError
 from tests.support.counts import Count
 from tests.unit.policy.exclusions import Difference, Fault, upstream_faults
 from tests.unit.policy.replay import (
@@ -84,7 +84,7 @@ def test_a_recorded_policy_case_is_reproduced(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_a_recorded_policy_case_is_reproduced_with_served_features(name: str) -> None:
     """What is not served allows nothing: no packet passes that does not pass in the recording."""
-    case = Case(name, SERVED)
+    case = Case(name, SUPPORTED)
     if not imported(case):
         return
     faults = upstream_faults(case)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cells.policy.rules import SERVED, PolicyError, PolicyOptions
-from cells.policy.rules.peers import World
+from cells.policy.rules import SUPPORTED, PolicyError, PolicyOptions
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 
 TAKEN = [
@@ -67,14 +67,14 @@ def unenforced(options: PolicyOptions, **request: str) -> list[str]:
         "metadata": {"name": "requests", "namespace": "shop"},
         "spec": {"endpointSelector": {}, "ingress": [{"toPorts": ports}]},
     }
-    (rule,) = translate(policy, World(options))
+    (rule,) = translate(policy, TranslationContext(options))
     return [f"{one.path}: {one.reason}" for one in rule.unenforced]
 
 
 @pytest.mark.parametrize("member", ["path", "method"])
 @pytest.mark.parametrize("text", TAKEN)
 def test_an_expression_of_re2_is_taken(member: str, text: str) -> None:
-    assert unenforced(SERVED, **{member: text}) == []
+    assert unenforced(SUPPORTED, **{member: text}) == []
 
 
 @pytest.mark.parametrize("member", ["path", "method"])
@@ -90,6 +90,6 @@ def test_an_expression_that_envoy_would_refuse_is_refused_in_ciliums_words(
 def test_a_host_that_envoy_would_refuse_is_not_enforced() -> None:
     """Cilium accepts it, and Envoy then refuses the listener with all its rules."""
     assert unenforced(PolicyOptions(), host="(?=a)") == []
-    (text,) = unenforced(SERVED, host="(?=a)")
+    (text,) = unenforced(SUPPORTED, host="(?=a)")
     assert text.endswith("host: error parsing regexp: invalid or unsupported Perl syntax: `(?=`")
-    assert unenforced(SERVED, host=r"\Qexample.com\E") == []
+    assert unenforced(SUPPORTED, host=r"\Qexample.com\E") == []

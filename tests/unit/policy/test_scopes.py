@@ -10,10 +10,10 @@ import pytest
 from cells.policy.compute.repository import Repository
 from cells.policy.labels import LabelSet
 from cells.policy.rules import PolicyError, PolicyOptions
-from cells.policy.rules.peers import World
+from cells.policy.rules.peers import TranslationContext
 from cells.policy.rules.translate import translate
 
-WORLD = World(PolicyOptions())
+WORLD = TranslationContext(PolicyOptions())
 INIT = LabelSet.parse(["reserved:init"])
 OUTSIDE = LabelSet.parse(["reserved:world"])
 NODE = LabelSet.parse(["reserved:remote-node"])
@@ -198,7 +198,7 @@ def test_a_cidr_group_that_changes_has_only_policies_translated_anew_that_name_i
         egress = [{"toCIDRSet": [{"cidrGroupRef": name}]}]
         repository.apply(policy({"endpointSelector": {}, "egress": egress}, name))
     changed, failed = repository.follow(
-        World(PolicyOptions(), {"corp": (ip_network("192.0.2.0/24"),)}), {"corp"}
+        TranslationContext(PolicyOptions(), {"corp": (ip_network("192.0.2.0/24"),)}), {"corp"}
     )
     assert not failed
     assert {rule.source.name for rule in changed.rules} == {"corp"}

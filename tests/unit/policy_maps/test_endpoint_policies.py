@@ -149,7 +149,7 @@ async def test_with_lockdown_on_overflow_a_full_policy_map_denies_all_until_entr
         with pytest.raises(OSError, match="locked down"):
             room.policies.realize(number, 300, ())
         assert room.maps.maps == {number: {}}
-        assert "2 entries have no room" in room.policies.status(number).error
+        assert "2 entries do not fit" in room.policies.status(number).error
         assert room.policies.status(number).entries == 0
         room.maps.room = 2  # it would fit now, but as many are not tried again
         with pytest.raises(OSError, match="locked down"):
