@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* One generation of the datapath: what a pod sends, what the host sends to pods, what other nodes
- * send in the tunnel, what passes the devices by which the node is in the world. IPv4 and IPv6.
+/* The tc programs of a generation: packets of pods, from the host, from and to the tunnel, and at native devices.
  *
- * One set of programs serves all pods; what differs between pods is in maps. Reached by tail call
- * from dispatch.c.
+ * All pods share the programs; maps hold what differs between pods. Called by tail calls from dispatch.c.
  */
 #include <linux/pkt_cls.h>
 
@@ -24,7 +22,7 @@ int hive_from_pod(struct __sk_buff *skb)
 
 	if (!passage)
 		return TC_ACT_SHOT;
-	skb->queue_mapping = 0; /* the pod's choice of queue means nothing to the host's devices */
+	skb->queue_mapping = 0; /* the pod's queue mapping does not apply to the host's devices */
 	return finish(skb, &passage->flow, from_container(skb, passage));
 }
 
@@ -51,7 +49,7 @@ int hive_to_pod(struct __sk_buff *skb)
 	return finish(skb, &flow, to_container(skb, &flow));
 }
 
-/* What reaches the host here was evaluated where it came from. */
+/* Policy was enforced at the packet's source. */
 SEC("tc")
 int hive_to_host(struct __sk_buff *skb)
 {

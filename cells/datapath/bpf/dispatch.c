@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* What is attached to interfaces, under the names tools look for.
+/* Dispatchers: the programs attached to interfaces, with Cilium's names, which tools expect.
  *
- * Each jumps to the program of the generation in force. So an upgrade replaces entries of one map
- * and touches no interface; these programs stay the same over generations.
+ * Each tail-calls the active program from its slot in a map. So an upgrade replaces map entries, not attachments;
+ * dispatchers are the same in all generations.
  */
 #include <linux/pkt_cls.h>
 
@@ -29,7 +29,7 @@ struct {
 	__uint(max_entries, 1);
 } hive_xdp_entry SEC(".maps");
 
-/* Ingress of the host's end of a pod's link: the pod sends. Never open without its program. */
+/* Ingress of a pod's host-side link: packets that the pod sends. Drops without a program. */
 SEC("tc")
 int cil_from_container(struct __sk_buff *skb)
 {
@@ -38,7 +38,7 @@ int cil_from_container(struct __sk_buff *skb)
 	return TC_ACT_SHOT;
 }
 
-/* Egress of the host's end of a link that another plugin made: the pod is sent to. Never open either. */
+/* Egress of a host-side link that another plugin made: packets to the pod. Drops without a program. */
 SEC("tc")
 int cil_to_container(struct __sk_buff *skb)
 {
@@ -47,7 +47,7 @@ int cil_to_container(struct __sk_buff *skb)
 	return TC_ACT_SHOT;
 }
 
-/* Egress of cilium_host: the host sends to pods. Without its program the host keeps its network. */
+/* Egress of cilium_host: the host's packets to pods. Passes without a program, so that the host keeps its network. */
 SEC("tc")
 int cil_from_host(struct __sk_buff *skb)
 {
@@ -55,7 +55,7 @@ int cil_from_host(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* Ingress of cilium_host and cilium_net: something reaches the host. */
+/* Ingress of cilium_host and cilium_net: packets to the host. */
 SEC("tc")
 int cil_to_host(struct __sk_buff *skb)
 {
@@ -63,7 +63,7 @@ int cil_to_host(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* Ingress of the tunnel's device: another node sends. Without its program no sender is trusted. */
+/* Ingress of the tunnel device: packets from other nodes. Drops without a program: no sender could be trusted. */
 SEC("tc")
 int cil_from_overlay(struct __sk_buff *skb)
 {
@@ -72,7 +72,7 @@ int cil_from_overlay(struct __sk_buff *skb)
 	return TC_ACT_SHOT;
 }
 
-/* Egress of the tunnel's device. */
+/* Egress of the tunnel device. */
 SEC("tc")
 int cil_to_overlay(struct __sk_buff *skb)
 {
@@ -80,7 +80,7 @@ int cil_to_overlay(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* Ingress and egress of a native device. Without its program the host keeps its network. */
+/* Ingress and egress of a native device. Passes without a program, so that the host keeps its network. */
 SEC("tc")
 int cil_from_netdev(struct __sk_buff *skb)
 {
@@ -95,7 +95,7 @@ int cil_to_netdev(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* The same of one without Ethernet headers. */
+/* Ingress and egress of a native device without Ethernet headers. */
 SEC("tc")
 int cil_from_netdev_l3(struct __sk_buff *skb)
 {
@@ -110,7 +110,7 @@ int cil_to_netdev_l3(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* A native device's driver. Without its program packets go on to the one above. */
+/* XDP of a native device. Without a program, packets pass to cil_from_netdev. */
 SEC("xdp")
 int cil_xdp_entry(struct xdp_md *ctx)
 {

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Removes from the conntrack tables entries that ended or have an address without an owner; and translations
- * of such flows.
+/* Garbage collection of conntrack and NAT entries: expired ones, or those of deleted endpoints' addresses.
  *
- * The agent runs a program again and again, in a thread, each run a slice (gc/walk.h): so half a million entries are
- * walked in the kernel, none is copied out, and no processor is held for longer than a slice takes.
- * An entry that is renewed while it is being removed is lost; the next packet of its flow is a new one. One that moves to
- * another bucket may be passed over; forgetting addresses may miss none, so it is walked again while a walk still finds some.
+ * The agent runs a program repeatedly in a thread; each run walks a slice of a map (gc/walk.h). So half a million
+ * entries are walked in the kernel without copying, and no CPU is busy longer than a slice takes. An entry that is
+ * extended while it is being deleted is lost; the next packet creates it again. An entry that moves to another bucket
+ * may be missed; for deleted addresses the agent repeats the walk until nothing is deleted.
  */
 #include "ct/maps.h"
 #include "gc/walk.h"
 
-/* An entry is alive through the second of its lifetime, as for the packet walk, give or take a tick. */
+/* An entry is alive until the end of the second of its lifetime, as for packets. */
 static __always_inline bool has_ended(const struct ct_entry *entry)
 {
 	return entry->lifetime < walk.now;
@@ -25,7 +24,7 @@ WALKS(hive_ct_gc_any6, cilium_ct_any6_global, ct6_key, ct_entry, CT_OVER, 1)
 
 #include "nat/collect.h"
 
-/* The addresses to forget, filled by the agent before a walk. */
+/* Addresses of which to delete all entries; the agent fills it before a walk. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct address);
@@ -49,7 +48,7 @@ static __always_inline bool pod_removed6(const struct address *ip)
 #define FLOW_REMOVED4(key, entry) (pod_removed4((key)->daddr) || pod_removed4((key)->saddr))
 #define FLOW_REMOVED6(key, entry) (pod_removed6(&(key)->daddr) || pod_removed6(&(key)->saddr))
 
-/* Of a translation the packets' entry has the pod in its key, that of the answers in its value. */
+/* An egress NAT entry has the pod in its key, a reverse entry in its value. */
 #define NAT_REMOVED4(key, entry) (pod_removed4((key)->saddr) || pod_removed4((entry)->address))
 
 static __always_inline bool nat_removed6(const struct nat6_entry *entry)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* What passes native devices with packets that begin with the network header: L3 devices, such as wireguard, tun, ipip.
+/* The tc programs of native devices without Ethernet headers (wireguard, tun, ipip): packets begin with the network
+ * header.
  *
- * The same sources as those of the programs at other devices (datapath.c). Reached by tail call from dispatch.c.
+ * Compiled from the same headers as datapath.c. Called by tail calls from dispatch.c.
  */
 #define CONTEXT_L3
 #include "netdev/device.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where a packet begins and ends, and what lies before it: the same words of either context_t, which is known here. */
+/* Packet bounds and metadata area, for either context_t. */
 #pragma once
 
-/* In assembly, so that the compiler neither narrows these to the 32 bits they are declared with nor
- * keeps them over a pull: the verifier would no longer know them as pointers.
+/* Assembly, so that the compiler neither narrows these pointers to the declared 32 bits nor reuses them after a pull:
+ * the verifier would reject them.
  */
 static __always_inline void *packet_start(const context_t *ctx)
 {
@@ -21,7 +21,7 @@ static __always_inline void *packet_end(const context_t *ctx)
 	return end;
 }
 
-/* The metadata in front of the packet, which an earlier program has written. */
+/* Return the metadata area in front of the packet, which the XDP program wrote. */
 static __always_inline void *packet_meta(const context_t *ctx)
 {
 	void *meta;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a program sees a packet through: a socket buffer of the traffic control's, or in a device's driver XDP's own.
+/* context_t: struct __sk_buff of tc programs, or struct xdp_md of XDP programs.
  *
- * What both do is written once, in terms of context_t and the functions here, and compiled for either: the file that is
- * compiled defines CONTEXT_XDP, or does not.
+ * Common code uses context_t and the packet_*() functions, and is compiled for either: CONTEXT_XDP selects XDP.
  */
 #pragma once
 

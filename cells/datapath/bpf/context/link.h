@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes before a packet's network header: Ethernet's, but on L3 devices (wireguard, tun, ipip) nothing.
+/* Link-layer headers: Ethernet, or none on L3 devices (wireguard, tun, ipip).
  *
- * What both do is written once; the file that is compiled for the latter defines CONTEXT_L3.
+ * Common code is compiled for either: CONTEXT_L3 selects devices without Ethernet headers.
  */
 #pragma once
 
@@ -9,14 +9,14 @@
 
 #include "lib/bpf.h"
 
-/* As linux/if_ether.h has it, but not declared packed: that means access byte by byte. */
+/* Like linux/if_ether.h's struct ethhdr, but not packed, which would mean access by bytes. */
 struct ethernet {
 	__be16 destination[3];
 	__be16 source[3];
 	__be16 protocol;
 };
 
-/* The Ethernet header, or NULL. */
+/* Return the Ethernet header, or NULL. */
 static __always_inline struct ethernet *packet_eth(const context_t *ctx)
 {
 	struct ethernet *eth = packet_start(ctx);
@@ -32,14 +32,14 @@ static __always_inline struct ethernet *packet_eth(const context_t *ctx)
 #define l3_protocol(ctx) ((__be16)(ctx)->protocol)
 #endif
 
-/* The protocol of the network header. */
+/* Return the EtherType. */
 static __always_inline __be16 packet_protocol(const context_t *ctx)
 {
 	return l3_protocol(ctx);
 }
 
-/* Give the packet an Ethernet header: what goes to a pod, or by another device, needs one. MACs are zero; of what was
- * read before nothing lies where it did. 0, or an error.
+/* Add an Ethernet header, which pods and other devices need. MACs are zero; earlier packet pointers and offsets become
+ * invalid. Returns 0 or an error.
  */
 static __always_inline long packet_frame(context_t *ctx)
 {
@@ -59,7 +59,7 @@ static __always_inline long packet_frame(context_t *ctx)
 
 #define LINK_HLEN ETH_HLEN
 
-/* The protocol of the network header, 0 if there is none. */
+/* Return the protocol by the IP version; 0 for neither. */
 static __always_inline __be16 packet_protocol(const context_t *ctx)
 {
 	const struct ethernet *eth = packet_eth(ctx);
@@ -67,7 +67,7 @@ static __always_inline __be16 packet_protocol(const context_t *ctx)
 	return eth ? eth->protocol : 0;
 }
 
-/* It has one. */
+/* It has an Ethernet header. */
 static __always_inline long packet_frame(context_t *ctx)
 {
 	(void)ctx;

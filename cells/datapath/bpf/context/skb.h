@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets as the traffic control's programs have them. */
+/* Packet access of tc programs. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -8,7 +8,7 @@
 
 typedef struct __sk_buff context_t;
 
-#define VERDICT_PASS TC_ACT_OK /* it goes on as if there were no program */
+#define VERDICT_PASS TC_ACT_OK /* pass to the stack */
 
 #include "context/bounds.h"
 
@@ -17,13 +17,13 @@ static __always_inline __u32 packet_length(const context_t *ctx)
 	return ctx->len;
 }
 
-/* Bytes of payload of each packet that the kernel will make of this one, 0 if it is one. */
+/* Return the GSO size; 0 if the packet is not GSO. */
 static __always_inline __u32 packet_segment(const context_t *ctx)
 {
 	return ctx->gso_size;
 }
 
-/* By which device it came, or leaves. */
+/* Return the device of ingress or egress. */
 static __always_inline __u32 packet_ifindex(const context_t *ctx)
 {
 	return ctx->ifindex;
@@ -34,7 +34,7 @@ static __always_inline __u32 packet_hash(context_t *ctx)
 	return bpf_get_hash_recalc(ctx);
 }
 
-/* Make the first `length` bytes readable through packet_start(). Earlier pointers may become stale. */
+/* Make the first `length` bytes directly readable. May pull: earlier packet pointers become invalid. */
 static __always_inline bool packet_pull(context_t *ctx, __u32 length)
 {
 	if (likely(packet_start(ctx) + length <= packet_end(ctx)))
@@ -42,7 +42,7 @@ static __always_inline bool packet_pull(context_t *ctx, __u32 length)
 	return ctx->len >= length && !bpf_skb_pull_data(ctx, length);
 }
 
-/* Copy bytes out of the packet, or into it; 0, or an error. */
+/* Copy bytes from or to the packet; returns 0 or an error. */
 static __always_inline long packet_load(const context_t *ctx, __u32 at, void *to, __u32 size)
 {
 	return bpf_skb_load_bytes(ctx, at, to, size);
@@ -53,7 +53,7 @@ static __always_inline long packet_store(context_t *ctx, __u32 at, const void *f
 	return bpf_skb_store_bytes(ctx, at, from, size, 0);
 }
 
-/* Change the checksum at an offset by what it is the checksum of: as bpf_l3_csum_replace() and bpf_l4_csum_replace(). */
+/* Update a checksum incrementally, like bpf_l3_csum_replace() and bpf_l4_csum_replace(). */
 static __always_inline long packet_sum3(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 size)
 {
 	return bpf_l3_csum_replace(ctx, at, from, to, size);
@@ -64,8 +64,8 @@ static __always_inline long packet_sum4(context_t *ctx, __u32 at, __u64 from, __
 	return bpf_l4_csum_replace(ctx, at, from, to, flags);
 }
 
-/* Make room for `size` bytes behind the network header, which without options has `header` bytes; 0, or an error.
- * Earlier pointers become stale.
+/* Insert `size` bytes after the network header of `header` bytes (without options); returns 0 or an error. Earlier
+ * packet pointers become invalid.
  */
 static __always_inline long packet_make_room(context_t *ctx, __u32 header, __u32 size)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets as XDP's programs have them: in one piece, without anything that the kernel knows besides. */
+/* Packet access of XDP programs: linear, without skb metadata. */
 #pragma once
 
 #include <linux/if_ether.h>
@@ -10,7 +10,7 @@ typedef struct xdp_md context_t;
 
 #define VERDICT_PASS XDP_PASS
 
-#define PACKET_DEEPEST 16384 /* bytes before what is read: all headers, and few enough to verify */
+#define PACKET_DEEPEST 16384 /* limit of offsets for the verifier: enough for all headers */
 
 #include "context/bounds.h"
 
@@ -30,7 +30,7 @@ static __always_inline __u32 packet_ifindex(const context_t *ctx)
 	return ctx->ingress_ifindex;
 }
 
-/* The device may have made one, but does not say. */
+/* The device may have merged packets, but there is no GSO size in XDP. */
 static __always_inline __u32 packet_hash(context_t *ctx)
 {
 	(void)ctx;
@@ -42,12 +42,12 @@ static __always_inline bool packet_pull(context_t *ctx, __u32 length)
 	return packet_length(ctx) >= length;
 }
 
-/* Where the packet has these bytes, or NULL. Headers are taken to be aligned, as they are read by words elsewhere. */
+/* Return a pointer to these bytes, or NULL. Alignment is assumed, because headers are read by words elsewhere. */
 static __always_inline void *packet_at(const context_t *ctx, __u32 at, __u32 size)
 {
 	void *found;
 
-	asm volatile("" : "+r"(at)); /* it is this number that the verifier has to see bounded */
+	asm volatile("" : "+r"(at)); /* the bounds check must apply to this register */
 	if (at > PACKET_DEEPEST)
 		return NULL;
 	found = packet_start(ctx) + at;
@@ -74,8 +74,8 @@ static __always_inline long packet_store(context_t *ctx, __u32 at, const void *f
 	return 0;
 }
 
-/* RFC 1624, equation 3. `flags`: the size of what changes, 0 if `to` is its difference; BPF_F_MARK_MANGLED_0 if a
- * checksum of 0 is none.
+/* Update a checksum (RFC 1624, equation 3). `flags`: size of the field, or 0 if `to` is a difference;
+ * BPF_F_MARK_MANGLED_0 if a checksum of 0 means none.
  */
 VERIFIED_ALONE packet_sum4(context_t *ctx, __u32 at, __u64 from, __u64 to, __u64 flags)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Connection tracking: is this packet the start, the continuation or the answer of a flow?
+/* Connection tracking: whether a packet starts, continues or replies to a flow.
  *
- * Each pod has entries of its own: one with OUT for what it started, one with IN for what it
- * accepted. An entry past its lifetime counts as absent, whether or not the agent has removed it.
+ * Each pod has its own entries: OUT for flows that it started, IN for flows that it accepted. An expired entry counts
+ * as missing, whether or not the garbage collector has deleted it.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #define CT_REPORT_INTERVAL 5 /* seconds */
 #define CT_REPORT_FLAGS (TCP_SYN | TCP_FIN | TCP_RST)
-#define CT_CAPTURE 128 /* bytes of a packet that events show */
+#define CT_CAPTURE 128 /* bytes of a packet in trace events */
 
 enum ct_status {
 	CT_NEW,
@@ -21,13 +21,15 @@ enum ct_status {
 	CT_RELATED,
 };
 
-/* Seconds of CLOCK_MONOTONIC, as entries count time. Coarse: a tick late, and cheap (Linux 5.11). */
+/* Return the time in seconds of CLOCK_MONOTONIC, as in entries. The coarse clock is up to a tick late, and cheap (Linux
+ * 5.11).
+ */
 static __always_inline __u32 ct_now(void)
 {
 	return bpf_ktime_get_coarse_ns() / 1000000000ULL;
 }
 
-/* Note the packet in the entry: when it ends, and which flags each direction has shown. */
+/* Extend the entry's lifetime and record the packet's TCP flags. */
 static __always_inline void ct_refresh(struct ct_entry *entry, __u32 lifetime, struct flow *flow,
 				       enum direction direction, __u32 now)
 {
@@ -35,7 +37,7 @@ static __always_inline void ct_refresh(struct ct_entry *entry, __u32 lifetime, s
 	__u32 *reported = direction == INGRESS ? &entry->last_rx_report : &entry->last_tx_report;
 	__u8 flags = *seen | (flow->tcp_flags & CT_REPORT_FLAGS);
 
-	/* Once a second at most: an unchanged line stays shared between CPUs. */
+	/* At most once a second: an unmodified cache line stays shared between CPUs. */
 	if (entry->lifetime != now + lifetime)
 		entry->lifetime = now + lifetime;
 	if (flags != *seen || *reported + CT_REPORT_INTERVAL < now) {
@@ -60,7 +62,7 @@ static __always_inline void ct_refresh_tcp(struct ct_entry *entry, struct flow *
 	ct_refresh(entry, ct_lifetime(entry, flow), flow, direction, now);
 }
 
-/* FIN: the direction ends. RST: both do. */
+/* FIN closes one direction, RST both. */
 static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, enum direction direction, __u32 now)
 {
 	if (flow->tcp_flags & TCP_RST) {
@@ -75,7 +77,7 @@ static __always_inline void ct_close(struct ct_entry *entry, struct flow *flow, 
 		ct_refresh(entry, config.ct_lifetime_closed, flow, direction, now);
 }
 
-/* An error about a flow does not shorten the time for which errors about it are expected. */
+/* An ICMP error does not shorten the lifetime of its RELATED entry. */
 static __always_inline __u32 ct_lifetime_noted(const struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
 	if (flow->related && entry->lifetime > now + config.ct_lifetime_any)
@@ -83,7 +85,8 @@ static __always_inline __u32 ct_lifetime_noted(const struct ct_entry *entry, con
 	return config.ct_lifetime_any;
 }
 
-/* Apply a packet to the entry it matched. False if it does not belong to it: a SYN after the end. */
+/* Update the matching entry by a packet. Returns false for a SYN after the connection's end, which starts another one.
+ */
 VERIFIED_ALONE ct_apply(struct ct_entry *entry, struct flow *flow, enum direction direction, __u32 now)
 {
 	if (!entry || !flow)
@@ -120,18 +123,18 @@ static __always_inline struct ct_entry *ct_find(struct flow *flow, enum directio
 	return ct_apply(entry, flow, direction, now) ? entry : NULL;
 }
 
-/* Whether a packet that does not look like a reply may be one all the same. The ICMP type decides: a redirect, for
- * instance, answers nothing.
+/* Return whether a packet without signs of a reply may be one. For ICMP the type decides: a redirect, for instance, is
+ * never a reply.
  */
 static __always_inline bool may_reply(const struct flow *flow)
 {
 	return flow->protocol != IPPROTO_ICMP && flow->protocol != IPPROTO_ICMPV6;
 }
 
-/* The packet's conntrack status for the pod in this `direction`, stored in the entry it belongs to: `*entry`.
+/* Return the packet's conntrack status for the pod in this `direction`, and its entry in `*entry`.
  *
- * A flow has entries both ways only when it ended and its other side began anew between the same ports: then
- * the packet belongs to the one it looks like.
+ * A flow has entries in both directions only if it ended and the other side started a new one between the same ports:
+ * then the more likely direction wins.
  */
 static __always_inline enum ct_status ct_lookup(struct flow *flow, enum direction direction, __u32 now, __u8 family,
 						struct ct_entry **entry)
@@ -152,7 +155,7 @@ static __always_inline enum ct_status ct_lookup(struct flow *flow, enum directio
 	return flow->related ? CT_RELATED : CT_REPLY;
 }
 
-/* The same for a packet that was addressed to a service: it can only go on with a flow, not answer one. */
+/* Look up a packet to a service, in the forward direction only: it cannot be a reply. */
 static __always_inline enum ct_status ct_lookup_own(struct flow *flow, enum direction direction, __u32 now,
 						    __u8 family, struct ct_entry **entry)
 {
@@ -160,7 +163,7 @@ static __always_inline enum ct_status ct_lookup_own(struct flow *flow, enum dire
 	return *entry ? CT_ESTABLISHED : CT_NEW;
 }
 
-/* Whether it may be the first answer to the side that started a connection: yes, or no. */
+/* Return whether the packet may be the first reply of a connection: SYN+ACK or RST. */
 static __always_inline bool answers_begin(const struct flow *flow)
 {
 	if (flow->protocol != IPPROTO_TCP)
@@ -168,8 +171,8 @@ static __always_inline bool answers_begin(const struct flow *flow)
 	return flow->tcp_flags & TCP_RST || (flow->tcp_flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
 }
 
-/* Enter the connection that this packet, the first answer, belongs to: a proxy started it for the pod that the packet
- * is for. Only answers are seen, so their end is that of the connection. 0, or the reason to drop.
+/* Create the entry of a connection by its first reply: a proxy started it with the address of the pod that the packet
+ * is for. Only replies are seen, so their end is the connection's. Returns 0 or a drop reason.
  */
 VERIFIED_ALONE ct_create_answered(struct flow *flow, __u32 now, __u32 family)
 {
@@ -200,7 +203,7 @@ VERIFIED_ALONE ct_create_answered(struct flow *flow, __u32 now, __u32 family)
 	}
 }
 
-/* Enter a flow that policy has let through; 0, or the reason to drop the packet. */
+/* Create the entry of a flow that policy allows; returns 0 or a drop reason. */
 VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now, __u32 family)
 {
 	if (!flow)
@@ -220,7 +223,7 @@ VERIFIED_ALONE ct_create(struct flow *flow, enum direction direction, __u32 now,
 	};
 
 	if (direction == INGRESS) {
-		entry.rx_flags_seen = tcp ? TCP_SYN : 0; /* also if it joined late */
+		entry.rx_flags_seen = tcp ? TCP_SYN : 0; /* also if the SYN was not seen */
 		entry.last_rx_report = now;
 	} else {
 		entry.tx_flags_seen = tcp ? TCP_SYN : 0;

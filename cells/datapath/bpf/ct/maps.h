@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The conntrack maps, and the keys by which flows of either family are in them. */
+/* The conntrack maps and their keys, of either family. */
 #pragma once
 
 #include "lib/maps.h"
@@ -18,8 +18,8 @@ CT_MAP(cilium_ct_any4_global, ct4_key, 262144);
 CT_MAP(cilium_ct6_global, ct6_key, 524288);
 CT_MAP(cilium_ct_any6_global, ct6_key, 262144);
 
-/* Keys by words, as they are hashed: written by halves of words, hashing would wait for those (a load is forwarded from one
- * store only). All keys are aligned to 8 bytes.
+/* Keys are written by the words in which they are hashed: store-to-load forwarding needs a single store per load. All
+ * keys are aligned to 8 bytes.
  */
 struct ct_tail_words {
 	__u32 ports;
@@ -44,7 +44,7 @@ struct ct6_words {
 #define JOINED(first, second, bits) ((__u32)(first) << (bits) | (__u32)(second))
 #endif
 
-/* Ports and direction of the flow this packet would have started, or with `reply` of the one it answers. */
+/* Fill ports and direction of the flow that this packet starts, or with `reply` of the one that it replies to. */
 static __always_inline void ct_fill_tail(struct ct_tail_words *tail, const struct flow *flow,
 					 enum direction direction, bool reply)
 {
@@ -58,7 +58,7 @@ static __always_inline void ct_fill_tail(struct ct_tail_words *tail, const struc
 static __always_inline void ct_fill_key4(struct ct4_key *key, const struct flow *flow, enum direction direction,
 					 bool reply)
 {
-	/* Loaded before choosing: the verifier refuses a load from an address that depends. */
+	/* Load both before selecting: the verifier rejects a load from a computed address. */
 	__be32 source = *(volatile const __be32 *)&flow->saddr.words[0];
 	__be32 destination = *(volatile const __be32 *)&flow->daddr.words[0];
 	struct ct4_words *words = (void *)key;
@@ -73,7 +73,9 @@ static __always_inline void ct_fill_key6(struct ct6_key *key, const struct flow 
 {
 	struct ct6_words *words = (void *)key;
 
-	/* Apart: merged, the two would be one copy from an address that depends, which the verifier refuses. */
+	/* Two branches with a barrier: merged, they would be a copy from a computed address, which the verifier
+	 * rejects.
+	 */
 	if (reply) {
 		address_load_aligned(&words->daddr, &flow->daddr);
 		address_load_aligned(&words->saddr, &flow->saddr);
@@ -91,8 +93,8 @@ union ct_key {
 	struct ct6_key ipv6;
 } __attribute__((aligned(8)));
 
-/* The entry of that flow, or NULL; its key is written where `key` is. One map for each call: only then the kernel
- * inlines the lookup.
+/* Look up the flow's entry, or NULL; its key is written to `key`. One call site per map, because the kernel inlines
+ * only lookups of a constant map.
  */
 static __always_inline struct ct_entry *ct_entry_by(union ct_key *key, const struct flow *flow,
 						    enum direction direction, bool reply, __u8 family)
@@ -127,7 +129,7 @@ static __always_inline struct ct_entry *ct_entry_of(const struct flow *flow, enu
 	return ct_entry_by(&key, flow, direction, reply, family);
 }
 
-/* Turn the key of a flow into that of the ICMP errors about it. */
+/* Convert a flow's key to the key of its ICMP errors. */
 static __always_inline void ct_relate_tail(struct ct_tail *tail, __u8 family)
 {
 	tail->dport = 0;
@@ -136,7 +138,9 @@ static __always_inline void ct_relate_tail(struct ct_tail *tail, __u8 family)
 	tail->flags |= CT_KEY_RELATED;
 }
 
-/* Let ICMP errors between the two addresses in for as long as the flow may live: one entry serves all flows. */
+/* Create or extend the RELATED entry, which accepts ICMP errors between two addresses for as long as any of their flows
+ * may live.
+ */
 static __always_inline long ct_relate(void *map, const void *key, struct ct_entry *entry, __u32 until)
 {
 	struct ct_entry *known = bpf_map_lookup_elem(map, key);
@@ -156,7 +160,7 @@ static __always_inline long ct_relate(void *map, const void *key, struct ct_entr
 	return bpf_map_update_elem(map, key, entry, BPF_ANY);
 }
 
-/* Enter a flow and its ICMP errors; 0, or the kernel's error. */
+/* Insert the entries of a flow and of its ICMP errors; returns 0 or a negative errno. */
 static __always_inline long ct_insert(const struct flow *flow, enum direction direction, struct ct_entry *entry,
 				      __u32 until, __u8 family)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What ICMP errors quote (RFC 792, RFC 4443): the packet that they are about, and the flow that it belongs to. */
+/* Packets embedded in ICMP errors (RFC 792, RFC 4443), and the flows that they belong to. */
 #pragma once
 
 #include "ct/maps.h"
@@ -8,14 +8,14 @@
 #define ICMP_CHECKSUM 2
 #define ICMP_ID 4
 
-/* What an error quotes. */
+/* The embedded packet of an error. */
 struct quote {
 	struct flow about;
-	__u32 checksum_at; /* of the transport, 0 if it is not in the packet */
-	__u32 ports_at; /* of the source's port or the identifier */
+	__u32 checksum_at; /* offset of the transport checksum; 0 if it is not embedded */
+	__u32 ports_at; /* offset of the source port or the identifier */
 };
 
-/* Where the quoted packet begins. */
+/* Return the offset of the embedded packet. */
 static __always_inline __u32 quote_at(const struct flow *flow)
 {
 	return flow->l4 + sizeof(struct icmphdr);
@@ -62,14 +62,14 @@ static __always_inline bool quote_ports(context_t *ctx, struct quote *quote)
 	default:
 		return quote->about.protocol == IPPROTO_SCTP;
 	}
-	/* Of TCP most quote 8 bytes only. A zero of UDP's is none. */
+	/* Most hosts embed only 8 bytes of TCP. A UDP checksum of 0 means none. */
 	if (!packet_load(ctx, at, &checksum, sizeof(checksum)) &&
 	    (checksum || quote->about.protocol == IPPROTO_TCP))
 		quote->checksum_at = at;
 	return true;
 }
 
-/* Read it; false if it does not identify a flow. */
+/* Parse the embedded packet; false if it does not identify a flow. */
 static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, struct quote *quote, __u8 family)
 {
 	struct flow *about = &quote->about;
@@ -87,14 +87,14 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 		if (ip.frag_off & bpf_htons(IP_FRAGMENT_OFFSET))
 			return false;
 	} else {
-		/* Field by field: callers have little stack to spare. */
+		/* Field by field, because callers have little stack left. */
 		if (packet_load(ctx, at + offsetof(struct ipv6hdr, nexthdr), &about->protocol, 1) ||
 		    packet_load(ctx, at + offsetof(struct ipv6hdr, saddr), &about->saddr, 16) ||
 		    packet_load(ctx, at + offsetof(struct ipv6hdr, daddr), &about->daddr, 16))
 			return false;
 		about->l4 = at + sizeof(struct ipv6hdr);
-		if (about->protocol == IPPROTO_DSTOPTS) { /* of a node that has forwarded it: nodeport/dsr.h */
-			__u8 option[2]; /* next header, and length in 8 bytes without the first */
+		if (about->protocol == IPPROTO_DSTOPTS) { /* the DSR option: nodeport/dsr.h */
+			__u8 option[2]; /* next header, and length in units of 8 bytes without the first */
 
 			if (packet_load(ctx, about->l4, option, sizeof(option)))
 				return false;
@@ -107,8 +107,8 @@ static __always_inline bool quote_read(context_t *ctx, const struct flow *flow, 
 	return quote_ports(ctx, quote);
 }
 
-/* Which flow an error quotes a packet of, of the endpoint in the `direction` of the error: who gets one has sent the
- * packet, and who sends one has got it. NULL if that has none; `*reply`: the packet went the other way than the flow's first.
+/* Look up the flow of the embedded packet, for the endpoint at this end of the error: the receiver of an error sent the
+ * embedded packet, the sender received it. Returns NULL if there is none; `*reply`: the embedded packet is a reply.
  */
 static __always_inline struct ct_entry *quoted_flow(context_t *ctx, const struct flow *flow,
 						    enum direction direction, __u32 now, struct quote *quote,
@@ -150,7 +150,7 @@ VERIFIED_ALONE quotes_flow6(context_t *ctx, const struct flow *flow, enum direct
 	return flow ? quotes_flow(ctx, flow, direction, now, FAMILY_IPV6) : false;
 }
 
-/* Whether the packet is an error about such a flow. */
+/* Return whether the error is about a flow of the endpoint. */
 static __always_inline bool is_about_flow(context_t *ctx, const struct flow *flow, enum direction direction,
 					  __u32 now, __u8 family)
 {

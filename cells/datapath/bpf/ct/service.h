@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which backend serves a connection: an entry beside the flow's own, keyed by the service's address.
+/* Service entries: a connection's backend, in an entry beside the flow's, keyed by the frontend's address.
  *
- * Only the client's packets are seen, and so a FIN or RST ends both directions.
+ * Only the client's packets pass it, so a FIN or RST closes both directions.
  */
 #pragma once
 
@@ -56,14 +56,14 @@ static __always_inline bool begins(const struct flow *flow)
 	return flow->tcp_flags & TCP_SYN && !(flow->tcp_flags & (TCP_RST | TCP_FIN));
 }
 
-/* Whether it may be the first packet of a flow: of protocols without connections any may. */
+/* Return whether the packet may start a flow; without connections (UDP) any packet may. */
 static __always_inline bool may_begin(const struct flow *flow)
 {
 	return flow->protocol != IPPROTO_TCP || begins(flow);
 }
 
-/* Whether the connection has ended, and the same ports begin another one: that may be served by another backend,
- * if the end is not just now.
+/* Return whether the packet starts a new connection with the ports of an ended one, after the grace period: then it may
+ * get another backend.
  */
 static __always_inline bool ct_service_over(const struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
@@ -77,7 +77,7 @@ static __always_inline __u32 ct_service_lifetime(const struct ct_entry *entry, c
 	return entry->seen_non_syn ? config.ct_lifetime_service_tcp : config.ct_lifetime_syn;
 }
 
-/* Apply a packet of the client's to the entry. */
+/* Update the entry by a client's packet. */
 static __always_inline void ct_service_note(struct ct_entry *entry, struct flow *flow, __u32 now)
 {
 	if (entry->rx_closing && begins(flow)) {
@@ -97,7 +97,7 @@ static __always_inline void ct_service_note(struct ct_entry *entry, struct flow 
 	}
 }
 
-/* Note who serves a new connection; 0, or the kernel's error. */
+/* Create the entry of a new connection; returns 0 or a negative errno. */
 static __always_inline long ct_service_create(const struct flow *flow, __u32 backend, __be16 rev_nat_index,
 					      __u32 now, __u8 family)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* For gc.c: walks the buckets of a hash map, a slice of them a run.
+/* Walks over the buckets of a hash map in slices; used by gc.c.
  *
- * The kernel's own walks (iterators, batches, bpf_for_each_map_elem) end at entries alone: they pass over half a million
- * empty buckets at a stretch, and a kernel without preemption runs nothing else on that processor meanwhile. So buckets
- * are read here as the kernel's type information describes them (kernel/bpf/hashtab.c), and a run ends after so many.
+ * The kernel's own iterations (iterators, batches, bpf_for_each_map_elem) stop only at entries: they pass over half a
+ * million empty buckets at once, and a non-preemptible kernel runs nothing else on that CPU meanwhile. So these
+ * programs read the buckets of kernel/bpf/hashtab.c by BTF, and limit the buckets of a run.
  *
- * Nothing is locked: entries come, go and are used again while they are read. What is read is a copy that may be stale,
- * so an entry is looked up again by its key before it is deleted. Entries of these maps (LRU) are never given back to
- * the kernel, and a read of an unmapped address fails.
+ * There is no locking: entries are inserted, deleted and reused during the walk. Each is read as a copy that may be
+ * stale, so it is looked up again by its key before it is deleted. Memory of LRU maps' entries is never freed, and
+ * bpf_probe_read_kernel() fails for unmapped addresses.
  */
 #pragma once
 
@@ -16,14 +16,14 @@
 
 #include "lib/bpf.h"
 
-#define SLICE 512 /* entries after which a run ends, at the end of a span */
-#define SPAN 32 /* buckets; their heads are read at once */
-#define SPANS 32 /* spans of a call */
-#define STRETCH 32 /* calls after which a run ends: 32,768 buckets */
-#define CHAIN 32 /* entries of a bucket: one on average, so more are not its own */
-#define BUCKET_SIZE 64 /* bytes at the most: 16, more with the kernel's checks of locks */
+#define SLICE 512 /* entries per run, checked after each span */
+#define SPAN 32 /* buckets per span; their heads are read by one call */
+#define SPANS 32 /* spans per subprogram call */
+#define STRETCH 32 /* subprogram calls per run: 32,768 buckets */
+#define CHAIN 32 /* limit of a bucket's entries: the average is 1, so a longer list continues in another bucket */
+#define BUCKET_SIZE 64 /* upper bound of sizeof(struct bucket): 16, more with lock debugging */
 
-/* The kernel's own structures, as far as they are looked into. */
+/* Kernel structures of kernel/bpf/hashtab.c, relocated by BTF (CO-RE). */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct hlist_nulls_node {
 	struct hlist_nulls_node *next;
@@ -48,25 +48,25 @@ struct htab_elem {
 };
 #pragma clang attribute pop
 
-/* The context of a program: where the walk is, and what it has found so far. */
+/* Context of a program: position and results of the walk. */
 struct walk {
-	__u32 bucket; /* the next; 0 begins */
-	__u32 buckets; /* the map's: the walk is over when all have been seen */
+	__u32 bucket; /* next bucket; 0 starts a walk */
+	__u32 buckets; /* of the map; the walk ends after the last one */
 	__u32 seen;
 	__u32 alive;
 	__u32 deleted;
-	__u32 now; /* seconds of CLOCK_MONOTONIC as the walk began */
+	__u32 now; /* seconds of CLOCK_MONOTONIC at the start of the walk */
 };
 
 _Static_assert(sizeof(struct walk) == 24, "the context, as cells/datapath/collector.py packs it");
 
-/* Of the run: one at a time. */
+/* State of the current run; the agent runs one at a time. */
 struct walk walk = {};
 __u64 walk_buckets;
 __u32 walk_entries;
 __u8 walk_heads[SPAN * BUCKET_SIZE];
 
-/* From one bucket to the next: where the head of the second one is, by the kernel's sizes. */
+/* Size of a bucket in the running kernel. */
 #define BUCKET_STEP bpf_core_field_offset(((struct bucket *)0)[1].head)
 #define ELEM_KEY bpf_core_field_offset(struct htab_elem, key)
 
@@ -82,7 +82,7 @@ static __always_inline void walk_begin(const struct walk *context, const void *m
 		walk.now = bpf_ktime_get_ns() / 1000000000ULL;
 }
 
-/* Read the heads of the next buckets; how many, or the kernel's error. */
+/* Read the heads of the next buckets; returns their number or a negative errno. */
 VERIFIED_ALONE walk_read_heads(void)
 {
 	__u32 step = BUCKET_STEP, count = walk.buckets - walk.bucket;
@@ -97,13 +97,13 @@ VERIFIED_ALONE walk_read_heads(void)
 	return failed ? (int)failed : (int)count;
 }
 
-/* Whether the run ends here. */
+/* Return whether the run or the walk ends. */
 static __always_inline int walk_over(void)
 {
 	return walk.bucket >= walk.buckets || walk_entries >= SLICE;
 }
 
-/* An empty list, and the end of one, is an odd number instead of a pointer. */
+/* The end of a list is an odd number (hlist_nulls) instead of a pointer. */
 static __always_inline bool is_end(__u64 node)
 {
 	return node & 1;
@@ -117,9 +117,10 @@ static __always_inline void walk_count(bool deleted, __u32 cost)
 	walk_entries += cost;
 }
 
-/* A program that walks a map: deletes the entries that are over, by a copy of them and then by themselves.
+/* Define a program that walks a map and deletes entries for which is_over(key, entry) holds for both the copy and the
+ * entry.
  *
- * is_over(key, entry) is asked of both, and costs as much as reading so many entries.
+ * `cost` counts an entry's is_over() in units of reads.
  */
 #define WALKS(program, table, key_type, value_type, is_over, cost)                                                 \
 	VERIFIED_ALONE program##_entry(__u64 node)                                                                 \
@@ -169,7 +170,7 @@ static __always_inline void walk_count(bool deleted, __u32 cost)
 		return walk_over();                                                                                \
 	}                                                                                                          \
                                                                                                                    \
-	/* A loop of loops, each verified alone: in one, the verifier would take ten times as long. */             \
+	/* Nested loops in separate subprograms: inlined, verification would take ten times as long. */            \
 	VERIFIED_ALONE program##_spans(void)                                                                       \
 	{                                                                                                          \
 		int over = 0;                                                                                      \

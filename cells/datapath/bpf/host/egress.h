@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What leaves through cilium_host: the host's own packets to pods, and those its stack forwards to them. */
+/* Egress of cilium_host: the host's packets to pods, and those that its stack forwards to pods. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -16,7 +16,8 @@
 
 #define LOOPBACK_IFINDEX 1
 
-/* Whether a program has checked the sources of what the device brings, or only the node itself sends by it. */
+/* Return whether a program checks the source addresses of packets from the device, or only the node itself sends by it.
+ */
 static __always_inline bool checks_sources(__u32 ifindex)
 {
 	const struct node_config *node = node_facts();
@@ -27,9 +28,9 @@ static __always_inline bool checks_sources(__u32 ifindex)
 	       ifindex == node->net_ifindex;
 }
 
-/* The same of what the stack forwards from any other device, such as another runtime's bridge: 0, or the reason to drop it.
- * A pod of this node sends by its own link, unless a bridge has its packets. With the node's address a packet is not the
- * host's in IPv6; in IPv4 the kernel refuses it (RFC 1812, 5.3.7) unless the stack itself has translated it.
+/* Check the source of a packet that the stack forwards from another device, such as another runtime's bridge; returns 0
+ * or a drop reason. A local pod sends by its own link, unless a bridge forwards its packets. An IPv6 packet with the
+ * node's address is not from the host; for IPv4 the kernel drops those (RFC 1812, 5.3.7), unless the stack did SNAT.
  */
 static __always_inline int check_source(struct flow *flow, __u8 family)
 {
@@ -47,9 +48,8 @@ static __always_inline int check_source(struct flow *flow, __u8 family)
 	return pod && pod->flags & ENDPOINT_ROUTED_BY_HOST ? 0 : DROP_INVALID_SOURCE;
 }
 
-/* Who sent it, and whether that is a pod of this node: then the packet is here only because the stack has translated
- * its destination. Our mark shows it, unless another program has replaced it; the host's own packets have none. 0, or
- * the reason to drop it.
+/* Get the sender's identity. A local pod's packet arrives here only if the stack did DNAT: our mark shows it, unless
+ * another program replaced the mark; the host's own packets have no mark. Returns 0 or a drop reason.
  */
 static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
@@ -62,17 +62,17 @@ static __always_inline int learn_sender(struct __sk_buff *skb, struct flow *flow
 		flow->dnat = true;
 	}
 	if ((mark & MARK_KIND) == MARK_IDENTITY) {
-		mark_write(skb, 0); /* routing rules would match it twice */
+		mark_write(skb, 0); /* routing rules would match it again */
 		flow->source_identity = marked_identity(mark);
 		flow->through_stack = true;
 		return 0;
 	}
-	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* one of this node, for the address that it has */
+	if ((mark & MARK_KIND) == MARK_INGRESS_PROXY) { /* a local proxy, with the client's address */
 		mark_write(skb, 0);
 		flow->source_identity = identity_of(ipcache_lookup(&flow->saddr, family));
 		return 0;
 	}
-	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a proxy of this node: for a pod, or to it */
+	if ((mark & MARK_KIND) == MARK_EGRESS_PROXY) { /* a local proxy, with a pod's address or to a pod */
 		mark_write(skb, 0);
 		flow->by_proxy = true;
 		flow->source_identity = marked_identity(mark) ?: identity_of(ipcache_lookup(&flow->saddr, family));
@@ -130,7 +130,7 @@ static __always_inline int from_host_ip(struct __sk_buff *skb, struct flow *flow
 			 family);
 }
 
-/* What passes cilium_host reaches the host again through cilium_net: address it so. */
+/* Set the MAC of cilium_net: packets that pass cilium_host enter the host there. */
 static __always_inline int pass_to_net(struct __sk_buff *skb)
 {
 	const struct node_config *node = node_facts();

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What reaches the host by cilium_host and cilium_net. It was evaluated where it came from.
+/* Ingress of cilium_host and cilium_net: packets to the host. Policy was enforced at their source.
  *
- * What a proxy is to take comes here where it was found at a way out of the stack: a socket can be chosen at a way
- * in alone.
+ * Packets for a proxy that were found at egress of the stack arrive here again: sk_assign is allowed only at ingress.
  */
 #pragma once
 

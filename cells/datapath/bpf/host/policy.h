@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Host policies: what the node itself may get and send, by the policy of its host endpoint.
+/* Host firewall: policy of the host endpoint for packets to and from the node itself.
  *
- * Asked where packets come to the node or leave it: at native devices, and between it and pods. What goes on with a
- * flow that was let through the other way passes, and so does what makes the node a host of its network, such as
- * neighbour discovery. Without a host endpoint no policy is evaluated.
+ * Evaluated at native devices, and between the node and pods. Replies of allowed flows pass, and so do messages that
+ * the node needs for its network, such as neighbour discovery. Without a host endpoint no policy is evaluated.
  */
 #pragma once
 
@@ -19,7 +18,7 @@
 #include "pod/neighbours.h"
 #include "policy/policy.h"
 
-/* The endpoint with the node's policy; 0: the node may do everything. */
+/* Return the host endpoint; 0 without a host policy. */
 static __always_inline __u32 host_endpoint(void)
 {
 	const struct node_config *node = without(WITHOUT_HOST_POLICY) ? NULL : node_facts();
@@ -34,8 +33,8 @@ static __always_inline bool is_host(const struct address *ip, __u8 family)
 	return local && local->flags & ADDRESS_IS_HOST;
 }
 
-/* Whether an address belongs to no node alone, and no router passes on what is sent to it: a link-local address, a group,
- * all nodes of the link (RFC 919, RFC 4291). Who gets it here is the node.
+/* Return whether an address is link-local, multicast or broadcast (RFC 919, RFC 4291): packets to it are not routed,
+ * and here the node receives them.
  */
 static __always_inline bool stays_here(const struct address *ip, __u8 family)
 {
@@ -46,8 +45,8 @@ static __always_inline bool stays_here(const struct address *ip, __u8 family)
 	return first >> 28 == 0xe || first == 0xffffffff || !first;
 }
 
-/* Whether the node's stack takes the packet for itself: it is for an address of the node, or for one of those above, or
- * routes lead nowhere else, as of broadcast and anycast addresses. `flow` is read.
+/* Return whether the node itself receives the packet: its destination is the node's, or one of those above, or the FIB
+ * does not forward it (broadcast, anycast). `flow` has the network header.
  */
 VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
@@ -71,8 +70,8 @@ VERIFIED_ALONE host_takes(struct __sk_buff *skb, const struct flow *flow, __u32 
 #define DHCP6_CLIENT 546
 #define DHCP6_SERVER 547
 
-/* Whether the node needs the packet to be one, whatever its policy: to find neighbours and routers, to have groups
- * brought, and to get an address (RFC 2131, RFC 8415). Of addresses that it has renewals are answers of flows.
+/* Return whether the node needs the packet regardless of policy: neighbour discovery, multicast membership, and DHCP
+ * (RFC 2131, RFC 8415). DHCP renewals with existing addresses are replies of flows.
  */
 static __always_inline bool configures_host(const struct flow *flow, enum direction direction, bool readable,
 					    __u8 family)
@@ -87,7 +86,7 @@ static __always_inline bool configures_host(const struct flow *flow, enum direct
 		return true;
 	if (flow->protocol != IPPROTO_UDP)
 		return false;
-	if (direction == EGRESS) { /* the client's */
+	if (direction == EGRESS) { /* client and server are swapped */
 		__u16 client = from;
 
 		from = to;
@@ -98,9 +97,9 @@ static __always_inline bool configures_host(const struct flow *flow, enum direct
 	return link_scoped(&flow->daddr) && from == DHCP6_SERVER && to == DHCP6_CLIENT;
 }
 
-/* 0 if the packet, which is read, may pass; else the reason to drop it. Of a protocol that conntrack does not know
- * (`tracked`) every packet is evaluated by itself, and so is an ICMP error, unless it is about a
- * flow of the node. A node without its policy map stays reachable.
+/* Evaluate the host policy for a parsed packet; returns 0 or a drop reason. Packets of protocols without conntrack (not
+ * `tracked`) are evaluated one by one, and so are ICMP errors, unless they are about a flow of the node. Without its
+ * policy map the node stays reachable.
  */
 static __always_inline int host_policy_verdict(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 					       bool tracked, __u8 family)
@@ -122,7 +121,7 @@ static __always_inline int host_policy_verdict(struct __sk_buff *skb, struct flo
 	return status == CT_NEW ? ct_create(flow, direction, now, family) : 0;
 }
 
-/* The same for what a pod, or another node by the tunnel, sends to the node. `flow` identifies the sender. */
+/* Evaluate a packet to the node from a pod, or from another node by tunnel. `flow` has the sender's identity. */
 VERIFIED_ALONE host_asks(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
 	if (!flow)
@@ -139,7 +138,7 @@ VERIFIED_ALONE host_reached(struct __sk_buff *skb, struct flow *flow, __u32 fami
 
 #define NOT_THE_HOSTS 0x100
 
-/* The same; NOT_THE_HOSTS if the node does not take it. */
+/* Evaluate a packet to the node; NOT_THE_HOSTS if it is not for the node. */
 static __always_inline int host_guards(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	if (!host_reached(skb, flow, family))
@@ -149,7 +148,9 @@ static __always_inline int host_guards(struct __sk_buff *skb, struct flow *flow,
 	return host_asks(skb, flow, family);
 }
 
-/* For what a device brings: 0 too if the node does not take it. What cannot be read is the stack's to refuse. */
+/* Evaluate a packet from a native device; 0 also if it is not for the node. Packets that cannot be parsed are left to
+ * the stack.
+ */
 static __always_inline int to_host(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused = parse_network(skb, flow, family);
@@ -169,8 +170,8 @@ static __always_inline int to_host(struct __sk_buff *skb, struct flow *flow, __u
 	return host_policy_verdict(skb, flow, INGRESS, !refused, family);
 }
 
-/* Whether others than the node itself have sent it, and so were evaluated: pods, proxies for them, clients outside
- * that are passed on; or it is a tunnel's, of which the packet inside counts.
+/* Return whether the mark shows that the node is not the sender, so that policy was enforced already: pods, proxies,
+ * forwarded NodePort packets; or tunnel packets, of which the inner packet counts.
  */
 static __always_inline bool is_others(__u32 mark)
 {
@@ -186,7 +187,7 @@ static __always_inline bool is_others(__u32 mark)
 	return false;
 }
 
-/* For what leaves by a device, or to a pod: 0 too if the node has not sent it. */
+/* Evaluate a packet to a native device or a pod; 0 also if the node is not the sender. */
 static __always_inline int host_leaves(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int refused;
@@ -233,7 +234,7 @@ VERIFIED_ALONE host6_leaves(struct __sk_buff *skb, struct flow *flow)
 	return flow ? host_leaves(skb, flow, FAMILY_IPV6) : DROP_INVALID;
 }
 
-/* Let the packet go on, or not, by the node's policy; the verdict. `flow` is the packet's as it leaves here. */
+/* Enforce the host policy; returns the verdict. `flow` is an output. */
 static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, enum direction direction)
 {
 	__be16 protocol = packet_protocol(skb);
@@ -244,7 +245,7 @@ static __always_inline int host_guard(struct __sk_buff *skb, struct flow *flow, 
 		refused = direction == INGRESS ? host4_gets(skb, flow) : host4_leaves(skb, flow);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
 		refused = direction == INGRESS ? host6_gets(skb, flow) : host6_leaves(skb, flow);
-	else if (direction == INGRESS && protocol != bpf_htons(ETH_P_ARP)) /* the stack may find IP in it */
+	else if (direction == INGRESS && protocol != bpf_htons(ETH_P_ARP)) /* may contain IP */
 		refused = bpf_ntohs(protocol) < ETH_TYPE_MIN ? DROP_UNSUPPORTED_L2 : DROP_UNKNOWN_L3;
 	return refused ? DROP(direction, refused) : TC_ACT_OK;
 }

@@ -17,7 +17,7 @@ struct arp_ipv4 {
 	__u8 network_length;
 	__be16 operation;
 	__be16 sender_mac[3];
-	__be16 sender_ip[2]; /* in halves, for want of alignment */
+	__be16 sender_ip[2]; /* as halves, because it is not aligned to 4 bytes */
 	__be16 target_mac[3];
 	__be16 target_ip[2];
 };
@@ -42,7 +42,7 @@ static __always_inline bool arp_is_request(const struct arp_ipv4 *packet)
 	       packet->operation == bpf_htons(ARPOP_REQUEST);
 }
 
-/* Make a request the reply: what was asked for is at this MAC. */
+/* Turn a request into its reply: the requested address is at this MAC. */
 static __always_inline void arp_reply(struct arp_ipv4 *packet, mac_t mac)
 {
 	__be16 asker[2];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The kernel's own headers, libbpf's helpers, and the few words C lacks. */
+/* Kernel headers, libbpf's helpers, and common macros. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -20,8 +20,8 @@
 #define likely(condition) __builtin_expect(!!(condition), 1)
 #define unlikely(condition) __builtin_expect(!!(condition), 0)
 
-/* A function that the verifier checks by itself, once, so that it need not follow its callers into it: what costs
- * it time is every path through everything. Its pointers may be NULL as far as it knows; it returns a number.
+/* A global function, which the verifier checks once, separately from its callers: otherwise it would follow every path
+ * through all callers. The verifier assumes that pointer arguments may be NULL, and that it returns a number.
  */
 #define VERIFIED_ALONE __attribute__((noinline)) int
 #define VERIFIED_ALONE_U64 __attribute__((noinline)) __u64

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Events on cilium_events: drops, deliveries (traces) and policy verdicts.
+/* Events on cilium_events: drops, traces and policy verdicts.
  *
- * Layouts are Cilium 1.17's, version 1. Without a reader an event costs a map lookup that finds nothing.
+ * Layouts are Cilium 1.17's, version 1. Without a reader an event costs one failed map lookup.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ struct {
 #define EVENT_VERSION 1
 #define EVENT_CAPTURE 128
 
-/* Where a trace event is from: its subtype. */
+/* Observation point of a trace event: its subtype. */
 enum trace_point {
 	TRACE_TO_POD = 0,
 	TRACE_TO_PROXY = 1,
@@ -39,13 +39,13 @@ enum trace_point {
 	TRACE_TO_NETWORK = 11,
 };
 
-/* Conntrack's status of the packet of a trace event; the same numbers as enum ct_status. */
+/* Conntrack status in a trace event; same values as enum ct_status. */
 #define TRACE_REASON_UNKNOWN 5
 
 #define AGGREGATION_LOW 1 /* no from-* events */
-#define AGGREGATION_MEDIUM 3 /* and to-* only when conntrack has something new to report */
+#define AGGREGATION_MEDIUM 3 /* to-* events only if conntrack reports a change */
 
-/* How a policy entry matched. */
+/* Match type of a policy entry. */
 enum policy_match {
 	MATCH_NONE,
 	MATCH_L3,
@@ -59,7 +59,7 @@ enum policy_match {
 struct event_header {
 	__u8 type;
 	__u8 subtype;
-	__u16 source; /* endpoint */
+	__u16 source; /* endpoint id */
 	__u32 hash;
 	__u32 length;
 	__u16 captured;
@@ -95,7 +95,7 @@ struct verdict_event {
 	__u16 port;
 	__u8 protocol;
 	__u8 direction : 2, ipv6 : 1, match : 3, audited : 1, pad : 1;
-	__u32 auth; /* and padding */
+	__u32 auth; /* authentication type, with padding */
 };
 
 _Static_assert(sizeof(struct drop_event) == 36, "drop event");
@@ -116,7 +116,7 @@ static __always_inline bool node_notifies(__u32 what)
 	return node && node->flags & what;
 }
 
-/* Whether every packet is traced, whatever conntrack has to report. */
+/* Return whether every packet is traced, regardless of conntrack. */
 static __always_inline bool traces_every_packet(void)
 {
 	const struct node_config *node = node_facts();
@@ -144,7 +144,7 @@ static __always_inline void event_send(context_t *ctx, void *event, __u64 size, 
 	bpf_perf_event_output(ctx, &cilium_events, captured << 32 | BPF_F_CURRENT_CPU, event, size);
 }
 
-/* What these three return has no meaning. */
+/* The return values of these three functions are not used. */
 VERIFIED_ALONE send_drop_notify(context_t *ctx, const struct flow *flow, __u32 reason, __u32 direction)
 {
 	if (!flow)
@@ -190,10 +190,10 @@ VERIFIED_ALONE send_trace_notify(context_t *ctx, const struct flow *flow, __u32 
 	return 0;
 }
 
-/* How a traced packet came to be: its conntrack status, and its family. */
+/* Conntrack status and family of a traced packet. */
 #define TRACED(status, family) ((status) | (family) << 8)
 
-/* `verdict`: 0, the port of the proxy that takes the packet, or less than 0 the reason to drop it. */
+/* `verdict`: 0, the proxy port of a redirect, or a negative drop reason. */
 VERIFIED_ALONE send_policy_verdict_notify(context_t *ctx, const struct flow *flow, __u32 direction, int verdict,
 					  __u32 how)
 {
@@ -214,12 +214,12 @@ VERIFIED_ALONE send_policy_verdict_notify(context_t *ctx, const struct flow *flo
 	__u16 endpoint = direction == EGRESS ? flow->source : flow->destination;
 
 	node = bpf_map_lookup_elem(&hive_node,
-				   &event.auth); /* zero, and at hand: of the stack 32 bytes are left here */
+				   &event.auth); /* any zero value: only 32 bytes of stack are left here */
 	if (node && node->flags & NODE_NOTIFY_POLICY_VERDICT)
 		event_send(ctx, &event, sizeof(event), event_begin(ctx, &event.header, EVENT_VERDICT, 0, endpoint));
 	return 0;
 }
 
-/* How policy came to its verdict: the kind of entry, and the packet's family. */
+/* Match type and family of a policy verdict. */
 #define MATCHED(match, family) ((match) | (family) << 8)
-#define AUDITED (1 << 16) /* let through against it */
+#define AUDITED (1 << 16) /* denied, but forwarded in audit mode */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sends packets the way that the host's routes say, past its stack. */
+/* Forwarding by FIB lookups, bypassing the host's stack. */
 #pragma once
 
 #include "lib/maps.h"
@@ -10,8 +10,8 @@
 #define AF_INET 2 /* sys/socket.h needs the C library */
 #define AF_INET6 10
 
-/* Where what goes from `source` to `destination` leaves, if it has `length` bytes from its network header on; 0: as long
- * as it may be. BPF_FIB_LKUP_RET_*, or negative.
+/* Look up the next hop from `source` to `destination` for a packet of `length` bytes from the network header on (0: do
+ * not check the MTU). Returns BPF_FIB_LKUP_RET_* or a negative errno.
  */
 static __always_inline long fib_ask_for(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
 					const struct address *destination, __u32 length, __u8 family)
@@ -31,7 +31,9 @@ static __always_inline long fib_ask_for(context_t *ctx, struct bpf_fib_lookup *f
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
-/* The same for the packet as it is: the kernel would count an Ethernet header also where a device has none. */
+/* Look up with the packet's own length. It is passed explicitly, because the kernel would include an Ethernet header
+ * even for devices without one.
+ */
 static __always_inline long fib_ask(context_t *ctx, struct bpf_fib_lookup *fib, const struct address *source,
 				    const struct address *destination, __u8 family)
 {

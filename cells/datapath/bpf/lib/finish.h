@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The end of every program of the traffic control's. */
+/* Common end of all tc programs. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -7,7 +7,7 @@
 #include "lib/events.h"
 #include "lib/metrics.h"
 
-/* Turn a drop into its count, its event and the action. Who listens reads an Ethernet header first. */
+/* Convert a drop verdict to its counter, event and TC_ACT_SHOT. Readers of events expect an Ethernet header. */
 static __always_inline int finish(struct __sk_buff *skb, const struct flow *flow, int verdict)
 {
 	if (likely(!DROPPED(verdict)))

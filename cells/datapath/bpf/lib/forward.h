@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* On to the next hop of the route. */
+/* Forwarding to the next hop of a FIB lookup. */
 #pragma once
 
 #include "lib/fib.h"
 
-/* Address the packet to the next hop, with one hop less to live; false if it has become unreadable. */
+/* Write the next hop's MACs and decrement the hop limit; false if the packet cannot be accessed. */
 static __always_inline bool fib_hop(context_t *ctx, const struct bpf_fib_lookup *fib, __u8 family)
 {
 	return hop(ctx, fib_mac(fib->smac), fib_mac(fib->dmac), family);
 }
 
-/* The verdict on a packet that fib_hop() has prepared: a next hop without a known MAC is for the kernel to ask for. */
+/* Redirect a packet after fib_hop(); without a neighbour entry the kernel resolves the MAC. Returns the verdict. */
 static __always_inline int fib_redirect(const struct bpf_fib_lookup *fib, long found, __u8 family)
 {
 	struct bpf_redir_neigh next = { .nh_family = fib->family };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Datagrams in fragments: only the first has ports, so it leaves them for the others. */
+/* Fragmented datagrams: the first fragment's ports are stored for later ones, which have none. */
 #pragma once
 
 #include "lib/maps.h"
@@ -20,7 +20,7 @@ struct {
 	__uint(max_entries, 8192);
 } cilium_ipv6_frag_datagrams SEC(".maps");
 
-/* Take the ports of the first fragment for a later one. */
+/* Look up the first fragment's ports for a later one. */
 static __always_inline int fragment_continue(struct flow *flow, const struct fragment_ports *ports)
 {
 	if (!ports)
@@ -28,7 +28,7 @@ static __always_inline int fragment_continue(struct flow *flow, const struct fra
 	flow->sport = ports->sport;
 	flow->dport = ports->dport;
 	switch (flow->protocol) {
-	case IPPROTO_ICMP: /* an echo: the side with the id asks */
+	case IPPROTO_ICMP: /* echo: the id is on the requesting side */
 		flow->policy_port = bpf_htons(ports->sport ? ICMP_ECHO : ICMP_ECHOREPLY);
 		break;
 	case IPPROTO_ICMPV6:
@@ -42,7 +42,8 @@ static __always_inline int fragment_continue(struct flow *flow, const struct fra
 	return 0;
 }
 
-/* The transport of a fragment: read from the first, remembered for the others. 0, or the reason to drop. */
+/* Get a fragment's ports: read and store those of the first, look up those of later ones; returns 0 or a drop reason.
+ */
 static __always_inline int fragment4_transport(context_t *ctx, struct flow *flow)
 {
 	struct fragment4_key key = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who is behind an address: a pod of this node, the node itself, an identity. */
+/* Identities of addresses: local endpoints (cilium_lxc) and the ipcache. */
 #pragma once
 
 #include "lib/events.h"
@@ -9,10 +9,10 @@
 #define IDENTITY_HOST 1
 #define IDENTITY_WORLD 2
 #define IDENTITY_REMOTE_NODE 6
-#define IDENTITY_KUBE_APISERVER 7 /* which is a node */
+#define IDENTITY_KUBE_APISERVER 7 /* a node with kube-apiserver */
 #define IDENTITY_WORLD_IPV4 9
 #define IDENTITY_WORLD_IPV6 10
-#define IDENTITY_FIRST 256 /* that labels have; those below mean the same everywhere */
+#define IDENTITY_FIRST 256 /* first identity of labels; smaller ones are reserved */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -30,7 +30,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_lxc SEC(".maps");
 
-/* Where the address lives on this node, or NULL. */
+/* Look up a local address in cilium_lxc; NULL for others. */
 static __always_inline struct address_info *address_lookup(const struct address *ip, __u8 family)
 {
 	struct address_key key = { .ip = *ip, .family = family };
@@ -38,8 +38,8 @@ static __always_inline struct address_info *address_lookup(const struct address 
 	return bpf_map_lookup_elem(&cilium_lxc, &key);
 }
 
-/* Whether only this node sends from the address, and none of its devices brings that: it is the node's, one of its pods',
- * or loopback's.
+/* Return whether only this node may send from the address: its own, one of its pods', or a loopback address. Packets
+ * from it do not arrive at native devices.
  */
 static __always_inline bool is_local_source(const struct address *ip, __u8 family)
 {
@@ -52,7 +52,7 @@ static __always_inline bool is_local_source(const struct address *ip, __u8 famil
 	return address_lookup(ip, family);
 }
 
-/* An address or prefix outside the cluster that policies or names mention. */
+/* Identities of CIDRs and FQDNs outside the cluster. */
 static __always_inline bool is_cidr(__u32 identity)
 {
 	return identity >> 24 == 1;
@@ -63,19 +63,19 @@ static __always_inline bool is_world(__u32 identity)
 	return identity == IDENTITY_WORLD || identity == IDENTITY_WORLD_IPV4 || identity == IDENTITY_WORLD_IPV6;
 }
 
-/* Whether it is outside the cluster, known by its address or a name of it at most. */
+/* Return whether the identity is outside the cluster: world, or local to this node for CIDRs and FQDNs. */
 static __always_inline bool is_outside(__u32 identity)
 {
 	return is_world(identity) || is_cidr(identity);
 }
 
-/* Whether it is another node: 6, 7, or a number of its own, where labels of nodes count. */
+/* Return whether the identity is another node: 6, 7, or a node-local identity of nodes with labels. */
 static __always_inline bool is_remote_node(__u32 identity)
 {
 	return identity == IDENTITY_REMOTE_NODE || identity == IDENTITY_KUBE_APISERVER || identity >> 24 == 2;
 }
 
-/* What the ipcache has of an address, or NULL: then it belongs to the world. */
+/* Look up an address in the ipcache; NULL means world. */
 static __always_inline const struct ipcache_info *ipcache_lookup(const struct address *ip, __u8 family)
 {
 	struct ipcache_key key = {
@@ -92,13 +92,13 @@ static __always_inline __u32 identity_of(const struct ipcache_info *info)
 	return info ? info->identity : IDENTITY_WORLD;
 }
 
-/* The same for an address of this node, from the entry at hand: its own record saves the search. */
+/* Return the identity of a local address from its cilium_lxc entry, which saves the ipcache lookup. */
 static __always_inline __u32 identity_of_local(const struct address_info *local)
 {
 	return local->flags & ADDRESS_IS_HOST ? IDENTITY_HOST : local->identity;
 }
 
-/* The world's identity: by family on a node of both families, one for all on a node of a single family. */
+/* Return the world identity: per family on dual-stack nodes, else a single one. */
 static __always_inline __u32 world_identity(__u8 family)
 {
 	const struct node_config *node = node_facts();
@@ -108,7 +108,7 @@ static __always_inline __u32 world_identity(__u8 family)
 	return IDENTITY_WORLD;
 }
 
-/* Who lives at the address, to a pod that sends there. */
+/* Return the identity of a destination address, for a pod's packet. */
 static __always_inline __u32 identity_at(const struct address *ip, __u8 family)
 {
 	const struct address_info *local = address_lookup(ip, family);

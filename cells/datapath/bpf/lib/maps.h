@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs share with the agent and its tools: layouts and names of the maps.
+/* Maps shared with the agent and its tools: names and layouts.
  *
- * The loader gives every map here the agent's pinned one of the same name; sizes of tables are
- * the agent's. cilium_* layouts are Cilium 1.16's, read by its tools; hive_* are our own.
- * Addresses and ports are in network order, everything else in the host's.
+ * The loader replaces each map by the agent's pinned one of the same name; sizes of tables are the agent's. cilium_*
+ * layouts are Cilium 1.16's, and read by its tools; hive_* maps are our own. Addresses and ports are in network byte
+ * order, everything else in host order.
  */
 #pragma once
 
@@ -12,15 +12,15 @@
 #define FAMILY_IPV4 1
 #define FAMILY_IPV6 2
 
-/* An address of either family; of an IPv4 one the last three words are zero. */
+/* An address of either family; the last three words are zero for IPv4. */
 struct address {
 	__be32 words[4];
 };
 
-/* A MAC in the low six bytes, in memory order; the other two are zero. */
+/* A MAC in the low six bytes, in memory order; the other two bytes are zero. */
 typedef __u64 mac_t;
 
-/* hive_endpoints: the endpoint of an interface. */
+/* hive_endpoints: the endpoint at the host side of a pod's link. */
 struct endpoint_config {
 	__be32 ipv4;
 	__u16 id;
@@ -34,12 +34,12 @@ struct endpoint_config {
 	__u64 reserved;
 };
 
-#define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers its ARP and neighbour discovery */
-#define ENDPOINT_ANY_SOURCE 2 /* may send from addresses that are not its own */
-#define ENDPOINT_REQUIRE_EGRESS_PROG 4 /* cil_to_container sees what the host's end of its link sends */
-#define ENDPOINT_ROUTED_BY_HOST 8 /* its packets go where the host's stack or bridge takes them */
+#define ENDPOINT_PASSES_NEIGHBOURS 1 /* the host's stack answers ARP and neighbour discovery */
+#define ENDPOINT_ANY_SOURCE 2 /* may send from any source address */
+#define ENDPOINT_REQUIRE_EGRESS_PROG 4 /* cil_to_container enforces ingress policy at its link */
+#define ENDPOINT_ROUTED_BY_HOST 8 /* the host's stack or a bridge routes its packets */
 
-/* hive_node: facts of the node. */
+/* hive_node: configuration of the node. */
 struct node_config {
 	__be32 router_ip;
 	__u32 host_ifindex;
@@ -52,20 +52,20 @@ struct node_config {
 	struct address router_ip6;
 	struct address pod_cidr6;
 	__u32 pod_prefix6;
-	__u32 aggregation; /* of trace events, as monitor-aggregation counts: 0 none to 4 maximum */
-	__u32 host_endpoint; /* its policy is the node's; 0: it may do everything */
+	__u32 aggregation; /* aggregation level of trace events */
+	__u32 host_endpoint; /* endpoint of the host policy; 0: no host policy */
 	__u32 pad[3];
 };
 
 #define NODE_NOTIFY_DROP 1
 #define NODE_NOTIFY_TRACE 2
 #define NODE_NOTIFY_POLICY_VERDICT 4
-#define NODE_AUDITS_POLICY 8 /* what policy refuses is let through and reported */
-#define NODE_AUDITS_HOST 16 /* the same of the node's own policy */
+#define NODE_AUDITS_POLICY 8 /* audit mode: forward and report denied packets */
+#define NODE_AUDITS_HOST 16 /* audit mode of the host policy */
 #define NODE_NOTIFY_SOCK 32
-#define NODE_CIDR_MATCHES_PODS 64 /* networks that policies name select pods, too: hive_policy_prefixes */
+#define NODE_CIDR_MATCHES_PODS 64 /* CIDRs in policies also select pods */
 
-/* cilium_lxc: where an address of this node lives. */
+/* cilium_lxc: local addresses and their endpoints. */
 struct address_key {
 	struct address ip;
 	__u8 family;
@@ -87,7 +87,7 @@ struct address_info {
 	__u32 pad[3];
 };
 
-/* cilium_ipcache: the identity behind an address. */
+/* cilium_ipcache: identities of addresses and prefixes. */
 struct ipcache_key {
 	__u32 prefixlen;
 	__u16 cluster_id;
@@ -98,8 +98,8 @@ struct ipcache_key {
 
 #define IPCACHE_SKIP_TUNNEL 1
 
-#define IPCACHE_PREFIX_IPV4 64 /* 32 bits of cluster and family, 32 of address */
-#define IPCACHE_PREFIX_IPV6 160 /* and 128 */
+#define IPCACHE_PREFIX_IPV4 64 /* 32 bits of cluster id and family, 32 of address */
+#define IPCACHE_PREFIX_IPV6 160 /* the same with 128 bits of address */
 
 struct ipcache_info {
 	__u32 identity;
@@ -123,7 +123,7 @@ struct policy_key {
 #define POLICY_DENY (1 << 0)
 #define POLICY_ANY_PROTOCOL (1 << 1)
 #define POLICY_ANY_PORT (1 << 2)
-#define POLICY_ONLY_BY_PROXY (1 << 7) /* our own: while its proxy is away, nothing passes */
+#define POLICY_ONLY_BY_PROXY (1 << 7) /* our own: drop while the proxy does not listen */
 
 struct policy_entry {
 	__be16 proxy_port;
@@ -134,8 +134,8 @@ struct policy_entry {
 	__u64 bytes;
 };
 
-/* cilium_ct4_global (TCP), cilium_ct_any4_global (the rest), and the same for IPv6. The addresses are those
- * of the reply, the ports those of the original packet.
+/* cilium_ct4_global (TCP), cilium_ct_any4_global (other protocols), and the same for IPv6. The addresses are those of
+ * the reply, the ports those of the original packet.
  */
 struct ct_tail {
 	__be16 dport;
@@ -162,14 +162,14 @@ struct ct6_key {
 #define CT_KEY_SERVICE 4
 
 struct ct_entry {
-	__u64 verdict; /* see verdict.h; reserved to others */
+	__u64 verdict; /* verdict cache, see policy/verdict.h; reserved in Cilium */
 	__u64 backend_id;
 	__u64 packets;
 	__u64 bytes;
-	__u32 lifetime; /* seconds of CLOCK_MONOTONIC at which the entry ends */
+	__u32 lifetime; /* expiry in seconds of CLOCK_MONOTONIC */
 	__u16 rx_closing : 1, tx_closing : 1, unused_nat46 : 1, lb_loopback : 1, seen_non_syn : 1, node_port : 1,
 		proxy_redirect : 1, dsr_internal : 1, from_l7lb : 1, unused : 1, from_tunnel : 1, rest : 4,
-		through_stack : 1; /* the last is our own */
+		through_stack : 1; /* our own flag */
 	__be16 rev_nat_index;
 	__u16 ifindex;
 	__u8 tx_flags_seen;
@@ -179,7 +179,7 @@ struct ct_entry {
 	__u32 last_rx_report;
 };
 
-/* cilium_ipv4_frag_datagrams, cilium_ipv6_frag_datagrams: the ports of a datagram in fragments. */
+/* cilium_ipv4_frag_datagrams, cilium_ipv6_frag_datagrams: ports of fragmented datagrams. */
 struct fragment4_key {
 	__be32 daddr;
 	__be32 saddr;
@@ -201,7 +201,7 @@ struct fragment_ports {
 	__be16 dport;
 };
 
-/* cilium_metrics: packets by what became of them. */
+/* cilium_metrics: packet and byte counters by reason. */
 struct metrics_key {
 	__u8 reason;
 	__u8 direction;
@@ -231,7 +231,7 @@ _Static_assert(sizeof(struct ct_entry) == 56, "cilium_ct4_global");
 _Static_assert(sizeof(struct metrics_key) == 8, "cilium_metrics");
 _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 
-/* Entries of hive_entry: the programs of the generation in force. */
+/* Slots of hive_entry: the active programs. */
 #define ENTRY_FROM_CONTAINER 0
 #define ENTRY_TO_HOST 1
 #define ENTRY_FROM_HOST 2
@@ -242,7 +242,7 @@ _Static_assert(sizeof(struct metrics_value) == 16, "cilium_metrics");
 #define ENTRY_TO_OVERLAY 7
 #define ENTRIES 8
 
-/* Those of hive_l3_entry: the same of devices without Ethernet headers. */
+/* Slots of hive_l3_entry: the active programs of devices without Ethernet headers. */
 #define L3_ENTRY_FROM_NETDEV 0
 #define L3_ENTRY_TO_NETDEV 1
 #define L3_ENTRIES 2

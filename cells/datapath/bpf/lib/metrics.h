@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Counts packets by reason and direction: once for each packet.
+/* Packet counters by reason and direction; each packet is counted once.
  *
- * File and line, which tools print as source lines of another program, are left at zero.
+ * File and line are zero, since tools would print them as lines of Cilium's sources.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ static __always_inline void count(context_t *ctx, __u8 reason, enum direction di
 	struct metrics_key key = { .reason = reason, .direction = direction };
 	struct metrics_value *value = bpf_map_lookup_elem(&cilium_metrics, &key);
 
-	if (likely(value)) { /* of this CPU, and programs are not preempted by their like */
+	if (likely(value)) { /* per-CPU value; tc programs do not preempt each other */
 		value->count++;
 		value->bytes += packet_length(ctx);
 	} else {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reads the network header, IPv4 or IPv6, and what follows it. */
+/* Parse the IPv4 or IPv6 header, with extension headers. */
 #pragma once
 
 #include "lib/fragments.h"
@@ -9,9 +9,9 @@
 #define IP_MORE_FRAGMENTS 0x2000
 #define IP_FRAGMENT_OFFSET 0x1fff
 #define IP6_FRAGMENT_OFFSET 0xfff8
-#define MAX_EXTENSIONS 6 /* IPv6 extension headers before the transport's */
+#define MAX_EXTENSIONS 6 /* extension headers to parse */
 
-/* Whether the header's own lengths fit the packet. A total of 0 marks a GSO packet over 64 KiB. */
+/* Return whether the header's lengths fit the packet. A total length of 0 marks a GSO packet over 64 KiB. */
 static __always_inline bool lengths_fit(const struct iphdr *ip, __u32 header, __u32 packet)
 {
 	__u32 total = bpf_ntohs(ip->tot_len);
@@ -49,20 +49,20 @@ static __always_inline int parse_ipv4(context_t *ctx, struct flow *flow)
 	return 0;
 }
 
-/* An extension header's first bytes, see RFC 8200. */
+/* First bytes of an extension header (RFC 8200). */
 struct extension {
 	__u8 next;
-	__u8 length; /* in 8 bytes, the first not counted */
+	__u8 length; /* in units of 8 bytes, without the first */
 	__be16 fragment;
 	__be32 id;
 };
 
-/* Where the extension headers lead: in, the first of them; out, what follows the last. */
+/* Result of parsing extension headers. In: the first header; out: the header after the last one. */
 struct extensions {
 	__u32 at;
 	__u32 protocol;
 	__u32 fragmented;
-	__u32 later; /* not the first fragment: what follows is not in this packet */
+	__u32 later; /* a later fragment: the transport header is not in this packet */
 	__be32 id;
 };
 
@@ -72,7 +72,7 @@ static __always_inline bool is_extension(__u32 protocol)
 	       protocol == IPPROTO_AH || protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_NONE;
 }
 
-/* Follow the extension headers; 0, or the reason to drop. */
+/* Parse the extension headers; returns 0 or a drop reason. */
 VERIFIED_ALONE follow_extensions(context_t *ctx, struct extensions *found)
 {
 	struct extension header;
@@ -114,7 +114,7 @@ static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 	ip = packet_ipv6(ctx);
 	if (!ip || ip->version != 6)
 		return DROP_INVALID;
-	/* A length of 0 is that of a packet without payload, or of a GSO packet over 64 KiB. */
+	/* A length of 0 marks a packet without payload, or a GSO packet over 64 KiB. */
 	if (bpf_ntohs(ip->payload_len) + LINK_HLEN + sizeof(*ip) > packet_length(ctx))
 		return DROP_INVALID;
 	address_load_aligned(&flow->saddr, &ip->saddr);
@@ -125,7 +125,7 @@ static __always_inline int parse_ipv6(context_t *ctx, struct flow *flow)
 	return 0;
 }
 
-/* Fill `flow` from the network header; 0, or the reason to drop. Leaves nothing behind in maps. */
+/* Fill `flow` from the network header; returns 0 or a drop reason. Writes no maps. */
 static __always_inline int parse_network(context_t *ctx, struct flow *flow, __u8 family)
 {
 	return family == FAMILY_IPV4 ? parse_ipv4(ctx, flow) : parse_ipv6(ctx, flow);
@@ -146,8 +146,8 @@ static __always_inline int skip_extensions(context_t *ctx, struct flow *flow)
 	return 0;
 }
 
-/* Then with what follows the network header; 0, or the reason to drop. A first fragment leaves its ports for
- * the later ones: not if its source is not `trusted`. Pulls: earlier pointers become stale.
+/* Fill `flow` from the transport header; returns 0 or a drop reason. The ports of a first fragment are stored only if
+ * its source is `trusted`. May pull: earlier packet pointers become invalid.
  */
 static __always_inline int parse_payload(context_t *ctx, struct flow *flow, bool trusted, __u8 family)
 {
@@ -165,7 +165,7 @@ static __always_inline int parse_payload(context_t *ctx, struct flow *flow, bool
 	return family == FAMILY_IPV4 ? fragment4_transport(ctx, flow) : fragment6_transport(ctx, flow);
 }
 
-/* The same, reading most packets' transport header right here: a call costs them some nanoseconds. */
+/* parse_payload() with the common cases inlined, because a call costs some nanoseconds. */
 static __always_inline int parse_payload_here(context_t *ctx, struct flow *flow, bool trusted, __u8 family)
 {
 	if (likely(!flow->fragmented && (family == FAMILY_IPV4 || !is_extension(flow->protocol))))
@@ -173,7 +173,7 @@ static __always_inline int parse_payload_here(context_t *ctx, struct flow *flow,
 	return parse_payload(ctx, flow, trusted, family);
 }
 
-/* Both. */
+/* Read both headers. */
 static __always_inline int parse(context_t *ctx, struct flow *flow, __u8 family)
 {
 	int refused = parse_network(ctx, flow, family);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reads a packet's headers, once, into what conntrack and policy need to know. */
+/* struct flow: the parsed headers of a packet, for conntrack, policy and load balancing; and access to headers. */
 #pragma once
 
 #include <linux/icmpv6.h>
@@ -16,7 +16,7 @@
 #include "lib/maps.h"
 #include "lib/reasons.h"
 
-#define ETH_TYPE_MIN 0x0600 /* below, the field is an 802.3 length */
+#define ETH_TYPE_MIN 0x0600 /* smaller values are 802.3 lengths */
 #define TCP_FIN 0x01
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
@@ -27,7 +27,7 @@
 #define ICMP_ECHO 8
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETERPROB 12
-#define ICMP_TIMESTAMP 13 /* these have an identifier as an echo has (RFC 792, RFC 950) */
+#define ICMP_TIMESTAMP 13 /* these have an identifier like an echo (RFC 792, RFC 950) */
 #define ICMP_TIMESTAMPREPLY 14
 #define ICMP_INFO_REQUEST 15
 #define ICMP_INFO_REPLY 16
@@ -39,51 +39,51 @@ struct icmphdr {
 	__u8 type;
 	__u8 code;
 	__be16 checksum;
-	__be16 id; /* of an echo */
+	__be16 id; /* identifier of an echo */
 	__be16 sequence;
 };
 
-/* One packet: what its headers say, and who is known to send and to get it. */
+/* A packet: its headers, and its source and destination endpoints and identities. */
 struct flow {
 	struct address saddr __attribute__((aligned(8)));
 	struct address daddr;
-	__be16 sport; /* ports as conntrack keys them: an ICMP echo has its id on the asking side */
+	__be16 sport; /* ports of conntrack keys; an ICMP echo has its id on the requesting side */
 	__be16 dport;
-	__be16 policy_port; /* port as policy keys it: for ICMP the type */
+	__be16 policy_port; /* port of policy keys; the type for ICMP */
 	__u8 protocol;
 	__u8 tcp_flags;
-	__u8 ttl; /* or the hop limit */
+	__u8 ttl; /* or hop limit */
 	bool related; /* an ICMP error */
-	bool frag_needed; /* the ICMP error of path MTU discovery: about the endpoint's own flow no policy may stop it */
-	bool reply_likely; /* which direction conntrack should try first: a guess; exact for ICMP, by its type */
-	bool through_stack; /* a packet of a local pod that the host's stack has handled, and may have translated */
-	bool from_tunnel; /* another node has sent it */
-	bool translated; /* it was addressed to a service, or answers what was */
-	bool loopback; /* from a pod to a service that it serves itself */
-	bool node_port; /* from outside to a service: answers leave as its own */
-	bool dsr; /* the same, forwarded by another node, which does not get the answers */
-	bool local_only; /* no other node may serve it */
-	bool direct; /* the service has its backends answer by themselves */
-	__be16 proxy_port; /* port of the proxy that the policy redirects to; 0: none */
-	bool only_by_proxy; /* not without that one */
-	bool from_proxy; /* a proxy sends it for the original source; answers are the proxy's */
-	bool by_proxy; /* a proxy has sent it, in the name of its source: it does not answer the proxy */
-	bool proxied; /* it answers a flow that was given to a proxy */
-	bool dnat; /* the stack has translated its destination */
-	bool to_asker; /* which has asked in the pod's name, and waits for it */
-	bool for_proxies; /* by a device that may bring answers to proxies */
-	__be16 rev_nat_index; /* of the service it was addressed to */
+	bool frag_needed; /* ICMP error of path MTU discovery: always allowed for the endpoint's own flow */
+	bool reply_likely; /* hint which direction conntrack tries first; exact for ICMP, by its type */
+	bool through_stack; /* a local pod's packet that the host's stack handled, and may have translated */
+	bool from_tunnel; /* received from another node by tunnel */
+	bool translated; /* it was sent to a service, or is a reply of one */
+	bool loopback; /* a pod is its own backend */
+	bool node_port; /* NodePort: from an external client to a service; replies get reverse NAT */
+	bool dsr; /* the same with DSR: forwarded by another node, which does not see the replies */
+	bool local_only; /* HostPort: only local backends */
+	bool direct; /* the service selects DSR */
+	__be16 proxy_port; /* proxy port of a policy redirect; 0: none */
+	bool only_by_proxy; /* drop if that proxy does not listen */
+	bool from_proxy; /* a proxy sent it for the original source; replies go to the proxy */
+	bool by_proxy; /* a proxy sent it with its source's address, and it is not a reply to a client of the proxy */
+	bool proxied; /* a reply of a flow that was redirected to a proxy */
+	bool dnat; /* the stack did DNAT */
+	bool to_asker; /* the proxy connected with the pod's address and waits for this reply */
+	bool for_proxies; /* received on a device that may receive replies to proxies */
+	__be16 rev_nat_index; /* of the service it was sent to */
 	bool fragmented;
-	bool later_fragment; /* not the first: its ports are in another packet */
-	__u16 l4; /* where the transport header begins */
+	bool later_fragment; /* not the first fragment: it has no ports */
+	__u16 l4; /* offset of the transport header */
 	__be32 fragment_id;
-	__u16 source; /* endpoint, 0 if it is none of ours */
-	__u16 destination; /* the same */
+	__u16 source; /* source endpoint id; 0: not local */
+	__u16 destination; /* destination endpoint id; 0: not local */
 	__u32 source_identity;
 	__u32 destination_identity;
-	__u32 lifetime; /* of its conntrack entry before this packet: a reply that is dropped does not prolong it */
-	__u32 report; /* bytes to capture for an event of the flow; 0: nothing new */
-	__u32 device; /* by which it leaves the node; 0: by the stack */
+	__u32 lifetime; /* expiry of its conntrack entry before this packet: restored if a reply is dropped */
+	__u32 report; /* bytes to capture in trace events; 0: conntrack reports no change */
+	__u32 device; /* ifindex of the egress device with host routing; 0: by the stack */
 };
 
 /* The IPv4 header without its options, or NULL. */
@@ -113,7 +113,7 @@ static __always_inline bool address_is_zero(const struct address *ip)
 	return !(ip->words[0] | ip->words[1] | ip->words[2] | ip->words[3]);
 }
 
-/* By words: to the compiler an address in a packet may lie anywhere, and it would copy byte by byte. */
+/* By words: the compiler assumes that an address in a packet is unaligned, and would copy by bytes. */
 static __always_inline void address_load(struct address *to, const void *from)
 {
 	const __be32 *words = from;
@@ -124,8 +124,8 @@ static __always_inline void address_load(struct address *to, const void *from)
 	to->words[3] = words[3];
 }
 
-/* These two by halves, of addresses that are aligned to 8 bytes: in flows, in headers of packets (of which the kernel aligns
- * the network header), in keys of conntrack and in rows of endpoints.
+/* By 64-bit halves, for addresses that are aligned to 8 bytes: in struct flow, in packet headers (the kernel aligns the
+ * network header), in conntrack keys and in endpoint rows.
  */
 typedef __u64 __attribute__((may_alias)) half_t;
 
@@ -145,7 +145,7 @@ static __always_inline bool address_equals_aligned(const struct address *a, cons
 	return halves[0] == others[0] && halves[1] == others[1];
 }
 
-/* Whether an IPv6 address is one that only neighbours of a link use, or a group. */
+/* Return whether an IPv6 address is link-local or multicast. */
 static __always_inline bool link_scoped(const struct address *ip)
 {
 	__u32 first = bpf_ntohl(ip->words[0]);

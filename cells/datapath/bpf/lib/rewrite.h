@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* MACs, and the hop: what changes in a packet that is passed on. */
+/* Changes of forwarded packets: MACs and the hop limit. */
 #pragma once
 
 #include "lib/maps.h"
@@ -36,7 +36,7 @@ static __always_inline void ttl_decrement(struct iphdr *ip)
 	ip->ttl--;
 }
 
-/* One hop less to live for the packet; false if it has become unreadable. */
+/* Decrement the hop limit; false if the packet cannot be accessed. */
 static __always_inline bool lose_hop(context_t *ctx, __u8 family)
 {
 	if (family == FAMILY_IPV4) {
@@ -55,7 +55,7 @@ static __always_inline bool lose_hop(context_t *ctx, __u8 family)
 	return true;
 }
 
-/* Pass the packet on one hop, from `source` to `destination`; false if it has become unreadable. */
+/* Forward the packet one hop, from `source` to `destination`; false if it cannot be accessed. */
 static __always_inline bool hop(context_t *ctx, mac_t source, mac_t destination, __u8 family)
 {
 	struct ethernet *eth;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reads the transport header: ports, or what stands for them. */
+/* Parse the transport header: ports, or the ICMP type and identifier. */
 #pragma once
 
 #include "lib/config.h"
 #include "lib/packet.h"
 
-#define MAX_HEADERS 16384 /* bytes before the transport header: more than any extensions need, and few enough */
+#define MAX_HEADERS 16384 /* limit of the offset for the verifier: more than any extensions need */
 
 static __always_inline int parse_tcp(const void *l4, const void *end, struct flow *flow)
 {
@@ -34,7 +34,7 @@ static __always_inline int parse_udp(const void *l4, const void *end, struct flo
 	return 0;
 }
 
-/* RFC 9260, section 3.1: ports lie where UDP's do. */
+/* RFC 9260, section 3.1: ports at the same offsets as UDP's. */
 struct sctphdr {
 	__be16 source;
 	__be16 dest;
@@ -116,7 +116,8 @@ static __always_inline int parse_icmp6(const void *l4, const void *end, struct f
 	return 0;
 }
 
-/* Fill from the transport header; 0, or the reason to drop. Pulls: earlier pointers become stale. */
+/* Fill `flow` from the transport header; returns 0 or a drop reason. May pull: earlier packet pointers become invalid.
+ */
 static __always_inline int parse_transport_here(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const void *l4, *end;
@@ -124,7 +125,7 @@ static __always_inline int parse_transport_here(context_t *ctx, struct flow *flo
 
 	if (offset > MAX_HEADERS)
 		return DROP_INVALID;
-	/* Most packets have the deepest header, TCP's, at hand; shorter ones may end before. */
+	/* First try the longest header, TCP's, which most packets have room for; shorter packets may end before. */
 	if (packet_length(ctx) >= offset + sizeof(struct tcphdr))
 		packet_pull(ctx, offset + sizeof(struct tcphdr));
 	else

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers ARP for addresses of services that this node announces (L2 announcements).
+/* ARP replies for addresses of services that this node announces (L2 announcements).
  *
- * One node does for each service. Another takes over when the agent no longer renews its lease, so nothing is answered once
- * the agent's last sign of life is older than a lease lasts.
+ * One node announces each service. Another takes over when the agent no longer renews its lease; so there are no
+ * replies once the agent's last heartbeat is older than the lease duration.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #include "lib/arp.h"
 #include "netdev/maps.h"
 
-/* cilium_l2_responder_v4: an address, and the device by which it is asked for. */
+/* cilium_l2_responder_v4: an address, and the device that replies for it. */
 struct l2_responder_key {
 	__be32 ipv4;
 	__u32 ifindex;
@@ -29,8 +29,8 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_l2_responder_v4 SEC(".maps");
 
-/* cilium_runtime_config: what changes while programs run. */
-#define RUNTIME_AGENT_LIVENESS 1 /* when the agent was last alive, in nanoseconds of CLOCK_MONOTONIC */
+/* cilium_runtime_config: values that change at run time. */
+#define RUNTIME_AGENT_LIVENESS 1 /* time of the agent's last heartbeat, in nanoseconds of CLOCK_MONOTONIC */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -50,7 +50,7 @@ static __always_inline bool agent_is_alive(__u32 milliseconds)
 	return last && bpf_ktime_get_ns() - *last <= (__u64)milliseconds * 1000000;
 }
 
-/* Answer an ARP request for an announced address; the verdict. All other ARP is the stack's. */
+/* Reply to an ARP request for an announced address; returns the verdict. Other ARP packets pass to the stack. */
 static __always_inline int answer_arp(struct __sk_buff *skb, const struct device_config *device)
 {
 	struct l2_responder_value *held;
@@ -72,7 +72,7 @@ static __always_inline int answer_arp(struct __sk_buff *skb, const struct device
 	if (!mac_is_broadcast(packet->eth.destination) && !mac_equals(packet->eth.destination, mac))
 		return TC_ACT_OK;
 	key.ipv4 = packet->target_ip[0] | (__u32)packet->target_ip[1] << 16;
-	if (ip_equals(packet->sender_ip, key.ipv4)) /* a takeover announces, and does not ask (RFC 5227) */
+	if (ip_equals(packet->sender_ip, key.ipv4)) /* an announcement of another node (RFC 5227), not a request */
 		return TC_ACT_OK;
 	held = bpf_map_lookup_elem(&cilium_l2_responder_v4, &key);
 	if (!held)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The two programs of a native device, whether it has Ethernet headers (datapath.c) or none (l3.c). */
+/* The tc programs of a native device, with Ethernet headers (datapath.c) or without (l3.c). */
 #pragma once
 
 #include <linux/if_packet.h>
@@ -14,21 +14,22 @@
 
 #define MAX_TAGS 4
 #define VLAN_ID 0x0fff
-#define TAGGED_ELSEWHERE 1 /* a packet of a device on top of this one */
+#define TAGGED_ELSEWHERE 1 /* a packet of a VLAN device on top of this one */
 
 static __always_inline bool is_tag(__be16 protocol)
 {
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* Whether the tag that the kernel has taken off names a VLAN: then the packet is for a device on top of this one. */
+/* Return whether the removed VLAN tag has a VLAN id: then the packet is for a VLAN device on top of this one. */
 static __always_inline bool has_vlan(const struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID;
 }
 
-/* Take off the tags in the frame that the kernel takes off behind this program: priority tags (IEEE 802.1Q), which name no
- * VLAN. The first of all it has taken off before; bpf_skb_vlan_pop() puts the next one in its place. 0, TAGGED_ELSEWHERE, or minus the reason to drop.
+/* Remove priority tags (IEEE 802.1Q), which have no VLAN id, as the kernel does after this program. The kernel has
+ * already moved the outermost tag to the skb; bpf_skb_vlan_pop() replaces it by the next one. Returns 0,
+ * TAGGED_ELSEWHERE, or a negative drop reason.
  */
 VERIFIED_ALONE device_untag(struct __sk_buff *skb)
 {
@@ -42,7 +43,7 @@ VERIFIED_ALONE device_untag(struct __sk_buff *skb)
 			return -DROP_VLAN;
 		inner = bpf_ntohs(tag) & VLAN_ID;
 		if (has_vlan(skb))
-			return inner ? TAGGED_ELSEWHERE : -DROP_VLAN; /* that device might not be guarded */
+			return inner ? TAGGED_ELSEWHERE : -DROP_VLAN; /* may bypass the host firewall */
 		if (!skb->vlan_present && inner)
 			return TAGGED_ELSEWHERE;
 		if (bpf_skb_vlan_pop(skb))
@@ -56,7 +57,7 @@ static __always_inline int device_in(struct __sk_buff *skb)
 	struct flow flow = {};
 	int verdict;
 
-	if (unlikely(skb->pkt_type == PACKET_LOOPBACK)) /* what the node itself has sent to a group that it is in */
+	if (unlikely(skb->pkt_type == PACKET_LOOPBACK)) /* the node's own multicast, looped back */
 		return TC_ACT_OK;
 	if (unlikely(skb->vlan_present || is_tag(packet_protocol(skb)))) {
 		verdict = device_untag(skb);

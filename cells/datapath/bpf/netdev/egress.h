@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress of a native device: packets of pods are masqueraded with the node's address (RFC 3022), replies to external clients
- * get the address of the service, and packets that an egress gateway policy selects are sent to the gateway.
+/* Egress of a native device: masquerading of pods' packets (RFC 3022), reverse NAT of replies to external clients, and
+ * egress gateways.
  */
 #pragma once
 
@@ -20,10 +20,10 @@
 enum masquerade {
 	MASQUERADE_NONE,
 	MASQUERADE_POD,
-	MASQUERADE_NODE, /* the node's own, which may have the port that a pod was given */
+	MASQUERADE_NODE, /* the node's own, if a pod's flow uses its port */
 };
 
-/* The masquerade address of the device; false if pods are not masqueraded there. */
+/* Get the device's masquerade address; false if pods are not masqueraded there. */
 static __always_inline bool device_address(const struct device_config *device, struct address *address, __u8 family)
 {
 	if (family == FAMILY_IPV4)
@@ -33,13 +33,13 @@ static __always_inline bool device_address(const struct device_config *device, s
 	return device->flags & (family == FAMILY_IPV4 ? DEVICE_MASQUERADE_IPV4 : DEVICE_MASQUERADE_IPV6);
 }
 
-/* The bits of one word of an address that a prefix of that length fixes. */
+/* Return the mask of one word of an address for this prefix length. */
 static __always_inline __be32 prefix_mask(__u32 length)
 {
 	return length >= 32 ? 0xffffffff : length ? bpf_htonl(~0U << (32 - length)) : 0;
 }
 
-/* Whether the destination is in the native routing network, where pods' addresses are routed. */
+/* Return whether the destination is in the native routing CIDR. */
 static __always_inline bool is_native(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	__u32 left = device->native6_prefix;
@@ -57,7 +57,7 @@ static __always_inline bool is_native(const struct device_config *device, const 
 	return true;
 }
 
-/* Whether cilium_ipmasq_v4 or v6 lists the destination. */
+/* Return whether ip-masq-agent excludes the destination (cilium_ipmasq_v4, v6). */
 static __always_inline bool is_exempt(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	if (!(device->flags & DEVICE_IP_MASQ))
@@ -73,7 +73,7 @@ static __always_inline bool is_exempt(const struct device_config *device, const 
 	}
 }
 
-/* Whether the destination is another node, or behind one: those route pods' addresses. */
+/* Return whether the destination is another node, or a pod of one: those have routes to pods. */
 static __always_inline bool in_cluster(const struct device_config *device, const struct address *ip, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(ip, family);
@@ -106,7 +106,7 @@ static __always_inline enum masquerade masquerade_of(struct flow *flow, const st
 	return MASQUERADE_POD;
 }
 
-/* Whether the port of this flow of the node is taken by a pod's flow that was translated to it. */
+/* Return whether a pod's flow uses the source port of this flow of the node. */
 static __always_inline bool node_collides(const struct flow *flow, __u8 family)
 {
 	struct nat_entry entry;
@@ -129,14 +129,14 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	int refused;
 
 	if (node) {
-		/* Its conntrack entry determines how long the translation is needed. */
+		/* The NAT entries live as long as this conntrack entry. */
 		if (ct_lookup_own(flow, EGRESS, now, family, &entry) == CT_NEW) {
 			refused = ct_create_translated(flow, flow->source_identity, now, family);
 			if (refused)
 				return refused;
 		}
 	} else if (ct_entry_of(flow, EGRESS, true, family)) {
-		return 0; /* answers to who has asked for the pod itself */
+		return 0; /* a reply to a client that connected to the pod directly */
 	}
 	if (flow->related)
 		return family == FAMILY_IPV4 ? snat4_nat_icmp_error(skb, flow) : snat6_nat_icmp_error(skb, flow);
@@ -146,7 +146,9 @@ static __always_inline int masquerade(struct __sk_buff *skb, struct flow *flow, 
 	return refused;
 }
 
-/* `parsed`: the transport header was read, with the result `refused`. `gateway`: this node is the packet's egress gateway. */
+/* Masquerade a packet if required; returns the verdict. `parsed`: the transport header was parsed, with the result
+ * `refused`. `gateway`: this node is the packet's egress gateway.
+ */
 static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow *flow,
 					      const struct device_config *device, bool parsed, bool gateway,
 					      int refused, __u8 family)
@@ -166,7 +168,7 @@ static __always_inline int device_masquerades(struct __sk_buff *skb, struct flow
 	if (!parsed)
 		refused = parse_payload(skb, flow, true, family);
 	if (kind == MASQUERADE_NODE) {
-		/* Whatever the node sends that no pod can send collides with nothing. */
+		/* Packets of the node that cannot be parsed, and ICMP errors, collide with no pod's flow. */
 		if (refused || flow->related || !node_collides(flow, family))
 			return TC_ACT_OK;
 		flow->source_identity = IDENTITY_HOST;
@@ -196,7 +198,7 @@ static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow
 	if (family == FAMILY_IPV4 && unlikely(gateway_tunnel())) {
 		if (!serves)
 			refused = parse_payload(skb, flow, true, family);
-		serves = true; /* read, by now */
+		serves = true; /* parsed above */
 		verdict = gateway_from_pod(skb, flow);
 		if (verdict != UNDECIDED && verdict != GATEWAY_LOCAL)
 			return verdict;
@@ -206,7 +208,7 @@ static __always_inline int to_netdev_ip(struct __sk_buff *skb, struct flow *flow
 	return gateway && verdict == TC_ACT_OK ? gateway_redirect(skb, flow) : verdict;
 }
 
-/* Whether the packet needs nothing more: it was translated, or is encapsulated. */
+/* Return whether the packet is already translated or encapsulated. */
 static __always_inline bool is_done(__u32 mark)
 {
 	return (mark & MARK_KIND) == MARK_SNAT_DONE || (mark & MARK_KIND) == MARK_OVERLAY;

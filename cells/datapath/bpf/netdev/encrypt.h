@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress of a native device with WireGuard: packets that are to be encrypted are redirected to WireGuard's device, which sends
- * them inside datagrams of its own. Those are marked, and pass.
+/* WireGuard at egress of a native device: packets to encrypt are redirected to the WireGuard device, which sends them
+ * in its own datagrams. Those are marked, and pass.
  *
- * The map stays as it is while no agent runs: if WireGuard's device is removed meanwhile, such packets are dropped.
+ * The map stays while no agent runs: if the WireGuard device is removed meanwhile, such packets are dropped.
  */
 #pragma once
 
@@ -14,10 +14,10 @@
 #include "netdev/maps.h"
 #include "overlay/tunnel.h"
 
-#define MARK_ENCRYPTED 0x1e00 /* the socket's, as Cilium has it: bit 12 is in no other mark */
+#define MARK_ENCRYPTED 0x1e00 /* mark of the WireGuard socket, as in Cilium; other marks do not use bit 12 */
 
-/* Whether a pod, the node or a proxy of it sends; nodes count if they encrypt what they send themselves. Others' packets,
- * which this node forwards, are not the cluster's.
+/* Return whether packets of this sender are encrypted: pods', proxies', and with node encryption the node's. Forwarded
+ * packets from outside the cluster are not.
  */
 static __always_inline bool encrypts_from(const struct encryption_config *encryption, __u32 identity, __u32 mark)
 {
@@ -30,8 +30,8 @@ static __always_inline bool encrypts_from(const struct encryption_config *encryp
 	       !is_cidr(identity) && !is_remote_node(identity);
 }
 
-/* Whether nodes find each other on their link by it, so that it has to pass as it is: neighbour solicitation or
- * advertisement (RFC 4861).
+/* Return whether the packet is a neighbour solicitation or advertisement (RFC 4861) of the node, which must not be
+ * encrypted.
  */
 static __always_inline bool finds_link(struct __sk_buff *skb, const struct flow *flow, __u32 identity)
 {
@@ -42,7 +42,7 @@ static __always_inline bool finds_link(struct __sk_buff *skb, const struct flow 
 	return !packet_load(skb, flow->l4, &type, sizeof(type)) && (type == 135 || type == 136);
 }
 
-/* Whether a packet that is not encrypted may leave the node. */
+/* Return whether strict mode allows the packet to leave unencrypted. */
 static __always_inline bool strict_allows(const struct encryption_config *encryption, const struct flow *flow)
 {
 	const struct node_config *node = node_facts();
@@ -59,7 +59,7 @@ static __always_inline bool strict_allows(const struct encryption_config *encryp
 	return identity == IDENTITY_HOST || is_remote_node(identity);
 }
 
-/* Whether the device is one of WireGuard's. */
+/* Return whether the device is one of our WireGuard devices. */
 static __always_inline bool is_encrypting(const struct encryption_config *encryption, __u32 ifindex)
 {
 	return ifindex == encryption->ifindex || ifindex == encryption->rotating[0] ||
@@ -79,8 +79,8 @@ static __always_inline __u32 path_to(const struct encryption_config *encryption,
 	return path ? *path : encryption->ifindex;
 }
 
-/* The device that encrypts for the node with this destination: `to` is what the ipcache has of it, NULL for a node's own
- * address.
+/* Return the WireGuard device for the destination's node. `to` is the destination's ipcache entry, NULL for a node's
+ * own address.
  */
 static __always_inline __u32 encrypting_device(const struct encryption_config *encryption, const struct flow *flow,
 					       const struct ipcache_info *to, __u8 family)
@@ -95,7 +95,7 @@ static __always_inline __u32 encrypting_device(const struct encryption_config *e
 	return path_to(encryption, &node, FAMILY_IPV4);
 }
 
-/* A packet of the tunnel's: its destination is the other node. */
+/* Encrypt a tunnel packet: its destination is the other node. Returns the verdict. */
 static __always_inline int encrypt_tunnelled(struct __sk_buff *skb, struct flow *flow,
 					     const struct encryption_config *encryption, __u8 family)
 {
@@ -121,7 +121,7 @@ static __always_inline int encrypt_ip(struct __sk_buff *skb, struct flow *flow,
 	return strict && !strict_allows(encryption, flow) ? DROP(EGRESS, DROP_UNENCRYPTED) : UNDECIDED;
 }
 
-/* The verdict on what leaves by a native device; UNDECIDED: it may pass as it is. */
+/* Encrypt a packet to a native device if required; returns the verdict, or UNDECIDED if it may leave unencrypted. */
 VERIFIED_ALONE device_encrypts(struct __sk_buff *skb)
 {
 	const struct encryption_config *encryption = encryption_facts();
@@ -132,7 +132,7 @@ VERIFIED_ALONE device_encrypts(struct __sk_buff *skb)
 	if (likely(!encryption))
 		return UNDECIDED;
 	if (is_encrypting(encryption, skb->ifindex) || (mark & MARK_ENCRYPTED) == MARK_ENCRYPTED)
-		return TC_ACT_OK; /* it is on its way into that device, or comes from there */
+		return TC_ACT_OK; /* on its way into the WireGuard device, or sent by it */
 	protocol = packet_protocol(skb);
 	if ((mark & MARK_KIND) == MARK_OVERLAY)
 		return encrypt_tunnelled(skb, &flow, encryption,

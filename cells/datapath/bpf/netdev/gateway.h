@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress gateways: packets of selected pods leave the cluster by one node, and from one address.
+/* Egress gateways: packets of selected pods leave the cluster through a gateway node, with a fixed source address.
  *
- * The pod's node sends them to the gateway in the tunnel, also with native routing. The gateway translates their source with
- * the ports and maps of masquerading, and sends replies back in the tunnel.
+ * The pod's node sends them to the gateway by tunnel, also with native routing. The gateway does SNAT with the ports
+ * and maps of masquerading, and sends replies back by tunnel.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "nodeport/output.h"
 #include "overlay/send.h"
 
-/* The entry of the packet, also one that excludes its destination; NULL if no policy selects it. */
+/* Look up the packet's policy entry, also of an excluded destination; NULL if no policy selects it. */
 static __always_inline const struct egress_value *gateway_entry(const struct flow *flow)
 {
 	const struct egress_key key = {
@@ -29,7 +29,7 @@ static __always_inline const struct egress_value *gateway_entry(const struct flo
 	return bpf_map_lookup_elem(&cilium_egress_gw_policy_v4, &key);
 }
 
-/* The same, NULL also if the destination is excluded. */
+/* Look up the packet's policy entry; NULL also if the destination is excluded. */
 static __always_inline const struct egress_value *gateway_policy(const struct flow *flow)
 {
 	const struct egress_value *value = gateway_entry(flow);
@@ -45,8 +45,8 @@ static __always_inline bool gateway_is_local(__be32 ip)
 	return local && local->flags & ADDRESS_IS_HOST;
 }
 
-/* The gateway to send a local pod's packet to, or GATEWAY_NONE if its policy has none. 0: this node is the gateway, no policy
- * selects the packet, or it would pass for one of the tunnel at the gateway.
+/* Return the gateway for a local pod's packet; GATEWAY_NONE if its policy has none; 0 if this node is the gateway, if
+ * no policy selects the packet, or if it could be taken for a tunnel packet at the gateway.
  */
 static __always_inline __be32 gateway_node(const struct flow *flow)
 {
@@ -62,8 +62,8 @@ static __always_inline __be32 gateway_node(const struct flow *flow)
 	return gateway_is_local(value->gateway_ip) ? 0 : value->gateway_ip;
 }
 
-/* The node that a pod's packet is sent to in the tunnel: that of the destination, as tunnel_node() finds it, or the gateway,
- * as gateway_node(). Replies pass no gateway.
+/* Return the tunnel endpoint for a pod's packet: the destination's, see tunnel_node(), or the gateway, see
+ * gateway_node(). Replies do not use gateways.
  */
 VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 {
@@ -77,8 +77,8 @@ VERIFIED_ALONE pod_node(struct flow *flow, __u32 status, __u32 family)
 	return gateway_node(flow);
 }
 
-/* Whether a packet of another node's pod may leave the cluster by this node: 0, or a drop. UNDECIDED: its policy excludes the
- * destination by now, or has no gateway. Enters the flow into conntrack, which determines how long its translation is needed.
+/* Check a packet that another node's pod sends through this gateway, and create its conntrack entry, as long as which
+ * its NAT entries live. Returns 0, a drop, or UNDECIDED if the policy now excludes the destination or has no gateway.
  */
 VERIFIED_ALONE gateway_check(struct flow *flow)
 {
@@ -103,7 +103,7 @@ VERIFIED_ALONE gateway_check(struct flow *flow)
 	return refused ? DROP(INGRESS, refused) : 0;
 }
 
-/* The egress address of the packet's policy. */
+/* Get the egress address of the packet's policy. */
 static __always_inline void gateway_source(const struct flow *flow, struct address *source)
 {
 	const struct egress_value *value = gateway_policy(flow);
@@ -111,7 +111,7 @@ static __always_inline void gateway_source(const struct flow *flow, struct addre
 	*source = (struct address){ .words = { value ? value->egress_ip : 0 } };
 }
 
-/* Translate and send on a packet of another node's pod; the verdict, or UNDECIDED: see gateway_check(). */
+/* SNAT and forward a packet of another node's pod; returns the verdict, or UNDECIDED, see gateway_check(). */
 static __always_inline int gateway_from_overlay(struct __sk_buff *skb, struct flow *flow)
 {
 	struct address source;
@@ -125,8 +125,8 @@ static __always_inline int gateway_from_overlay(struct __sk_buff *skb, struct fl
 	return refused ? DROP(EGRESS, refused) : nodeport4_send(skb, flow, 0);
 }
 
-/* Send a reply that is for another node's pod, and translated, to that node in the tunnel; the verdict. UNDECIDED: it is for
- * none.
+/* Send a reply to another node's pod, after reverse SNAT, by tunnel; returns the verdict, or UNDECIDED for other
+ * packets.
  */
 VERIFIED_ALONE gateway_reply(struct __sk_buff *skb, struct flow *flow, __u32 now)
 {
@@ -148,7 +148,7 @@ VERIFIED_ALONE gateway_reply(struct __sk_buff *skb, struct flow *flow, __u32 now
 	return tunnel_send(skb, flow, tunnel, info->tunnel_endpoint, TRACE_REASON_UNKNOWN, FAMILY_IPV4);
 }
 
-/* Send the translated packet by the device of the route from its egress address; the verdict. */
+/* Redirect the packet, after SNAT, to the device of the route from its egress address; returns the verdict. */
 VERIFIED_ALONE gateway_redirect(struct __sk_buff *skb, const struct flow *flow)
 {
 	struct bpf_fib_lookup fib;
@@ -174,10 +174,10 @@ VERIFIED_ALONE gateway_redirect(struct __sk_buff *skb, const struct flow *flow)
 	return here ? TC_ACT_OK : fib_redirect(&fib, found, FAMILY_IPV4);
 }
 
-#define GATEWAY_LOCAL 0x20000 /* no verdict: this node is the gateway of the packet */
+#define GATEWAY_LOCAL 0x20000 /* not a verdict: this node is the packet's gateway */
 
-/* The verdict on a local pod's packet that leaves the stack by a native device, GATEWAY_LOCAL, or UNDECIDED: no policy selects
- * it, or it is a reply. The stack has counted the hop.
+/* Handle a local pod's packet that the stack sends to a native device; returns the verdict, GATEWAY_LOCAL, or UNDECIDED
+ * for replies and packets that no policy selects. The stack has already decremented the hop limit.
  */
 VERIFIED_ALONE gateway_from_pod(struct __sk_buff *skb, struct flow *flow)
 {

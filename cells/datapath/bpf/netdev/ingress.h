@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Ingress of a native device: packets of external clients to services, replies to masqueraded pods, and replies of backends on
- * other nodes to those clients. All else is the stack's. Compiled for XDP and for tc.
+/* Ingress of a native device: packets of external clients to services, replies to masqueraded pods, and replies of
+ * remote backends to those clients. Other packets pass to the stack. Compiled for XDP and for tc.
  */
 #pragma once
 
@@ -20,7 +20,9 @@
 #include "netdev/tc_ingress.h"
 #endif
 
-/* The verdict on a packet for a service, or an ICMP error for a backend of one; UNDECIDED: it is neither. */
+/* Handle a packet to a service, or an ICMP error to one of its backends; returns the verdict, or UNDECIDED for other
+ * packets.
+ */
 static __always_inline int device_serves(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					 __u32 now, __u8 family)
 {
@@ -48,7 +50,8 @@ static __always_inline int device_serves(context_t *ctx, struct flow *flow, cons
 	return refused ? DROP(INGRESS, refused) : nodeport_to_backend(ctx, flow, own, now, family);
 }
 
-/* Whether the packet is the tunnel's, and for this node: the kernel decapsulates it. No pod's flow was translated to its port. */
+/* Return whether the packet is a tunnel packet to this node, which the kernel decapsulates. SNAT never uses its port.
+ */
 static __always_inline bool is_tunnel_packet(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
@@ -65,7 +68,7 @@ static __always_inline bool in_range(__u16 port, __u16 first, __u16 last)
 	return port >= first && port <= last;
 }
 
-/* Whether it is a datagram of another node's WireGuard, for the kernel's socket. No pod's flow was translated to its port. */
+/* Return whether the packet is another node's WireGuard datagram, for the kernel's socket. SNAT never uses its port. */
 static __always_inline bool is_wireguard_packet(const struct flow *flow)
 {
 	const struct encryption_config *encryption;
@@ -86,15 +89,15 @@ static __always_inline bool is_wireguard_packet(const struct flow *flow)
 static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u8 family)
 {
 	const struct nodeport_config *own = nodeport_facts();
-	/* Read first: what the packet is preceded by does not outlive a pull. */
+	/* Read the metadata area first: it does not survive a pull. */
 	__u32 handed = own && own->flags & NODEPORT_XDP ? xdp_handover(ctx) : 0;
 	__u32 now = ct_now();
 	int verdict;
 
-	/* What cannot be read, or is a fragment before its first, is not evaluated here. */
+	/* Packets that cannot be parsed, and fragments without a known first one, pass to the stack. */
 	if (parse_network(ctx, flow, family))
 		return VERDICT_PASS;
-	/* What the program in the driver has translated may come from the node by now; it looked before. */
+	/* After XDP the source may be the node's; the XDP program checked it before. */
 	if (likely(!handed) && unlikely(is_local_source(&flow->saddr, family))) {
 		verdict = check_local_source(ctx, flow, own, now, family);
 		if (verdict != UNDECIDED)
@@ -121,7 +124,7 @@ static __always_inline int from_netdev_ip(context_t *ctx, struct flow *flow, __u
 		return VERDICT_PASS;
 	if (!own)
 		return pass_gateway_reply(ctx, flow, now, family);
-	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
+	flow->source_identity = IDENTITY_HOST; /* its destination was this node */
 	verdict = nodeport_send_reply(ctx, flow, INGRESS, now, family);
 	return verdict == UNDECIDED ? deliver_translated(ctx, flow, now, family) : verdict;
 }

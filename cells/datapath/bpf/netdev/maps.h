@@ -1,30 +1,28 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs know of the devices that packets leave the node through, of where nothing is translated, and of what is
- * encrypted.
- */
+/* Maps of native devices, masquerading exceptions, egress gateways, and encryption. */
 #pragma once
 
 #include "lib/maps.h"
 
-/* hive_devices: a native device. */
+/* hive_devices: configuration of a native device. */
 struct device_config {
-	__be32 ipv4; /* what packets of pods that leave here come from */
+	__be32 ipv4; /* masquerade address */
 	__u32 flags;
 	struct address ipv6;
-	__be32 native4; /* the network in which pods' addresses mean something: nothing on its way there is translated */
+	__be32 native4; /* native routing CIDR: packets to it are not masqueraded */
 	__be32 native4_mask;
 	struct address native6;
 	__u32 native6_prefix;
-	__u32 announces; /* milliseconds for which it answers for services after the agent was alive; 0: never */
+	__u32 announces; /* milliseconds after the agent's last heartbeat during which it replies to ARP for services; 0: never */
 	mac_t mac;
 };
 
 #define DEVICE_MASQUERADE_IPV4 4
 #define DEVICE_MASQUERADE_IPV6 8
-#define DEVICE_XDP 16 /* it has a program in its driver, too: packets can be sent by it from others' */
-#define DEVICE_PROXIES 32 /* a proxy may send in pods' names by it */
-#define DEVICE_IP_MASQ 1 /* cilium_ipmasq_v4 and v6 list further networks to which nothing is translated */
-#define DEVICE_REMOTE_NODES 2 /* translate to other nodes, too: they know no way to pods but tunnels */
+#define DEVICE_XDP 16 /* it also has an XDP program: others can redirect packets to it */
+#define DEVICE_PROXIES 32 /* proxies may send packets with pods' addresses through it */
+#define DEVICE_IP_MASQ 1 /* the exceptions in cilium_ipmasq_v4 and v6 apply */
+#define DEVICE_REMOTE_NODES 2 /* also masquerade packets to other nodes, which have no routes to pods */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -56,7 +54,7 @@ struct ipmasq6_key {
 IPMASQ_MAP(cilium_ipmasq_v4, ipmasq4_key);
 IPMASQ_MAP(cilium_ipmasq_v6, ipmasq6_key);
 
-/* cilium_egress_gw_policy_v4: which node packets of a pod to a network outside leave the cluster by. */
+/* cilium_egress_gw_policy_v4: gateway by pod and destination CIDR. */
 struct egress_key {
 	__u32 prefixlen;
 	__be32 saddr;
@@ -64,12 +62,12 @@ struct egress_key {
 };
 
 struct egress_value {
-	__be32 egress_ip; /* what they come from there; 0 where this node is not the gateway, or it has none */
-	__be32 gateway_ip; /* or one of these */
+	__be32 egress_ip; /* SNAT address; 0 if this node is not the gateway, or has no such address */
+	__be32 gateway_ip; /* or one of: */
 };
 
-#define EGRESS_NO_GATEWAY 0 /* they are dropped */
-#define EGRESS_EXCLUDED bpf_htonl(1) /* the policy excludes the destination: they leave as without it */
+#define EGRESS_NO_GATEWAY 0 /* drop */
+#define EGRESS_EXCLUDED bpf_htonl(1) /* excluded CIDR: no gateway */
 #define EGRESS_PREFIX_FULL 64
 
 struct {
@@ -80,21 +78,21 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_egress_gw_policy_v4 SEC(".maps");
 
-/* hive_encryption: all zero while nothing is encrypted. */
+/* hive_encryption: WireGuard; all zero without encryption. */
 struct encryption_config {
 	__u32 ifindex; /* of cilium_wg0 */
 	__u32 flags;
-	__be32 strict; /* the network; between its addresses nothing passes in clear text */
+	__be32 strict; /* CIDR of strict mode: packets between its addresses must be encrypted */
 	__be32 strict_mask;
 	__be32 node_ip;
-	__be16 port; /* UDP, of cilium_wg0; the devices of a rotation have the two that follow */
+	__be16 port; /* UDP port of cilium_wg0; the devices of a key rotation use the next two */
 	__u16 pad;
-	__u32 rotating[2]; /* ifindexes of cilium_wg1 and cilium_wg2 while keys are rol32; 0: not there */
+	__u32 rotating[2]; /* cilium_wg1 and cilium_wg2 during a key rotation; 0: none */
 };
 
-#define ENCRYPTION_NODES 1 /* what nodes themselves send is encrypted, too */
+#define ENCRYPTION_NODES 1 /* node encryption: nodes' own packets, too */
 #define ENCRYPTION_STRICT 2
-#define ENCRYPTION_STRICT_NODES 4 /* nodes have addresses in that network, too: what goes to them may pass */
+#define ENCRYPTION_STRICT_NODES 4 /* nodes have addresses in the CIDR: packets to them may pass */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -103,8 +101,8 @@ struct {
 	__uint(max_entries, 1);
 } hive_encryption SEC(".maps");
 
-/* hive_encryption_paths: ifindex of the device by which nodes are sent to, and pods in their ranges, during a rotation; all
- * others are sent to by cilium_wg0.
+/* hive_encryption_paths: WireGuard device for a node and its pod CIDRs during a key rotation; for others it is
+ * cilium_wg0.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -114,7 +112,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } hive_encryption_paths SEC(".maps");
 
-/* NULL on a node that encrypts nothing. */
+/* Return the configuration, or NULL without encryption. */
 static __always_inline const struct encryption_config *encryption_facts(void)
 {
 	__u32 zero = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Replies by a native device to what a proxy has sent with a pod's address: they are the proxy's.
+/* Replies, at native devices, to packets that a proxy sent with a pod's address: they are passed to the proxy.
  *
- * The stack finds the proxy's socket first (early demux), and would drop the packet, as it is to be forwarded to the pod. So
- * the packet is marked as one for the host itself.
+ * The stack would find the proxy's socket first (early demux), and drop the packet, because it is to be forwarded to
+ * the pod. So the packet is marked for local delivery.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ static __always_inline int device_answers_proxy(struct __sk_buff *skb, struct fl
 	if (entry && entry->lifetime >= now ? !entry->proxy_redirect : !answers_begin(flow))
 		return TC_ACT_OK;
 	if (!proxy_answer(skb, flow, family))
-		return TC_ACT_OK; /* it is the pod's */
+		return TC_ACT_OK; /* it is for the pod */
 	if (entry && entry->lifetime >= now)
 		ct_find(flow, INGRESS, true, now, family);
 	else if (!(flow->tcp_flags & TCP_RST))
@@ -41,7 +41,7 @@ VERIFIED_ALONE device6_answers_proxy(struct __sk_buff *skb, struct flow *flow)
 	return flow ? device_answers_proxy(skb, flow, FAMILY_IPV6) : TC_ACT_OK;
 }
 
-/* Mark a packet that is passed to the stack if a proxy waits for it; the verdict. */
+/* Mark a packet to the stack if a proxy waits for it; returns the verdict. */
 static __always_inline int pass_to_asking_proxy(struct __sk_buff *skb, struct flow *flow)
 {
 	if (likely(!flow->for_proxies))

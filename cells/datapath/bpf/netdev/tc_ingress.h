@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Ingress of a native device, as far as the tc program alone does it: delivery to pods, and packets that the XDP program has
+/* Ingress of a native device, parts of the tc program only: delivery to pods, and packets that the XDP program
  * translated and handed over.
  */
 #pragma once
@@ -13,7 +13,7 @@
 #include "pod/neighbours.h"
 #include "xdp/handover.h"
 
-/* The verdict on a packet that another node has forwarded with DSR to a local backend, or UNDECIDED. */
+/* Handle a packet that another node forwarded with DSR to a local backend; returns the verdict, or UNDECIDED. */
 static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					   __u32 now, __u8 family)
 {
@@ -34,8 +34,8 @@ static __always_inline int from_netdev_dsr(context_t *ctx, struct flow *flow, co
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* Whether a local pod has sent it, and another plugin's bridge, which is a native device too, has passed it on: then the program
- * at the pod's link has marked it. Nothing from outside has a mark.
+/* Return whether a local pod sent the packet, and another plugin's bridge, which is a native device, forwarded it: then
+ * the program at the pod's link marked it. Packets from outside have no mark.
  */
 static __always_inline bool is_from_own_pod(const context_t *ctx, const struct address_info *source)
 {
@@ -44,8 +44,8 @@ static __always_inline bool is_from_own_pod(const context_t *ctx, const struct a
 	return (mark & MARK_KIND) == MARK_IDENTITY && marked_identity(mark) == source->identity;
 }
 
-/* The verdict on a packet with a source address of this node; UNDECIDED: it does come from it. Others' packets are dropped but
- * for those by which the stack detects duplicate addresses (RFC 4862, 5.4.4).
+/* Check a packet with a source address of this node. Returns UNDECIDED if a local pod sent it, else a drop; but
+ * messages of duplicate address detection (RFC 4862, 5.4.4) pass to the stack.
  */
 static __always_inline int check_local_source(context_t *ctx, struct flow *flow, const struct nodeport_config *own,
 					      __u32 now, __u8 family)
@@ -65,8 +65,8 @@ static __always_inline int check_local_source(context_t *ctx, struct flow *flow,
 	return DROP(INGRESS, DROP_INVALID_SOURCE);
 }
 
-/* Whether a proxy has the connection, which a client outside began. The stack would find the proxy's socket first (early
- * demux), and drop the packet, as it is to be forwarded to the pod.
+/* Return whether a proxy has the connection of an external client. The stack would find the proxy's socket first (early
+ * demux), and drop the packet, because it is to be forwarded to the pod.
  */
 static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 {
@@ -78,14 +78,14 @@ static __always_inline bool device_proxied(const struct flow *flow, __u8 family)
 	return entry && entry->proxy_redirect;
 }
 
-/* Whether packets from the address may be forwarded: not from link-local or unspecified ones (RFC 4291, 2.5). */
+/* Return whether packets from this address may be forwarded: not if it is link-local or unspecified (RFC 4291, 2.5). */
 static __always_inline bool is_routable(const struct address *source, __u8 family)
 {
 	return family == FAMILY_IPV4 || !(link_scoped(source) || address_is_zero(source));
 }
 
-/* Deliver a packet to a local pod, past the stack: the verdict. UNDECIDED: it is for none, or the stack is to refuse it. The
- * pod's own stack refuses frames for other MACs.
+/* Deliver a packet to a local pod, bypassing the stack; returns the verdict, or UNDECIDED if it is not for a pod, or if
+ * the stack must drop it. Frames to other MACs are dropped by the pod's own stack.
  */
 static __always_inline int deliver_to_pod(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
@@ -100,7 +100,9 @@ static __always_inline int deliver_to_pod(context_t *ctx, struct flow *flow, __u
 				     : nodeport6_deliver(ctx, flow, local, now);
 }
 
-/* The verdict on a translated reply: in the tunnel to another node's pod that left by this gateway, else to the stack. */
+/* Send a reply, after reverse SNAT, to another node's pod that used this gateway, or pass it to the stack; returns the
+ * verdict.
+ */
 static __always_inline int pass_gateway_reply(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	int verdict = family == FAMILY_IPV4 ? gateway_reply(ctx, flow, now) : UNDECIDED;
@@ -108,7 +110,7 @@ static __always_inline int pass_gateway_reply(context_t *ctx, struct flow *flow,
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
-/* The same, or into a local pod. */
+/* pass_gateway_reply() with delivery to local pods. */
 static __always_inline int deliver_translated(context_t *ctx, struct flow *flow, __u32 now, __u8 family)
 {
 	int verdict = family == FAMILY_IPV4 ? gateway_reply(ctx, flow, now) : UNDECIDED;
@@ -119,7 +121,7 @@ static __always_inline int deliver_translated(context_t *ctx, struct flow *flow,
 	return verdict == UNDECIDED ? TC_ACT_OK : verdict;
 }
 
-/* The word that the XDP program handed over with the packet (HANDED_*); 0: none. */
+/* Return the metadata that the XDP program passed with the packet (HANDED_*); 0: none. */
 static __always_inline __u32 xdp_handover(const struct __sk_buff *skb)
 {
 	const __u32 *handed = packet_meta(skb);
@@ -127,7 +129,7 @@ static __always_inline __u32 xdp_handover(const struct __sk_buff *skb)
 	return (void *)(handed + 1) <= packet_start(skb) ? *handed : 0;
 }
 
-/* Send or deliver a packet that the XDP program has translated. */
+/* Continue with a packet that the XDP program translated; returns the verdict. */
 static __always_inline int resume_xdp(struct __sk_buff *skb, struct flow *flow, const struct nodeport_config *own,
 				      __u32 handed, __u32 now, __u8 family)
 {

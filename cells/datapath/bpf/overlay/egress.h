@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Egress of the tunnel's device: marks packets, so that the programs at native devices neither translate nor refuse them. */
+/* Egress of the tunnel device: marks the packets, so that the programs at native devices neither translate nor drop
+ * them.
+ */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -12,7 +14,7 @@ static __always_inline int to_overlay(struct __sk_buff *skb)
 	struct bpf_tunnel_key key = {};
 	struct node_key node;
 
-	/* Without a key the kernel itself has sent it, as MLD reports: the device drops it. */
+	/* Without a tunnel key: the kernel's own packets, such as MLD reports, which the device drops. */
 	if (tunnel_brought(skb, &key, &node))
 		return TC_ACT_OK;
 	mark_write(skb, MARK_OVERLAY | key.tunnel_id << 16 | (key.tunnel_id >> 16 & 0xff));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What is to be encrypted by the kernel for another node is marked with the node and the key: see overlay/ipsec.h. */
+/* Marks packets for XFRM with the destination's node id and the key: see overlay/ipsec.h. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -11,9 +11,9 @@
 #include "overlay/tunnel.h"
 
 #define LAST_KEY 15
-#define CB_SENDER 4 /* the word of the control block that the stack leaves alone: the sender's identity */
+#define CB_SENDER 4 /* a word of skb->cb that the stack preserves: the sender's identity */
 
-/* The key to encrypt with: both nodes have the older of their two. Numbers begin anew after the last. */
+/* Return the key to encrypt with: the older of both nodes' keys, which both have. Key numbers wrap around. */
 static __always_inline __u32 shared_key(__u32 theirs)
 {
 	__u32 zero = 0;
@@ -27,7 +27,7 @@ static __always_inline __u32 shared_key(__u32 theirs)
 	return own < theirs ? own : theirs;
 }
 
-/* The number of the node that has this address; 0: none. */
+/* Return the id of the node with this address; 0: none. */
 static __always_inline __u32 node_number(const struct address *ip, __u8 family)
 {
 	const struct node_key key = { .family = family, .ip = *ip };
@@ -36,7 +36,7 @@ static __always_inline __u32 node_number(const struct address *ip, __u8 family)
 	return node ? node->id : 0;
 }
 
-/* Whether pods of other nodes have addresses there, whether or not their node is known yet. */
+/* Return whether the address is in other nodes' pod networks, even if its node is not known yet. */
 static __always_inline bool in_other_pod_network(const struct address *ip, __u8 family)
 {
 	const struct ipcache_key key = {
@@ -49,9 +49,9 @@ static __always_inline bool in_other_pod_network(const struct address *ip, __u8 
 	return others && *others;
 }
 
-/* The verdict on what is for a destination that no key is known of, and that a pod, or a proxy for it, sends. UNDECIDED: it
- * may leave in clear text, for no pod of another node can have the address. What nodes get is not encrypted. `to` is what the
- * ipcache has of the destination, `tunnelled`: it would go to a node in the tunnel.
+/* Check a packet of a pod, or of a proxy for it, to a destination without key. Returns UNDECIDED if it may leave
+ * unencrypted, because no pod of another node can have the address (packets to nodes are not encrypted), or a drop.
+ * `to` is the destination's ipcache entry; `tunnelled`: the packet would use the tunnel.
  */
 static __always_inline int in_clear(const struct flow *flow, const struct ipcache_info *to, bool tunnelled,
 				    __u8 family)
@@ -63,8 +63,8 @@ static __always_inline int in_clear(const struct flow *flow, const struct ipcach
 	return address_lookup(&flow->daddr, family) ? UNDECIDED : DROP(EGRESS, DROP_UNENCRYPTED);
 }
 
-/* The verdict on what a pod, or a proxy for it, sends: marked, if a pod of another node gets it. UNDECIDED: it may leave in clear
- * text.
+/* Mark a packet of a pod, or of a proxy for it, to a pod of another node; returns the verdict, or UNDECIDED if it may
+ * leave unencrypted.
  */
 static __always_inline int encrypt_mark(struct __sk_buff *skb, const struct flow *flow, bool tunnelled,
 					__u32 family)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Ingress of the tunnel's device: packets of other nodes, which carry the sender's identity (VNI).
+/* Ingress of the tunnel device: packets from other nodes, with the sender's identity as VNI.
  *
- * The identity is trusted because a node has set it: packets with an outer source address of another host are dropped. The
- * network between the nodes has to prevent forged source addresses. Pods cannot send such packets: their source is checked
- * (132), and so is the tunnel's port (170).
+ * The identity is trusted because a node set it: packets with an outer source address of no node are dropped. The
+ * network between the nodes must prevent forged source addresses. Pods cannot send such packets: their source address
+ * is checked (132), and so is the tunnel's port (170).
  */
 #pragma once
 
@@ -21,7 +21,8 @@
 #include "pod/deliver.h"
 #include "proxy/redirect.h"
 
-/* Whether the number means nothing here: nodes that allocate identities by themselves share the reserved ones alone. */
+/* Return whether the identity is unknown here: nodes that allocate identities by themselves share only reserved ones.
+ */
 static __always_inline bool means_nothing(__u32 identity)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
@@ -29,7 +30,7 @@ static __always_inline bool means_nothing(__u32 identity)
 	return identity >= IDENTITY_FIRST && (!tunnel || tunnel->flags & TUNNEL_OWN_IDENTITIES);
 }
 
-/* The sender's identity as this node knows it. */
+/* Return the sender's identity, as this node knows it. */
 static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 identity, __u8 family)
 {
 	const struct ipcache_info *info;
@@ -37,7 +38,7 @@ static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 ide
 
 	if (unknown)
 		identity = IDENTITY_WORLD;
-	/* A node may have a more specific identity here, such as kube-apiserver. */
+	/* This node may know a more specific identity of a node, such as kube-apiserver. */
 	if (unknown || identity == IDENTITY_REMOTE_NODE) {
 		info = ipcache_lookup(&flow->saddr, family);
 		if (info && info->identity != IDENTITY_HOST && !is_world(info->identity))
@@ -46,7 +47,7 @@ static __always_inline __u32 sender_in_tunnel(const struct flow *flow, __u32 ide
 	return identity == IDENTITY_WORLD ? world_identity(family) : identity;
 }
 
-/* To the node's stack, by cilium_host as what pods of this node send it. */
+/* Redirect to the node's stack, by ingress of cilium_host, like packets of local pods; returns the verdict. */
 static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	const struct node_config *node = node_facts();
@@ -63,7 +64,9 @@ static __always_inline int overlay_to_host(struct __sk_buff *skb, const struct f
 	return bpf_redirect(node->host_ifindex, BPF_F_INGRESS);
 }
 
-/* The verdict on the reply of another node's backend to an external client of this node; UNDECIDED: it is none. */
+/* Handle a remote backend's reply to an external client of this node; returns the verdict, or UNDECIDED for other
+ * packets.
+ */
 static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	int done;
@@ -75,7 +78,7 @@ static __always_inline int overlay_returns(struct __sk_buff *skb, struct flow *f
 		return DROP(INGRESS, -done);
 	if (!done)
 		return UNDECIDED;
-	flow->source_identity = IDENTITY_HOST; /* it has come here for this node */
+	flow->source_identity = IDENTITY_HOST; /* its outer destination was this node */
 	return nodeport_send_reply(skb, flow, INGRESS, ct_now(), family);
 }
 
@@ -105,7 +108,7 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 		return overlay_to_host(skb, flow, family);
 	}
 	if (!local)
-		return DROP(INGRESS, DROP_UNROUTABLE); /* removed, or never here: the stack might send it back */
+		return DROP(INGRESS, DROP_UNROUTABLE); /* removed or never existed: the stack might route it back */
 	if (local->flags & ADDRESS_IS_HOST) {
 		verdict = overlay_returns(skb, flow, family);
 		if (verdict != UNDECIDED)
@@ -120,13 +123,13 @@ static __always_inline int from_overlay_ip(struct __sk_buff *skb, struct flow *f
 	refused = ingress_check(skb, flow, use, ct_now(), family, &status);
 	if (refused)
 		return DROP(INGRESS, refused);
-	bpf_skb_change_type(skb, PACKET_HOST); /* it was addressed to a MAC of the other node's */
+	bpf_skb_change_type(skb, PACKET_HOST); /* its destination MAC is one of the other node's */
 	if (is_proxys(flow))
 		return ingress_proxied(skb, flow, status, family);
 	return hand_over(skb, flow, local->ifindex, local->host_mac, local->pod_mac, status, BY_PEER, family);
 }
 
-/* The identity in the tunnel header, or -reason to drop the packet. */
+/* Return the identity in the tunnel header, or a negative drop reason. */
 VERIFIED_ALONE identity_in_tunnel(struct __sk_buff *skb)
 {
 	struct bpf_tunnel_key key = {};
@@ -136,7 +139,7 @@ VERIFIED_ALONE identity_in_tunnel(struct __sk_buff *skb)
 		return -DROP_NO_TUNNEL_KEY;
 	if (!bpf_map_lookup_elem(&cilium_node_map_v2, &sender))
 		return -DROP_UNKNOWN_SENDER;
-	return key.tunnel_id == IDENTITY_HOST ? -DROP_INVALID_IDENTITY : (int)key.tunnel_id; /* of 24 bits */
+	return key.tunnel_id == IDENTITY_HOST ? -DROP_INVALID_IDENTITY : (int)key.tunnel_id; /* 24 bits */
 }
 
 static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow)
@@ -145,7 +148,7 @@ static __always_inline int from_overlay(struct __sk_buff *skb, struct flow *flow
 	bool decrypted = ipsec() && is_decrypted(skb);
 	struct ethernet *eth;
 
-	mark_write(skb, 0); /* of the packet outside */
+	mark_write(skb, 0); /* the outer packet's mark */
 	if (!decrypted) {
 		int given = identity_in_tunnel(skb);
 

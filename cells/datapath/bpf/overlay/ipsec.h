@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What pods of two nodes send each other, encrypted by the kernel (RFC 4303). The programs only mark it: on its way out
- * with the node it is for and the key, on its way in with the node that it is from. The mark chooses the kernel's policy
- * and state, and the routing table in which what is marked leads to cilium_host, or to the node itself.
+/* IPsec (RFC 4303) between pods of different nodes, by XFRM. The programs only set marks: at egress with the
+ * destination's node id and the key, at ingress with the source's node id. The mark selects XFRM policy and state, and
+ * the routing table that leads to cilium_host, or to the node itself.
  *
- * What is marked and not encrypted leaves by no device: the kernel blocks it, and here it is dropped. So is what is for
- * addresses that pods of other nodes have or may have, and for which no key is known.
+ * A marked packet that is not encrypted cannot leave: XFRM blocks it, and so do these programs. They also drop packets
+ * to addresses that pods of other nodes have, or may have, without a key.
  */
 #pragma once
 
@@ -21,9 +21,9 @@
 #include "overlay/tunnel.h"
 #include "pod/leave.h"
 
-#define IDENTITY_BY_ADDRESS 0xffffffff /* in place of one: no tunnel header any more, a proven address */
+#define IDENTITY_BY_ADDRESS 0xffffffff /* decrypted, without tunnel header: use the source address */
 
-/* What a pod sends by the stack: marked for it to encrypt, or as it is. */
+/* Pass a pod's packet to the stack, marked for encryption if required; returns the verdict. */
 VERIFIED_ALONE pod_meets_xfrm(struct __sk_buff *skb, const struct flow *flow, __u32 status, __u32 family)
 {
 	int verdict;
@@ -34,8 +34,8 @@ VERIFIED_ALONE pod_meets_xfrm(struct __sk_buff *skb, const struct flow *flow, __
 	return verdict == UNDECIDED ? to_stack(skb, flow, status, family) : verdict;
 }
 
-/* What the kernel has encrypted comes by cilium_host: the verdict. It goes on in the tunnel, or by the routes of the main
- * table, which its mark would keep it from.
+/* Handle an encrypted packet from XFRM at cilium_host: send it by tunnel, or clear the mark so that it uses the main
+ * routing table. Returns the verdict.
  */
 VERIFIED_ALONE from_host_encrypted(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
@@ -57,14 +57,14 @@ VERIFIED_ALONE from_host_encrypted(struct __sk_buff *skb, struct flow *flow, __u
 	return tunnel_send(skb, flow, tunnel, to->tunnel_endpoint, TRACE_REASON_UNKNOWN, family);
 }
 
-/* Whether the kernel has decrypted it, by its mark. */
+/* Return whether the mark shows that XFRM decrypted the packet. */
 static __always_inline bool is_decrypted(const struct __sk_buff *skb)
 {
 	return (mark_read(skb) & MARK_KIND) == MARK_DECRYPT;
 }
 
-/* The verdict on what another node has encrypted: the stack gets it, and brings what is inside by the same device. UNDECIDED:
- * it is not encrypted, or by none of the cluster's nodes.
+/* Mark an ESP packet from another node for decryption: the stack decrypts it, and delivers the inner packet on the same
+ * device. Returns the verdict, or UNDECIDED if it is not ESP from a node of the cluster.
  */
 VERIFIED_ALONE node_decrypts(struct __sk_buff *skb)
 {
@@ -85,7 +85,9 @@ VERIFIED_ALONE node_decrypts(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* The same for what a native device brings; and what was decrypted there goes to pods as what the host sends them does. */
+/* node_decrypts() for native devices; decrypted packets are redirected to cilium_host, like packets of the host to
+ * pods.
+ */
 VERIFIED_ALONE device_decrypts(struct __sk_buff *skb)
 {
 	const struct node_config *node = node_facts();
@@ -105,8 +107,8 @@ VERIFIED_ALONE device_decrypts(struct __sk_buff *skb)
 	return bpf_redirect(node->host_ifindex, 0);
 }
 
-/* The verdict on what leaves by a native device; UNDECIDED: it may pass. What a pod or a proxy has sent to a pod of another
- * node is encrypted by now, and comes from the node.
+/* Check a packet to a native device; returns the verdict, or UNDECIDED if it may leave. Packets from pods and proxies
+ * to pods of other nodes are encrypted at this point, and have the node's source address.
  */
 VERIFIED_ALONE device_meets_xfrm(struct __sk_buff *skb)
 {

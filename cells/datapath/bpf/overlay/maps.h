@@ -1,28 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs of the tunnel share with the agent and its tools. Of the cilium_* ones the layouts are Cilium
- * 1.17's. Addresses and ports are in network order.
- */
+/* Maps of the tunnel. cilium_* layouts are Cilium 1.17's. Addresses and ports are in network byte order. */
 #pragma once
 
 #include "lib/maps.h"
 
-/* hive_tunnel: all zero while the node has no tunnel. */
+/* hive_tunnel: all zero without a tunnel. */
 struct tunnel_config {
 	__u32 ifindex;
-	__u32 mtu; /* of the packets inside, without Ethernet header */
-	__be16 port; /* UDP, of the packets outside */
+	__u32 mtu; /* of inner packets, without Ethernet header */
+	__be16 port; /* UDP destination port of outer packets */
 	__u16 pad;
-	__be32 source; /* of the packets outside; 0: routing chooses. Of an IPv6 address it is the first word */
+	__be32 source; /* source address of outer packets; 0: chosen by routing. The first word, for IPv6 */
 	__u32 flags;
-	__be32 source_rest[3]; /* the other words of that */
+	__be32 source_rest[3]; /* the other words */
 };
 
-#define TUNNEL_GATEWAYS 2 /* what policies have leave by gateways goes to them in it */
-#define TUNNEL_NOT_FOR_PODS 4 /* what is for other nodes' pods does not: it is routed */
-#define TUNNEL_OVER_IPV6 8 /* the packets outside are of IPv6 */
-#define TUNNEL_OWN_IDENTITIES 1 /* each node gives its pods numbers of its own: another's mean nothing here */
+#define TUNNEL_GATEWAYS 2 /* packets to egress gateways use the tunnel */
+#define TUNNEL_NOT_FOR_PODS 4 /* packets to other nodes' pods do not: native routing */
+#define TUNNEL_OVER_IPV6 8 /* outer packets are IPv6 */
+#define TUNNEL_OWN_IDENTITIES 1 /* identities are local to each node */
 
-/* cilium_tunnel_map: which node has these pods, for those that the ipcache does not know. */
+/* cilium_tunnel_map: nodes by pod CIDR, for pods that are not in the ipcache. */
 struct tunnel_key {
 	struct address network;
 	__u8 family;
@@ -37,7 +35,7 @@ struct tunnel_value {
 	__u16 pad;
 };
 
-/* cilium_node_map_v2: addresses of the other nodes. */
+/* cilium_node_map_v2: ids of other nodes, by address. */
 struct node_key {
 	__u16 pad;
 	__u8 pad2;

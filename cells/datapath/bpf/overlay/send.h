@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sends packets in the tunnel, to the destination's node, with the sender's identity. */
+/* Encapsulation: send packets to other nodes by tunnel, with the sender's identity. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -11,9 +11,9 @@
 #include "overlay/too_big.h"
 #include "overlay/tunnel.h"
 
-/* Have the packet go over IPv6 to the node with the range of its destination: 0, or the kernel's error. The checksum outside
- * is not left out: other nodes need not take datagrams without one (RFC 8200, section 8.1). Who sends is deep in the
- * stack already: what is asked and what is answered share their place in it.
+/* Set the tunnel key for the IPv6 node with the destination's pod CIDR; returns 0 or a negative errno. The outer
+ * checksum is not zero: other nodes may drop such datagrams (RFC 8200, section 8.1). The map key and the tunnel key
+ * share memory, because callers have little stack left.
  */
 VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
@@ -38,7 +38,8 @@ VERIFIED_ALONE tunnel_by_range(struct __sk_buff *skb, const struct flow *flow, _
 				      BPF_F_TUNINFO_IPV6);
 }
 
-/* Hand the packet to the tunnel's device; the verdict. `node` in network order, or TUNNEL_BY_RANGE. */
+/* Redirect the packet to the tunnel device; returns the verdict. `node` is in network byte order, or TUNNEL_BY_RANGE.
+ */
 static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow *flow,
 				       const struct tunnel_config *tunnel, __be32 node, __u8 status, __u8 family)
 {
@@ -61,9 +62,11 @@ static __always_inline int tunnel_send(struct __sk_buff *skb, const struct flow 
 	return bpf_redirect(tunnel->ifindex, 0);
 }
 
-#define GATEWAY_NONE 0xffffffff /* in place of a node: a policy selects the packet, and has no gateway */
+#define GATEWAY_NONE 0xffffffff /* instead of a node: the egress gateway policy has no gateway */
 
-/* Send a pod's packet. One that exceeds the MTU is answered here, as the stack never sees it. */
+/* Send a pod's packet by tunnel; returns the verdict. Sends an ICMP error if it exceeds the MTU, because the stack does
+ * not see it.
+ */
 VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *flow, __be32 node, __u32 status,
 				    __u32 family)
 {
@@ -84,7 +87,9 @@ VERIFIED_ALONE container_to_overlay(struct __sk_buff *skb, const struct flow *fl
 	return tunnel_send(skb, flow, tunnel, node, status, family);
 }
 
-/* Whether a pod's datagram would pass for one of the tunnel: masqueraded, it comes from a node, which others trust. */
+/* Return whether a pod's packet could be taken for a tunnel packet: masqueraded, it has a node's source address, which
+ * other nodes trust.
+ */
 static __always_inline bool forges_tunnel(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;
@@ -95,7 +100,9 @@ static __always_inline bool forges_tunnel(const struct flow *flow)
 	return tunnel && flow->dport == tunnel->port;
 }
 
-/* Send the host's packet for a remote address to that node, or drop it: the stack would route it here again. */
+/* Send the host's packet to a remote pod by tunnel, or drop it, because the stack would route it here again; returns
+ * the verdict.
+ */
 static __always_inline int host_sends_away(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	const struct ipcache_info *info = ipcache_lookup(&flow->daddr, family);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Path MTU discovery (RFC 1191, RFC 8201): answers a pod if its packet does not fit into the tunnel.
+/* Path MTU discovery (RFC 1191, RFC 8201): ICMP errors to a pod if its packet does not fit into the tunnel.
  *
- * What is larger than the tunnel's packets and may be fragmented, goes: then the kernel fragments what is outside.
+ * Packets that may be fragmented are sent: the kernel fragments the outer packet.
  */
 #pragma once
 
@@ -14,18 +14,18 @@
 #define IP_DONT_FRAGMENT 0x4000
 #define TOO_BIG_HOPS 64
 
-/* Bytes of transport header that each segment of the packet will have. */
+/* Return the length of the transport header that each segment will have. */
 static __always_inline __u32 segment_header(struct __sk_buff *skb, const struct flow *flow)
 {
 	__u8 offset = 0;
 
 	if (flow->protocol != IPPROTO_TCP)
 		return sizeof(struct udphdr);
-	bpf_skb_load_bytes(skb, flow->l4 + 12, &offset, sizeof(offset)); /* its upper half, in 4 bytes */
+	bpf_skb_load_bytes(skb, flow->l4 + 12, &offset, sizeof(offset)); /* data offset: the upper 4 bits */
 	return (offset >> 4) * 4;
 }
 
-/* Whether the packet, or a segment the kernel will make of it, is longer than `mtu` and must not be fragmented. */
+/* Return whether the packet, or a segment of a GSO packet, exceeds `mtu` and must not be fragmented. */
 VERIFIED_ALONE exceeds(struct __sk_buff *skb, const struct flow *flow, __u32 mtu, __u32 family)
 {
 	const struct iphdr *ip;
@@ -40,8 +40,8 @@ VERIFIED_ALONE exceeds(struct __sk_buff *skb, const struct flow *flow, __u32 mtu
 	return ip && ip->frag_off & bpf_htons(IP_DONT_FRAGMENT);
 }
 
-/* Give a packet on its way to a backend the service's address back, by which the pod knows it: 0, or the reason to
- * drop it.
+/* Restore the service's address of a packet after DNAT, so that the pod recognises the embedded packet; returns 0 or a
+ * drop reason.
  */
 static __always_inline int as_sent(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
@@ -55,7 +55,7 @@ static __always_inline int as_sent(struct __sk_buff *skb, const struct flow *flo
 	return refused ? refused : translate_port(skb, flow, DESTINATION, flow->dport, port);
 }
 
-/* From the pod's gateway, on the link the packet came by. */
+/* Send the error from the gateway's address, on the pod's link; returns the verdict. */
 VERIFIED_ALONE too_big4(struct __sk_buff *skb, const struct flow *flow, __u32 mtu)
 {
 	const struct node_config *node = node_facts();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The tunnel between nodes: which device it is, who is at its other ends, and what identities look like inside.
+/* The tunnel: its configuration, remote endpoints, and identities in the VNI.
  *
- * One device in collect-metadata mode serves all nodes (ip-link(8), "external"): a packet's node and identity are
- * given with each packet. The VXLAN network identifier (RFC 7348) is the identity of the sender.
+ * One device in collect-metadata mode serves all nodes (ip-link(8), "external"): node and identity are set per packet.
+ * The VXLAN network identifier (RFC 7348) is the sender's identity.
  */
 #pragma once
 
@@ -35,7 +35,7 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } cilium_node_map_v2 SEC(".maps");
 
-/* cilium_encrypt_state: the key that this node encrypts with; 0: it has none yet. */
+/* cilium_encrypt_state: the key with which this node encrypts; 0: none yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -43,7 +43,7 @@ struct {
 	__uint(max_entries, 1);
 } cilium_encrypt_state SEC(".maps");
 
-/* hive_pod_networks: where pods have their addresses, while the kernel encrypts what is for them; 0: pods of this node. */
+/* hive_pod_networks: pod CIDRs, with IPsec only; 0: of this node, else of others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__type(key, struct ipcache_key);
@@ -52,11 +52,11 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } hive_pod_networks SEC(".maps");
 
-/* The kernel's record without the address of our own end, which routing chooses. */
+/* Size of struct bpf_tunnel_key without the local address, so that routing chooses it. */
 #define TUNNEL_KEY_SIZE offsetof(struct bpf_tunnel_key, local_ipv4)
 #define TUNNEL_TTL 64
 
-/* The node's tunnel, or NULL if it has none. */
+/* Return the tunnel's configuration, or NULL without a tunnel. */
 static __always_inline const struct tunnel_config *tunnel_any(void)
 {
 	__u32 zero = 0;
@@ -67,7 +67,7 @@ static __always_inline const struct tunnel_config *tunnel_any(void)
 	return tunnel && tunnel->ifindex ? tunnel : NULL;
 }
 
-/* The same if what is for other nodes' pods goes in it. */
+/* Return it if packets to other nodes' pods use the tunnel, else NULL. */
 static __always_inline const struct tunnel_config *tunnel_facts(void)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
@@ -75,7 +75,7 @@ static __always_inline const struct tunnel_config *tunnel_facts(void)
 	return tunnel && !(tunnel->flags & TUNNEL_NOT_FOR_PODS) ? tunnel : NULL;
 }
 
-/* The same if what is for egress gateways does. */
+/* Return it if packets to egress gateways use the tunnel, else NULL. */
 static __always_inline const struct tunnel_config *gateway_tunnel(void)
 {
 	const struct tunnel_config *tunnel = without(WITHOUT_GATEWAYS) ? NULL : tunnel_any();
@@ -83,7 +83,7 @@ static __always_inline const struct tunnel_config *gateway_tunnel(void)
 	return tunnel && tunnel->flags & TUNNEL_GATEWAYS ? tunnel : NULL;
 }
 
-/* The tunnel, if these are the low bits of its device's index: as a flow's entry remembers its way. */
+/* Return it if these are the low bits of the tunnel device's ifindex, as in a flow's conntrack entry; else NULL. */
 static __always_inline const struct tunnel_config *tunnel_at(__u16 ifindex)
 {
 	const struct tunnel_config *tunnel = tunnel_any();
@@ -91,7 +91,7 @@ static __always_inline const struct tunnel_config *tunnel_at(__u16 ifindex)
 	return tunnel && (__u16)tunnel->ifindex == ifindex ? tunnel : NULL;
 }
 
-/* Keep the network of the address, as long as our own pods' is: nodes of a cluster have ranges of one size. */
+/* Mask the address by the prefix length of our own pod CIDR: all nodes of a cluster have the same. */
 static __always_inline void keep_network(struct address *ip, __u8 family)
 {
 	const struct node_config *node = node_facts();
@@ -114,7 +114,9 @@ static __always_inline void keep_network(struct address *ip, __u8 family)
 	}
 }
 
-/* The address, of the family `outside`, of the node with the pod range of `ip`; NULL if there is none. `key` is room. */
+/* Return the node with the pod CIDR of `ip`, if its address is of the family `outside`; else NULL. `key` is scratch
+ * memory.
+ */
 static __always_inline const struct address *tunnel_range_node(struct tunnel_key *key, const struct address *ip,
 							       __u8 family, __u8 outside)
 {
@@ -134,26 +136,28 @@ static __always_inline const struct address *tunnel_network_node(const struct ad
 	return tunnel_range_node(&key, ip, family, outside);
 }
 
-#define IPCACHE_SKIP_TUNNEL 1 /* the network between the nodes knows the address */
+#define IPCACHE_SKIP_TUNNEL 1 /* the address is natively routable */
 
-/* In place of a node's IPv4 address: the packet goes over IPv6, to the node with the pod range of its destination. The
- * ipcache has room for addresses of IPv4 only.
+/* Instead of a node's IPv4 address: send over IPv6 to the node with the destination's pod CIDR. ipcache entries have
+ * room for IPv4 addresses only.
  */
 #define TUNNEL_BY_RANGE bpf_htonl(1)
 
-/* The node that what is for this address is sent to in the tunnel; 0: it is not. `info` is the ipcache's on it. */
+/* Return the tunnel endpoint for this address, or 0 for none. `info` is its ipcache entry. */
 static __always_inline __be32 tunnel_node_of(const struct tunnel_config *tunnel, const struct address *ip,
 					     const struct ipcache_info *info, __u8 family)
 {
 	const struct address *node;
 
-	/* Ranges that are not of IPv6 yet are reached as before: a change of the underlay loses nothing. */
+	/* Nodes that have only IPv4 endpoints are still reached over IPv4, so that the underlay can be changed node by
+	 * node.
+	 */
 	if (tunnel->flags & TUNNEL_OVER_IPV6 && !(info && info->flags & IPCACHE_SKIP_TUNNEL) &&
 	    tunnel_network_node(ip, family, FAMILY_IPV6))
 		return TUNNEL_BY_RANGE;
 	if (info && info->tunnel_endpoint)
 		return info->flags & IPCACHE_SKIP_TUNNEL ? 0 : info->tunnel_endpoint;
-	/* An identity of its own, and no node: it is outside of the tunnel, like a node itself. */
+	/* An identity without a tunnel endpoint: not reached by tunnel, like a node itself. */
 	if (info && info->identity != IDENTITY_WORLD && info->identity != IDENTITY_WORLD_IPV4 &&
 	    info->identity != IDENTITY_WORLD_IPV6)
 		return 0;
@@ -161,7 +165,7 @@ static __always_inline __be32 tunnel_node_of(const struct tunnel_config *tunnel,
 	return node ? node->words[0] : 0;
 }
 
-/* The same for where a flow goes, 0 on a node without a tunnel; stores the destination's identity in the flow. */
+/* Return the tunnel endpoint of a flow's destination; 0 without a tunnel. Sets the flow's destination identity. */
 VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 {
 	const struct tunnel_config *tunnel = tunnel_facts();
@@ -174,7 +178,9 @@ VERIFIED_ALONE tunnel_node(struct flow *flow, __u32 family)
 	return tunnel ? tunnel_node_of(tunnel, &flow->daddr, info, family) : 0;
 }
 
-/* What the tunnel has brought with the packet: 0, or the kernel's error. Stores the sender's address, of either family. */
+/* Read the tunnel key of a received packet, and the remote endpoint's address of either family; returns 0 or a negative
+ * errno.
+ */
 static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tunnel_key *key,
 					   struct node_key *sender)
 {
@@ -193,15 +199,15 @@ static __always_inline long tunnel_brought(struct __sk_buff *skb, struct bpf_tun
 	return refused;
 }
 
-/* Whether it is what the node's own packets outside come from; not where routing chooses. */
+/* Return whether the address is the configured source of outer packets; false if routing chooses it. */
 static __always_inline bool is_tunnel_source(const struct tunnel_config *tunnel, const struct address *ip)
 {
 	return ip->words[0] == tunnel->source && ip->words[1] == tunnel->source_rest[0] &&
 	       ip->words[2] == tunnel->source_rest[1] && ip->words[3] == tunnel->source_rest[2];
 }
 
-/* The identity as other nodes must see it: ours is "host" only here, and what only this node counts has 24 bits or
- * more. Both families have one world there; which it is shows in the packet.
+/* Return the identity for the VNI: "host" and node-local ones mean something else on other nodes, or exceed 24 bits.
+ * The world identities of both families become one; the packet shows the family.
  */
 static __always_inline __u32 tunnel_identity(__u32 identity)
 {
@@ -212,7 +218,7 @@ static __always_inline __u32 tunnel_identity(__u32 identity)
 	return identity;
 }
 
-/* Whether who answers the packet would forge it: the answer goes to the tunnel's port, and comes from the node. */
+/* Return whether a reply to the packet would look like a tunnel packet: to the tunnel's port, from the node. */
 static __always_inline bool answers_into_tunnel(const struct flow *flow)
 {
 	const struct tunnel_config *tunnel;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a pod with a message made of its own packet: errors of ICMP (RFC 792, RFC 4443), and how any answer goes back. */
+/* Replies to a pod that are made from its own packet: ICMP errors (RFC 792, RFC 4443), and how any reply is sent back.
+ */
 #pragma once
 
 #include <linux/if_packet.h>
@@ -9,7 +10,7 @@
 #include "lib/reasons.h"
 #include "lib/rewrite.h"
 
-/* The Internet checksum (RFC 1071) of what was summed up. */
+/* Fold a sum to the Internet checksum (RFC 1071). */
 static __always_inline __be16 fold(__s64 sum)
 {
 	__u64 folded = (__u32)sum;
@@ -19,7 +20,7 @@ static __always_inline __be16 fold(__s64 sum)
 	return (__be16)~folded;
 }
 
-/* The checksum of an ICMPv6 message of `length` bytes behind an IPv6 header: RFC 4443, section 2.3. */
+/* Return the checksum of an ICMPv6 message of `length` bytes after an IPv6 header (RFC 4443, section 2.3). */
 static __always_inline __be16 icmp6_checksum(struct ipv6hdr *ip, void *message, __u32 length)
 {
 	struct {
@@ -35,17 +36,17 @@ static __always_inline __be16 icmp6_checksum(struct ipv6hdr *ip, void *message, 
 	return fold(sum);
 }
 
-/* Send a frame made of the pod's own back into the pod; the first of a link that has only just come up, too. */
+/* Send the frame back into the pod; works also on a link that has only just come up. */
 static __always_inline int answer_pod(struct __sk_buff *skb)
 {
 	bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(skb->ifindex, 0);
 }
 
-/* Which way an answer goes back. */
+/* Where a reply is sent. */
 enum back {
 	BACK_TO_POD,
-	BACK_TO_DEVICE, /* by the native device that it came in by */
+	BACK_TO_DEVICE, /* back through the native device where the packet arrived */
 };
 
 static __always_inline int answer(struct __sk_buff *skb, enum back back)
@@ -53,7 +54,7 @@ static __always_inline int answer(struct __sk_buff *skb, enum back back)
 	return back == BACK_TO_POD ? answer_pod(skb) : bpf_redirect(skb->ifindex, 0);
 }
 
-/* Have the frame that begins there, if there is one, go back to its sender. */
+/* Swap the MACs of the Ethernet header at this offset, if there is one. */
 static __always_inline void turn_round(struct ethernet *eth, mac_t host_mac)
 {
 	if (!LINK_HLEN)
@@ -65,14 +66,16 @@ static __always_inline void turn_round(struct ethernet *eth, mac_t host_mac)
 struct icmp4_error {
 	__be32 from;
 	__be32 to;
-	__u8 code; /* of destination unreachable */
+	__u8 code; /* code of destination unreachable */
 	__u8 hop_limit;
 	__u8 back; /* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
-	__u16 mtu; /* of fragmentation needed: RFC 1191, section 4 */
+	__u16 mtu; /* MTU in fragmentation needed (RFC 1191, section 4) */
 };
 
-/* Make the packet an error about itself, and send it back: destination unreachable (RFC 792). */
+/* Turn the packet into an ICMP destination unreachable error about itself (RFC 792), and send it back; returns the
+ * verdict.
+ */
 static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct icmp4_error *error, mac_t host_mac,
 					    __u32 quoted)
 {
@@ -105,17 +108,17 @@ static __always_inline int icmp4_error_send(struct __sk_buff *skb, const struct 
 	__builtin_memset(message, 0, sizeof(*message));
 	message->type = ICMP_DEST_UNREACH;
 	message->code = error->code;
-	message->sequence = bpf_htons(error->mtu); /* where an echo has it */
+	message->sequence = bpf_htons(error->mtu); /* at the offset of an echo's sequence number */
 	message->checksum = fold(bpf_csum_diff(NULL, 0, (void *)message, sizeof(*message) + quoted, 0));
 	return answer(skb, error->back);
 }
 
-/* How much of an IPv4 packet an error quotes: see below. */
+/* Bytes of an IPv4 packet to embed; see below. */
 #define QUOTED4 (sizeof(struct iphdr) + 8) /* RFC 792 */
 #define QUOTED4_TCP (sizeof(struct iphdr) + sizeof(struct tcphdr))
 
-/* How much of the packet an error quotes: what its sender knows it by, and of TCP the whole header. To the kernel a
- * header with a checksum for the device to fill in may not be cut off before that.
+/* Bytes of the packet to embed: enough for the sender to identify it, and all of a TCP header. The kernel does not
+ * allow truncating a header with a checksum that the device fills in.
  */
 #define QUOTED (sizeof(struct ipv6hdr) + 8)
 #define QUOTED_TCP (sizeof(struct ipv6hdr) + sizeof(struct tcphdr))
@@ -128,10 +131,10 @@ struct icmp6_error {
 	__u8 hop_limit;
 	__u8 back; /* enum back */
 	__u8 too_short; /* the reason to drop a packet that has less than is to be quoted */
-	__u32 mtu; /* of packet too big */
+	__u32 mtu; /* MTU in packet too big */
 };
 
-/* Make the packet an error about itself, and send it back. */
+/* Turn the packet into an ICMPv6 error about itself, and send it back; returns the verdict. */
 static __always_inline int icmp6_error_send(struct __sk_buff *skb, const struct icmp6_error *error, mac_t host_mac,
 					    __u32 quoted)
 {

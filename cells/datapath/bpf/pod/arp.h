@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a pod's ARP: every address it asks for is behind the host's end of its link. */
+/* ARP replies to a pod: all addresses are reachable through the host side of its link. */
 #pragma once
 
 #include <linux/if_packet.h>
@@ -8,10 +8,10 @@
 #include "lib/arp.h"
 #include "lib/maps.h"
 
-/* Turn a request into the reply, or leave it to the host's stack.
+/* Turn an ARP request into its reply, or pass it to the host's stack.
  *
- * A question for the pod's own address stays without answer, or duplicate address detection would
- * find one. The gateway is not asked for by name: a pod may have been set up with an earlier one.
+ * Requests for the pod's own address get no reply: duplicate address detection would fail. The gateway's address is not
+ * checked: a pod may have been configured with an earlier one.
  */
 static __always_inline int arp_respond(struct __sk_buff *skb, const struct endpoint_config *self)
 {
@@ -30,8 +30,8 @@ static __always_inline int arp_respond(struct __sk_buff *skb, const struct endpo
 		return TC_ACT_OK;
 
 	arp_reply(packet, self->host_mac);
-	/* Straight to the pod's end: a link that has only just come up has no queue to leave by yet, and a
-	 * first ARP that is lost is asked again a second later.
+	/* Redirect to the peer: a link that has only just come up has no active queue yet, and the pod would repeat a
+	 * lost ARP request only a second later.
 	 */
 	bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(skb->ifindex, 0);

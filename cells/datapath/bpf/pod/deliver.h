@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The last part of every way to a local pod: its ingress policy, then its link. */
+/* Delivery to a local pod: ingress policy, then its link. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -15,7 +15,7 @@
 #include "policy/policy.h"
 #include "proxy/redirect.h"
 
-/* Whether the packet is a pod's to itself, by way of a service: policy has no say in that. */
+/* Return whether the pod sent the packet to itself through a service: policy does not apply. */
 static __always_inline bool own_service(struct flow *flow, const struct ct_entry *entry, enum ct_status status,
 					__u8 family)
 {
@@ -30,8 +30,8 @@ static __always_inline bool own_service(struct flow *flow, const struct ct_entry
 	return flow->loopback;
 }
 
-/* The identity of the flow's client, now: that of its last packet, unless the address has another identity by now.
- * Of what is not the sender's own address (the stack, another node or a proxy has translated it) the entry alone knows.
+/* Return the current identity of the flow's client: that of its last packet, unless the identity of its address changed
+ * since. If the stack, another node or a proxy translated the source address, only the entry has the identity.
  */
 static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bool through_stack, __u8 family)
 {
@@ -47,7 +47,7 @@ static __always_inline __u32 asker_of(const struct address *asker, __u32 was, bo
 	return was < IDENTITY_FIRST ? was : now;
 }
 
-/* Whether the flow's own packets are let through under the policy of now, so that what answers them is too. */
+/* Return whether the flow has a valid cached verdict, so that replies pass, too. */
 static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *flow, __u32 now)
 {
 	__u32 epochs = epoch_of(flow->destination) + (unlikely(flow->source) ? epoch_of(flow->source) : 0);
@@ -55,9 +55,8 @@ static __always_inline bool goes_on(struct ct_entry *entry, const struct flow *f
 	return verdict_holds(entry, verdict_tag(epochs, now), flow, true, 0);
 }
 
-/* 0 if policy still allows the flow that the packet answers, as it began; else the reason to drop the packet, which then
- * does not prolong the flow. The packet travels in `direction`. Not evaluated: what a proxy has, and what a pod sends to
- * itself.
+/* Evaluate current policy for the flow that the packet replies to; returns 0 or a drop reason, and then the packet does
+ * not extend the flow. `direction` is the packet's. Flows of proxies and of a pod with itself are not evaluated.
  */
 VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direction, struct ct_entry *entry,
 			   __u32 family)
@@ -78,17 +77,17 @@ VERIFIED_ALONE reply_check(struct __sk_buff *skb, struct flow *flow, __u32 direc
 	return refused;
 }
 
-/* Which flow an ICMP error is about, in one number: who started it, as in its entry, the port (of ICMP the type) that it
- * began for, and its protocol. Two functions, since their callers have no stack left for both at once.
+/* The flow of an ICMP error's embedded packet, packed into 64 bits: its source identity, destination port (ICMP: type)
+ * and protocol. Lookup and evaluation are separate subprograms, because callers do not have enough stack for both.
  */
 #define ABOUT(asker, port, protocol) ((__u64)(asker) | (__u64)(port) << 32 | (__u64)(protocol) << 48)
 #define ABOUT_ASKER(about) ((__u32)(about))
 #define ABOUT_PORT(about) ((__be16)((about) >> 32))
 #define ABOUT_PROTOCOL(about) ((__u8)((about) >> 48))
-#define ABOUT_OWN (1ULL << 56) /* the pod started it */
-#define ABOUT_FLOW (1ULL << 57) /* else it is about none of the pod's with the address at the error's other end */
-#define ABOUT_UNASKED (1ULL << 58) /* a proxy has the flow, or the pod has it with itself */
-#define ABOUT_THROUGH_STACK (1ULL << 59) /* which has translated the address: see asker_of() */
+#define ABOUT_OWN (1ULL << 56) /* the pod started the flow */
+#define ABOUT_FLOW (1ULL << 57) /* the pod has a flow with the address at the error's other end */
+#define ABOUT_UNASKED (1ULL << 58) /* policy does not apply: a proxy's flow, or of a pod with itself */
+#define ABOUT_THROUGH_STACK (1ULL << 59) /* the stack translated the address: see asker_of() */
 
 static __always_inline __u64 quoted_of(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
 				       __u8 family)
@@ -122,7 +121,9 @@ VERIFIED_ALONE_U64 quoted6_of(struct __sk_buff *skb, const struct flow *flow, en
 	return flow ? quoted_of(skb, flow, direction, FAMILY_IPV6) : 0;
 }
 
-/* Whether policy allows the flow that an error of this `direction` is about, as it began. `flow` is the error's, and stays. */
+/* Return whether policy allows the flow of the embedded packet of an error in this `direction`. Restores `flow`, the
+ * error's.
+ */
 static __always_inline bool quoted_allowed(struct flow *flow, enum direction direction, __u64 about, __u8 family)
 {
 	const __u32 source_identity = flow->source_identity, destination_identity = flow->destination_identity;
@@ -154,7 +155,7 @@ static __always_inline bool quoted_allowed(struct flow *flow, enum direction dir
 	return !REFUSED(answer) || is_audited(pod);
 }
 
-/* 0 if policy allows an error, or the flow that it is about; else the reason to drop it. */
+/* Return 0 if policy allows the error, or the flow of its embedded packet; else a drop reason. */
 VERIFIED_ALONE error_allowed(struct __sk_buff *skb, struct flow *flow, enum direction direction, __u64 about,
 			     __u32 family)
 {
@@ -169,9 +170,9 @@ VERIFIED_ALONE error_allowed(struct __sk_buff *skb, struct flow *flow, enum dire
 	return policy_check(skb, flow, direction, false, &use, family);
 }
 
-/* 0 if an ICMP error between two addresses that have a flow may pass; else the reason to drop it, and then it does not prolong
- * the time for which errors are expected. One about no such flow, or about one that policy denies by now, is evaluated as
- * what it is.
+/* Evaluate an ICMP error between two addresses that have a flow; returns 0 or a drop reason, and then it does not
+ * extend the RELATED entry. If it is not about such a flow, or if policy denies that flow, the error itself is
+ * evaluated.
  */
 static __always_inline int error_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 				       struct ct_entry *entry, __u8 family)
@@ -187,7 +188,9 @@ static __always_inline int error_check(struct __sk_buff *skb, struct flow *flow,
 	return refused;
 }
 
-/* 0 if the pod accepts the packet, else the reason to drop it. `*status` is its conntrack's word on it. */
+/* Evaluate ingress policy of a local pod, with conntrack and reverse NAT; returns 0 or a drop reason. `*status` is the
+ * conntrack status.
+ */
 static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flow, struct use use, __u32 now,
 					 __u8 family, enum ct_status *status)
 {
@@ -220,7 +223,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		return family == FAMILY_IPV4 ? lb4_rev_nat(skb, flow, entry->rev_nat_index, entry->lb_loopback)
 					     : lb6_rev_nat(skb, flow, entry->rev_nat_index);
 	}
-	/* What a proxy started by itself in the pod's name is known by its answers alone. */
+	/* Connections that a proxy starts with the pod's address are only seen by their replies. */
 	if (*status == CT_NEW && unlikely(answers_begin(flow)) && !flow->by_proxy &&
 	    proxy_waits(skb, flow, family)) {
 		*status = CT_REPLY;
@@ -230,12 +233,12 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	}
 	if (!own_service(flow, entry, *status, family)) {
 		refused = policy_check(skb, flow, INGRESS, *status == CT_NEW, &use, family);
-		/* Path MTU discovery is not for policy to break: any router on the way of the pod's packets may say so. */
+		/* Policy must not break path MTU discovery: any router on the path may send these errors. */
 		if (refused)
 			return unlikely(flow->frag_needed) && is_about_flow(skb, flow, INGRESS, now, family)
 				       ? 0
 				       : refused;
-		/* The ports may be those of a connection before, under other rules. */
+		/* The ports may be reused from a connection under an earlier policy. */
 		if (*status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != !!flow->proxy_port))
 			entry->proxy_redirect = !!flow->proxy_port;
 	}
@@ -243,7 +246,7 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 		return ct_create(flow, INGRESS, now, family);
 	if (unlikely(entry->source_identity != flow->source_identity))
 		entry->source_identity = flow->source_identity;
-	/* The answers go the way the last packet came. */
+	/* Replies take the path of the last packet. */
 	if (unlikely(entry->through_stack != flow->through_stack || entry->node_port != flow->node_port ||
 		     entry->dsr_internal != flow->dsr)) {
 		entry->through_stack = flow->through_stack;
@@ -254,16 +257,18 @@ static __always_inline int ingress_check(struct __sk_buff *skb, struct flow *flo
 	return 0;
 }
 
-/* Whether the answers to what the stack brings have to pass it, too: with host routing it brings what it has translated.
- * Not to what a proxy sends in a pod's name: the stack would find the proxy's socket (early demux), and drop what belongs
- * to a socket of its own and is for the pod.
+/* Return whether replies to a packet from the stack must pass it, too: with host routing, the stack delivers only
+ * packets that it translated. Not for packets of a proxy with a pod's address: the stack would find the proxy's socket
+ * (early demux), and drop the packet, because it is not for the host.
  */
 static __always_inline bool answers_pass_stack(const struct flow *flow)
 {
 	return host_routing() && !flow->by_proxy;
 }
 
-/* A packet that a layer 7 proxy has let in: policy is not evaluated again, and the answers are the proxy's. */
+/* Accept a packet from an L7 proxy: policy is not evaluated again, and replies go to the proxy. Returns 0 or a drop
+ * reason.
+ */
 static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 {
 	struct ct_entry *entry;
@@ -278,7 +283,7 @@ static __always_inline int admit(struct flow *flow, __u32 now, __u8 family)
 	return 0;
 }
 
-/* Whether a proxy has the flow that the packet goes on with, or answers. */
+/* Return whether the packet, or the flow that it replies to, belongs to a proxy. */
 static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *flow, bool reply, __u32 now,
 				      __u8 family)
 {
@@ -289,9 +294,10 @@ static __always_inline bool proxy_has(struct __sk_buff *skb, const struct flow *
 	return reply && answers_begin(flow) && proxy_waits(skb, flow, family);
 }
 
-/* Bring the packet to the link of a pod that the stack serves, where a program enforces the pod's policy and finds the proxy;
- * the verdict, or UNDECIDED if the stack can. Of a proxy's flow it cannot: it would find the proxy's socket first (early
- * demux), and drop what belongs to a socket of its own and is to be sent on.
+/* Redirect a packet of a proxy's flow to the link of a pod that the stack routes to, where cil_to_container enforces
+ * policy and finds the proxy. Returns the verdict, or UNDECIDED for other flows, which the stack delivers. For a
+ * proxy's flow it would find the proxy's socket first (early demux), and drop the packet, because it is to be
+ * forwarded.
  */
 static __always_inline int past_stack_to_proxy(struct __sk_buff *skb, const struct flow *flow,
 					       const struct address_info *local, bool reply, __u32 now, __u8 family)
@@ -304,13 +310,13 @@ static __always_inline int past_stack_to_proxy(struct __sk_buff *skb, const stru
 	return bpf_redirect(local->ifindex, 0);
 }
 
-/* How the packet enters the pod. */
+/* How the packet is delivered. */
 enum entrance {
-	BY_PEER, /* straight to the pod's end of the link: from a program at ingress only */
-	BY_LINK, /* through the host's end */
+	BY_PEER, /* bpf_redirect_peer(): into the pod's namespace; only from ingress programs */
+	BY_LINK, /* bpf_redirect(): through the host side of the link */
 };
 
-/* Put the packet, which the pod accepts, on the pod's link; the verdict. */
+/* Send the packet to the pod's link, with a trace event; returns the verdict. */
 static __always_inline int hand_over(struct __sk_buff *skb, const struct flow *flow, __u32 ifindex, mac_t host_mac,
 				     mac_t pod_mac, __u8 status, enum entrance entrance, __u8 family)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a pod sends: may it, and where does it go? */
+/* Packets from pods: source check, load balancing, policy, and forwarding. */
 #pragma once
 
 #include <linux/pkt_cls.h>
@@ -20,7 +20,9 @@
 #include "pod/neighbours.h"
 #include "proxy/redirect.h"
 
-/* 0 if the pod may send the packet, else the reason to drop it. `status` is conntrack's word on it. */
+/* Evaluate the pod's egress policy, and create the conntrack entry of a new flow; returns 0 or a drop reason. `status`
+ * is the conntrack status.
+ */
 static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow, enum ct_status status,
 					const struct use *use, __u32 now, __u8 family)
 {
@@ -34,7 +36,7 @@ static __always_inline int egress_check(struct __sk_buff *skb, struct flow *flow
 	return status == CT_NEW ? ct_create(flow, EGRESS, now, family) : 0;
 }
 
-/* On a node without a family it is an unknown protocol, whatever the pods' stacks send by themselves. */
+/* Return whether the pod has IPv6; otherwise its IPv6 packets are dropped as an unknown protocol. */
 static __always_inline bool has_ipv6(const struct endpoint_config *self)
 {
 	return !without(WITHOUT_IPV6) && !address_is_zero(&self->ipv6);
@@ -56,34 +58,34 @@ static __always_inline bool own_source(const struct flow *flow, const struct end
 
 enum way_kind {
 	WAY_STACK,
-	WAY_OUTSIDE, /* past the stack */
+	WAY_OUTSIDE, /* to a native device, bypassing the stack */
 	WAY_TUNNEL,
 	WAY_POD,
 };
 
-/* How what a pod may send goes on. */
+/* How an allowed packet is forwarded. */
 struct way {
 	enum way_kind kind;
 	enum ct_status status;
-	__u32 ifindex; /* of the link, or WAY_OUT; 0: the stack knows */
-	__be32 node; /* at the tunnel's other end */
+	__u32 ifindex; /* ifindex of the link, or WAY_OUT; 0: the stack decides */
+	__be32 node; /* remote tunnel endpoint */
 	mac_t host_mac;
 	mac_t pod_mac;
 };
 
 #define GOES_ON 0x200
 
-/* A pod's packet and what is known of it, beside the stack: a chain of calls has 512 bytes of that.
+/* State of a pod's packet, in a per-CPU map, because a chain of calls has only 512 bytes of stack.
  *
- * One for each processor is enough. Programs of the traffic control run with bottom halves off, and so in
- * BPF_PROG_TEST_RUN, so none interrupts another; and none runs within this one, which calls no helper that sends a packet
- * there and then: bpf_redirect() and its like note where it is to go, once the program is over.
+ * One per CPU is enough: tc programs run with bottom halves disabled, also in BPF_PROG_TEST_RUN, so none interrupts
+ * another. Nor is one called within this one: bpf_redirect() and similar helpers only record the target, and the packet
+ * is sent after the program.
  */
 struct passage {
 	struct flow flow;
 	struct way way;
 	union ct_key key;
-	__u64 tag; /* that its verdict will have: see verdict_tag() */
+	__u64 tag; /* tag of its verdict: see verdict_tag() */
 };
 
 _Static_assert(sizeof(struct passage) == 176, "hive_passage");
@@ -95,7 +97,7 @@ struct {
 	__uint(max_entries, 1);
 } hive_passage SEC(".maps");
 
-/* The processor's, of a packet of which nothing is known. What is beside the flow is written before it is read. */
+/* Return this CPU's state, with the flow cleared. Other fields are written before they are read. */
 static __always_inline struct passage *passage_begin(void)
 {
 	__u32 zero = 0;
@@ -106,7 +108,7 @@ static __always_inline struct passage *passage_begin(void)
 	return passage;
 }
 
-/* Send the packet its way: in one place for all that decide it, or the verifier would follow each to the end. */
+/* Forward the packet; in one place, because the verifier would follow each copy to the end. */
 static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const struct way *way, __u8 family)
 {
 	switch (way->kind) {
@@ -123,7 +125,7 @@ static __always_inline int go_on(struct __sk_buff *skb, struct flow *flow, const
 	}
 }
 
-/* GOES_ON if the packet is of a flow that was let through just now, else UNDECIDED. `entry` is the flow's. */
+/* Return GOES_ON if the flow has a valid cached verdict, else UNDECIDED. `entry` is the flow's. */
 static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passage *passage, struct ct_entry *entry,
 					     bool reply, __u32 epochs, __u32 now, struct way *way, __u8 family)
 {
@@ -134,7 +136,7 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passa
 	bool leaves = host_routing() && entry->ifindex == WAY_OUT;
 	__be32 node = 0;
 
-	/* The tag counts seconds to 256 only; the lifetime, set at each evaluation, decides which they are. */
+	/* The tag has only 8 bits of the time; the lifetime, set at each evaluation, has the rest. */
 	if (entry->lifetime != now + ct_lifetime(entry, flow) || entry->rev_nat_index != flow->rev_nat_index)
 		return UNDECIDED;
 	if (entry->ifindex && !leaves) {
@@ -166,8 +168,8 @@ static __always_inline int verdict_fast_path(struct __sk_buff *skb, struct passa
 	return GOES_ON;
 }
 
-/* The same by the flow's entry in either direction, the likely one first. ICMP errors are rare, and not cached; of what
- * begins or ends a connection no verdict holds, so its entry is not looked for.
+/* Look up the flow's entry and its cached verdict, for one direction. ICMP errors and packets with SYN, FIN or RST are
+ * never cached.
  */
 static __always_inline int verdict_known(struct __sk_buff *skb, struct passage *passage, bool reply, __u32 epoch,
 					 __u32 now, struct way *way, __u8 family)
@@ -189,7 +191,7 @@ static __always_inline int verdict_cached(struct __sk_buff *skb, struct passage 
 					  : verdict_known(skb, passage, false, epoch, now, way, family);
 }
 
-/* What a proxy has: the stack gets it, unless another plugin's bridge stands between. */
+/* Pass a proxy's packet to the stack, or around another plugin's bridge; returns the verdict. */
 static __always_inline int egress_proxied(struct __sk_buff *skb, struct flow *flow,
 					  const struct endpoint_config *self, enum ct_status status, __u8 family)
 {
@@ -198,24 +200,24 @@ static __always_inline int egress_proxied(struct __sk_buff *skb, struct flow *fl
 	return pass_to_proxy(skb, flow, EGRESS, status, family);
 }
 
-/* Whether the packet may pass by the host's stack. */
+/* Return whether the packet may bypass the host's stack. */
 static __always_inline bool takes_short_cuts(const struct endpoint_config *self, enum ct_status status,
 					     const struct ct_entry *entry)
 {
 	if (self->flags & ENDPOINT_ROUTED_BY_HOST)
 		return false;
-	/* What the stack has translated on its way here it has to translate back (kube-proxy, portmap). */
+	/* The stack must reverse its own NAT (kube-proxy, portmap). */
 	return !((status == CT_REPLY || status == CT_RELATED) && entry && entry->through_stack);
 }
 
-/* Whether the packet is for a pod of this node, and on the short cut. */
+/* Return whether the packet is for a local pod and may bypass the stack. */
 static __always_inline bool for_local_pod(const struct endpoint_config *self, const struct address_info *local,
 					  enum ct_status status, const struct ct_entry *entry)
 {
 	return local && !(local->flags & ADDRESS_IS_HOST) && takes_short_cuts(self, status, entry);
 }
 
-/* Send what is for a service on to a backend: LB_TRANSLATED, 0 if it is for none, else the verdict. */
+/* DNAT of a packet to a service: returns LB_TRANSLATED, 0 if it is not for a service, or a verdict. */
 static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, const struct endpoint_config *self,
 				   __u32 now, __u8 family)
 {
@@ -225,26 +227,29 @@ static __always_inline int balance(struct __sk_buff *skb, struct flow *flow, con
 				     : lb6_from_pod(skb, flow, now, self->netns_cookie);
 }
 
-/* Conntrack's word on a packet that is on its way to its last destination. */
+/* Return the conntrack status of a packet after load balancing. */
 static __always_inline enum ct_status egress_lookup(struct flow *flow, __u32 now, __u8 family,
 						    struct ct_entry **entry)
 {
 	enum ct_status status = flow->translated ? ct_lookup_own(flow, EGRESS, now, family, entry)
 						 : ct_lookup(flow, EGRESS, now, family, entry);
 
-	/* The same ports, once to the backend and once to the service: another flow, with other answers. */
+	/* The same tuple, once directly to the backend and once by the service, is another flow with other reverse NAT.
+	 */
 	if (status == CT_ESTABLISHED && unlikely((*entry)->rev_nat_index != flow->rev_nat_index))
 		return CT_NEW;
 	return status;
 }
 
-/* Whether it goes to the stack or past it: to no pod of this node, and into no tunnel. */
+/* Return whether it leaves through the stack or a native device: not to a local pod, and not into the tunnel. */
 static __always_inline bool leaves_by_host(const struct way *way)
 {
 	return way->kind != WAY_POD && way->kind != WAY_TUNNEL;
 }
 
-/* Where a pod's packet goes, and whether it may: GOES_ON, or the verdict. `flow` is read already; `epoch` is the pod's. */
+/* Evaluate a packet without cached verdict: load balancing, conntrack, policy, and where to forward it. Returns GOES_ON
+ * or a verdict. `flow` is parsed; `epoch` is the pod's.
+ */
 static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *passage,
 				       const struct endpoint_config *self, __u32 epoch, __u32 now, __u8 family)
 {
@@ -268,12 +273,12 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	}
 	status = egress_lookup(flow, now, family, &entry);
 	if (status != CT_NEW && (status == CT_REPLY) != flow->reply_likely &&
-	    !flow->related) { /* the guess was wrong */
+	    !flow->related) { /* the direction hint was wrong */
 		verdict = verdict_fast_path(skb, passage, entry, status == CT_REPLY, epoch, now, way, family);
 		if (verdict != UNDECIDED)
 			return verdict;
 	}
-	if (status == CT_REPLY && unlikely(entry->proxy_redirect)) { /* the stack knows the proxy's socket */
+	if (status == CT_REPLY && unlikely(entry->proxy_redirect)) { /* the stack finds the proxy's socket */
 		mark_write(skb, MARK_TO_PROXY);
 		return egress_proxied(skb, flow, self, status, family);
 	}
@@ -290,7 +295,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	if (status == CT_ESTABLISHED)
 		verdict_take(entry, &use);
 
-	/* An answer to itself, by way of a service, is for an address without an owner. */
+	/* A pod's reply to itself through a service has the loopback address as destination. */
 	local = address_lookup(status == CT_REPLY && entry->lb_loopback ? &flow->saddr : &flow->daddr, family);
 	way->kind = WAY_STACK;
 	way->status = status;
@@ -326,7 +331,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 		return DROP(EGRESS, verdict);
 	proxied = flow->proxy_port;
 	if (status == CT_ESTABLISHED && unlikely(entry->proxy_redirect != proxied))
-		entry->proxy_redirect = proxied; /* the answers follow what the last packet's policy was */
+		entry->proxy_redirect = proxied; /* replies follow the policy of the last packet */
 	if (unlikely(proxied) && proxy_takes(skb, flow, family))
 		return egress_proxied(skb, flow, self, status, family);
 	if (unlikely(flow->only_by_proxy))
@@ -334,7 +339,7 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 	verdict = leaves_by_host(way) && unlikely(host_endpoint()) ? host_guards(skb, flow, family) : NOT_THE_HOSTS;
 	if (verdict != NOT_THE_HOSTS) {
 		way->kind = WAY_STACK;
-		return verdict ? DROP(INGRESS, verdict) : GOES_ON; /* asked every time */
+		return verdict ? DROP(INGRESS, verdict) : GOES_ON; /* not cached */
 	}
 	if (way->kind == WAY_POD && unlikely(flow->ttl <= 1))
 		return family == FAMILY_IPV6 ? hops_exceeded(skb, flow, self) : DROP(EGRESS, DROP_TTL_EXCEEDED);
@@ -353,14 +358,14 @@ static __always_inline int pod_decides(struct __sk_buff *skb, struct passage *pa
 			return ingress_proxied(skb, flow, status, family);
 	}
 	proxied |= flow->proxied;
-	/* Of replies only what is one to both sides: no policy counts those. Not while a proxy is away: it is to
-	 * have the flow as soon as it is back.
+	/* Cache replies only if they are replies for both pods: policy does not count those. Not while the proxy does
+	 * not listen: it must get the flow once it does.
 	 */
 	if (status == CT_ESTABLISHED ? !flow->loopback && !proxied
 				     : status == CT_REPLY && received == CT_REPLY && !flow->translated && !proxied)
 		verdict_remember(entry, passage->tag, way->ifindex, flow);
 	if (way->kind == WAY_POD)
-		link_owner(way->ifindex, &epoch); /* remembered, for the packets to come */
+		link_owner(way->ifindex, &epoch); /* fills the per-CPU link cache for the next packets */
 	return GOES_ON;
 }
 
@@ -383,7 +388,7 @@ static __always_inline int from_container_flow(struct __sk_buff *skb, struct pas
 {
 	__u32 now = ct_now();
 	struct way way;
-	/* A verdict that holds is of this very second: conntrack has nothing new to note of the packet. */
+	/* A valid cached verdict is of the current second, so conntrack has nothing to update. */
 	int verdict = verdict_cached(skb, passage, epoch, now, &way, family);
 
 	if (unlikely(verdict == UNDECIDED)) {
@@ -437,7 +442,7 @@ static __always_inline int from_container(struct __sk_buff *skb, struct passage 
 		send_trace_notify(skb, flow, TRACE_FROM_POD, 0, TRACED(TRACE_REASON_UNKNOWN, FAMILY_IPV4));
 	}
 	if (skb->vlan_present)
-		return DROP(EGRESS, DROP_VLAN); /* the host would take the inner packet for an untagged one */
+		return DROP(EGRESS, DROP_VLAN); /* the host would treat the inner packet as untagged */
 	eth = packet_eth(skb);
 	if (!eth)
 		return DROP(EGRESS, DROP_INVALID);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers a pod in ICMPv6: the gateway's answers, sent before the packet leaves the link.
+/* ICMPv6 replies to a pod.
  *
- * Neighbour discovery (RFC 4861): every address the node knows is behind the host's end of the pod's link.
- * Time exceeded (RFC 4443): a packet that runs out of hops on the way to a neighbour of this node.
+ * Neighbour discovery (RFC 4861): all addresses that the node knows are reachable through the host side of the pod's
+ * link. Time exceeded (RFC 4443): for packets to local pods with an expired hop limit.
  */
 #pragma once
 
@@ -17,10 +17,10 @@
 #include "lib/network.h"
 #include "lib/rewrite.h"
 
-#define ND_ROUTER 0x80 /* first byte of an advertisement's flags */
+#define ND_ROUTER 0x80 /* in the first byte of an advertisement's flags */
 #define ND_SOLICITED 0x40
 #define ND_OVERRIDE 0x20
-#define ND_TARGET_MAC 2 /* option: target link-layer address */
+#define ND_TARGET_MAC 2 /* target link-layer address option */
 
 struct neighbour_message {
 	__u8 type;
@@ -30,16 +30,16 @@ struct neighbour_message {
 	__u8 reserved[3];
 	struct address target;
 	__u8 option;
-	__u8 option_length; /* in 8 bytes */
+	__u8 option_length; /* in units of 8 bytes */
 	__be16 mac[3];
 };
 
 _Static_assert(sizeof(struct neighbour_message) == 32, "RFC 4861, section 4.4");
 
 #define ND_LENGTH (LINK_HLEN + sizeof(struct ipv6hdr) + sizeof(struct neighbour_message))
-#define ND_SHORTEST (ND_LENGTH - 8) /* a solicitation need not have an option */
+#define ND_SHORTEST (ND_LENGTH - 8) /* a solicitation may have no option */
 
-/* Make the solicitation at hand an advertisement: the host's end of the link has the address. */
+/* Turn a neighbour solicitation into an advertisement with the MAC of the host side. */
 static __always_inline int neighbour_advertise(struct __sk_buff *skb, const struct endpoint_config *self,
 					       bool router)
 {
@@ -59,19 +59,19 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	message = (void *)(ip + 1);
 	address_load(&target, &message->target);
 	anonymous = !ip->saddr.s6_addr32[0] && !ip->saddr.s6_addr32[1] && !ip->saddr.s6_addr32[2] &&
-		    !ip->saddr.s6_addr32[3]; /* it asks whether the address is free: RFC 4862 */
+		    !ip->saddr.s6_addr32[3]; /* unspecified source: duplicate address detection (RFC 4862) */
 
 	__builtin_memcpy(eth->destination, eth->source, ETH_ALEN);
 	mac_write(eth->source, self->host_mac);
 	if (anonymous) {
-		ip->daddr.s6_addr32[0] = bpf_htonl(0xff020000); /* all nodes */
+		ip->daddr.s6_addr32[0] = bpf_htonl(0xff020000); /* all-nodes multicast */
 		ip->daddr.s6_addr32[1] = 0;
 		ip->daddr.s6_addr32[2] = 0;
 		ip->daddr.s6_addr32[3] = bpf_htonl(1);
 	} else {
 		__builtin_memcpy(&ip->daddr, &ip->saddr, sizeof(ip->daddr));
 	}
-	/* From the router, as with Cilium; on a node without one, from the target itself. */
+	/* From the router's address, as in Cilium; without one, from the target. */
 	if (node && !address_is_zero(&node->router_ip6))
 		__builtin_memcpy(&ip->saddr, &node->router_ip6, sizeof(ip->saddr));
 	else
@@ -92,7 +92,7 @@ static __always_inline int neighbour_advertise(struct __sk_buff *skb, const stru
 	return answer_pod(skb);
 }
 
-/* The answer to a neighbour solicitation in `flow`. */
+/* Reply to the neighbour solicitation in `flow`; returns the verdict. */
 VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
 	if (!flow || !self)
@@ -106,11 +106,13 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 		return DROP(EGRESS, DROP_INVALID);
 	if (bpf_skb_load_bytes(skb, flow->l4 + offsetof(struct neighbour_message, target), &target, sizeof(target)))
 		return DROP(EGRESS, DROP_INVALID);
-	/* It is not forwarded: it would only have escaped from policy (RFC 4861, 7.2.2). */
+	/* Drop a solicitation that is sent neither to a link-scoped address nor to its target (RFC 4861, 7.2.2): it
+	 * would only bypass policy.
+	 */
 	if (!link_scoped(&flow->daddr) && !address_equals(&flow->daddr, &target))
 		return DROP(EGRESS, DROP_INVALID);
 	own = neighbours_own_source(&flow->saddr, self);
-	/* The stack answers for itself on this link; for the pod's own address there is no answer. */
+	/* The stack replies for its own addresses; requests for the pod's own address get no reply. */
 	if (self->flags & ENDPOINT_PASSES_NEIGHBOURS || address_equals(&target, &self->ipv6) ||
 	    link_scoped(&target))
 		return own ? TC_ACT_OK : DROP(EGRESS, DROP_INVALID_SOURCE);
@@ -124,9 +126,9 @@ VERIFIED_ALONE neighbour_respond(struct __sk_buff *skb, const struct flow *flow,
 	return neighbour_advertise(skb, self, false);
 }
 
-#define EXCEEDED_HOP_LIMIT 1 /* the pod is on this very link */
+#define EXCEEDED_HOP_LIMIT 1 /* the pod is on this link */
 
-/* Answer a pod if its packet has run out of hops. */
+/* Send time exceeded to a pod; returns the verdict. */
 VERIFIED_ALONE hops_exceeded(struct __sk_buff *skb, const struct flow *flow, const struct endpoint_config *self)
 {
 	const struct node_config *node = node_facts();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What comes to a pod by its link, from the stack or from a bridge: its ingress policy, and nothing else.
+/* Egress of a host-side link (cil_to_container): ingress policy for packets that the stack or a bridge delivers.
  *
- * A bridge also brings what is for others, or for all: that does not belong to a connection of this pod.
+ * A bridge may also flood packets to other or all hosts: those belong to no connection of this pod.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ static __always_inline bool own_destination(const struct flow *flow, const struc
 	return address_equals(&flow->daddr, &self->ipv6);
 }
 
-/* The sender of what the stack brings: the mark's identity, else the source address's. */
+/* Get the sender's identity: from the mark, else of the source address. */
 static __always_inline __u32 sender_of(const struct flow *flow, __u32 mark, __u8 family)
 {
 	switch (mark & MARK_KIND) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where what a pod sends leaves it, if to no pod of this node and into no tunnel: to the host's stack, or past it to
- * the device that routes lead to (host routing). Of what only the stack can do nothing is lost: it gets what routes do
- * not lead out by a native device, what its answers are about (the hop limit, a packet too large for the device), and
- * what it has translated before.
+/* Forwarding of a pod's packets outside the node, without tunnel: to the host's stack, or with host routing directly to
+ * a native device.
+ *
+ * The stack gets packets without a route through a native device, those that need an ICMP error (hop limit, MTU), and
+ * those that it translated before.
  */
 #pragma once
 
@@ -15,7 +16,7 @@
 #include "lib/metrics.h"
 #include "netdev/maps.h"
 
-#define WAY_OUT 0xffff /* in a flow's entry, where others have a link: past the stack, and by a native device */
+#define WAY_OUT 0xffff /* ifindex in a flow's entry: directly to a native device */
 
 static __always_inline int give_to_stack(struct __sk_buff *skb, const struct flow *flow)
 {
@@ -32,14 +33,14 @@ static __always_inline int to_stack(struct __sk_buff *skb, const struct flow *fl
 	return give_to_stack(skb, flow);
 }
 
-/* Whether addresses of this kind mean something on one link only, of which routes do not know. */
+/* Return whether addresses of this kind are valid on one link only, and therefore not routable. */
 static __always_inline bool stays_on_link(const struct flow *flow, __u8 family)
 {
 	return family == FAMILY_IPV6 && link_scoped(&flow->daddr);
 }
 
-/* Send the packet out past the stack if that will do, else to it; the verdict. No event is sent from here: of a chain
- * of calls kernels before 6.8 count 32 bytes of stack for each that is open, and 512 are all there are.
+/* Send the packet to a native device if possible, else to the stack; returns the verdict. Sends no event: before Linux
+ * 6.8 each call on the chain counts 32 bytes, of 512 in total.
  */
 VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family)
 {
@@ -55,7 +56,7 @@ VERIFIED_ALONE pod_routes(struct __sk_buff *skb, struct flow *flow, __u32 family
 		return give_to_stack(skb, flow);
 	if (!bpf_map_lookup_elem(&hive_devices, &fib.ifindex))
 		return give_to_stack(skb, flow);
-	mark_identity(skb, flow->source_identity); /* for the device's program: the sender is evaluated already */
+	mark_identity(skb, flow->source_identity); /* for the device's program: policy was enforced already */
 	if (!fib_hop(skb, &fib, family))
 		return DROP(EGRESS, DROP_INVALID);
 	flow->device = fib.ifindex;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The endpoint of a link: hive_endpoints, and each processor's memory of it.
+/* Endpoints by link: hive_endpoints, and a per-CPU cache of it.
  *
- * A hash lookup costs a packet some 25 ns and an address' 50; a remembered link costs 5. It is remembered under
- * the endpoint's epoch, which the agent begins anew after every change of the row. One processor, one packet at a
- * time: no other processor reads what is being written.
+ * A hash lookup takes some 25 ns, one of an address 50, a cached link 5. The cache is valid for the endpoint's policy
+ * epoch, which the agent advances after each change of the row. Only this CPU reads and writes its slots, one packet at
+ * a time.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32); /* ifindex of the host's end of the link */
+	__type(key, __u32); /* ifindex of the host side */
 	__type(value, struct endpoint_config);
 	__uint(max_entries, 4096);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -27,7 +27,7 @@ struct known_link {
 
 _Static_assert(sizeof(struct known_link) == 72, "hive_links");
 
-#define KNOWN_LINKS 256 /* by the low bits of the index; two links of one slot take turns */
+#define KNOWN_LINKS 256 /* slots, by the low bits of the ifindex */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -48,7 +48,7 @@ static __always_inline bool link_holds(const struct known_link *link)
 	return link->epoch == (__u32)epoch_of(link->endpoint.id);
 }
 
-/* The link's endpoint, and the epoch of this fact; or NULL. */
+/* Return the link's endpoint and its epoch, or NULL. */
 static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, __u32 *epoch)
 {
 	struct known_link *link = link_slot(ifindex);
@@ -61,7 +61,7 @@ static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, _
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row || !link)
 		return NULL;
-	/* The epoch first, then the row again: a change between the two shows in the epoch. */
+	/* Read the epoch before the row: a concurrent change shows in the epoch. */
 	*epoch = epoch_of(row->id);
 	row = bpf_map_lookup_elem(&hive_endpoints, &ifindex);
 	if (!row)
@@ -72,7 +72,7 @@ static __always_inline const struct endpoint_config *link_owner(__u32 ifindex, _
 	return row;
 }
 
-/* The remembered link with these low 16 bits of its index, if it leads to the address; else NULL. */
+/* Return the cached link with these low 16 bits of its ifindex if its endpoint has the address, else NULL. */
 static __always_inline const struct known_link *link_to(__u16 index, const struct address *ip, __u8 family)
 {
 	const struct known_link *link = link_slot(index);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* How the hosts of one link find each other in IPv6: what passes a pod's link whatever its policy.
+/* IPv6 messages between hosts of a link, which are exempt from policy.
  *
- * Neighbour discovery (RFC 4861), which by its hop limit no router has touched, and what is for neighbours
- * only by where it goes: routers (the same), multicast listeners (RFC 2710, 3810), with a hop limit of 1, which what
- * comes from afar may have too. In IPv4 that is ARP, which is not IP.
+ * Neighbour discovery (RFC 4861), with hop limit 255, which shows that no router forwarded it; and messages by
+ * destination: to routers, and multicast listener reports (RFC 2710, 3810), with hop limit 1, which distant senders may
+ * have, too. IPv4 has ARP for this, which is not IP.
  */
 #pragma once
 
@@ -36,14 +36,17 @@ static __always_inline bool finds_neighbours(const struct flow *flow)
 	return ((type >= MLD_QUERY && type <= MLD_DONE) || type == MLD_REPORT_2) && flow->ttl == MLD_HOP_LIMIT;
 }
 
-/* Whether an address may ask for a pod's neighbours though it is not the pod's: none (RFC 4862), or a link-local one. */
+/* Return whether an address may send neighbour discovery from a pod although it is not the pod's: unspecified (RFC
+ * 4862) or link-local.
+ */
 static __always_inline bool neighbours_source(const struct address *ip)
 {
 	return bpf_ntohl(ip->words[0]) >> 22 == 0xfe80 >> 6 || address_is_zero(ip);
 }
 
-/* Whether a question from there may reach the host's stack, which remembers who asked: the pod's own address, none,
- * or the link-local one of its MAC (RFC 4291, appendix A). Any other could fill the stack's table of neighbours.
+/* Return whether a neighbour solicitation may reach the host's stack, which creates neighbour entries: from the pod's
+ * address, unspecified, or the link-local address of its MAC (RFC 4291, appendix A). Others could fill the neighbour
+ * table.
  */
 static __always_inline bool neighbours_own_source(const struct address *ip, const struct endpoint_config *self)
 {
@@ -57,7 +60,7 @@ static __always_inline bool neighbours_own_source(const struct address *ip, cons
 			ip->words[3] == (0xfe | (__u32)(mac >> 24) << 8));
 }
 
-/* Likewise, from a pod: it is not a router, and answers only for its own addresses. */
+/* Return whether it is such a message from a pod: a pod is not a router, and may only advertise its own addresses. */
 static __always_inline bool pod_finds_neighbours(const struct flow *flow)
 {
 	__u16 type = bpf_ntohs(flow->policy_port);

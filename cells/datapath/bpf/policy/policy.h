@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Policy: may this endpoint talk to that identity, on this protocol and port?
+/* Policy verdict of an endpoint for a peer's identity, protocol and port.
  *
- * Two lookups, by the peer's identity and by any identity. The more specific of the two entries
+ * Two lookups in the endpoint's policy map: with the peer's identity and with any identity. The more specific entry
  * decides, allow or deny: identity+port, port, identity+protocol, protocol, identity, all.
  *
- * Where networks select pods, too, a third one asks by the network around the pod's address: what denies wins, else the
- * more specific entry.
+ * If CIDRs also select pods, a third lookup uses the identity of the CIDR that contains the pod's address: a deny wins,
+ * else the more specific entry.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 
 struct policy_map {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(key_size, sizeof(struct policy_key)); /* sizes: clang leaves the types of an inner map out */
+	__uint(key_size, sizeof(struct policy_key)); /* sizes, because clang emits no BTF types of an inner map */
 	__uint(value_size, sizeof(struct policy_entry));
 	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -30,7 +30,7 @@ struct {
 	__array(values, struct policy_map);
 } hive_policies SEC(".maps");
 
-/* Networks that policies name, and the number that policy maps know each by. Empty unless they select pods. */
+/* CIDRs in policies and their identities. Empty unless CIDRs also select pods. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__type(key, struct ipcache_key);
@@ -39,14 +39,16 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 } hive_policy_prefixes SEC(".maps");
 
-/* Whether an identity is an endpoint's, here or elsewhere: no node's, and not of what is outside. */
+/* Return whether an identity is an endpoint's, of any node: not a node's, and not outside the cluster. */
 static __always_inline bool is_endpoint_identity(__u32 identity)
 {
 	return !(identity >> 24) && identity && identity != IDENTITY_HOST && !is_remote_node(identity) &&
 	       !is_world(identity);
 }
 
-/* The number of the nearest network around a pod's address; 0 if policies name none, or networks select no pods. */
+/* Return the identity of the longest prefix that contains a pod's address; 0 if there is none, or if CIDRs do not
+ * select pods.
+ */
 VERIFIED_ALONE network_around(const struct address *ip, __u32 identity, __u32 family)
 {
 	const struct node_config *node = node_facts();
@@ -62,7 +64,7 @@ VERIFIED_ALONE network_around(const struct address *ip, __u32 identity, __u32 fa
 	return found ? *found : 0;
 }
 
-/* How closely an entry names the port: 2 by number, 1 by protocol, 0 not at all. */
+/* Return how specific an entry is: 2 with a port, 1 with a protocol, 0 with neither. */
 static __always_inline int port_specificity(const struct policy_entry *entry)
 {
 	if (!(entry->bits & POLICY_ANY_PORT))
@@ -70,8 +72,8 @@ static __always_inline int port_specificity(const struct policy_entry *entry)
 	return entry->bits & POLICY_ANY_PROTOCOL ? 0 : 1;
 }
 
-/* The entry that decides, or NULL; `*match` is how it matched, as events count it. Leaves another identity in the key, which
- * is the peer's: of the stack there is not room for a key of each.
+/* Return the entry that decides, or NULL; `*match` is its match type in events. Overwrites the identity in the key,
+ * because the stack has no room for two keys.
  */
 static __always_inline struct policy_entry *policy_choose(void *map, struct policy_key *key,
 							  enum policy_match *match)
@@ -98,7 +100,7 @@ static __always_inline struct policy_entry *policy_choose(void *map, struct poli
 	return chosen;
 }
 
-/* The same, with what the network around the peer's address adds to the entry that decides without it. */
+/* Return the entry that decides, including the identity of the CIDR around the peer's address. */
 static __always_inline struct policy_entry *policy_choose_also(void *map, struct policy_key *key, __u32 network,
 							       struct policy_entry *chosen,
 							       enum policy_match *match)
@@ -114,7 +116,9 @@ static __always_inline struct policy_entry *policy_choose_also(void *map, struct
 		more = port_specificity(found) - port_specificity(chosen);
 		if (more < 0)
 			return chosen;
-		/* As closely: before what holds for everybody, and of two for this peer the one with a proxy. */
+		/* Equally specific: prefer it to an entry for any identity; of two for this peer, prefer the one with a
+		 * proxy.
+		 */
 		if (!more && *match != MATCH_L4 && *match != MATCH_PROTOCOL && *match != MATCH_ALL &&
 		    (!found->proxy_port || chosen->proxy_port))
 			return chosen;
@@ -124,15 +128,15 @@ static __always_inline struct policy_entry *policy_choose_also(void *map, struct
 	return found;
 }
 
-/* Policy's result: the reason to drop or 0, how the deciding entry matched, and the port of the proxy that is to
- * take the packet.
- */
+/* Packed policy result: drop reason or 0, match type, and proxy port of a redirect. */
 #define REFUSED(answer) ((answer)&0xff)
 #define MATCH_OF(answer) ((answer) >> 8 & 0x7f)
 #define ONLY_BY_PROXY 0x8000
 #define PROXY_OF(answer) ((__be16)((__u32)(answer) >> 16))
 
-/* Ask the policy of the flow's endpoint on this side. `network` is that of network_around(). Counts the entry's use. */
+/* Evaluate the policy of the endpoint on this side of the flow, and count the packet at the entry. `network` is the
+ * result of network_around().
+ */
 VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, const struct use *use, __u32 network)
 {
 	enum policy_match match = MATCH_NONE;
@@ -163,12 +167,12 @@ VERIFIED_ALONE policy_ask(const struct flow *flow, enum direction direction, con
 	__sync_fetch_and_add(&entry->bytes, use->bytes);
 	if (entry->bits & POLICY_DENY)
 		return DROP_POLICY_DENY | match << 8;
-	/* Authentication is for a later version. */
+	/* Authentication is not supported yet. */
 	return (entry->auth_type ? DROP_AUTH_REQUIRED : 0) | match << 8 |
 	       (entry->bits & POLICY_ONLY_BY_PROXY ? ONLY_BY_PROXY : 0) | (__u32)entry->proxy_port << 16;
 }
 
-/* Whether what the endpoint's policy refuses is let through. */
+/* Return whether the endpoint is in audit mode. */
 static __always_inline bool is_audited(__u32 endpoint)
 {
 	const struct node_config *node = node_facts();
@@ -177,9 +181,9 @@ static __always_inline bool is_audited(__u32 endpoint)
 			(node->flags & NODE_AUDITS_HOST && endpoint == node->host_endpoint));
 }
 
-/* 0 if policy lets the packet pass, or is only audited; else the reason to drop it. The peer is at the other end of the
- * flow's `sent` direction, which is that of the packet. Sends a notification of what is new, and stores in `flow` the
- * proxy that is to take it.
+/* Evaluate policy for a packet; returns 0 (also in audit mode) or a drop reason. The peer is the other end of the flow
+ * in the `sent` direction, the packet's. Sends a policy verdict event for new flows, and stores the proxy port in
+ * `flow`.
  */
 static __always_inline int policy_check_sent(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 					     enum direction sent, bool new, const struct use *use, __u8 family)
@@ -203,15 +207,15 @@ static __always_inline int policy_check_sent(struct __sk_buff *skb, struct flow 
 	return refused;
 }
 
-/* The same for a packet of the direction that is evaluated. */
+/* policy_check() for a packet of the direction that is evaluated. */
 static __always_inline int policy_check(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 					bool new, const struct use *use, __u8 family)
 {
 	return policy_check_sent(skb, flow, direction, direction, new, use, family);
 }
 
-/* The port, or for ICMP the type, that the first packet of the flow was for which this packet answers. Other replies than an
- * echo's come next to their requests.
+/* Return the destination port, or ICMP type, of the first packet of the flow that this packet replies to. ICMP types of
+ * replies other than echo's follow those of their requests.
  */
 static __always_inline __be16 asked_port(const struct flow *flow)
 {
@@ -222,8 +226,8 @@ static __always_inline __be16 asked_port(const struct flow *flow)
 	return flow->protocol == IPPROTO_ICMPV6 ? bpf_htons(ICMPV6_ECHO_REQUEST) : flow->sport;
 }
 
-/* Evaluate the flow that the packet answers as it began, in its own `direction`, with `peer` at the other end: 0, or the
- * reason to drop the reply. Policy counts no replies, and a proxy gets none by this.
+/* Evaluate policy for the flow that the packet replies to, in the flow's own `direction`, with `peer` at the other end;
+ * returns 0 or a drop reason for the reply. Replies are not counted, and not redirected to a proxy by this.
  */
 static __always_inline int policy_check_answered(struct __sk_buff *skb, struct flow *flow, enum direction direction,
 						 __u32 peer, __u8 family)

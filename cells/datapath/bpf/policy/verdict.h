@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The verdict cache: a flow that was just let through is let through again without asking, in both directions.
+/* The verdict cache: packets of a flow that was allowed within the same second pass without policy lookups, in both
+ * directions.
  *
- * The entry of a flow remembers, besides its lifetime, a tag: the policy epochs under which the flow was last
- * evaluated, and the second. A policy change updates the map first and the epoch afterwards, so the next
- * packet is evaluated anew; and every second one packet is, for changes made past the agent. Packets that
- * were let through unasked are counted in the tag's word, and in the policy map at the next evaluation.
- * Only what was allowed is remembered.
+ * A conntrack entry has a tag: the policy epochs of its last evaluation, and the second. A policy change first updates
+ * the map, then advances the epoch, so the next packet is evaluated again. Also one packet per second is evaluated, for
+ * changes that bypass the agent. Packets that pass by the cache are counted in the entry, and added to the policy entry
+ * at the next evaluation. Only allow verdicts are cached.
  */
 #pragma once
 
@@ -14,19 +14,21 @@
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32); /* an endpoint; 0: the node, for changes of identities and addresses */
+	__type(key, __u32); /* endpoint id; 0: the node, for changes of identities and addresses */
 	__type(value, __u64);
 	__uint(max_entries, 65536);
 } hive_epoch SEC(".maps");
 
-/* The word: tag (24 bits) | bytes (28) | packets (12). A full count has the flow evaluated, and begins anew. */
+/* ct_entry.verdict: tag (24 bits) | bytes (28) | packets (12). When a counter is full, the flow is evaluated, and
+ * counting restarts.
+ */
 #define VERDICT_TAG_SHIFT 40
 #define VERDICT_BYTES_SHIFT 12
 #define VERDICT_PACKETS_MASK 0xfffULL
 #define VERDICT_BYTES_MASK 0xfffffffULL
 #define VERDICT_UNCACHED_FLAGS (TCP_SYN | TCP_FIN | TCP_RST)
-#define VERDICT_PACKETS_FULL 0xff0 /* below what the field holds: other CPUs may be counting too */
-#define VERDICT_BYTES_MOST 0xffff /* of a packet, so that their sum stays in its field */
+#define VERDICT_PACKETS_FULL 0xff0 /* below the field's maximum: other CPUs may count concurrently */
+#define VERDICT_BYTES_MOST 0xffff /* limit per packet, so that the sum fits its field */
 
 static __always_inline __u64 epoch_of(__u32 index)
 {
@@ -35,19 +37,19 @@ static __always_inline __u64 epoch_of(__u32 index)
 	return epoch ? *epoch : 0;
 }
 
-/* The tag a verdict given now has. `epochs`: the sender's, plus that of the local endpoint that gets the packet.
+/* Return the tag of a verdict at this time. `epochs`: the sender's, plus that of a local destination endpoint.
  *
- * Read before evaluating: a change that comes meanwhile makes the verdict stale from the start.
+ * Read it before the evaluation: then a concurrent policy change makes the tag stale.
  */
 static __always_inline __u64 verdict_tag(__u32 epochs, __u32 now)
 {
 	epochs += epoch_of(0);
-	/* Never 0, what an entry of an earlier build has. */
+	/* Never 0, the value in entries of older builds. */
 	return (__u64)((epochs & 0x7fff) << 8 | (now & 0xff) | 0x800000) << VERDICT_TAG_SHIFT;
 }
 
-/* Whether the flow was let through under this tag. Of a flow's own direction, which policy counts, it counts one
- * more packet that was not evaluated; of its replies there is nothing to count.
+/* Return whether the flow has a verdict with this tag. In the flow's own direction it also counts a packet that is not
+ * evaluated; replies are not counted.
  */
 static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, const struct flow *flow, bool reply,
 					  __u32 bytes)
@@ -64,19 +66,19 @@ static __always_inline bool verdict_holds(struct ct_entry *entry, __u64 tag, con
 	return true;
 }
 
-/* Remember that the flow was let through under this tag. Not by the packets that begin or end it: those after
- * them have to be seen by the receiver's conntrack.
+/* Cache an allow verdict with this tag. Not for packets that start or end a connection: the receiver's conntrack must
+ * see the next ones.
  */
 static __always_inline void verdict_remember(struct ct_entry *entry, __u64 tag, __u32 ifindex,
 					     const struct flow *flow)
 {
 	if (flow->tcp_flags & VERDICT_UNCACHED_FLAGS)
 		return;
-	entry->ifindex = ifindex; /* low bits of the link it leaves by; 0: the stack's to say */
+	entry->ifindex = ifindex; /* low bits of the egress link; 0: the stack decides */
 	entry->verdict = tag;
 }
 
-/* What policy is to count: this packet, and those the flow was spared since. */
+/* Get the counters for the policy entry: this packet, and those counted since the last evaluation. */
 struct use {
 	__u32 packets;
 	__u32 bytes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Hands a pod's packet to a proxy of this node: to its socket, which takes it in place of the destination.
+/* Redirects of pods' packets to local proxies: assigns them to the proxy's socket (bpf_sk_assign).
  *
- * The host's stack must take the packet for its own: a routing rule by the mark sees to that, and the proxy's socket
- * is transparent. While no proxy listens there is no socket, and the packet goes where it was sent.
+ * A fwmark rule makes the host's stack deliver the packet locally, and the proxy's socket is transparent. If no proxy
+ * listens there is no socket, and the packet is forwarded without it.
  */
 #pragma once
 
@@ -15,7 +15,7 @@
 #include "lib/rewrite.h"
 
 #define LOOPBACK 1 /* 127.0.0.1, ::1 */
-#define LOOPBACK_CHANGED 2 /* 127.0.0.2, ::2: Envoy marks its answers there, rules change the port back */
+#define LOOPBACK_CHANGED 2 /* 127.0.0.2, ::2: Envoy marks replies from there, and nftables rules restore the port */
 #define LOOPBACK_NETWORK 0x7f000000
 #define CHANGED_PORT bpf_htons(0x8000)
 
@@ -24,7 +24,7 @@ static __always_inline __u32 proxy_tuple_size(const struct bpf_sock_tuple *tuple
 	return family == FAMILY_IPV4 ? sizeof(tuple->ipv4) : sizeof(tuple->ipv6);
 }
 
-/* Source and destination of the packet: what a connection that the proxy has accepted is known by. */
+/* Fill the packet's tuple, which identifies an accepted connection of the proxy. */
 static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
 {
 	if (family == FAMILY_IPV4) {
@@ -42,7 +42,7 @@ static __always_inline void proxy_fill_flow(struct bpf_sock_tuple *tuple, const 
 	tuple->ipv6.dport = flow->dport;
 }
 
-/* Where the proxy listens: a loopback address, which is unreachable from outside. */
+/* Fill the proxy's listening address: a loopback address, which is not reachable from outside. */
 static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, const struct flow *flow, __u32 family)
 {
 	__u32 host = flow->dnat ? LOOPBACK_CHANGED : LOOPBACK;
@@ -56,13 +56,13 @@ static __always_inline void proxy_fill_listener(struct bpf_sock_tuple *tuple, co
 	tuple->ipv6.dport = flow->proxy_port;
 }
 
-/* A connection that the proxy has accepted, or is accepting; not one that has ended, nor who else listens there. */
+/* Return whether the socket is an established or pending connection: not closed, and not a listener. */
 static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
 {
 	return socket->state != BPF_TCP_LISTEN && socket->state != BPF_TCP_TIME_WAIT;
 }
 
-/* In assembly, so that the compiler does not keep the field's address: the verifier allows none within a socket. */
+/* Assembly, because the verifier rejects a register that points to a socket field at an offset. */
 #define SOCKET_WORD(socket, field)                                                                                 \
 	({                                                                                                         \
 		__u32 word;                                                                                        \
@@ -72,7 +72,7 @@ static __always_inline bool proxy_goes_on(const struct bpf_sock *socket)
 		word;                                                                                              \
 	})
 
-/* Whether the socket has the address that the packet is for: not a socket of the node's that takes any. */
+/* Return whether the socket is bound to the packet's destination: not a wildcard socket of the node. */
 static __always_inline bool proxy_is_at(const struct bpf_sock *socket, const struct flow *flow, __u32 family)
 {
 	if (family == FAMILY_IPV4)
@@ -83,14 +83,16 @@ static __always_inline bool proxy_is_at(const struct bpf_sock *socket, const str
 	       SOCKET_WORD(socket, src_ip6[3]) == flow->daddr.words[3];
 }
 
-/* The socket by which a proxy has asked in the name of the pod that the packet is for; to be released. NULL: none. */
+/* Look up the socket with which a proxy connected from the address of the pod that the packet is for, or NULL. The
+ * caller releases it.
+ */
 static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock_tuple tuple = {};
 	struct bpf_sock *socket;
 
 	proxy_fill_flow(&tuple, flow, family);
-	/* Each is looked at where it was found: to the verifier they are of different kinds. */
+	/* Checked separately, because the verifier treats them as different types. */
 	if (flow->protocol == IPPROTO_UDP) {
 		socket = bpf_sk_lookup_udp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
 		if (!socket || proxy_is_at(socket, flow, family))
@@ -106,7 +108,7 @@ static __always_inline struct bpf_sock *proxy_asker(struct __sk_buff *skb, const
 	return NULL;
 }
 
-/* The connection that an ICMP error quotes, as its answers have it; false if it is not one of the error's destination. */
+/* Fill the reply tuple of an ICMP error's embedded packet; false if its source is not the error's destination. */
 static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, struct __sk_buff *skb,
 					      const struct flow *flow, __u32 family)
 {
@@ -142,8 +144,8 @@ static __always_inline bool proxy_fill_quoted(struct bpf_sock_tuple *tuple, stru
 	return true;
 }
 
-/* Whether the packet is an ICMP error about what a proxy has sent in its destination's name: then the stack, which
- * knows the proxy's socket, is to have it ("packet too big" above all).
+/* Return whether the packet is an ICMP error about a packet that a proxy sent with the destination's address: then it
+ * is passed to the stack, which finds the proxy's socket (above all for "packet too big").
  */
 VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
@@ -153,7 +155,7 @@ VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32
 
 	if (!flow || !proxy_fill_quoted(&tuple, skb, flow, family))
 		return false;
-	if (unlikely(flow->dnat) && !flow->to_asker) /* not changed yet, see change_port() */
+	if (unlikely(flow->dnat) && !flow->to_asker) /* its port is not changed yet, see change_port() */
 		*(family == FAMILY_IPV4 ? &tuple.ipv4.sport : &tuple.ipv6.sport) ^= CHANGED_PORT;
 	socket = bpf_skc_lookup_tcp(skb, &tuple, proxy_tuple_size(&tuple, family), BPF_F_CURRENT_NETNS, 0);
 	if (!socket)
@@ -163,7 +165,7 @@ VERIFIED_ALONE proxy_erred(struct __sk_buff *skb, const struct flow *flow, __u32
 	return goes_on;
 }
 
-/* Whether a proxy waits for the packet, which answers a flow that was given to one. Else it is the pod's own. */
+/* Return whether a proxy has a socket for this reply of a redirected flow. Otherwise it is for the pod. */
 VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock *socket;
@@ -177,7 +179,7 @@ VERIFIED_ALONE proxy_waits(struct __sk_buff *skb, const struct flow *flow, __u32
 	return true;
 }
 
-/* The same, and the packet is that socket's now. */
+/* Assign the reply to the proxy's socket; false if there is none. */
 VERIFIED_ALONE proxy_answer(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock *socket;
@@ -193,7 +195,7 @@ VERIFIED_ALONE proxy_answer(struct __sk_buff *skb, const struct flow *flow, __u3
 	return !refused;
 }
 
-/* Whether the packet is the socket of the proxy's on `flow->proxy_port` now. */
+/* Assign the packet to the proxy's connection, or its listener on `flow->proxy_port`; false if there is none. */
 VERIFIED_ALONE proxy_assign(struct __sk_buff *skb, const struct flow *flow, __u32 family)
 {
 	struct bpf_sock_tuple tuple = {}, listener = {};
@@ -229,13 +231,13 @@ static __always_inline void mark_for_proxy(struct __sk_buff *skb, const struct f
 	mark_write(skb, MARK_TO_PROXY | (flow->dnat ? MARK_PORT_CHANGED : 0) | (__u32)flow->proxy_port << 16);
 }
 
-/* Whether a proxy is to have what has come for a pod. */
+/* Return whether the packet must be passed to a proxy. */
 static __always_inline bool is_proxys(const struct flow *flow)
 {
 	return unlikely(flow->proxy_port || flow->to_asker);
 }
 
-/* Whether the proxy takes the packet. Then the stack is to have it. */
+/* Assign the packet to the proxy's socket and mark it for local delivery; false if there is no socket. */
 static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow *flow, __u8 family)
 {
 	if (unlikely(flow->related) ? !proxy_erred(skb, flow, family)
@@ -246,7 +248,7 @@ static __always_inline bool proxy_takes(struct __sk_buff *skb, const struct flow
 	return true;
 }
 
-/* Send the notification that the packet goes to a proxy; the verdict. */
+/* Count and trace a packet that is passed to a proxy; returns the verdict. */
 static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flow *flow, enum direction direction,
 					 __u8 status, __u8 family)
 {
@@ -256,9 +258,7 @@ static __always_inline int pass_to_proxy(struct __sk_buff *skb, const struct flo
 	return TC_ACT_OK;
 }
 
-/* What a proxy is to take, by ingress policy or as the answer to it, where the packet enters the host's stack: the
- * verdict.
- */
+/* Pass a packet to a proxy at ingress of the host's stack; returns the verdict. */
 static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct flow *flow, __u8 status, __u8 family)
 {
 	if (!proxy_takes(skb, flow, family))
@@ -266,7 +266,7 @@ static __always_inline int ingress_proxied(struct __sk_buff *skb, const struct f
 	return pass_to_proxy(skb, flow, INGRESS, status, family);
 }
 
-/* Flip a bit of a port at `offset`, and have the checksum follow: whether that was possible. */
+/* Flip the top bit of the port at `offset` and update the checksum; false on failure. */
 static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32 checksum)
 {
 	__be16 port, changed;
@@ -278,12 +278,11 @@ static __always_inline bool flip_port(struct __sk_buff *skb, __u32 offset, __u32
 	       !bpf_skb_store_bytes(skb, offset, &changed, sizeof(changed), 0);
 }
 
-/* Give the client's port another number: whether that was possible. conntrack knows the connection already, under the
- * address that the client has asked, and has the answers keep that; to the stack the proxy's connection must be another
- * one: else it finds the proxy's socket before it sends the packet on to here (early demux), and names the service's
- * address to the proxy that asks where the connection was for (SO_ORIGINAL_DST). Rules of nftables change the port back
- * in answers (cells/proxy/envoy/translated.py). A client with two ports that differ in this one bit, which also asks the pod by
- * its own address, cannot have both connections at a time.
+/* Change the client's port; false on failure. conntrack already has the connection with its original destination, and
+ * reverses the DNAT of replies. For the stack the proxy's connection must be another one: otherwise early demux would
+ * find the proxy's socket before the packet is redirected here, and SO_ORIGINAL_DST would return the service's address.
+ * nftables rules restore the port of replies (cells/proxy/envoy/translated.py). A client cannot have two connections at
+ * a time with ports that differ only in this bit, one to the service and one to the pod.
  */
 static __always_inline bool change_port(struct __sk_buff *skb, const struct flow *flow)
 {
@@ -292,7 +291,7 @@ static __always_inline bool change_port(struct __sk_buff *skb, const struct flow
 
 	if (flow->later_fragment)
 		return false;
-	if (unlikely(flow->related)) { /* about an answer of the proxy's, which was sent to that port */
+	if (unlikely(flow->related)) { /* about a reply of the proxy to the changed port */
 		if (bpf_skb_load_bytes(skb, quoted, &first, sizeof(first)))
 			return false;
 		quoted += first >> 4 == 4 ? (first & 0xf) * 4 : sizeof(struct ipv6hdr);
@@ -305,7 +304,9 @@ static __always_inline bool change_port(struct __sk_buff *skb, const struct flow
 			 flow->l4 + offsetof(struct tcphdr, check));
 }
 
-/* Whether a proxy is to have what leaves the stack for a pod: by policy, or as an error about a translated connection. */
+/* Return whether a packet from the stack to a pod must be passed to a proxy: by policy, or as an ICMP error about a
+ * translated connection.
+ */
 static __always_inline bool gets_proxied(struct __sk_buff *skb, struct flow *flow, __u8 family)
 {
 	if (unlikely(flow->related && flow->dnat) && proxy_erred(skb, flow, family))
@@ -313,8 +314,8 @@ static __always_inline bool gets_proxied(struct __sk_buff *skb, struct flow *flo
 	return is_proxys(flow);
 }
 
-/* The same where it leaves the stack, which has no sockets for it there, or where another plugin's bridge would have it:
- * it enters again by cilium_net, see host_receives(). The verdict.
+/* Redirect a packet for a proxy to ingress of cilium_net (see host_receives()): at egress of the stack, or before
+ * another plugin's bridge, it cannot be assigned to a socket. Returns the verdict.
  */
 static __always_inline int proxied_again(struct __sk_buff *skb, struct flow *flow)
 {
