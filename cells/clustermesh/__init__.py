@@ -25,7 +25,6 @@ from cells.cluster.identity.identities import Identities
 from cells.cluster.identity.numbers import ClusterNumbers
 from cells.cluster.ipcache import Ipcache
 from cells.cluster.nodes.node import ClusterNode
-from cells.cluster.nodes.parse import parse_ip
 from cells.clustermesh import tables as mesh_tables
 from cells.clustermesh.tables import (
     KINDS,
@@ -37,8 +36,7 @@ from cells.clustermesh.tables import (
     RemoteIdentity,
 )
 from cells.config import AgentConfig, ChainingMode, cluster_name_fault
-from cells.kubernetes.objects.core import SERVICES
-from cells.kubernetes.resources import Resources
+from cells.kubernetes.resources import ServiceAddresses
 from cells.kvstore.store import KVStore
 from lifecycle import (
     Change,
@@ -227,7 +225,7 @@ class ClusterMesh:
         mesh: MeshTables,
         claims: RemoteClaims,
         store: KVStore,
-        resources: Resources,
+        services: ServiceAddresses,
         modes: list[Member[ChainingMode]],
         *,
         jobs: Jobs,
@@ -251,7 +249,7 @@ class ClusterMesh:
         self._log = log
         self._connected: set[str] = set()
         """Clusters with a job."""
-        self._services = resources.table(SERVICES)
+        self._services = services
         self._nodes_known = mesh.nodes.initializer("clustermesh")
         self._services_known = mesh.services.initializer("clustermesh")
         lifecycle.append(Hook("check the id of the cluster", partial(check_id, agent.cluster_id, modes)))
@@ -327,17 +325,7 @@ class ClusterMesh:
         from cells.kvstore.etcd import EtcdClient
 
         options = replace(self._store.settings.options, addresses=(), config=str(path))
-        return EtcdClient(options, self._store.metrics, self._resolve, pinned=True)
-
-    def _resolve(self, host: str) -> str:
-        """The cluster IP of NAME.NAMESPACE.svc: agents start before the cluster's DNS."""
-        name, _, rest = host.partition(".")
-        namespace, _, domain = rest.partition(".")
-        if domain.partition(".")[0] != "svc":
-            return host
-        service = self._services.get((namespace, name))
-        address = parse_ip(service.spec.cluster_ip) if service is not None else None  # None: headless
-        return str(address) if address is not None else host
+        return EtcdClient(options, self._store.metrics, self._services.resolve, pinned=True)
 
 
 # The mesh as metrics.

@@ -28,7 +28,7 @@ from cells.kubernetes.objects.core import (
     Pod,
     Service,
 )
-from cells.kubernetes.resources import Resources, source_statuses
+from cells.kubernetes.resources import Resources, service_addresses, source_statuses
 from cells.kubernetes.settings import KubernetesSettings, ObjectSource
 from cells.kubernetes.sink import missing_objects
 from lifecycle import Member, Table, config, invoke, module, provide
@@ -121,7 +121,7 @@ cell = module(
         KubernetesAPI,
         ManifestsSource,
     ),
-    provide(pods, namespaces, nodes, services, endpoint_slices, network_policies),
+    provide(pods, namespaces, nodes, services, endpoint_slices, network_policies, service_addresses),
     provide(cilium_nodes, cilium_identities, client_metrics, object_metrics),
     invoke(KubernetesAPI, ManifestsSource),
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cached_property, partial
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from cells.kubernetes.objects import KINDS
@@ -12,12 +14,12 @@ from cells.kubernetes.objects.cilium_endpoint import (
     SLIM_ENDPOINTS,
     CiliumIdentity,
 )
-from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, EndpointSlice, Pod
+from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Pod
 from cells.kubernetes.objects.kind import Kind, Object
 from cells.kubernetes.sink import MissingObject, MissingObjects, ObjectEvents, Sink, SourceStatus
-from lifecycle import Health, Logger, Table, Tables
+from lifecycle import Health, Logger, ReadTable, Table, Tables
 
-__all__ = ["Resources"]
+__all__ = ["Resources", "ServiceAddresses", "service_addresses"]
 
 
 T = TypeVar("T", bound=Object)
@@ -122,3 +124,38 @@ class Resources:
 
 def _key(row: Object) -> tuple[str, str]:
     return row.key
+
+
+class ServiceAddresses:
+    """Cluster IPs of Services, by their names in the cluster's DNS, which may be down or start later.
+
+    Source: Cilium 1.17, pkg/dial: names of the form NAME.NAMESPACE.svc.
+    """
+
+    def __init__(
+        self, follow: Callable[[], ReadTable[tuple[str, str], T]], cluster_ip: Callable[[T], str]
+    ) -> None:
+        self._follow = follow
+        self._cluster_ip = cluster_ip
+
+    @cached_property
+    def services(self) -> ReadTable[tuple[str, str], Any]:
+        """Services, followed from now on. Read it in constructors first."""
+        return self._follow()
+
+    def resolve(self, host: str) -> str:
+        """The cluster IP, or the host itself if it names no Service that has one."""
+        name, _, rest = host.partition(".")
+        namespace, _, domain = rest.partition(".")
+        if domain.partition(".")[0] != "svc":
+            return host
+        service = self.services.get((namespace, name))
+        try:
+            return str(ip_address(self._cluster_ip(service))) if service is not None else host
+        except ValueError:  # headless
+            return host
+
+
+def service_addresses(resources: Resources) -> ServiceAddresses:
+    """Cluster IPs of the Services that this agent follows."""
+    return ServiceAddresses(partial(resources.table, SERVICES), lambda service: service.spec.cluster_ip)

@@ -216,6 +216,8 @@ class EtcdClient:
         """Of the etcd cluster that answered first; 0: none has."""
         self._access: EtcdAccess | None = None
         self._active = 0
+        self._dialed = ""
+        """The host of the connection."""
         self._channel: Any = None
         self._loaded = anyio.Event()
         self._slots = anyio.Semaphore(options.max_inflight)
@@ -423,7 +425,8 @@ class EtcdClient:
         ]
         address = target(self.endpoint)
         host, _, port = address.rpartition(":")
-        if (found := self._resolve(host)) != host:  # its certificate has the name
+        self._dialed = found = self._resolve(host)
+        if found != host:  # its certificate has the name
             address = f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
             options += [("grpc.ssl_target_name_override", host), ("grpc.default_authority", host)]
         if self._access.tls:
@@ -493,6 +496,14 @@ class EtcdClient:
             self._next(channel)
             return StoreUnavailableError(f"{self.endpoint}: {_brief(text) or code.name.lower()}")
         return StoreError(f"{self.endpoint}: {text or code.name.lower()}")
+
+    def redial(self) -> None:
+        """Connect anew if the host of the address in use has another address now."""
+        channel = self._channel
+        if channel is None or self._resolve(target(self.endpoint).rpartition(":")[0]) == self._dialed:
+            return
+        self._connect()
+        _closing(channel)
 
     def _next(self, failed: Any) -> None:
         """Connect to the next address, with the certificates read again."""

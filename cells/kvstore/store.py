@@ -15,6 +15,7 @@ from typing import Final
 import anyio
 import msgspec
 
+from cells.kubernetes.resources import ServiceAddresses
 from cells.kvstore.etcd import EtcdClient, StoreMetrics
 from cells.kvstore.model import (
     HEARTBEAT,
@@ -221,15 +222,17 @@ class KVStore:
         self,
         settings: KVStoreSettings,
         metrics: StoreMetrics,
+        services: ServiceAddresses | None = None,
         *,
         lifecycle: Lifecycle,
         jobs: Jobs,
         health: Health,
         log: Logger,
     ) -> None:
+        """``services`` resolves addresses of etcd that are names of Services."""
         self.settings = settings
         self.metrics = metrics
-        self.client = EtcdClient(settings.options, metrics)
+        self.client = EtcdClient(settings.options, metrics, services.resolve if services is not None else str)
         self.leases = Leases(self.client, settings.kvstore_lease_ttl)
         self.lock_leases = 0
         """Locks that are held or waited for."""
@@ -257,6 +260,8 @@ class KVStore:
             self._timer = jobs.timer("monitor the store", self._look, INTERVAL)
             self._timer.trigger()
             jobs.observe("keep leases", self.leases.losses, self._lease_lost)
+            if services is not None:
+                jobs.observe("follow Services", services.services.changes, self._services_changed)
 
     @property
     def enabled(self) -> bool:
@@ -341,6 +346,9 @@ class KVStore:
 
     async def _lease_lost(self, _: None) -> None:
         self.replaced()
+
+    async def _services_changed(self, _: object) -> None:
+        self.client.redial()
 
     async def _look(self) -> None:
         """See whether it answers and agrees. A user that reaches it earlier triggers the next look."""

@@ -14,6 +14,7 @@ import structlog
 
 from cells import clustermesh, kubernetes, kvstore
 from cells.cluster import ipcache
+from cells.cluster.allocation.agreed import AllocationMode
 from cells.cluster.identity.identities import Identities, NodeAllocator, identity_table
 from cells.cluster.identity.numbers import CLUSTER
 from cells.cluster.ipcache.rows import IpcacheEntry, IpcacheTarget, Source
@@ -221,6 +222,7 @@ async def mesh(
         ipcache.cell,
         clustermesh.cell,
         supply(known),
+        supply(AllocationMode.CRD),
         supply(nodes, type=ReadTable[str, ClusterNode]),
         supply(Identities(identity_table(), NodeAllocator(CLUSTER))),
         replace(IpcacheTarget, (kernel or FakeIpcacheMap()).target),

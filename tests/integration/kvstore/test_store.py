@@ -10,10 +10,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from cells import kvstore
 from cells.config import AgentConfig
+from cells.kubernetes.objects.core import Service
+from cells.kubernetes.resources import ServiceAddresses
 from cells.kvstore.own_keys import OwnKey, keep_keys
 from cells.kvstore.settings import StoreConfigError, StoreOptions, read_access
 from cells.kvstore.store import KVStore
@@ -91,6 +94,31 @@ async def test_keys_are_read_then_followed(etcd: Etcd) -> None:
         etcd.put("their/b", "2")
         etcd.delete("their/a")
         await until(lambda: found.by_key() == {"b": "2"})
+        assert found.store.state().state == "Ok"
+
+
+def service(cluster_ip: str) -> Service:
+    metadata = {"namespace": "kube-system", "name": "etcd"}
+    return msgspec.convert({"metadata": metadata, "spec": {"clusterIP": cluster_ip}}, Service)
+
+
+async def test_an_address_that_names_a_service_is_its_cluster_ip(etcd: Etcd) -> None:
+    etcd.put("their/a", "1")
+    services: Table[tuple[str, str], Service] = Table("services", key=lambda row: row.key)
+    port = etcd.url.rpartition(":")[2]
+    address = f"etcd.address=http://etcd.kube-system.svc.cluster.local:{port}"
+
+    def service_addresses() -> ServiceAddresses:
+        return ServiceAddresses(lambda: services, lambda row: row.spec.cluster_ip)
+
+    async with following(etcd, provide(service_addresses), **{"kvstore-opt": address}) as found:
+        await until(lambda: "not connected yet" not in found.store.state().message)
+        services.put(service("127.0.0.1"))
+        await until(lambda: found.by_key() == {"a": "1"})
+        services.put(service("None"))
+        services.put(service("127.0.0.1"))
+        etcd.put("their/b", "2")
+        await until(lambda: found.by_key() == {"a": "1", "b": "2"})
         assert found.store.state().state == "Ok"
 
 
