@@ -1,4 +1,4 @@
-"""The operator: what a cluster needs done once, not on every node. All its cells, as one."""
+"""The operator: the work that a cluster needs done once, as one module of all its cells."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from cells.operator.leader import LeaderHive
 from cells.operator.options import ServedCluster
 from lifecycle import module, nest
 
-# The operator: all its cells, as one.
-
 LEADER: Final = (
     crds.cell,
     objects.cell,
@@ -46,7 +44,7 @@ LEADER: Final = (
     policies.cell,
     bgp.cell,
 )
-"""What only the leader runs."""
+"""The cells that run only while this operator holds the lease."""
 
 work = nest(
     LeaderHive,

@@ -1,6 +1,6 @@
-"""The operator's way to the API server.
+"""Connects to the API server and gives every cell of the operator its client.
 
-Edge: finds the server, lends its client; every cell that writes needs it.
+ObjectWriter is the base of the reconciler targets that patch the cluster's objects.
 """
 
 from __future__ import annotations
@@ -39,45 +39,46 @@ Key = TypeVar("Key")
 Patch = TypeVar("Patch")
 
 
-# The client of the API server that every part of the operator shares.
+# The API server's client, which all cells of the operator share.
 
 USER_AGENT = "cilium-operator/1.17.0"
-"""What requests say they are from: the field manager of what is written, too."""
+"""User agent of the requests, and field manager of written objects."""
 
 
 class ApiServerSettings(Settings, frozen=True):
-    """Where the API server is, and how fast it may be asked."""
+    """Addresses of the API server, and limits of the request rate."""
 
     k8s_api_server: str = ""
-    """URL of the API server; empty takes the kubeconfig's, or that of the cluster it is a pod of."""
+    """URL of the API server; empty: the kubeconfig's, or in a pod that of the cluster."""
 
     k8s_api_server_urls: tuple[str, ...] = ()
-    """URLs of several API servers, tried in turn when one does not answer."""
+    """URLs of several API servers; if one does not answer, the next is tried."""
 
     k8s_kubeconfig_path: str = ""
     """Path of a kubeconfig; its current context is used."""
 
     operator_k8s_client_qps: Annotated[float, Meta(ge=0)] = 100.0
-    """Requests per second on average; 0: no limit."""
+    """Average number of requests per second; 0: no limit."""
 
     operator_k8s_client_burst: Annotated[int, Meta(ge=1)] = 200
-    """Requests in a burst above that rate."""
+    """Number of requests in a burst above that rate."""
 
     k8s_client_connection_timeout: Annotated[Duration, Meta(ge=0)] = seconds(30)
-    """Time limit for connecting, and for an answer; 0: 30s."""
+    """Timeout of connecting, and of a request; 0: 30s."""
 
     k8s_client_connection_keep_alive: Annotated[Duration, Meta(ge=0)] = seconds(30)
     """How long an idle connection stays open, and the interval of TCP keepalive probes; 0: 30s."""
 
     k8s_heartbeat_timeout: Annotated[Duration, Meta(ge=0)] = seconds(30)
-    """How long the API server may be silent before it is probed; without an answer the connections are
-    replaced. 0: never."""
+    """Time without an answer after which the API server is probed; if the probe fails, connections are
+    replaced. 0: never.
+    """
 
     def faults(self) -> Iterator[str]:
         return self.where().faults()
 
     def where(self) -> KubernetesSettings:
-        """The same as the agent's settings say it."""
+        """Return the agent's form of these settings."""
         return KubernetesSettings(
             k8s_api_server=self.k8s_api_server,
             k8s_api_server_urls=self.k8s_api_server_urls,
@@ -86,7 +87,7 @@ class ApiServerSettings(Settings, frozen=True):
 
 
 class ClusterAPI:
-    """The API server. The start fails when none is named anywhere: an operator has nothing else to do."""
+    """Connects to the API server; the start fails if none is configured."""
 
     def __init__(self, settings: ApiServerSettings, *, lifecycle: Lifecycle, jobs: Jobs, log: Logger) -> None:
         self._settings = settings
@@ -97,7 +98,7 @@ class ClusterAPI:
 
     @property
     def client(self) -> Client:
-        """Its client. Raises NotStartedError before the hook has run."""
+        """The client. Raises NotStartedError before the start hook has run."""
         if self._client is None:
             raise NotStartedError("ClusterAPI: the API server is known once its hook has run")
         return self._client
@@ -129,20 +130,20 @@ class ClusterAPI:
 
 
 class ObjectWriter(PatchTarget[Key, Patch]):
-    """Writes patches to objects of the cluster, each by itself: a Target. Subclasses have write()."""
+    """A reconciler's target that writes one patch per object of the API server."""
 
     def __init__(self, server: ClusterAPI) -> None:
         self.server = server
 
     async def put(self, batch: Mapping[Key, Patch]) -> None:
-        """Write them. Raises BatchError."""
+        """Write each patch. Raises BatchError."""
         with BatchFailures(KubernetesError) as failures:
             for key, patch in batch.items():
                 with failures.of(key):
-                    await self.write_if_there(patch)
+                    await self.write_existing(patch)
 
-    async def write_if_there(self, patch: Patch) -> None:
-        """Write one, unless its object is absent, or another of that name: the watch shows those."""
+    async def write_existing(self, patch: Patch) -> None:
+        """Write a patch; ignore an object that was deleted or recreated, since the watch reports it."""
         try:
             await self.write(patch)
         except NotFoundError:
@@ -153,7 +154,7 @@ class ObjectWriter(PatchTarget[Key, Patch]):
 
     @abstractmethod
     async def write(self, patch: Patch) -> None:
-        """Write one. Raises KubernetesError."""
+        """Write a patch. Raises KubernetesError."""
 
 
 cell = module("api-server", "Connection to the API server", config(ApiServerSettings), provide(ClusterAPI))

@@ -1,11 +1,11 @@
-"""BGP: every CiliumBGPClusterConfig becomes a CiliumBGPNodeConfig for each node that it selects.
+"""Creates a CiliumBGPNodeConfig for each node that a CiliumBGPClusterConfig selects.
 
-Controller: CiliumBGPClusterConfigs, CiliumBGPNodeConfigOverrides, CiliumNodes, CiliumBGPNodeConfigs,
-            CiliumBGPPeerConfigs and the names of secrets in; what NodeConfigs and conditions do not say yet
-            out.
-Reconciler: those tables in, CiliumBGPNodeConfigs and the conditions of ClusterConfigs and PeerConfigs out.
-Why:        a node belongs to the ClusterConfig that its NodeConfig names as its owner, so two that select one
-            node cannot take it from each other; the API server removes what an absent owner leaves behind.
+A pure function computes the desired NodeConfigs and conditions from CiliumBGPClusterConfigs,
+CiliumBGPNodeConfigOverrides, CiliumNodes, CiliumBGPNodeConfigs, CiliumBGPPeerConfigs and the names of
+secrets. Reconcilers write the differences.
+
+The owner reference of a NodeConfig names its ClusterConfig, so two ClusterConfigs that select one node cannot
+overwrite each other; the API server deletes NodeConfigs of a deleted owner.
 """
 
 from __future__ import annotations
@@ -56,47 +56,49 @@ __all__ = ["BGPNodeConfigs", "BGPOperatorSettings", "NodeConfigPatch", "cell"]
 
 
 class BGPOperatorSettings(Settings, frozen=True):
-    """Settings of the bgp cell; they count with enable-bgp-control-plane."""
+    """Settings of the bgp cell; used with enable-bgp-control-plane."""
 
     bgp_secrets_namespace: str = ""
-    """Namespace of the secrets with the passwords of peers; a CiliumBGPPeerConfig that names a secret which
-    is not there gets a condition. Empty: secrets are not looked for."""
+    """Namespace of the secrets with peers' passwords. A CiliumBGPPeerConfig that names a missing secret gets
+    a condition. Empty: secrets are not checked.
+    """
 
     enable_bgp_control_plane_status_report: bool = True
-    """Report in conditions of CiliumBGPClusterConfigs and CiliumBGPPeerConfigs what they name and is not
-    there; if not, conditions of an operator before are removed."""
+    """Report missing references and conflicts in conditions of CiliumBGPClusterConfigs and
+    CiliumBGPPeerConfigs; false: remove existing conditions.
+    """
 
 
-# What there shall be: pure functions of what there is.
+# The desired objects, as pure functions of the actual ones.
 #
-# Source: Cilium 1.17, operator/pkg/bgpv2, and its conditions. Other than there, a NodeConfig that is changed
-#         or deleted by others is put right at once, and a ClusterConfig made anew under its name takes over
-#         its NodeConfigs before they are removed with their old owner.
+# Source: Cilium 1.17, operator/pkg/bgpv2, and its conditions. Unlike Cilium, a NodeConfig that others change
+# or delete is restored at once, and a recreated ClusterConfig adopts its NodeConfigs before they are
+# garbage-collected with their old owner.
 
 
 class NodeConfigPatch(msgspec.Struct, frozen=True, gc=False):
-    """What shall become of the CiliumBGPNodeConfig of a node."""
+    """A change of a node's CiliumBGPNodeConfig."""
 
     name: str
     action: Literal["create", "update", "delete"]
     uid: str = ""
-    """Of the NodeConfig that there is."""
+    """UID of the current NodeConfig; empty to create one."""
     owner: OwnerReference = OwnerReference()
     spec: BGPNodeConfigSpec | None = None
 
 
 class BGPPlan(msgspec.Struct, frozen=True):
-    """What NodeConfigs, ClusterConfigs and PeerConfigs do not say yet."""
+    """The pending changes of NodeConfigs, ClusterConfigs and PeerConfigs."""
 
     node_configs: list[NodeConfigPatch]
     cluster_configs: list[ConditionsPatch]
     peer_configs: list[ConditionsPatch]
     conflicts: dict[str, str]
-    """Node -> why it is left as it is."""
+    """Node -> why its NodeConfig is not changed."""
 
 
 class BGPInput(msgspec.Struct, frozen=True):
-    """All that a plan is made of; names of nodes, of overrides and of NodeConfigs are the same."""
+    """The input of plan(). Overrides and NodeConfigs have the name of their node."""
 
     cluster_configs: list[CiliumBGPClusterConfig]
     overrides: Mapping[str, CiliumBGPNodeConfigOverride]
@@ -104,7 +106,7 @@ class BGPInput(msgspec.Struct, frozen=True):
     node_configs: Mapping[str, CiliumBGPNodeConfig]
     peer_configs: Mapping[str, CiliumBGPPeerConfig]
     secrets: frozenset[str] | None
-    """Names of the secrets that there are; None where they are not looked for."""
+    """Names of the existing secrets; None if secrets are not checked."""
     reports: bool
     """Whether conditions are reported; if not, they are removed."""
 
@@ -112,7 +114,7 @@ class BGPInput(msgspec.Struct, frozen=True):
 def node_spec(
     instances: Iterable[BGPClusterInstance], override: CiliumBGPNodeConfigOverride | None
 ) -> BGPNodeConfigSpec:
-    """The instances of a ClusterConfig with what one node has otherwise; unknown names change nothing."""
+    """Return a ClusterConfig's instances with a node's overrides; unknown instances are ignored."""
     changes = {one.name: one for one in override.spec.bgp_instances} if override is not None else {}
     return BGPNodeConfigSpec(tuple(_instance(one, changes.get(one.name)) for one in instances))
 
@@ -140,14 +142,14 @@ def _instance(instance: BGPClusterInstance, change: BGPOverrideInstance | None) 
 
 
 def plan(found: BGPInput) -> BGPPlan:
-    """What is to be written. Nodes that nothing owns yet go to the first ClusterConfig by name."""
+    """Compute the changes. A node without an owner goes to the first ClusterConfig by name."""
     configs = sorted(found.cluster_configs, key=lambda one: one.name)
     selected = {one.name: set(_selected(one, found.node_labels)) for one in configs}
     owners = {name: _owner(one) for name, one in found.node_configs.items()}
     patches: list[NodeConfigPatch] = []
     conflicts: dict[str, str] = {}
     lost: dict[str, set[str]] = {one.name: set() for one in configs}
-    """ClusterConfig -> those that own nodes which it selects, too."""
+    """ClusterConfig -> the ClusterConfigs that own nodes which it selects, too."""
     for config_ in configs:
         reference = _reference(config_)
         for node in sorted(selected[config_.name]):
@@ -185,7 +187,7 @@ def _selected(config_: CiliumBGPClusterConfig, labels: Mapping[str, dict[str, st
 
 
 def _owner(config_: CiliumBGPNodeConfig) -> str | None:
-    """The ClusterConfig that owns a NodeConfig; None where none does."""
+    """Return the name of the ClusterConfig that owns a NodeConfig, or None."""
     kind = CILIUM_BGP_CLUSTER_CONFIGS.kind
     owners = config_.metadata.owner_references or ()
     return next((one.name for one in owners if one.kind == kind), None)
@@ -216,7 +218,7 @@ _CLUSTER_TYPES: Final = {
     "NoMatchingNode": "NoMatchingNode",
 }
 _PEER_TYPES: Final = {"MissingAuthSecret": "MissingAuthSecret"}
-"""Type -> reason, in the order of types."""
+"""Type -> reason, ordered by type."""
 _NO_NODE: Final = "No node matches spec.nodeSelector"
 
 
@@ -260,7 +262,7 @@ def _conditions(
     messages: Mapping[str, str],
     reports: bool,
 ) -> ConditionsPatch | None:
-    """What an object does not say yet. A condition is true where there is a message."""
+    """Return the difference between desired and actual conditions. A condition with a message is true."""
     held = {one.type: _shown(one) for one in object_.status.conditions or ()}
     name, uid, generation = object_.name, object_.metadata.uid, object_.metadata.generation
     if not reports:
@@ -285,32 +287,32 @@ def _shown(one: Condition) -> tuple[str, str, str, int]:
     return one.status, one.reason, one.message, one.observed_generation
 
 
-# Plans anew whenever something changes.
+# Computes a new plan whenever a source changes.
 
 AGAIN: Final = minutes(1)
-"""How often what is not written yet is tried again."""
+"""Interval at which failed or missing writes are retried."""
 
 
 class BGPObjects:
-    """The tables that are read and written here; none of them is filled where BGP is off."""
+    """The tables that are read and written; all are empty while BGP is off."""
 
     def __init__(self, settings: BGPOperatorSettings, objects: ClusterObjects, tables: Tables) -> None:
         self.active = objects.resources.bgp
-        """Whether there are custom resources of BGP."""
+        """Whether the custom resources of BGP are registered."""
         self.reports = settings.enable_bgp_control_plane_status_report
         """Whether conditions are reported."""
         self.node_patches: Table[str, NodeConfigPatch] = Table(
             "bgp-node-config-requests", key=lambda one: one.name
         )
-        """What NodeConfigs do not say yet, by node."""
+        """Pending changes of NodeConfigs, by node."""
         self.cluster_patches: Table[str, ConditionsPatch] = Table(
             "bgp-cluster-config-conditions", key=lambda one: one.name
         )
-        """Conditions that ClusterConfigs do not have yet, by name."""
+        """Pending conditions of ClusterConfigs, by name."""
         self.peer_patches: Table[str, ConditionsPatch] = Table(
             "bgp-peer-config-conditions", key=lambda one: one.name
         )
-        """Conditions that PeerConfigs do not have yet, by name."""
+        """Pending conditions of PeerConfigs, by name."""
         if not self.active:
             return
         self.cluster_configs = objects.table(CILIUM_BGP_CLUSTER_CONFIGS)
@@ -325,7 +327,7 @@ class BGPObjects:
 
     @property
     def sources(self) -> list[Table[Any, Any]]:
-        """All that is read."""
+        """The tables that a plan is computed from."""
         found: list[Table[Any, Any]] = [
             self.cluster_configs,
             self.overrides,
@@ -336,7 +338,7 @@ class BGPObjects:
         return found if self.secrets is None else [*found, self.secrets]
 
     def read(self) -> BGPInput:
-        """All that there is now."""
+        """Return a snapshot of the tables."""
         return BGPInput(
             cluster_configs=list(self.cluster_configs.all()),
             overrides={one.name: one for one in self.overrides.all()},
@@ -349,7 +351,7 @@ class BGPObjects:
 
 
 class BGPNodeConfigs:
-    """Keeps the plan up to date, once every source is known: before that nothing is created or deleted."""
+    """Keeps the plan up to date; starts once all sources are synchronized."""
 
     def __init__(self, objects: BGPObjects, *, jobs: Jobs, health: Health, log: Logger) -> None:
         self._objects = objects
@@ -397,14 +399,17 @@ def _labels_changed(key: object, old: CiliumNode | None, new: CiliumNode | None)
     return old is None or new is None or old.labels != new.labels
 
 
-# Writes NodeConfigs.
+# Writes CiliumBGPNodeConfigs.
 
 
 class NodeConfigWriter(ObjectWriter[str, NodeConfigPatch]):
-    """CiliumBGPNodeConfigs, all but their status."""
+    """Writes metadata and spec of CiliumBGPNodeConfigs, not their status."""
 
     async def write(self, patch: NodeConfigPatch) -> None:
-        """Write one; what is there already comes by the watch. Raises KubernetesError."""
+        """Write a change; an object that exists already is left to the next event of the watch.
+
+        Raises KubernetesError.
+        """
         client, kind = self.server.client, CILIUM_BGP_NODE_CONFIGS
         if patch.action == "delete":
             await client.delete(kind, patch.name, uid=patch.uid)
@@ -421,7 +426,10 @@ class NodeConfigWriter(ObjectWriter[str, NodeConfigPatch]):
 
 
 def _updated(patch: NodeConfigPatch, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with its spec and its owner; status and other owners stay. None for another of that name."""
+    """Return the object with the desired spec and owner, or None if it was recreated.
+
+    Its status and other owners are unchanged.
+    """
     metadata = live["metadata"]
     if metadata.get("uid") != patch.uid:
         return None
@@ -435,7 +443,7 @@ def _updated(patch: NodeConfigPatch, live: dict[str, Any]) -> dict[str, Any] | N
 
 
 def write(server: ClusterAPI, objects: BGPObjects, jobs: Jobs) -> None:
-    """Start the writers of all of it, where there is BGP."""
+    """Start the reconcilers of NodeConfigs and conditions, if BGP is on."""
     if not objects.active:
         return
     node_configs = Reconciler(

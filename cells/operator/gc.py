@@ -1,8 +1,8 @@
-"""Garbage collection: identities, CiliumEndpoints and CiliumNodes that are no longer needed.
+"""Garbage collection of identities, CiliumEndpoints and CiliumNodes.
 
-Controller: tables of the cluster's objects in, deletions at the API server out.
-Why:        an agent that died cannot delete what it wrote. Nothing is deleted before every object that speaks
-            for it is known, and then only as it was seen: by uid, identities by version as well.
+An agent that died cannot delete its objects. Orphans are found by comparing tables of the cluster's objects,
+once all tables involved are synchronized. Deletions have the object's uid as a precondition, those of
+identities the resourceVersion as well.
 """
 
 from __future__ import annotations
@@ -47,31 +47,27 @@ from lifecycle import (
 __all__ = ["CiliumEndpointGC", "GCSettings", "IdentityGC", "IdentityPasses", "NodeGC", "cell"]
 
 
-# How often unused objects are looked for, and how fast they are deleted.
-#
-# Source: Cilium 1.17, options of the operator.
-
-
 class GCSettings(Settings, frozen=True):
     """Settings of garbage collection."""
 
     nodes_gc_interval: Annotated[Duration, msgspec.Meta(ge=0)] = minutes(5)
-    """How often CiliumNodes without a Node are looked for; one goes when it is found twice. 0 never looks."""
+    """Interval of the search for CiliumNodes without a Node; one is deleted when it is found twice. 0: never.
+    """
 
     cilium_endpoint_gc_interval: Duration = minutes(5)
-    """How often CiliumEndpoints without a running pod are looked for."""
+    """Interval of the search for CiliumEndpoints without a running pod."""
 
     identity_gc_interval: Annotated[Duration, msgspec.Meta(ge=0)] = minutes(15)
-    """How often identities that no endpoint has are looked for; 0 never looks."""
+    """Interval of the search for identities without endpoints; 0: never."""
 
     identity_heartbeat_timeout: Annotated[Duration, msgspec.Meta(gt=0)] = minutes(30)
     """How long an identity without endpoints is preserved."""
 
     identity_gc_rate_interval: Annotated[Duration, msgspec.Meta(gt=0)] = minutes(1)
-    """The time that identity-gc-rate-limit is about."""
+    """Interval of identity-gc-rate-limit."""
 
     identity_gc_rate_limit: Annotated[int, msgspec.Meta(gt=0)] = 2500
-    """How many identities are deleted in identity-gc-rate-interval at most."""
+    """Maximum number of identities that are deleted in identity-gc-rate-interval."""
 
     def faults(self) -> Iterator[str]:
         if self.cilium_endpoint_gc_interval <= 0:
@@ -81,28 +77,28 @@ class GCSettings(Settings, frozen=True):
             )
 
 
-# How often passes over identities are, how fast they delete and how they ended, wherever those are stored.
+# Counters of identity GC, for CiliumIdentities and for identities in the kvstore.
 #
 # Source: Cilium 1.17, the operator's metrics identity_gc_*.
 
 
 class IdentityPasses:
-    """Counts of the last pass, and of passes, by where identities are stored: ``crd`` or ``kvstore``."""
+    """Counts the passes and the identities of the last pass, by store: ``crd`` or ``kvstore``."""
 
     def __init__(self, settings: GCSettings) -> None:
         self.interval = settings.identity_gc_interval
-        """Seconds from one pass to the next; 0 for none."""
+        """Seconds between passes; 0 for none."""
         self.most, self.within = settings.identity_gc_rate_limit, settings.identity_gc_rate_interval
-        """How many identities are deleted within so many seconds at most."""
+        """Maximum number of identities that are deleted within ``within`` seconds."""
         self.entries: dict[tuple[str, str], int] = {}
-        """Status, ``alive`` or ``deleted``, and where -> how many."""
+        """(``alive`` or ``deleted``, store) -> number of identities in the last pass."""
         self.runs: dict[tuple[str, str], int] = {}
-        """Outcome, ``success`` or ``fail``, and where -> how many."""
+        """(``success`` or ``fail``, store) -> number of passes."""
         self.latency: dict[tuple[str, str], float] = {}
-        """Outcome and where -> seconds that the last such pass took."""
+        """(outcome, store) -> duration of the last pass in seconds."""
 
     def expect(self, where: str) -> None:
-        """There will be passes: all counts are 0 until then."""
+        """Initialize the counters of a store with 0."""
         for status in ("alive", "deleted"):
             self.entries.setdefault((status, where), 0)
         for outcome in ("success", "fail"):
@@ -110,13 +106,13 @@ class IdentityPasses:
         self.latency.setdefault(("success", where), 0.0)
 
     def found(self, where: str, *, alive: int, deleted: int) -> None:
-        """What a pass leaves, and what it deleted."""
+        """Record the result of a pass."""
         self.entries["alive", where] = alive
         self.entries["deleted", where] = deleted
 
     @contextmanager
     def counted(self, where: str) -> Iterator[None]:
-        """Count the pass that the block is; one that raises has failed."""
+        """Count the block as a pass, and its duration; an exception counts as a failure."""
         began = time.monotonic()
         try:
             yield
@@ -127,14 +123,14 @@ class IdentityPasses:
         self.latency["success", where] = time.monotonic() - began
 
 
-# Deletes CiliumNodes without their Node.
+# Deletes CiliumNodes without a Node.
 #
-# Source: Cilium 1.17: found in two passes, since a node that is being registered anew has its Node deleted
-#         and made again; with ownerReferences Kubernetes itself deletes it.
+# Source: Cilium 1.17. An orphan is deleted at the second pass that finds it, since a Node may be deleted and
+#         recreated while it is registered again. Kubernetes itself deletes CiliumNodes with ownerReferences.
 
 
 class NodeGC:
-    """Looks every nodes-gc-interval."""
+    """Deletes CiliumNodes without a Node, every nodes-gc-interval."""
 
     def __init__(
         self, settings: GCSettings, server: ClusterAPI, objects: ClusterObjects, *, jobs: Jobs, log: Logger
@@ -144,12 +140,12 @@ class NodeGC:
         self._nodes = objects.table(NODES)
         self._cilium_nodes = objects.table(CILIUM_NODES)
         self._suspects: dict[str, str] = {}
-        """Name -> uid of those that had no Node the last time."""
+        """Name -> uid of the orphans of the last pass."""
         if settings.nodes_gc_interval:
             jobs.timer("nodes", self.collect, settings.nodes_gc_interval)
 
     async def collect(self) -> None:
-        """One pass. Raises KubernetesError when some could not be deleted."""
+        """Run one pass. Raises KubernetesError if a deletion failed."""
         await self._nodes.wait_initialized()
         await self._cilium_nodes.wait_initialized()
         orphans = {
@@ -164,7 +160,7 @@ class NodeGC:
             try:
                 await self._server.client.delete(CILIUM_NODES, name, uid=uid)
             except ConflictError:
-                continue  # made anew meanwhile
+                continue  # recreated meanwhile
             except KubernetesError as error:
                 failure = error
                 continue
@@ -173,13 +169,13 @@ class NodeGC:
             raise failure
 
 
-# Deletes CiliumEndpoints of pods that are deleted or have ended.
+# Deletes CiliumEndpoints of pods that are deleted or have terminated.
 #
-# Source: Cilium 1.17, operator/endpointgc. Other than there, the server is asked for a pod that is not in the
-#         table before its endpoint is deleted: the watch of pods may be behind that of endpoints.
+# Source: Cilium 1.17, operator/endpointgc. Unlike Cilium, the API server is queried for a pod that the table
+#         lacks before its endpoint is deleted, since the watch of pods may lag behind that of endpoints.
 
 PAGE: Final = 500
-"""Objects of a list that are asked for at once."""
+"""Page size of lists."""
 
 
 class _PageMeta(msgspec.Struct, frozen=True):
@@ -199,7 +195,10 @@ _PAGE: Final = msgspec.json.Decoder(_Page)
 
 
 class CiliumEndpointGC:
-    """Looks at the start and at every interval; where there are to be none, once, and deletes them all."""
+    """Deletes CiliumEndpoints without a running pod, at the start and at every interval.
+
+    With disable-endpoint-crd it deletes all of them, once.
+    """
 
     def __init__(
         self, settings: GCSettings, server: ClusterAPI, objects: ClusterObjects, *, jobs: Jobs, log: Logger
@@ -207,9 +206,9 @@ class CiliumEndpointGC:
         self._server = server
         self._log = log
         self.deleted = 0
-        """How many were deleted."""
+        """Number of deleted objects."""
         self.failed = 0
-        """How many could not be."""
+        """Number of failed deletions."""
         if not objects.resources.endpoints:
             jobs.one_shot("clear", self.clear)
             return
@@ -219,13 +218,13 @@ class CiliumEndpointGC:
         jobs.timer("endpoints", self.collect, settings.cilium_endpoint_gc_interval).trigger()
 
     async def clear(self) -> None:
-        """Delete every CiliumEndpoint: they are neither written nor read any more. Raises KubernetesError."""
+        """Delete all CiliumEndpoints, which no agent uses any more. Raises KubernetesError."""
         client, query = self._server.client, {"limit": str(PAGE)}
         while True:
             try:
                 page = _PAGE.decode(await client.page(CILIUM_ENDPOINTS, query))
             except NotFoundError:
-                return  # the resource itself is not there
+                return  # the custom resource is not registered
             for one in page.items:
                 meta = one.metadata
                 if await client.delete(CILIUM_ENDPOINTS, meta.name, meta.namespace, uid=meta.uid):
@@ -237,7 +236,7 @@ class CiliumEndpointGC:
             self._log.info("CiliumEndpoints deleted: disable-endpoint-crd is set", count=self.deleted)
 
     async def collect(self) -> None:
-        """One pass. Raises KubernetesError when some could not be deleted."""
+        """Run one pass. Raises KubernetesError if a deletion failed."""
         for table in (self._endpoints, self._pods, self._nodes):
             await table.wait_initialized()
         orphans = sorted(
@@ -251,7 +250,7 @@ class CiliumEndpointGC:
                     continue
                 await self._server.client.delete(CILIUM_ENDPOINTS, name, namespace, uid=one.metadata.uid)
             except ConflictError:
-                continue  # made anew meanwhile
+                continue  # recreated meanwhile
             except KubernetesError as error:
                 self.failed += 1
                 failure = error
@@ -262,7 +261,7 @@ class CiliumEndpointGC:
             raise failure
 
     def _needed(self, endpoint: CiliumEndpoint) -> bool:
-        """Whether its pod, or else the node that owns it, is there."""
+        """Whether its pod runs; without a pod, whether the node that owns it exists."""
         pod = self._pods.get(endpoint.key) or self._pods.get(self._owner(endpoint))
         if pod is not None:
             return not pod.finished
@@ -270,14 +269,14 @@ class CiliumEndpointGC:
         return any(self._nodes.get(("", name)) is not None for name in nodes)
 
     def _owner(self, endpoint: CiliumEndpoint) -> Key:
-        """Namespace and name of the pod that owns it; its own where none does."""
+        """Return namespace and name of the owning pod, by default its own name."""
         return endpoint.namespace, owner_of(endpoint)[0] or endpoint.name
 
     async def _pod_is_new(self, endpoint: CiliumEndpoint) -> bool:
-        """Whether its pod is at the server, but not in the table yet. Raises KubernetesError."""
+        """Whether the API server has its pod and the table lacks it. Raises KubernetesError."""
         key = self._owner(endpoint)
         if self._pods.get(endpoint.key) or self._pods.get(key):
-            return False  # it has ended
+            return False  # it has terminated
         try:
             pod = await self._server.client.get(CLUSTER_PODS, key[1], key[0])
         except NotFoundError:
@@ -287,25 +286,26 @@ class CiliumEndpointGC:
 
 # Deletes identities that no endpoint has had for a while.
 #
-# Source: Cilium 1.17, operator/identitygc: an identity without endpoints is marked with the time; an agent
-#         that uses it again takes the mark away; one that has been marked for the heartbeat timeout goes.
+# Source: Cilium 1.17, operator/identitygc: an identity without endpoints is marked with the time. An agent
+#         that uses it again removes the mark. An identity is deleted once it was marked for the heartbeat
+#         timeout.
 #
-# Numbers are few (65,280 for a cluster, half as many in a mesh of 511). When half of them are given out,
-# marks count after a minute, passes come quickly and the limit of deletions is lifted, so that pods that come
-# and go do not use up all of them.
+# There are 65,280 numbers for a cluster, half as many in a mesh of 511. When more than half of them are
+# allocated, marks expire after a minute, passes run more often and the deletion limit is lifted, so that
+# short-lived pods do not exhaust the numbers.
 
 HEARTBEAT: Final = "io.cilium.heartbeat"
 CRD: Final = "crd"
 SHORT_TIMEOUT, SHORT_INTERVAL = 60.0, 15.0
-"""Seconds, when it is crowded."""
+"""Seconds, while more than half of the numbers are allocated."""
 AT_ONCE: Final = 16
-"""Connections with requests under way: the server does so many together."""
+"""Number of connections with pipelined requests."""
 IN_A_ROW: Final = 16
-"""Requests that are sent together on one of them."""
+"""Number of pipelined requests per connection."""
 
 
 class IdentityGC:
-    """Looks every identity-gc-interval."""
+    """Marks and deletes CiliumIdentities without endpoints, every identity-gc-interval."""
 
     def __init__(
         self,
@@ -324,12 +324,12 @@ class IdentityGC:
         self._log = log
         self._identities = objects.table(CLUSTER_IDENTITIES)
         self._seen: dict[str, float] = {}
-        """When an endpoint was last seen with an identity, in seconds of the monotonic clock."""
+        """Identity -> when an endpoint was last seen with it, in seconds of the monotonic clock."""
         self._began = time.monotonic()
         self._window: deque[float] = deque()
-        """When identities were deleted, within the last identity-gc-rate-interval."""
+        """Times of deletions within the last identity-gc-rate-interval."""
         self._deleted = 0
-        """In this pass."""
+        """Number of identities deleted in this pass."""
         self._passes = passes
         passes.expect(CRD)
         if settings.identity_gc_interval and objects.resources.endpoints:
@@ -340,30 +340,30 @@ class IdentityGC:
 
     @property
     def crowded(self) -> bool:
-        """Whether numbers run short."""
+        """Whether more than half of the numbers are allocated."""
         return len(self._identities) > self._many
 
     async def tick(self) -> None:
-        """A pass when one is due, or when numbers run short."""
+        """Run a pass if one is due or numbers run short; else only note identities in use."""
         if time.monotonic() < self._due - 0.001 and not self.crowded:
-            self._look()
+            self._note_used()
             return
         self._due = time.monotonic() + self._settings.identity_gc_interval
         with self._passes.counted(CRD):
             await self.collect()
 
-    def _look(self) -> None:
-        """Remember which identities are in use now."""
+    def _note_used(self) -> None:
+        """Note which identities are in use now."""
         now = time.monotonic()
         for endpoint in self._endpoints.all():
             if endpoint.status.identity is not None:
                 self._seen[str(endpoint.status.identity.id)] = now
 
     async def collect(self) -> None:
-        """One pass. Raises KubernetesError."""
+        """Run one pass. Raises KubernetesError."""
         await self._identities.wait_initialized()
         await self._endpoints.wait_initialized()
-        self._look()
+        self._note_used()
         timeout = float(self._settings.identity_heartbeat_timeout)
         if self.crowded:
             timeout = min(timeout, SHORT_TIMEOUT)
@@ -375,13 +375,13 @@ class IdentityGC:
         self._deleted = 0
         self._passes.found(CRD, alive=alive, deleted=0)
         if now - self._began < timeout:
-            return  # endpoints may not be known again that are there
+            return  # after a restart, endpoints of live pods may not be reported yet
         waiting = iter(unused)
         failures: list[KubernetesError] = []
 
         async def work() -> None:
             while some := list(islice(waiting, IN_A_ROW)):
-                failures.extend(await self._treat(some, timeout))
+                failures.extend(await self._mark_or_delete(some, timeout))
 
         async with anyio.create_task_group() as group:
             for _ in range(min(AT_ONCE, len(unused))):
@@ -392,8 +392,10 @@ class IdentityGC:
         if failures:
             raise failures[0]
 
-    async def _treat(self, identities: Iterable[ClusterIdentity], patience: float) -> list[KubernetesError]:
-        """Mark or delete them; what failed. One that is used again, or deleted, is for the next pass."""
+    async def _mark_or_delete(
+        self, identities: Iterable[ClusterIdentity], patience: float
+    ) -> list[KubernetesError]:
+        """Mark or delete identities; return the errors. Conflicts are left to the next pass."""
         requests = [one for each in identities if (one := self._request(each, patience)) is not None]
         if not requests:
             return []
@@ -406,22 +408,22 @@ class IdentityGC:
         return failures
 
     def _request(self, identity: ClusterIdentity, patience: float) -> WriteRequest | None:
-        """What is to become of it: marked, deleted, or None for nothing yet."""
-        marked = _time(identity.annotations.get(HEARTBEAT))
+        """Return the request that marks or deletes an identity, or None for neither."""
+        marked = _parse_time(identity.annotations.get(HEARTBEAT))
         client, known = self._server.client, identity.metadata
         if marked is None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             body = {"metadata": {"uid": known.uid, "annotations": {HEARTBEAT: stamp}}}
             return client.merge(CLUSTER_IDENTITIES, identity.name, body)
         if time.time() - marked < patience or not self._allowed():
-            return None  # the next pass goes on
-        # a write since then, as to take the mark away, prevents it
+            return None  # retried by the next pass
+        # the resourceVersion prevents deletion after another write, such as an agent's removal of the mark
         return client.deletion(
             CLUSTER_IDENTITIES, identity.name, uid=known.uid, version=known.resource_version
         )
 
     def _allowed(self) -> bool:
-        """Whether one more may be deleted now."""
+        """Whether the rate limit allows another deletion now."""
         now = time.monotonic()
         while self._window and now - self._window[0] >= self._settings.identity_gc_rate_interval:
             self._window.popleft()
@@ -432,23 +434,21 @@ class IdentityGC:
         return True
 
 
-def _time(text: str | None) -> float | None:
-    """Seconds since the epoch; None for anything else."""
+def _parse_time(text: str | None) -> float | None:
+    """Return seconds since the epoch, or None for an invalid time."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except ValueError:
         return None
 
 
-# The metrics of garbage collection.
-#
-# Source: Cilium 1.17, metrics of the operator; runs and latency are gauges there.
+# Metrics, as of Cilium 1.17's operator; runs and latency are gauges there.
 
 
 def collect_metrics(
     metrics: Metrics, endpoints: CiliumEndpointGC, identities: IdentityPasses, lifecycle: Lifecycle
 ) -> None:
-    """Report it while this operator leads."""
+    """Report the metrics while this operator leads."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(endpoints, identities)
@@ -457,7 +457,7 @@ def collect_metrics(
 
 
 def families(endpoints: CiliumEndpointGC, identities: IdentityPasses) -> list[MetricFamily]:
-    """All of it."""
+    """Return the metrics of garbage collection."""
     return [
         counter(
             "cilium_operator_endpoint_gc_objects",

@@ -1,10 +1,8 @@
-"""What a kvstore needs done once: its heartbeat, what other clusters read, the end of unused identities.
+"""The cluster's work in the kvstore: heartbeat, cluster configuration, global services, identity GC.
 
-Controller: keys of the store and services in; deletions, the heartbeat, the cluster's configuration and
-            global services out.
-Why:        agents know by the heartbeat that the store they read is written to, and those of other
-            clusters by the configuration their owner. Numbers are few, and a node that took one cannot know
-            whether others use it by now.
+The heartbeat shows agents that the store is alive. The cluster configuration and the global services, under
+leases, are for agents of other clusters. Unused identities are deleted here, since a node cannot determine
+whether other nodes use the identities it has allocated.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from lifecycle import Jobs, Lifecycle, Logger, Settings, Table, Tables, config, 
 __all__ = ["ClusterConfig", "IdentityComparison", "KVStoreGC", "ServiceExport", "cell"]
 
 
-# How far the two stores of identities agree, in the doublewrite modes: when the other one can be read.
+# Compares the two stores of identities in the doublewrite modes, to show when the other one can be read.
 #
 # Source: Cilium 1.17, the operator's metrics doublewrite_identity_*.
 
@@ -54,7 +52,7 @@ PREFIX: Final = "cilium_operator_doublewrite_identity"
 
 
 class IdentityComparison:
-    """Compares every minute, while this operator leads; what it finds are metrics."""
+    """Compares CiliumIdentities with the kvstore every minute, and reports the differences as metrics."""
 
     def __init__(
         self,
@@ -76,7 +74,7 @@ class IdentityComparison:
         jobs.timer("compare identities", self.compare, INTERVAL).trigger()
 
     async def compare(self) -> None:
-        """Look at both. Raises StoreError."""
+        """Compare both stores. Raises StoreError."""
         await self._objects.wait_initialized()
         keys, _ = await self._store.client.list_prefix(IDS)
         self._in_keys = {kv.key.removeprefix(IDS) for kv in keys}
@@ -92,29 +90,29 @@ class IdentityComparison:
         ]
 
 
-# Writes the owner into the store: the configuration of the cluster, for agents of others that read it.
+# Writes the configuration of the cluster, which agents of other clusters read.
 #
-# Source: Cilium 1.17, the key cilium/cluster-config/NAME. It promises no canaries (cilium/synced/NAME/...):
-#         to a store that every agent of a cluster writes to completeness cannot be known.
+# Source: Cilium 1.17, the key cilium/cluster-config/NAME. It announces no sync canaries
+#         (cilium/synced/NAME/...), since every agent of the cluster writes to this store.
 
 
 class Capabilities(msgspec.Struct, frozen=True, rename="camel"):
-    """What readers may count on."""
+    """The features that readers may use."""
 
     max_connected_clusters: int = 255
     service_exports_enabled: bool = False
 
 
 class Configuration(msgspec.Struct, frozen=True):
-    """The value of the key."""
+    """The value of the key cilium/cluster-config/NAME."""
 
     id: int | msgspec.UnsetType
-    """Unset for a cluster without a number, in no mesh."""
+    """Unset outside a mesh."""
     capabilities: Capabilities
 
 
 class ClusterConfig:
-    """Keeps the key under a lease, and puts right what others make of it."""
+    """Maintains the key of the configuration under a lease."""
 
     def __init__(self, store: KVStore, cluster: ServedCluster, *, jobs: Jobs, tables: Tables) -> None:
         if not store.enabled:
@@ -134,7 +132,7 @@ class ClusterConfig:
 
 
 class ServiceExportSettings(Settings, frozen=True):
-    """What other clusters of a mesh read in the kvstore."""
+    """Settings of the export of global services."""
 
     synchronize_k8s_services: bool = True
     """In a mesh, write global services and their backends to the kvstore, for other clusters."""
@@ -148,13 +146,13 @@ class ExportedPort(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class ExportedService(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The value of a key."""
+    """The value of a service's key."""
 
     cluster: str
     namespace: str
     name: str
     frontends: dict[str, dict[str, ExportedPort]]
-    """By address and name of the port."""
+    """Address -> name of the port -> port."""
     backends: dict[str, dict[str, ExportedPort]]
     hostnames: dict[str, str] = {}
     labels: dict[str, str]
@@ -165,7 +163,7 @@ class ExportedService(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 
 class ServiceExport:
-    """Keeps a key for each service that is global and shared, once all services and backends are known."""
+    """Maintains a key for each global and shared service, once services and backends are synchronized."""
 
     def __init__(
         self,
@@ -192,7 +190,7 @@ class ServiceExport:
         keep_keys(store, self._keys, "services/v1", jobs=jobs, tables=tables, left=lambda: self._left)
 
     async def _run(self) -> None:
-        """Follow services and backends for ever. Raises StoreError."""
+        """Follow services and backends; runs forever. Raises StoreError."""
         await self._services.wait_initialized()
         await self._slices.wait_initialized()
         found, _ = await self._store.client.list_prefix(f"{SERVICES}{self._cluster.name}/")
@@ -219,7 +217,7 @@ class ServiceExport:
         return f"{SERVICES}{self._cluster.name}/{namespace}/{name}"
 
     def _exported(self, namespace: str, name: str) -> OwnKey | None:
-        """The key of a service; None for one that other clusters may not use."""
+        """Return the key of a service, or None if other clusters must not use it."""
         from cells.services.model.frontends import is_shared
 
         service = self._services.get((namespace, name))
@@ -240,7 +238,10 @@ class ServiceExport:
 
 
 def exported_backends(slices: Sequence[EndpointSlice]) -> dict[str, dict[str, ExportedPort]]:
-    """The backends of a service, by address and name of the port; those of remote clusters are theirs."""
+    """Return a service's backends, as address -> name of the port -> port.
+
+    Backends of remote clusters are exported by their own clusters.
+    """
     from cells.services import PROTOCOLS, LoadBalancerOptions
     from cells.services.model import MANAGED_BY, OF_OTHER_CLUSTERS
     from cells.services.model.backends import backends_of
@@ -255,24 +256,25 @@ def exported_backends(slices: Sequence[EndpointSlice]) -> dict[str, dict[str, Ex
     return found
 
 
-# Writes the heartbeat, and deletes numbers that no node uses.
+# Writes the heartbeat, and deletes identities without a node.
 #
-# Source: Cilium 1.17, RunGC of the kvstore's allocator: a number that has been without a node in two passes,
-#         and was not written between them, goes, under the lock of its labels.
+# Source: Cilium 1.17, RunGC of the kvstore's allocator: a number without a node in two passes, and not
+# written
+#         between them, is deleted under the lock of its labels.
 
 KVSTORE: Final = "kvstore"
 PATIENCE: Final = 60.0
-"""Seconds to wait for the lock of a program that allocates just now."""
+"""Timeout of the lock in seconds."""
 
 
 class KVStoreGC:
-    """Looks every identity-gc-interval; does nothing without a store."""
+    """Deletes unused identities every identity-gc-interval, and writes the heartbeat."""
 
     def __init__(self, store: KVStore, passes: IdentityPasses, *, jobs: Jobs, log: Logger) -> None:
         self._store = store
         self._log = log
         self._unused: dict[str, int] = {}
-        """Numbers that no node used in the last pass, and when they had been written."""
+        """Key of a number without a node in the last pass -> its mod_revision."""
         self._passes = passes
         if not store.enabled:
             return
@@ -282,12 +284,12 @@ class KVStoreGC:
             jobs.timer("identities", self.collect, passes.interval)
 
     async def beat(self) -> None:
-        """Write the time. Raises StoreError."""
+        """Write the current time. Raises StoreError."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         await self._store.client.txn(put(HEARTBEAT, now.encode()))
 
     async def collect(self) -> None:
-        """One pass. Raises StoreError."""
+        """Run one pass. Raises StoreError."""
         with self._passes.counted(KVSTORE):
             await self._collect()
 
@@ -312,7 +314,7 @@ class KVStoreGC:
             self._log.info("deleted identities that no node uses", count=deleted)
 
     async def _delete(self, master: KeyValue) -> bool:
-        """Delete the number, unless it is used by now. Raises StoreError."""
+        """Delete a number, unless a node uses it by now. Raises StoreError."""
         client, labels = self._store.client, master.value.decode(errors="replace")
         with anyio.move_on_after(PATIENCE):
             async with lock(client, f"{LOCKS}{labels}.lock") as held:
@@ -323,15 +325,15 @@ class KVStoreGC:
         return False
 
 
-# What the store costs the operator, under its own names.
+# Metrics of the kvstore client.
 #
-# Source: Cilium 1.17: metrics of the store as the agent's, which begin with cilium_operator_.
+# Source: Cilium 1.17: the agent's metrics of the kvstore, with the prefix cilium_operator_.
 
 
 def collect_metrics(
     store: KVStore, cluster: ServedCluster, metrics: Metrics | None, lifecycle: Lifecycle
 ) -> None:
-    """Report it while this operator leads, where there is a store."""
+    """Report the metrics of the kvstore client while this operator leads."""
     if metrics is None or not store.enabled:
         return
 
@@ -346,7 +348,7 @@ def collect_metrics(
 
 cell = module(
     "kvstore-gc",
-    "Heartbeat of the kvstore, what other clusters read, and unused identities",
+    "Heartbeat of the kvstore, keys for other clusters, and identity GC",
     config(ServiceExportSettings),
     provide(KVStoreGC, ClusterConfig, ServiceExport, IdentityComparison),
     invoke(KVStoreGC, ClusterConfig, ServiceExport, IdentityComparison, collect_metrics),

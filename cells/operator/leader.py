@@ -1,8 +1,7 @@
-"""One of several operators is the leader: it works, the others wait for its lease.
+"""Leader election: one operator holds the lease and works, the others wait for it.
 
-Controller: the lease in, the leader's hive started and stopped.
-Why:        what the leader runs is a hive of its own: it starts with leadership, and is stopped before the
-            lease is let go of.
+The leader's cells are an inner hive, which is started with leadership and stopped before the lease is
+released.
 """
 
 from __future__ import annotations
@@ -34,26 +33,26 @@ from lifecycle import (
 __all__ = ["LeaderHive", "LeaderSettings", "Leadership", "cell"]
 
 
-# Runs the leader's hive for as long as the lease is held.
+# Runs the leader's hive while the lease is held.
 #
-# Source: k8s.io/client-go/tools/leaderelection; Cilium 1.17 ends an operator that loses its lease.
+# Source: k8s.io/client-go/tools/leaderelection; as in Cilium 1.17, an operator that loses its lease exits.
 
 LEASE: Final = "cilium-operator-resource-lock"
 LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-"""What Kubernetes makes random names of."""
+"""The alphabet of Kubernetes' random names."""
 
 
 class LeaderSettings(Settings, frozen=True):
     """Settings of the election."""
 
     leader_election_lease_duration: Duration = seconds(15)
-    """How long others wait for a leader that does not renew its lease."""
+    """How long other operators wait for a leader that does not renew its lease."""
 
     leader_election_renew_deadline: Duration = seconds(10)
-    """How long a leader goes on without having renewed its lease."""
+    """How long a leader continues without renewing its lease."""
 
     leader_election_retry_period: Duration = seconds(2)
-    """How often the lease is asked for and renewed."""
+    """Interval of attempts to acquire or renew the lease."""
 
     def faults(self) -> Iterator[str]:
         lease, renew, retry = (
@@ -78,18 +77,18 @@ class LeaderSettings(Settings, frozen=True):
 
 
 class LeaderHive(InnerHive):
-    """What only the leader runs."""
+    """The hive of the cells that run only on the leader."""
 
 
-def _only(error: Exception) -> Exception:
-    """What went wrong, without the tasks around it, when it is one thing."""
+def _unwrapped(error: Exception) -> Exception:
+    """Unwrap groups of a single exception."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 class Leadership:
-    """This operator's part in the election."""
+    """Takes part in the election and runs the leader's hive."""
 
     def __init__(
         self,
@@ -110,9 +109,9 @@ class Leadership:
         self._log = log
         self._election: Election | None = None
         self.identity = f"{socket.gethostname()}-{''.join(secrets.choice(LETTERS) for _ in range(10))}"
-        """Who we are in the lease."""
+        """This operator's holderIdentity in the lease."""
         self.leads = False
-        """Whether the leader's work runs here."""
+        """Whether the leader's hive runs here."""
         jobs.one_shot("lead", self._take_part, fatal=True)
 
     @property
@@ -136,7 +135,7 @@ class Leadership:
         try:
             await self._election.run(self._work)
         except ExceptionGroup as group:
-            raise _only(group) from group
+            raise _unwrapped(group) from group
         raise HiveError(f"leader election lost: {self.leader or 'no instance'} holds the lease {LEASE}")
 
     async def _work(self) -> None:

@@ -1,8 +1,8 @@
-"""Nodes: the taint goes and the network counts as available once a node's agent is ready.
+"""Removes the agent-not-ready taint of Nodes with a ready agent, and sets their NetworkUnavailable condition.
 
-Controller: Nodes and the agents' pods in, the table ``node-marks`` out: what a Node does not say yet.
-Reconciler: that table in, ``spec.taints`` and the condition NetworkUnavailable of Nodes out.
-Why:        pods that need a network are not to be scheduled where there is none yet.
+Table ``node-marks``: the pending changes of each Node, derived from Nodes and agents' pods. A reconciler
+writes them to ``spec.taints`` and to the conditions. Pods that need the network are thus not scheduled before
+it works.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lifecycle import (
 __all__ = ["NodeMark", "OperatorNodeSettings", "cell"]
 
 
-# The conditions of nodes with a ready agent, and of those without.
+# The selector of agents' pods, and which taints and conditions are written.
 #
 # Source: Cilium 1.17, options of the operator.
 
@@ -44,25 +44,25 @@ class OperatorNodeSettings(Settings, frozen=True):
     """Settings of the nodes cell."""
 
     remove_cilium_node_taints: bool = True
-    """Take the taint from nodes with a ready agent."""
+    """Remove the taint from nodes with a ready agent."""
 
     set_cilium_node_taints: bool = False
-    """Put the taint on nodes with a scheduled agent that is not ready."""
+    """Add the taint to nodes with a scheduled agent that is not ready."""
 
     set_cilium_is_up_condition: bool = True
-    """Say that the network of a node is available once its agent is ready."""
+    """Set NetworkUnavailable to false on nodes with a ready agent."""
 
     agent_not_ready_taint_key: str = "node.cilium.io/agent-not-ready"
     """Key of the taint."""
 
     cilium_pod_labels: str = "k8s-app=cilium"
-    """Which pods are agents, as a label selector."""
+    """Label selector of the agents' pods."""
 
     cilium_pod_namespace: str = ""
-    """Namespace of the agents' pods; that of the operator when empty."""
+    """Namespace of the agents' pods; empty: that of the operator."""
 
     def validate(self) -> None:
-        """Refuse invalid selectors, and one of all pods; raises ValueError of one line."""
+        """Reject an invalid selector, and one that selects all pods. Raises ValueError."""
         try:
             selector = self.agents
         except ValueError as error:
@@ -72,18 +72,18 @@ class OperatorNodeSettings(Settings, frozen=True):
 
     @property
     def agents(self) -> LabelSelector:
-        """The labels of the agents' pods."""
+        """The selector of the agents' pods."""
         return selector_of(self.cilium_pod_labels)
 
 
-# Finds nodes that say something else than how their agent is.
+# Finds Nodes with a taint or condition that does not match their agent's state.
 
 UNAVAILABLE: Final = "NetworkUnavailable"
 IS_UP: Final = "CiliumIsUp"
 
 
 class NodeMark(msgspec.Struct, frozen=True, gc=False):
-    """What is to be changed of a Node."""
+    """The pending changes of a Node."""
 
     name: str
     untaint: bool = False
@@ -92,7 +92,7 @@ class NodeMark(msgspec.Struct, frozen=True, gc=False):
 
 
 class Agents(msgspec.Struct, frozen=True, gc=False):
-    """The agents' pods of a node."""
+    """The numbers of ready and of other agents' pods on a node."""
 
     node: str
     ready: int = 0
@@ -102,7 +102,7 @@ class Agents(msgspec.Struct, frozen=True, gc=False):
 def node_marks(
     settings: OperatorNodeSettings, cluster: ServedCluster, objects: ClusterObjects
 ) -> ReadTable[str, NodeMark]:
-    """What Nodes do not say yet, by namespace and name; it follows nodes and the agents' pods."""
+    """Derive the pending changes of Nodes from Nodes and agents' pods, by name."""
     namespace = settings.cilium_pod_namespace or cluster.namespace
     selector = settings.agents
 
@@ -147,16 +147,16 @@ def _marks(settings: OperatorNodeSettings, pair: tuple[Node, Agents | None]) -> 
         yield mark
 
 
-# Writes taints and the condition of nodes.
+# Writes taints and conditions of Nodes.
 #
-# Source: Cilium 1.17: a JSON patch that first tests that the taints are still those that were read, so that
-#         no other taint is lost; then the condition, merged by its type.
+# Source: Cilium 1.17. The JSON patch of taints has a test operation, so that concurrent changes of other
+#         taints are not lost. The condition is merged by type.
 
 MERGE = b"application/strategic-merge-patch+json"
 
 
 class MarkWriter(ObjectWriter[str, NodeMark]):
-    """Nodes, as far as the operator writes them."""
+    """Writes taints and conditions of Nodes."""
 
     def __init__(self, server: ClusterAPI, taint: str) -> None:
         super().__init__(server)
@@ -203,7 +203,7 @@ AGAIN: Final = minutes(1)
 def write(
     server: ClusterAPI, marks: ReadTable[str, NodeMark], settings: OperatorNodeSettings, jobs: Jobs
 ) -> None:
-    """Start the writer of marks."""
+    """Start the reconciler of Nodes."""
     writer = MarkWriter(server, settings.agent_not_ready_taint_key)
     jobs.observe("write", Reconciler(marks, writer, full_every=AGAIN, put_early=True))
 

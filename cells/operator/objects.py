@@ -1,6 +1,6 @@
-"""The objects that the leader follows, as tables: of every kind that some cell asks for.
+"""The tables of the cluster's objects that the leader's cells read.
 
-Source: an API server; one reflector for each kind that is asked for, none for the others.
+A reflector lists and watches a kind if a cell has requested its table.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = [
 ]
 
 
-# Pods, services and identities as the operator reads them: other parts of them than an agent does.
+# Pods, services and identities with the fields that the operator reads; agents read others.
 #
 # Source: k8s.io/api/core/v1.
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """A part of an object."""
+    """The base of parts of objects."""
 
 
 class PodPlace(_Part, frozen=True, gc=False):
-    """Where a pod runs."""
+    """The fields of a pod's spec that are read."""
 
     node_name: str = ""
     host_network: bool = False
 
 
 class PodState(_Part, frozen=True, gc=False):
-    """How a pod is."""
+    """The fields of a pod's status that are read."""
 
     phase: str = ""
     start_time: str | None = None
@@ -62,12 +62,12 @@ class ClusterPod(Object, frozen=True, gc=False):
 
     @property
     def finished(self) -> bool:
-        """Whether its containers have ended for good."""
+        """Whether all its containers have terminated."""
         return self.status.phase in {"Succeeded", "Failed"}
 
     @property
     def ready(self) -> bool:
-        """Whether it runs, and its probes say that it is ready."""
+        """Whether it is running and its Ready condition is true."""
         conditions = self.status.conditions or ()
         return self.status.phase == "Running" and any(
             one.type == "Ready" and one.status == "True" for one in conditions
@@ -83,7 +83,7 @@ class ObservedServicePort(_Part, frozen=True, gc=False):
 
 
 class BalancedServiceSpec(_Part, frozen=True, gc=False):
-    """What a service asks of a load balancer, and what other clusters see of it."""
+    """The fields of a service's spec that load balancing and other clusters need."""
 
     type: str = "ClusterIP"
     cluster_ips: tuple[str, ...] | None = msgspec.field(name="clusterIPs", default=None)
@@ -110,38 +110,38 @@ class LoadBalancerAddresses(_Part, frozen=True, gc=False):
 
 
 class ServiceState(_Part, frozen=True, gc=False):
-    """What was given to a service."""
+    """The fields of a service's status that are read."""
 
     load_balancer: LoadBalancerAddresses = LoadBalancerAddresses()
     conditions: tuple[Condition, ...] | None = None
 
 
 class ClusterService(Object, frozen=True, gc=False):
-    """A service, as load balancers and other clusters see it."""
+    """A service, as load balancing and other clusters need it."""
 
     spec: BalancedServiceSpec = BalancedServiceSpec()
     status: ServiceState = ServiceState()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses it has."""
+        """Its load balancer addresses."""
         return tuple(one.ip for one in self.status.load_balancer.ingress or () if one.ip)
 
 
 class VersionedMeta(Meta, frozen=True, gc=False):
-    """``metadata`` with the version of the object."""
+    """``metadata`` with the object's resourceVersion."""
 
     resource_version: str = ""
 
 
 class ClusterIdentity(Object, frozen=True, gc=False):
-    """An identity, as far as it may be in use or not."""
+    """A CiliumIdentity, without its labels."""
 
     metadata: VersionedMeta
 
 
 class ClusterSecret(Object, frozen=True, gc=False):
-    """That there is a secret of this name; what it holds is not read."""
+    """A secret, without its data."""
 
 
 CLUSTER_IDENTITIES: Final = Kind(
@@ -152,18 +152,18 @@ CLUSTER_SECRETS: Final = Kind(ClusterSecret, "v1", "secrets", kind="Secret")
 CLUSTER_SERVICES: Final = Kind(ClusterService, "v1", "services", kind="Service", status=True)
 
 
-# Fills a table for each kind that has a user.
+# Follows each kind with a requested table.
 
 T = TypeVar("T", bound=Object)
 
 
 def source_statuses() -> Table[str, SourceStatus]:
-    """How the source of each kind is, by ``pods``, ``ciliumnodes.cilium.io``."""
+    """Create the table ``k8s-sources``: the status of each kind's source, by ``ciliumnodes.cilium.io``."""
     return Table("k8s-sources", key=lambda one: one.kind)
 
 
 class ClusterObjects:
-    """The tables of the leader. A kind is followed from the start on when a constructor has asked for it."""
+    """The tables of the leader's cells; a kind is followed if a constructor has requested its table."""
 
     resources: CustomResources
     """Of which there are objects."""
@@ -182,6 +182,7 @@ class ClusterObjects:
     ) -> None:
         self._server = server
         self.resources = resources
+        """The registered custom resources."""
         self._statuses = statuses
         self._registry = tables
         self._jobs = jobs
@@ -192,8 +193,10 @@ class ClusterObjects:
         lifecycle.append(Hook("follow objects", self._start))
 
     def table(self, kind: Kind[T], namespace: str = "") -> Table[tuple[str, str], T]:
-        """The objects of a kind, by namespace and name. Only constructors ask, all of them for one namespace
-        or for every one."""
+        """Return the table of a kind, by namespace and name.
+
+        Only constructors may call it, all with the same namespace; empty is all namespaces.
+        """
         found = self._tables.get(kind.qualified)
         if found is None:
             found = self._tables[kind.qualified] = Table(kind.table, key=_key)

@@ -1,7 +1,4 @@
-"""The cluster as the operator serves it: its name, families and modes; and options without effect.
-
-Source: reads the settings.
-"""
+"""Settings of the whole operator: cluster name, address families and modes; and Cilium's other options."""
 
 from __future__ import annotations
 
@@ -26,82 +23,83 @@ from lifecycle import (
 __all__ = ["UNUSED_BY_OPERATOR", "OperatorOptions", "ServedCluster", "UnservedOperator", "cell"]
 
 
-# Options of Cilium's operator for what is not built: accepted where they ask for what this one does anyway.
+# Options of Cilium's operator for features that are not supported; accepted with their default value.
 #
 # Source: Cilium 1.17, options of cilium-operator-generic.
 
 
 class UnservedOperator(UnservedSettings, frozen=True):
-    """Parts of Cilium's operator that are not built."""
+    """Features of Cilium's operator that are not supported."""
 
     enable_k8s: bool = True
-    """The operator works for a cluster: it has nothing to do without an API server."""
+    """The operator requires an API server."""
 
     enable_envoy_config: bool = False
-    """CiliumEnvoyConfigs are not served yet."""
+    """CiliumEnvoyConfigs are not supported yet."""
 
     enable_ingress_controller: bool = False
-    """Ingresses are not served yet."""
+    """Ingress is not supported yet."""
 
     enable_gateway_api: bool = False
-    """The Gateway API is not served yet."""
+    """The Gateway API is not supported yet."""
 
     loadbalancer_l7: str = ""
-    """Services are not balanced by HTTP requests yet."""
+    """L7 load balancing of services is not supported yet."""
 
     enable_policy_secrets_sync: bool = False
     """Secrets of policies are not copied."""
 
     mesh_auth_mutual_enabled: bool = False
-    """Pods do not authenticate each other."""
+    """Mutual authentication of pods is not supported."""
 
     clustermesh_config: str = ""
-    """Several clusters are not connected yet."""
+    """The operator does not connect to other clusters; agents do."""
 
     clustermesh_enable_endpoint_sync: bool = False
-    """Several clusters are not connected yet."""
+    """EndpointSlices of other clusters are not synchronized yet."""
 
     clustermesh_enable_mcs_api: bool = False
-    """Several clusters are not connected yet."""
+    """The MCS-API is not supported yet."""
 
     operator_manages_identities: bool = False
-    """Agents make identities, the operator deletes them."""
+    """Agents create identities, the operator deletes them."""
 
     identity_management_mode: str = "agent"
-    """Agents make identities, the operator deletes them."""
+    """Agents create identities, the operator deletes them."""
 
     operator_pprof: bool = False
     """Profiles are not served; `hive inspect --hive operator --timeline` shows the start."""
 
 
-# Options of Cilium's operator that this one takes, and that change nothing here: each class has the reason.
+# Options of Cilium's operator that are accepted and have no effect here; each class gives the reason.
 #
 # Source: Cilium 1.17, options of cilium-operator-generic, with its defaults.
-# Why:    a command line, or a unit, that was written for Cilium's operator starts this one, too. An option
-#         that would change what a user gets stands with what is not served, and is refused.
+#
+# A command line or unit written for Cilium's operator thus starts this one, too. Options that would change
+# results are among the unsupported ones and are rejected.
 
 
 class UnusedByTheOperator(WithoutEffect, frozen=True):
-    """The operator does without what these adjust."""
+    """The operator has no use for these options."""
 
     gops_port: int = 9891
-    """There is no gops in Python; `hive inspect` shows a running operator."""
+    """There is no gops for Python; `hive inspect` shows a running operator."""
     operator_pprof_address: str = "localhost"
     """Profiles are not served, see operator-pprof."""
     operator_pprof_port: int = 6061
     """Profiles are not served, see operator-pprof."""
     log_driver: list[str] = msgspec.field(default_factory=list)
-    """The log goes to standard error, a line of key=value each."""
+    """The log goes to standard error, in lines of key=value."""
     log_opt: dict[str, str] = msgspec.field(default_factory=dict)
-    """The log goes to standard error, a line of key=value each."""
+    """The log goes to standard error, in lines of key=value."""
     controller_group_metrics: list[str] = msgspec.field(default_factory=list)
-    """Every job has its metrics, cilium_hive_*."""
+    """Every job has metrics, cilium_hive_*."""
     k8s_client_qps: float = 0.0
-    """The agents' rate; operator-k8s-client-qps is the operator's."""
+    """This is the agents' rate; the operator's is operator-k8s-client-qps."""
     k8s_client_burst: int = 0
-    """The agents' burst; operator-k8s-client-burst is the operator's."""
+    """This is the agents' burst; the operator's is operator-k8s-client-burst."""
     enable_k8s_api_discovery: bool = False
-    """What an API server has is asked for by name, and looked for again while it is not there."""
+    """Resources are requested by name, and again while the API server does not serve them."""
     enable_k8s_endpoint_slice: bool = True
     """Endpoints of services are always read as EndpointSlices."""
     enable_cilium_network_policy: bool = True
@@ -109,21 +107,21 @@ class UnusedByTheOperator(WithoutEffect, frozen=True):
     enable_cilium_clusterwide_network_policy: bool = True
     """CiliumClusterwideNetworkPolicies are always registered, as by Cilium 1.17."""
     parallel_alloc_workers: int = 50
-    """Ranges are given by one job, in order, and written at the rate of operator-k8s-client-qps."""
+    """One job allocates pod CIDRs in order, and writes them at the rate of operator-k8s-client-qps."""
     taint_sync_workers: int = 10
     """Nodes are written at the rate of operator-k8s-client-qps."""
     synchronize_k8s_nodes: bool = True
-    """Every agent writes its own node to the kvstore, under a lease that ends with it."""
+    """Every agent writes its own node to the kvstore, under its own lease."""
     lbipam_require_lb_class: bool = False
-    """As with Cilium 1.17; default-lb-service-ipam=none does what its name promises."""
+    """It has no effect in Cilium 1.17 either; use default-lb-service-ipam=none."""
     enable_node_port: bool = False
-    """Agents serve node ports; Cilium's operator asks for its Ingress only."""
+    """Agents serve node ports; Cilium's operator reads this only for its Ingress."""
     kube_proxy_replacement: str = "false"
-    """Agents replace kube-proxy; Cilium's operator asks for its Ingress only."""
+    """Agents replace kube-proxy; Cilium's operator reads this only for its Ingress."""
 
 
 class UnusedWithoutACloud(WithoutEffect, frozen=True):
-    """No cloud is asked for addresses."""
+    """IPAM of cloud providers is not supported."""
 
     limit_ipam_api_qps: float = 4.0
     limit_ipam_api_burst: int = 20
@@ -133,7 +131,7 @@ class UnusedWithoutACloud(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutAMesh(WithoutEffect, frozen=True):
-    """Several clusters are not connected, see clustermesh-config."""
+    """The operator does not connect to other clusters, see clustermesh-config."""
 
     clustermesh_concurrent_service_endpoint_syncs: int = 5
     clustermesh_endpoint_updates_batch_period: Duration = milliseconds(500)
@@ -141,7 +139,7 @@ class UnusedWithoutAMesh(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutIngresses(WithoutEffect, frozen=True):
-    """Ingresses are not served, see enable-ingress-controller."""
+    """Ingress is not supported, see enable-ingress-controller."""
 
     enable_ingress_proxy_protocol: bool = False
     enable_ingress_secrets_sync: bool = True
@@ -160,7 +158,7 @@ class UnusedWithoutIngresses(WithoutEffect, frozen=True):
 
 
 class UnusedWithoutTheGatewayAPI(WithoutEffect, frozen=True):
-    """The Gateway API is not served, see enable-gateway-api."""
+    """The Gateway API is not supported, see enable-gateway-api."""
 
     enable_gateway_api_alpn: bool = False
     enable_gateway_api_app_protocol: bool = False
@@ -174,7 +172,7 @@ class UnusedWithoutTheGatewayAPI(WithoutEffect, frozen=True):
 
 
 class UnusedByL7Policies(WithoutEffect, frozen=True):
-    """Requests are not balanced, secrets of policies not copied, and pods do not authenticate each other."""
+    """L7 load balancing, policy secrets and mutual authentication are not supported."""
 
     loadbalancer_l7_algorithm: str = "round_robin"
     loadbalancer_l7_ports: list[str] = msgspec.field(default_factory=list)
@@ -196,16 +194,16 @@ UNUSED_BY_OPERATOR: Final = (
 
 
 SERVED: Final = {"cluster-pool", "multi-pool", "kubernetes", "delegated-plugin"}
-"""Modes of IPAM in which this operator has something to do, or rightly nothing."""
+"""The supported IPAM modes."""
 MODES: Final = ("crd", "kvstore", "doublewrite-readkvstore", "doublewrite-readcrd")
-"""Of agreeing upon identities."""
+"""Modes of identity allocation."""
 
 
 class OperatorOptions(Settings, frozen=True):
     """Options of the whole operator."""
 
     debug: bool = False
-    """Log what is done in detail."""
+    """Log debug messages."""
 
     enable_ipv4: bool = True
     """Pods have IPv4 addresses."""
@@ -214,24 +212,26 @@ class OperatorOptions(Settings, frozen=True):
     """Pods have IPv6 addresses."""
 
     ipam: str = "cluster-pool"
-    """Who gives nodes their ranges: this operator (cluster-pool, multi-pool), or kubernetes, or a
-    delegated-plugin."""
+    """Who allocates pod CIDRs: this operator (cluster-pool, multi-pool), kubernetes, or a delegated-plugin.
+    """
 
     identity_allocation_mode: str = "crd"
-    """Where identities are stored: kvstore, where one is set, or crd; without one it is read as crd. With
-    doublewrite-readkvstore or doublewrite-readcrd both are looked after, and compared in metrics."""
+    """Store of identities: crd, or kvstore, which is read as crd if no kvstore is set.
+    doublewrite-readkvstore and doublewrite-readcrd maintain both, and compare them in metrics.
+    """
 
     cluster_name: str = "default"
     """Name of the cluster."""
 
     cluster_id: int = 0
-    """Number of the cluster in a mesh, 0 to max-connected-clusters; with a number it needs a name."""
+    """Id of the cluster in a mesh, 0 to max-connected-clusters; an id other than 0 requires a cluster-name.
+    """
 
     max_connected_clusters: int = 255
-    """How many clusters the mesh may have, 255 or 511: the same in all of them."""
+    """Maximum number of clusters in the mesh, 255 or 511; the same in all clusters."""
 
     k8s_namespace: str = ""
-    """Namespace the operator runs in, and where its lease is; default when empty."""
+    """Namespace of the operator and of its lease; empty: default."""
 
     def faults(self) -> Iterator[str]:
         if self.ipam not in SERVED:
@@ -243,30 +243,30 @@ class OperatorOptions(Settings, frozen=True):
 
 
 class ServedCluster(msgspec.Struct, frozen=True):
-    """The one cluster of this operator, for every part of it."""
+    """The operator's cluster, for all its cells."""
 
     name: str = "default"
     number: int = 0
-    """In a mesh; 0 for none."""
+    """The cluster id; 0 outside a mesh."""
     most_clusters: int = 255
-    """Of the mesh."""
+    """Maximum number of clusters in the mesh."""
     namespace: str = "default"
-    """Where the operator is."""
+    """Namespace of the operator."""
     ipv4: bool = True
     ipv6: bool = False
     ipam: str = "cluster-pool"
-    """Who gives nodes their ranges."""
+    """Who allocates pod CIDRs."""
     identity_mode: str = "crd"
-    """Where identities are stored, one of MODES."""
+    """Store of identities, one of MODES."""
 
     @property
     def compares_identities(self) -> bool:
-        """Whether identities stand in both stores."""
+        """Whether both stores have the identities."""
         return self.identity_mode.startswith("doublewrite")
 
 
 def served_cluster(options: OperatorOptions) -> ServedCluster:
-    """The cluster by the options."""
+    """Return the cluster that the options describe."""
     return ServedCluster(
         options.cluster_name,
         options.cluster_id,

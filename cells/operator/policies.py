@@ -1,10 +1,8 @@
-"""Reports in the status of Cilium's policies whether they are valid.
+"""Writes to the status of Cilium's policies whether they are valid, as ``kubectl get cnp`` shows.
 
-Controller: CiliumNetworkPolicies and CiliumClusterwideNetworkPolicies in, the table ``policy-verdicts`` out:
-            what an object does not say yet.
-Reconciler: that table in, conditions of type Valid out.
-Why:        users see it in the object, and ``kubectl get cnp`` shows it as a column. The code that decides is
-            that of the agents; one operator writes, not every node.
+Table ``policy-verdicts``: the pending conditions of CiliumNetworkPolicies and
+CiliumClusterwideNetworkPolicies. A reconciler writes them. Policies are validated by the agents' code; one
+operator writes the conditions, not every node.
 """
 
 from __future__ import annotations
@@ -45,28 +43,28 @@ from lifecycle import (
 __all__ = ["OperatorPolicySettings", "PolicyVerdict", "PolicyVerdicts", "cell"]
 
 
-# By which options policies are evaluated: those of the agents.
+# The agents' options, by which policies are evaluated.
 
 
 class OperatorPolicySettings(Settings, frozen=True):
-    """Settings of the policies cell. The agents' are of the same names, and to be the same."""
+    """Settings of the policies cell; names and values are those of the agents' settings."""
 
     validate_network_policy: bool = True
-    """Whether status.conditions of Cilium's policies say if they are valid."""
+    """Write to status.conditions of Cilium's policies whether they are valid."""
 
     enable_l7_proxy: bool = True
-    """Whether agents serve HTTP and DNS rules; if not, such policies are reported as invalid."""
+    """Whether agents enforce HTTP and DNS rules; if not, such policies are reported as invalid."""
 
     enable_icmp_rules: bool = True
-    """Whether agents serve ICMP rules; if not, such policies are reported as invalid."""
+    """Whether agents enforce ICMP rules; if not, such policies are reported as invalid."""
 
     enable_node_selector_labels: bool = False
-    """Whether agents serve fromNodes and toNodes; if not, such policies are reported as invalid."""
+    """Whether agents enforce fromNodes and toNodes; if not, such policies are reported as invalid."""
 
 
 # Validates policies as agents do.
 #
-# Source: Cilium 1.17's operator: the message is what is wrong, an object without any rule is valid.
+# Source: Cilium 1.17's operator: the condition's message is the error; an object without rules is valid.
 
 KINDS: Final[tuple[Kind[Any], ...]] = (CILIUM_NETWORK_POLICIES, CILIUM_CLUSTERWIDE_NETWORK_POLICIES)
 VALID: Final = "Valid"
@@ -74,7 +72,7 @@ SUCCEEDED: Final = "Policy validation succeeded"
 
 
 class PolicyVerdict(msgspec.Struct, frozen=True, gc=False):
-    """What a policy shall say of itself."""
+    """The desired condition of a policy."""
 
     kind: str
     namespace: str
@@ -85,7 +83,7 @@ class PolicyVerdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class PolicyVerdicts:
-    """A verdict of each policy that does not say it already."""
+    """Maintains the pending conditions of policies."""
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class PolicyVerdicts:
         log: Logger,
     ) -> None:
         self.active = settings.validate_network_policy
-        """Whether policies are evaluated."""
+        """Whether policies are validated."""
         self._context = TranslationContext(policy_options(settings, cluster))
         self._rows = rows
         self._log = log
@@ -119,7 +117,7 @@ class PolicyVerdicts:
                     txn.put(verdict)
 
     def _checked(self, kind: Kind[Any], policy: CiliumNetworkPolicy) -> PolicyVerdict | None:
-        """The verdict; None where the policy has it already."""
+        """Return the pending condition, or None if the policy has it already."""
         valid, message = True, SUCCEEDED
         if policy.rules:
             object_ = msgspec.to_builtins(policy) | {"kind": kind.kind}
@@ -140,13 +138,13 @@ class PolicyVerdicts:
 
 
 def has_condition(policy: CiliumNetworkPolicy, valid: bool, message: str) -> bool:
-    """Whether a policy's condition has this status and this message."""
+    """Whether a policy's condition has this status and message."""
     conditions: Iterable[Any] = policy.status.conditions or ()
     return any((one.type, one.status, one.message) == (VALID, str(valid), message) for one in conditions)
 
 
 def policy_options(settings: OperatorPolicySettings, cluster: ServedCluster) -> rules.PolicyOptions:
-    """What the operator's settings say of the agents."""
+    """Return the agents' options, from the operator's settings."""
     return msgspec.structs.replace(
         rules.SUPPORTED,
         cluster_name=cluster.name,
@@ -158,13 +156,13 @@ def policy_options(settings: OperatorPolicySettings, cluster: ServedCluster) -> 
     )
 
 
-# Writes verdicts to the status of policies.
+# Writes the conditions of policies.
 #
 # Source: CiliumNetworkPolicy ``status.conditions``; one of type Valid, without a reason.
 
 
 class ConditionWriter(ObjectWriter[tuple[str, str, str], PolicyVerdict]):
-    """The conditions of policies; conditions of others stay."""
+    """Writes the condition Valid of policies; other conditions are unchanged."""
 
     async def write(self, patch: PolicyVerdict) -> None:
         """See ObjectWriter."""
@@ -174,7 +172,7 @@ class ConditionWriter(ObjectWriter[tuple[str, str, str], PolicyVerdict]):
 
 
 def with_condition(verdict: PolicyVerdict, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with its condition; None where it has it already, or is another one of that name."""
+    """Return the object with its condition, or None if it has it already or was recreated."""
     if live["metadata"].get("uid") != verdict.uid:
         return None
     wanted = {"type": VALID, "status": str(verdict.valid), "message": verdict.message}
@@ -195,14 +193,14 @@ AGAIN: Final = minutes(1)
 
 
 def policy_verdicts() -> Table[tuple[str, str, str], PolicyVerdict]:
-    """What policies do not say yet, by kind, namespace and name."""
+    """Create the table of pending conditions, by kind, namespace and name."""
     return Table("policy-verdicts", key=lambda one: (one.kind, one.namespace, one.name))
 
 
 def write(
     server: ClusterAPI, rows: Table[tuple[str, str, str], PolicyVerdict], verdicts: PolicyVerdicts, jobs: Jobs
 ) -> None:
-    """Start the writer of verdicts, where there are any."""
+    """Start the reconciler of conditions, if policies are validated."""
     if verdicts.active:
         writer = ConditionWriter(server)
         jobs.observe("write", Reconciler(rows, writer, full_every=AGAIN, put_early=True))

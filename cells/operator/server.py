@@ -1,6 +1,6 @@
-"""The operator's two ports: health and state on 9234, metrics for Prometheus on 9963.
+"""Serves the operator's health and state on port 9234, and metrics for Prometheus on port 9963.
 
-Edge: asks the API server how it is when a probe comes; renders metrics for each scrape.
+A probe queries the API server; each scrape renders the metrics anew.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from lifecycle.http import SCRAPED, HttpServer, Request, Response
 __all__ = ["OperatorServer", "ServerSettings", "cell"]
 
 
-# HTTP of the operator: what probes, people and Prometheus ask.
+# HTTP of the operator for probes, ``hive operator status`` and Prometheus.
 #
-# Source: Cilium 1.17's operator: /healthz and /v1/healthz are 200 ``ok`` for every operator that gets
-#         GET /version from its API server, leader or not; /v1/metrics as JSON.
+# Source: Cilium 1.17's operator: /healthz and /v1/healthz answer 200 ``ok`` if GET /version of the API server
+#         succeeds, on leaders and others; /v1/metrics is JSON.
 
 JSON, TEXT, PLAIN = "application/json", "text/plain; charset=utf-8", "text/plain"
 LONGEST_ANSWER = 5.0
-"""Seconds the API server may take to answer while a probe waits."""
+"""Timeout of the API server's answer in seconds, while a probe waits."""
 
 
 OPERATIONS: Final = {
@@ -50,12 +50,12 @@ OPERATIONS: Final = {
     "GetHealthz": ("/healthz", "/v1/healthz"),
     "GetMetrics": ("/v1/metrics", "/v1/metrics/"),
 }
-"""Cilium's names of what may be switched off, and where each is."""
+"""Cilium's name of each operation -> its paths."""
 DISABLED: Final = "This API is administratively disabled. Contact your administrator for more details."
 
 
 class ServerSettings(Settings, frozen=True):
-    """Where the operator is asked."""
+    """Addresses and operations of the operator's servers."""
 
     operator_api_serve_addr: str = "localhost:9234"
     """Address that answers probes and ``hive operator status``."""
@@ -67,12 +67,14 @@ class ServerSettings(Settings, frozen=True):
     """Serve metrics for Prometheus."""
 
     enable_cilium_operator_server_access: list[str] = msgspec.field(default_factory=lambda: ["*"])
-    """Operations that are answered: GetCluster, GetHealthz, GetMetrics; a name may end in ``*``."""
+    """Enabled operations: GetCluster, GetHealthz, GetMetrics; a name may end in ``*``."""
 
     @property
     def disabled(self) -> frozenset[str]:
-        """The paths that are switched off."""
-        allowed = {name for text in self.enable_cilium_operator_server_access for name in _meant(text)}
+        """The paths of disabled operations."""
+        allowed = {
+            name for text in self.enable_cilium_operator_server_access for name in _matching_operations(text)
+        }
         return frozenset(path for name, paths in OPERATIONS.items() if name not in allowed for path in paths)
 
     def faults(self) -> Iterator[str]:
@@ -83,19 +85,19 @@ class ServerSettings(Settings, frozen=True):
             except ValueError as error:
                 yield f"{name.replace('_', '-')}={text}: {error}"
         for text in self.enable_cilium_operator_server_access:
-            if not _meant(text):
+            if not _matching_operations(text):
                 known = ", ".join(OPERATIONS)
                 yield f"enable-cilium-operator-server-access={text}: expected * or some of {known}"
 
 
-def _meant(text: str) -> set[str]:
-    """The operations that a name, or the beginning of names, means."""
+def _matching_operations(text: str) -> set[str]:
+    """Return the operations that match a name, which may end in ``*``."""
     start = text.removesuffix("*")
     return {name for name in OPERATIONS if name == text or (start != text and name.startswith(start))}
 
 
 class OperatorServer:
-    """Both servers; the start fails when it cannot listen."""
+    """Both servers; the start fails if an address cannot be bound."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class OperatorServer:
         return Response(200, msgspec.json.encode(found), JSON)
 
     async def _clusters(self) -> Response:
-        """No clusters are connected."""
+        """Answer with an empty list: the operator connects no clusters."""
         return Response(200, b"[]\n", JSON)
 
     async def _status(self) -> Response:
@@ -199,7 +201,7 @@ class OperatorServer:
 
 
 def _json_rows(family: MetricFamily) -> Iterator[dict[str, object]]:
-    """Every series as /v1/metrics has it: a histogram by its count."""
+    """Yield each series as in Cilium's /v1/metrics; a histogram is its count."""
     for values, value in sorted(family.series.items()):
         one: dict[str, object] = {"name": family.name}
         if family.labels:
@@ -209,13 +211,13 @@ def _json_rows(family: MetricFamily) -> Iterator[dict[str, object]]:
 
 
 def usual_metrics() -> MetricsSettings:
-    """Which metrics are served: all. Where is this cell's setting, not the agent's."""
+    """Return the default settings: all metrics. The address is a setting of this cell."""
     return MetricsSettings()
 
 
 @after(OperatorServer)
 def serve() -> None:
-    """Serve while it runs."""
+    """Start both servers."""
 
 
 cell = group(

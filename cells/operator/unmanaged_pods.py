@@ -1,8 +1,7 @@
-"""Pods that run without an endpoint, because they started before the agent did, are started again.
+"""Deletes pods without an endpoint, because they started before the agent, so that they are recreated.
 
-Controller: pods and CiliumEndpoints in, deletions of pods out.
-Why:        cluster DNS often starts first, on another network: no policy holds for it, and others do not
-            reach it.
+Often cluster DNS starts first, on another network: it has no policy, and other pods cannot reach it. Pods are
+compared with CiliumEndpoints.
 """
 
 from __future__ import annotations
@@ -26,24 +25,25 @@ from lifecycle import Jobs, Lifecycle, Logger, Settings, config, invoke, module,
 __all__ = ["UnmanagedPodSettings", "UnmanagedPods", "cell"]
 
 
-# Looks for pods without an endpoint, and deletes one of them at a time.
+# Finds pods without an endpoint and deletes one per pass.
 #
-# Source: Cilium 1.17, operator/watchers/pod: one pod a pass, none younger than 30 s, none twice in 5 minutes.
+# Source: Cilium 1.17, operator/watchers/pod: one pod per pass, none younger than 30 s, none twice in 5
+# minutes.
 
 YOUNG: Final = 30.0
-"""Seconds a pod is given to get its endpoint."""
+"""Minimum age in seconds of a pod that is restarted."""
 AGAIN: Final = 300.0
-"""Seconds between two deletions of a pod with one name."""
+"""Seconds between two deletions of pods with one name."""
 
 
 class UnmanagedPodSettings(Settings, frozen=True):
     """Settings of the unmanaged-pods cell."""
 
     unmanaged_pod_watcher_interval: Annotated[int, Meta(ge=0)] = 15
-    """Seconds between two looks for pods without an endpoint; 0 never looks."""
+    """Seconds between passes over pods without an endpoint; 0: never."""
 
     pod_restart_selector: str = "k8s-app=kube-dns"
-    """Which pods are looked for, as a label selector; every pod when empty."""
+    """Label selector of the pods that may be restarted; empty: all pods."""
 
     def faults(self) -> Iterator[str]:
         try:
@@ -52,12 +52,12 @@ class UnmanagedPodSettings(Settings, frozen=True):
             yield f"pod-restart-selector={self.pod_restart_selector}: {error}"
 
     def pods(self) -> LabelSelector:
-        """The pods that are looked for. Raises ValueError."""
+        """Parse the selector. Raises ValueError."""
         return selector_of(self.pod_restart_selector)
 
 
 class UnmanagedPods:
-    """Looks every unmanaged-pod-watcher-interval."""
+    """Restarts one pod without an endpoint every unmanaged-pod-watcher-interval."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class UnmanagedPods:
         self._log = log
         self._deleted: dict[Key, float] = {}
         self.found = 0
-        """How many there were at the last look."""
+        """Number of pods without an endpoint in the last pass."""
         self.active = settings.unmanaged_pod_watcher_interval > 0 and objects.resources.endpoints
         if self.active:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
@@ -80,10 +80,10 @@ class UnmanagedPods:
             self._pods = objects.table(CLUSTER_PODS).filter(
                 lambda pod: selector.matches(pod.labels), name="restartable-pods"
             )
-            jobs.timer("look", self.look, float(settings.unmanaged_pod_watcher_interval))
+            jobs.timer("restart", self.restart_one, float(settings.unmanaged_pod_watcher_interval))
 
-    async def look(self) -> None:
-        """One pass. Raises KubernetesError."""
+    async def restart_one(self) -> None:
+        """Run one pass. Raises KubernetesError."""
         await self._pods.wait_initialized()
         await self._endpoints.wait_initialized()
         now = time.time()
@@ -98,7 +98,7 @@ class UnmanagedPods:
             try:
                 await self._server.client.delete(CLUSTER_PODS, pod.name, pod.namespace, uid=pod.metadata.uid)
             except ConflictError:
-                continue  # it has been made anew
+                continue  # recreated meanwhile
             return
 
     def _unmanaged(self, pod: ClusterPod, now: float) -> bool:
@@ -112,7 +112,7 @@ class UnmanagedPods:
 
 
 def _started(pod: ClusterPod, otherwise: float) -> float:
-    """When a pod began, in seconds since the epoch."""
+    """Return when a pod started, in seconds since the epoch."""
     try:
         return datetime.fromisoformat(pod.status.start_time or "").timestamp()
     except ValueError:
@@ -120,7 +120,7 @@ def _started(pod: ClusterPod, otherwise: float) -> float:
 
 
 def collect_metrics(metrics: Metrics, pods: UnmanagedPods, lifecycle: Lifecycle) -> None:
-    """Report their number, while this operator leads."""
+    """Report the number of unmanaged pods while this operator leads."""
 
     async def collect() -> Iterable[MetricFamily]:
         return [gauge("cilium_operator_unmanaged_pods", "Pods that run without an endpoint.", pods.found)]

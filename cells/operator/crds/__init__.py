@@ -1,7 +1,6 @@
-"""The definitions of the custom resources: registered when a leader begins, upgraded by schema version.
+"""Registers the CustomResourceDefinitions when leadership starts, and upgrades them by schema version.
 
-Controller: what is to be there in, CustomResourceDefinitions of the API server out.
-Why:        agents wait for them; nothing else of the leader starts before they are established.
+Agents wait for the definitions; the leader's other cells start once all are established.
 """
 
 from __future__ import annotations
@@ -32,22 +31,23 @@ __all__ = [
 ]
 
 
-# Creates custom resource definitions, and replaces those of an older schema version.
+# Creates CustomResourceDefinitions, and replaces those of an older schema version.
 #
-# Source: Cilium 1.17, pkg/k8s/apis/crdhelpers: the version label decides, the schema itself is not compared.
-#         Equal or newer stays, so an older operator takes nothing away.
+# Source: Cilium 1.17, pkg/k8s/apis/crdhelpers: the version label is compared, not the schema. Definitions of
+# an
+#         equal or newer version are unchanged, so an older operator does not downgrade them.
 
 PATIENCE: Final = 60.0
-"""Seconds a definition may take until the server has established it."""
+"""Timeout in seconds until the API server has established a definition."""
 PAUSES: Final = (0.05, 0.5)
-"""Seconds between two looks at a definition: the first, and the longest."""
+"""Backoff of the polling in seconds: initial and maximum."""
 
 
 class CRDSettings(Settings, frozen=True):
     """Settings of the custom-resources cell."""
 
     skip_crd_creation: bool = False
-    """Leave the definitions of the custom resources to another program."""
+    """Do not create or update CustomResourceDefinitions."""
 
     enable_local_redirect_policy: bool = False
     """Register CiliumLocalRedirectPolicy."""
@@ -56,26 +56,28 @@ class CRDSettings(Settings, frozen=True):
     """Register CiliumEgressGatewayPolicy."""
 
     disable_endpoint_crd: bool = False
-    """Nodes publish their pods in the kvstore alone: no CiliumEndpoints are registered, and those there are
-    go. Only with a kvstore; without one it is put back to false, with a warning."""
+    """Do not register CiliumEndpoints, and delete existing ones: agents publish their pods only in the
+    kvstore. Requires a kvstore; without one it is ignored, with a warning.
+    """
 
     enable_cilium_endpoint_slice: bool = False
     """Batch CiliumEndpoints in CiliumEndpointSlices, which agents with the same setting read."""
 
     enable_bgp_control_plane: bool = False
-    """Register the custom resources of BGP, and make a CiliumBGPNodeConfig of each CiliumBGPClusterConfig for
-    each node that it selects."""
+    """Register the custom resources of BGP, and create a CiliumBGPNodeConfig for each node that a
+    CiliumBGPClusterConfig selects.
+    """
 
 
 class DefinitionStatus(Object, frozen=True, gc=False):
-    """A definition, as far as it is read."""
+    """The fields of a CustomResourceDefinition that are read."""
 
     spec: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
 
     @property
     def conditions(self) -> dict[str, Condition]:
-        """By type."""
+        """The conditions by type."""
         listed: list[dict[str, str]] = self.status.get("conditions") or []
         return {
             one["type"]: Condition(
@@ -95,13 +97,13 @@ DEFINITIONS: Final = Kind(
 
 
 def version_of(text: str | None) -> tuple[int, int, int] | None:
-    """A semantic version's numbers; None for what is none."""
+    """Parse a semantic version into numbers; None if it is invalid."""
     found = re.fullmatch(r"v?(\d+)\.(\d+)\.(\d+)(?:[-+].*)?", text or "")
     return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 def outdated(spec: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether what is in the cluster is to be replaced by ours."""
+    """Whether the cluster's definition is to be replaced."""
     versions = spec.get("versions") or [{}]
     if not (versions[0].get("schema") or {}).get("openAPIV3Schema"):
         return True
@@ -110,7 +112,7 @@ def outdated(spec: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 class CustomResources:
-    """Its users start after every definition is established."""
+    """Registers the definitions; cells that depend on it start once all are established."""
 
     endpoints: bool
     """Whether there are CiliumEndpoints; without them nodes publish their pods in the kvstore alone."""
@@ -133,8 +135,11 @@ class CustomResources:
         self._server = server
         self._log = log
         self.endpoints = not (settings.disable_endpoint_crd and store.enabled)
+        """Whether CiliumEndpoints are used; without them agents publish their pods in the kvstore."""
         self.endpoint_slices = settings.enable_cilium_endpoint_slice
+        """Whether CiliumEndpointSlices are used."""
         self.bgp = settings.enable_bgp_control_plane
+        """Whether the custom resources of BGP are registered."""
         if settings.disable_endpoint_crd and self.endpoints:
             log.warning("disable-endpoint-crd needs a kvstore: using false instead")
         if not self.endpoints and cluster.identity_mode != "kvstore":
@@ -146,7 +151,7 @@ class CustomResources:
 
     @property
     def wanted(self) -> list[Definition]:
-        """Every definition that shall be there."""
+        """The definitions to register."""
         return definitions(
             endpoints=self.endpoints,
             endpoint_slices=self.endpoint_slices,
@@ -182,7 +187,7 @@ class CustomResources:
         self._log.info("custom resource definition is up to date", definition=wanted.name)
 
     async def _replace(self, wanted: Definition) -> None:
-        """All labels and the whole spec are ours from now on; annotations stay."""
+        """Replace labels and spec of a definition; its annotations are unchanged."""
 
         def ours(live: dict[str, Any]) -> dict[str, Any] | None:
             metadata = live["metadata"]
@@ -198,7 +203,7 @@ class CustomResources:
         self._log.info("custom resource definition replaced", definition=wanted.name, version=SCHEMA_VERSION)
 
     async def _established(self, wanted: Definition) -> None:
-        """Wait until the server serves it. Raises HiveError when it never will."""
+        """Wait until the API server serves a definition. Raises HiveError if it cannot."""
         deadline = time.monotonic() + PATIENCE
         pause, longest = PAUSES
         while True:
@@ -217,7 +222,7 @@ class CustomResources:
 
 @after(CustomResources)
 def register() -> None:
-    """Register them."""
+    """Register the definitions."""
 
 
 cell = module(

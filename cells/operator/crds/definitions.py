@@ -1,4 +1,4 @@
-"""Every custom resource definition that is registered, and when.
+"""The CustomResourceDefinitions, and the settings on which each depends.
 
 Source: Cilium 1.17, pkg/k8s/apis/cilium.io: names, scopes, columns, versions; apiextensions.k8s.io/v1.
 """
@@ -44,7 +44,7 @@ from cells.operator.crds.schema import (
 )
 
 SCHEMA_VERSION: Final = "1.30.1"
-"""Version of all schemas together. Raise it with every change, or clusters keep the old ones."""
+"""Version of all schemas. Raise it with every change, or clusters keep the old schemas."""
 VERSION_LABEL: Final = "io.cilium.k8s.crd.schema.version"
 GROUP: Final = "cilium.io"
 
@@ -59,13 +59,13 @@ OPEN: Final = frozenset(
         "Enforcement",  # adding, allowed, denied, removing
     }
 )
-"""Structs that are narrower than the object: unknown fields are preserved there, not dropped."""
+"""Structs with fewer fields than Cilium's object: their schemas preserve unknown fields."""
 
 _CIDR6: Final = r"^[0-9A-Fa-f:.]+(%[^/]+)?/([0-9]|[1-9][0-9]|1[01][0-9]|12[0-8])$"
 
 
 class Definition(NamedTuple):
-    """One custom resource definition."""
+    """A CustomResourceDefinition."""
 
     kind: str
     plural: str
@@ -74,14 +74,14 @@ class Definition(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``ciliumnodes.cilium.io``."""
+        """Its name: ``ciliumnodes.cilium.io``."""
         return f"{self.plural}.{GROUP}"
 
 
 def definitions(
     *, endpoints: bool, endpoint_slices: bool, local_redirects: bool, egress_gateways: bool, bgp: bool
 ) -> list[Definition]:
-    """All that are wanted with these features; there are no slices without endpoints."""
+    """Return the definitions for these features; CiliumEndpointSlices require CiliumEndpoints."""
     kinds: list[Kind[Any]] = [
         CILIUM_NODES,
         CILIUM_IDENTITIES,
@@ -101,7 +101,7 @@ def definitions(
 
 
 def schema_of(kind: Kind[Any]) -> Schema:
-    """The schema of a kind: of its struct, unless its rules have none."""
+    """Return the schema of a kind, of its struct by default."""
     if kind in {CILIUM_NETWORK_POLICIES, CILIUM_CLUSTERWIDE_NETWORK_POLICIES}:
         return _complete(POLICY)
     special = {LabelSelector: PLAIN_SELECTOR} if kind is CILIUM_NODE_CONFIGS else {}
@@ -114,7 +114,7 @@ def schema_of(kind: Kind[Any]) -> Schema:
 
 
 def _complete(schema: Schema) -> Schema:
-    """With what every object has."""
+    """Add the properties that every object has."""
     return {**schema, "properties": {"apiVersion": TEXT, "kind": TEXT, **schema["properties"]}}
 
 
@@ -181,7 +181,7 @@ def _made(
 
 
 def _node_configs() -> Definition:
-    """CiliumNodeConfig, in two versions with one schema."""
+    """CiliumNodeConfig: two versions with one schema."""
     kind = CILIUM_NODE_CONFIGS
     schema = schema_of(kind)
     old = {
@@ -200,7 +200,7 @@ def _node_configs() -> Definition:
 
 
 def _external_workloads() -> Definition:
-    """CiliumExternalWorkload, which only the mesh of clusters reads."""
+    """CiliumExternalWorkload, which only the cluster mesh reads."""
     schema = _complete(
         obj(
             "metadata",

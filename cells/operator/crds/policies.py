@@ -1,7 +1,7 @@
 """The schema of CiliumNetworkPolicy and CiliumClusterwideNetworkPolicy.
 
-Source: Cilium 1.17, custom resources of group cilium.io. Patterns with an alternation are grouped here, so
-        that both anchors hold for every alternative. What a schema cannot say, the policy engine refuses.
+Source: Cilium 1.17, custom resources of group cilium.io. Alternations in patterns are grouped here, so that
+both anchors apply to every alternative. The policy engine rejects what a schema cannot express.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ PORT: Final = (
     r"^(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[0-9]{1,4})"
     r"|([a-zA-Z0-9]-?)*[a-zA-Z](-?[a-zA-Z0-9])*$"
 )
-"""What begins with a port's number or ends with a name, as in Cilium's schema: objects that it has let pass
-stay writable. Their condition Valid is False."""
+"""A value that starts with a port's number or ends with a name.
+
+Cilium's pattern has the same gap; objects that passed it remain writable, and their condition Valid is False.
+"""
 SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 ICMP_NAMES: Final = (
     "EchoReply|DestinationUnreachable|Redirect|Echo|RouterAdvertisement|RouterSelection|TimeExceeded"
@@ -148,8 +150,8 @@ _AUTHENTICATION: Final = obj("mode", mode=among("disabled", "required", "test-al
 _SELECTORS: Final = items(SELECTOR)
 
 
-def _peers(way: str) -> dict[str, Schema]:
-    """What both an allowing and a denying rule say of peers: ``to`` or ``from``."""
+def _peers(direction: str) -> dict[str, Schema]:
+    """Return the properties of peers that allow and deny rules share; ``direction`` is ``to`` or ``from``."""
     shared = {
         "CIDR": items(CIDR),
         "CIDRSet": _CIDR_SET,
@@ -159,7 +161,7 @@ def _peers(way: str) -> dict[str, Schema]:
         "Nodes": _SELECTORS,
         "Requires": _SELECTORS,
     }
-    return {"icmps": _ICMPS, **{f"{way}{name}": schema for name, schema in shared.items()}}
+    return {"icmps": _ICMPS, **{f"{direction}{name}": schema for name, schema in shared.items()}}
 
 
 _RULE: Final = exactly_one(

@@ -1,10 +1,10 @@
-"""Structural schemas: of the structs that objects are read into, and of what has no struct.
+"""Builds structural schemas from the structs of objects, and helpers for schemas without a struct.
 
 Source: apiextensions.k8s.io/v1 JSONSchemaProps; "Specifying a structural schema" of the Kubernetes
-        documentation: every level has a type, unknown fields are pruned unless a level keeps them.
+documentation: every level has a type, unknown fields are pruned unless a level preserves them.
 
-A struct is narrower than Cilium's object in some places. There the schema keeps unknown fields: the API
-server would drop them otherwise, for everybody else too.
+Some structs have fewer fields than Cilium's object. Their schemas preserve unknown fields, which the API
+server would otherwise drop for all clients.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ LABEL_VALUE: Final = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 
 def obj(required: str = "", /, **properties: Schema) -> Schema:
-    """An object; of required properties the names, with blanks between."""
+    """Return an object's schema; required properties are names separated by blanks."""
     found: Schema = {"type": "object", "properties": properties}
     return {**found, "required": required.split()} if required else found
 
 
 def exactly_one(names: str, of: Schema) -> Schema:
-    """An object that has exactly one of these properties; names with blanks between."""
+    """Return an object with exactly one of these properties; names are separated by blanks."""
     return {**of, "oneOf": [{"required": [one], "properties": {one: {}}} for one in names.split()]}
 
 
 def items(of: Schema, **limits: int) -> Schema:
-    """A list."""
+    """Return a list's schema."""
     return {"type": "array", "items": of, **limits}
 
 
 def texts(of: Schema = TEXT) -> Schema:
-    """A map of texts to these."""
+    """Return the schema of a map from strings to these values."""
     return {"type": "object", "additionalProperties": of}
 
 
 def matched(pattern: str, **limits: int) -> Schema:
-    """A text that a pattern matches."""
+    """Return the schema of a string that matches a pattern."""
     return {"type": "string", "pattern": pattern, **limits}
 
 
 def among(*choices: str) -> Schema:
-    """One of these texts."""
+    """Return the schema of a string enumeration."""
     return {"type": "string", "enum": list(choices)}
 
 
 def within(least: int, most: int, form: str = "") -> Schema:
-    """A whole number."""
+    """Return the schema of an integer in a range."""
     return {"type": "integer", "minimum": least, "maximum": most, **({"format": form} if form else {})}
 
 
 def immutable(of: Schema, name: str) -> Schema:
-    """What cannot be changed once it is there."""
+    """Return a schema with values that cannot be changed after creation."""
     rule = {"rule": "self == oldSelf", "message": f"{name} is immutable"}
     return {**of, "x-kubernetes-validations": [rule]}
 
@@ -83,7 +83,7 @@ def _selector(operator: Schema, value: Schema) -> Schema:
 SELECTOR: Final = _selector(
     among("In", "NotIn", "Exists", "DoesNotExist"), matched(LABEL_VALUE, maxLength=63)
 )
-"""A label selector as Cilium has it: the keys may have a source before them."""
+"""Cilium's label selector: keys may have a label source as a prefix."""
 PLAIN_SELECTOR: Final = _selector(TEXT, TEXT)
 """metav1.LabelSelector."""
 
@@ -106,7 +106,7 @@ CONDITIONS: Final[Schema] = {
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
 }
-"""metav1.Condition, one of each type."""
+"""A list of metav1.Condition with one entry per type."""
 
 _LIMITS: Final = {
     "ge": "minimum",
@@ -119,7 +119,7 @@ _LIST_LIMITS: Final = {"min_length": "minItems", "max_length": "maxItems"}
 
 
 class Shapes:
-    """Turns structs into schemas. ``open_`` names those narrower than the object: they keep the rest."""
+    """Converts structs to schemas; those of structs in ``open_`` preserve unknown fields."""
 
     def __init__(
         self, open_: frozenset[str] = frozenset(), special: Mapping[type[Any], Schema] | None = None
@@ -131,7 +131,7 @@ class Shapes:
         }
 
     def of(self, struct: type[msgspec.Struct]) -> Schema:
-        """The schema of an object of this struct."""
+        """Return the schema of a struct."""
         return self._type(inspect.type_info(struct))
 
     def _type(self, found: inspect.Type) -> Schema:
@@ -181,11 +181,11 @@ def _limits(found: inspect.Type, names: Mapping[str, str]) -> dict[str, Any]:
     return {key: value for key, value in values if value is not None}
 
 
-# What the API server shall check beyond a struct's types: formats, choices, defaults.
+# Checks beyond a struct's types that the API server makes: formats, enumerations, defaults.
 #
-# Why: a struct is checked whenever an object is read; what the server has checked need not be checked again.
+# Agents decode objects into structs on every read; checks by the API server are not repeated there.
 #
-# A path is made of names with dots between; ``[]`` are the items of a list, ``{}`` the values of a map.
+# A path is a list of names separated by dots; ``[]`` are the items of a list, ``{}`` the values of a map.
 
 _INT64: Final[Schema] = {"format": "int64"}
 _CIDR: Final[Schema] = {"format": "cidr"}
@@ -274,7 +274,7 @@ REFINEMENTS: Final[Mapping[str, Mapping[str, Schema]]] = {
 
 
 def refine(plural: str, schema: Schema) -> Schema:
-    """The schema with the additions for its kind. Raises KeyError for a path that leads nowhere."""
+    """Return the schema with the additional checks of its kind. Raises KeyError for an invalid path."""
     for path, more in REFINEMENTS.get(plural, {}).items():
         schema = _at(schema, re.findall(r"[^.\[\]{}]+|\[\]|\{\}", path), more)
     return schema

@@ -1,9 +1,10 @@
-"""CiliumEndpointSlices: the endpoints of a namespace in batches, which agents read instead of each of them.
+"""CiliumEndpointSlices: batches of a namespace's endpoints, which agents read instead of CiliumEndpoints.
 
-Controller: CiliumEndpoints in, the table ``endpoint-slices`` out: which endpoint is in which slice.
-Reconciler: that table in, CiliumEndpointSlices out, made, changed and deleted at a limited rate. Those of
-            namespaces with ``cilium.io/ces-namespace: priority`` do not wait for the others.
-Why:        thousands of nodes that each follow every endpoint are more than an API server bears.
+Table ``endpoint-slices``: the desired slices, computed from CiliumEndpoints. A reconciler writes them at a
+limited rate. Slices of namespaces with ``cilium.io/ces-namespace: priority`` are written by a second one,
+ahead of the others.
+
+Slices reduce the load of the API server: with thousands of nodes, each would watch every endpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from lifecycle import (
 __all__ = ["EndpointSlices", "SliceRow", "SliceSettings", "cell"]
 
 
-# The metrics of writing slices.
+# Metrics of slices.
 #
 # Source: Cilium 1.17, the operator's metrics of CiliumEndpointSlices.
 
@@ -51,26 +52,26 @@ Queue = Literal["fast", "standard"]
 
 
 class SliceCounts:
-    """What is counted of writes."""
+    """Counters of writes."""
 
     def __init__(self) -> None:
         self.sizes = Histogram(SIZES)
-        """Endpoints of a slice that was written."""
+        """Number of endpoints per written slice."""
         self.changes = {"cepinserted": Histogram(SIZES), "cepremoved": Histogram(SIZES)}
-        """Endpoints that came into a slice with one write, or left it."""
+        """Number of endpoints that one write added or removed."""
         self.delays: dict[Queue, Histogram] = {"fast": Histogram(DELAYS), "standard": Histogram(DELAYS)}
-        """Seconds that slices waited to be written."""
+        """Seconds from the change of a slice to its write."""
         self.outcomes: Counter[str] = Counter(success=0, fail=0)
 
     def written(self, before: frozenset[str], after: frozenset[str]) -> None:
-        """A slice that held these endpoints holds those now."""
+        """Count a write that replaces these endpoints by those."""
         self.sizes.observe(len(after))
         self.changes["cepinserted"].observe(len(after - before))
         self.changes["cepremoved"].observe(len(before - after))
 
 
 def families(counts: SliceCounts) -> list[MetricFamily]:
-    """All of it."""
+    """Return the metrics."""
     return [
         histogram(f"{PREFIX}_number_of_ceps_per_ces", "The number of CEPs batched in a CES", counts.sizes),
         histogram(
@@ -95,7 +96,7 @@ def families(counts: SliceCounts) -> list[MetricFamily]:
 
 
 def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle) -> None:
-    """Report it while this operator leads."""
+    """Report the metrics while this operator leads."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(counts)
@@ -107,7 +108,7 @@ def collect_metrics(metrics: Metrics, counts: SliceCounts, lifecycle: Lifecycle)
 
 
 class SliceLimit:
-    """Turns of all who write slices, at the rate that counts for the cluster as it is."""
+    """The rate limit that both writers share; it depends on the number of nodes."""
 
     def __init__(self, limit: Callable[[], WriteLimit]) -> None:
         self._limit = limit
@@ -122,7 +123,7 @@ class SliceLimit:
 
 
 class SliceWriter(Target[str, SliceRow, SliceRow]):
-    """The slices of namespaces that go first, or of all others, at the API server: a Target."""
+    """The reconciler's target of one priority's slices."""
 
     def __init__(
         self,
@@ -142,15 +143,15 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         self._first = first
 
     async def observe(self) -> Mapping[str, SliceRow]:
-        """What each slice holds."""
+        """Return the content of each slice."""
         return {
             one.name: SliceRow(one.name, one.of_namespace, one.endpoints, self._first)
             for one in self._slices.live()
-            if self._slices.goes_first(one.of_namespace) is self._first
+            if self._slices.has_priority(one.of_namespace) is self._first
         }
 
     async def put(self, batch: Mapping[str, SliceRow]) -> None:
-        """Make or change them, at the rate that is allowed. Raises BatchError."""
+        """Create or update slices, at the limited rate. Raises BatchError."""
         failures: dict[str, Exception] = {}
         for name, row in batch.items():
             await self._limit.turn()
@@ -169,7 +170,7 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
         self._count(len(batch), failures)
 
     async def drop(self, batch: Collection[str]) -> None:
-        """Delete them, except in namespaces that have another turn by now. Raises BatchError."""
+        """Delete slices, except those of namespaces with another priority by now. Raises BatchError."""
         failures: dict[str, Exception] = {}
         removed = [name for name in batch if self._rows.get(name) is None]
         for name in removed:
@@ -214,11 +215,11 @@ class SliceWriter(Target[str, SliceRow, SliceRow]):
 
 
 AGAIN = minutes(1)
-"""How often slices are compared with what they should hold."""
+"""Interval at which actual and desired slices are compared."""
 
 
 def slice_rows() -> Table[str, SliceRow]:
-    """What each slice should hold, by name."""
+    """Create the table of desired slices, by name."""
     return Table("endpoint-slices", key=lambda one: one.name)
 
 
@@ -230,18 +231,18 @@ def write(
     lifecycle: Lifecycle,
     jobs: Jobs,
 ) -> None:
-    """Start the writers of slices, where there are any: those that go first, and beside them the others."""
+    """Start the two reconcilers of slices, if slices are used: of priority namespaces and of the others."""
     if not slices.active:
         return
     limit, counts = SliceLimit(slices.limit), SliceCounts()
     for first, name in ((True, "first"), (False, "others")):
         writer = SliceWriter(server, slices, rows, limit, counts, first=first)
-        part = rows.filter(_goes_first if first else _waits, name=f"endpoint-slices-{name}")
+        part = rows.filter(_is_priority if first else _waits, name=f"endpoint-slices-{name}")
         jobs.observe(f"write-{name}", Reconciler(part, writer, full_every=AGAIN))
     collect_metrics(metrics, counts, lifecycle)
 
 
-def _goes_first(row: SliceRow) -> bool:
+def _is_priority(row: SliceRow) -> bool:
     return row.priority
 
 

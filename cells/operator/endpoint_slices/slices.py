@@ -1,7 +1,7 @@
-"""Which endpoint is in which slice.
+"""Assigns endpoints to slices.
 
-Source: Cilium 1.17, operator/pkg/ciliumendpointslice: the fullest slice that has room; an endpoint stays
-        where it is, but in mode identity it moves when its identity changes.
+Source: Cilium 1.17, operator/pkg/ciliumendpointslice: an endpoint goes to the fullest slice with room and
+stays there. In mode identity it moves when its identity changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cells.kubernetes.objects.kind import Key
 from cells.operator.objects import ClusterObjects
 from lifecycle import Change, Jobs, Settings, Table
 
-# How endpoints are batched, and how fast slices are written.
+# How endpoints are batched, and the rate limits of writes.
 #
 # Source: Cilium 1.17, options of the operator's CES controller.
 
@@ -38,27 +38,29 @@ OPTION: Final = "ces-rate-limits"
 
 
 class WriteLimit(msgspec.Struct, frozen=True):
-    """How fast slices are written in a cluster of so many nodes or more."""
+    """The rate limit of clusters with at least this number of nodes."""
 
     nodes: Annotated[int, msgspec.Meta(ge=0)]
     limit: Annotated[float, msgspec.Meta(gt=0)]
-    """Writes a second."""
+    """Writes per second."""
     burst: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class SliceSettings(Settings, frozen=True):
-    """Settings of the endpoint-slices cell; they count with enable-cilium-endpoint-slice."""
+    """Settings of the endpoint-slices cell; used with enable-cilium-endpoint-slice."""
 
     ces_max_ciliumendpoints_per_ces: Annotated[int, Meta(ge=1)] = 100
-    """How many endpoints a CiliumEndpointSlice holds at most."""
+    """Maximum number of endpoints in a CiliumEndpointSlice."""
 
     ces_slice_mode: str = "identity"
-    """Which endpoints share a slice: identity, those of one identity; fcfs, any of a namespace, first come,
-    first served."""
+    """How endpoints are batched: identity, by namespace and identity; fcfs, by namespace, first come, first
+    served.
+    """
 
     ces_rate_limits: str = '[{"nodes":0,"limit":10,"burst":20}]'
-    """How fast slices are written, as JSON: the entry with the most nodes that the cluster has counts; limit
-    is in writes a second."""
+    """Rate limits of writes, as JSON. The entry with the highest nodes that the cluster reaches applies;
+    limit is in writes per second.
+    """
 
     def faults(self) -> Iterator[str]:
         if self.ces_slice_mode not in MODES:
@@ -69,7 +71,7 @@ class SliceSettings(Settings, frozen=True):
             yield f"{OPTION}={self.ces_rate_limits}: {error}"
 
     def limits(self) -> list[WriteLimit]:
-        """The limits, for the fewest nodes first; raises ValueError."""
+        """The rate limits, ordered by number of nodes. Raises ValueError."""
         try:
             found = msgspec.json.decode(self.ces_rate_limits, type=list[WriteLimit])
         except msgspec.MsgspecError as error:
@@ -81,31 +83,31 @@ class SliceSettings(Settings, frozen=True):
         return sorted(found, key=lambda one: one.nodes)
 
     def limit(self, nodes: int) -> WriteLimit:
-        """The one that counts for so many nodes; below the first, the first."""
+        """Return the rate limit for a number of nodes; below the first, the first."""
         limits = self.limits()
         found = [one for one in limits if one.nodes <= nodes] or limits[:1]
         return found[-1]
 
 
 _LETTERS: Final = "bcdfghjklmnpqrstvwxyz2456789"
-"""Of names that Kubernetes makes up (k8s.io/apimachinery, SafeEncodeString): no words come about."""
+"""Alphabet of random names in Kubernetes (k8s.io/apimachinery, SafeEncodeString), without vowels."""
 
 Group = tuple[str, int]
-"""A namespace, and an identity; 0 where any may be together."""
+"""Namespace and identity; identity 0 in mode fcfs."""
 
 
 class SliceRow(msgspec.Struct, frozen=True, gc=False):
-    """What a slice holds."""
+    """The desired content of a slice."""
 
     name: str
     namespace: str
     endpoints: tuple[CoreEndpoint, ...]
     priority: bool = False
-    """Whether its namespace goes first."""
+    """Whether its namespace has priority."""
 
 
 def core_endpoint(endpoint: CiliumEndpoint) -> CoreEndpoint | None:
-    """The fields of an endpoint in a slice; None before it has an identity and addresses."""
+    """Return an endpoint as it is in a slice, or None if it lacks an identity or addresses."""
     status = endpoint.status
     if status.identity is None or not status.identity.id or status.networking is None:
         return None
@@ -121,7 +123,7 @@ class _Slice:
 
 
 class Slices:
-    """All slices, and where each endpoint is."""
+    """All slices, and the slice of each endpoint."""
 
     def __init__(self, most: int, *, by_identity: bool) -> None:
         self._most = most
@@ -129,10 +131,10 @@ class Slices:
         self._slices: dict[str, _Slice] = {}
         self._of: dict[Key, str] = {}
         self._open: dict[Group, set[str]] = {}
-        """The slices of a group that have room."""
+        """Group -> the slices with room."""
 
     def adopt(self, rows: Iterable[CiliumEndpointSlice]) -> None:
-        """Start with the slices there are; of an endpoint that two of them hold, the first keeps it."""
+        """Start with the existing slices; an endpoint in two of them stays in the first."""
         for row in sorted(rows, key=lambda one: one.name):
             number = row.endpoints[0].id if row.endpoints and self._by_identity else 0
             one = self._slices[row.name] = _Slice((row.of_namespace, number))
@@ -143,7 +145,7 @@ class Slices:
             self._note(row.name)
 
     def begin(self, endpoints: Iterable[CiliumEndpoint]) -> dict[str, SliceRow | None]:
-        """Distribute these endpoints over slices; returns every slice."""
+        """Assign the initial endpoints to slices; return every slice."""
         rows = {one.key: one for one in endpoints}
         self.update(rows)
         self.update(dict.fromkeys(self._of.keys() - rows.keys()))
@@ -152,7 +154,7 @@ class Slices:
         return {name: self._row(name) for name in self._slices}
 
     def update(self, changed: Mapping[Key, CiliumEndpoint | None]) -> dict[str, SliceRow | None]:
-        """Take in endpoints that have changed (None: deleted); the slices that change, None for none."""
+        """Apply changed endpoints (None: deleted); return the changed slices (None: deleted)."""
         touched: set[str] = set()
         for key, endpoint in changed.items():
             core = core_endpoint(endpoint) if endpoint is not None else None
@@ -195,7 +197,7 @@ class Slices:
         return name
 
     def _note(self, name: str) -> None:
-        """Remember whether the slice has room."""
+        """Update whether the slice has room."""
         one = self._slices[name]
         room = self._open.setdefault(one.group, set())
         if len(one.members) < self._most:
@@ -221,17 +223,17 @@ class Slices:
                 return name
 
 
-# Keeps slices up to date with CiliumEndpoints.
+# Keeps the desired slices up to date with CiliumEndpoints.
 #
-# Source: Cilium 1.17: the annotation ``cilium.io/ces-namespace`` of a namespace, ``priority`` or nothing.
+# Source: Cilium 1.17: annotation ``cilium.io/ces-namespace`` of a namespace, ``priority`` or empty.
 
 ANNOTATION: Final = "cilium.io/ces-namespace"
 DELAY: Final = 0.5
-"""Seconds that a change waits for others, so that a slice is written once for all of them."""
+"""Seconds for which changes are batched before a slice is written."""
 
 
 class EndpointSlices:
-    """Places endpoints once all of them, and all slices, are known."""
+    """Maintains the desired slices, once endpoints and slices are synchronized."""
 
     def __init__(
         self,
@@ -242,12 +244,12 @@ class EndpointSlices:
         jobs: Jobs,
     ) -> None:
         self.active = objects.resources.endpoint_slices and objects.resources.endpoints
-        """Whether there are to be slices."""
+        """Whether slices are used."""
         self._settings = settings
         self._rows = rows
         self._first = rows.initializer("endpoints of the cluster")
         self.waiting: dict[str, float] = {}
-        """Since when slices wait to be written, in seconds of the monotonic clock."""
+        """Slice -> since when it waits to be written, in seconds of the monotonic clock."""
         if self.active:
             self._endpoints = objects.table(CILIUM_ENDPOINTS)
             self._slices = objects.table(CILIUM_ENDPOINT_SLICES)
@@ -257,24 +259,24 @@ class EndpointSlices:
             jobs.observe("priorities", self._namespaces.changes, self._follow_namespaces)
 
     def live(self) -> list[CiliumEndpointSlice]:
-        """The slices there are."""
+        """The actual slices."""
         return self._slices.all()
 
     def find(self, name: str) -> CiliumEndpointSlice | None:
-        """The slice of this name, if there is one."""
+        """Return the actual slice of a name, or None."""
         return self._slices.get(("", name))
 
-    def goes_first(self, namespace: str) -> bool:
-        """Whether the slices of a namespace are written before those of others."""
+    def has_priority(self, namespace: str) -> bool:
+        """Whether the namespace has priority."""
         row = self._namespaces.get(("", namespace))
         return row is not None and row.annotations.get(ANNOTATION) == "priority"
 
     def limit(self) -> WriteLimit:
-        """How fast slices may be written, now that the cluster has so many nodes."""
+        """Return the rate limit for the current number of nodes."""
         return self._settings.limit(len(self._nodes))
 
     async def _run(self) -> None:
-        """All there is, then what changes; what comes together is taken together."""
+        """Apply the initial state, then batches of changes."""
         for table in (self._endpoints, self._slices, self._nodes, self._namespaces):
             await table.wait_initialized()
         settings = self._settings
@@ -285,7 +287,9 @@ class EndpointSlices:
         feed = self._endpoints.changes()
         first = [one.row for one in feed.take() if one.row is not None]
         with self._rows.txn() as txn:
-            txn.replace_all(self._marked(row for row in slices.begin(first).values() if row is not None))
+            txn.replace_all(
+                self._with_priority(row for row in slices.begin(first).values() if row is not None)
+            )
         self._first.done()
         while True:
             await feed.wait()
@@ -294,11 +298,11 @@ class EndpointSlices:
             with self._rows.txn() as txn:
                 for name in (name for name, row in changed.items() if row is None):
                     txn.delete(name)
-                for row in self._marked(row for row in changed.values() if row is not None):
+                for row in self._with_priority(row for row in changed.values() if row is not None):
                     txn.put(row)
 
-    def _marked(self, rows: Iterable[SliceRow]) -> Iterable[SliceRow]:
-        """Slices with whether they go first; those that are to be written wait from now on."""
+    def _with_priority(self, rows: Iterable[SliceRow]) -> Iterable[SliceRow]:
+        """Set the priority of slices, and note since when they wait to be written."""
         now = time.monotonic()
         for row in rows:
             live = self.find(row.name)
@@ -306,11 +310,11 @@ class EndpointSlices:
                 self.waiting.pop(row.name, None)
             else:
                 self.waiting.setdefault(row.name, now)
-            yield replace(row, priority=self.goes_first(row.namespace))
+            yield replace(row, priority=self.has_priority(row.namespace))
 
     async def _follow_namespaces(self, changes: list[Change[tuple[str, str], Namespace]]) -> None:
         changed = {one.key[1] for one in changes}
         with self._rows.txn() as txn:
             for row in self._rows.all():
-                if row.namespace in changed and row.priority != self.goes_first(row.namespace):
+                if row.namespace in changed and row.priority != self.has_priority(row.namespace):
                     txn.put(replace(row, priority=not row.priority))

@@ -1,10 +1,9 @@
-"""Services of type LoadBalancer get addresses: of CiliumLoadBalancerIPPools, or of nodes.
+"""Allocates addresses of services of type LoadBalancer, from CiliumLoadBalancerIPPools or of nodes.
 
-Controller: services, pools, nodes and their backends in, the tables ``lb-service-annotations``,
-            ``lb-pool-requests`` and ``node-ipam-requests`` out.
-Reconciler: those tables in, the status of services and the conditions of pools out.
-Why:        one function of all objects decides who has what; a service has its address as long as it
-            may, over restarts as well.
+A pure function of all services and pools (nodes and backends for node IPAM) computes the addresses, so that a
+service keeps its address while it is valid, also over restarts. Tables ``lb-service-annotations``,
+``lb-pool-requests`` and ``node-ipam-requests`` have the pending changes; reconcilers write them to the status
+of services and the conditions of pools.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ __all__ = [
 ]
 
 
-# Whether and for which services LB-IPAM works.
+# Which services get addresses from LB-IPAM and from node IPAM.
 #
 # Source: Cilium 1.17, options of the operator.
 
@@ -84,28 +83,30 @@ NODE_CLASS = "io.cilium/node"
 
 
 class LBIPAMSettings(Settings, frozen=True):
-    """Who gives addresses to services of type LoadBalancer."""
+    """Settings of LB-IPAM and node IPAM."""
 
     enable_lb_ipam: bool = True
-    """Give addresses of CiliumLoadBalancerIPPools to services of type LoadBalancer."""
+    """Allocate addresses of CiliumLoadBalancerIPPools to services of type LoadBalancer."""
 
     default_lb_service_ipam: str = "lbipam"
-    """Who gives addresses to services without a loadBalancerClass: lbipam, nodeipam (with
-    enable-node-ipam), or none."""
+    """Who allocates addresses to services without a loadBalancerClass: lbipam, nodeipam (with
+    enable-node-ipam), or none.
+    """
 
     enable_node_ipam: bool = False
     """Services of class io.cilium/node get the addresses of nodes."""
 
     enable_l2_announcements: bool = False
-    """Services of class io.cilium/l2-announcer get addresses, too."""
+    """Allocate addresses to services of class io.cilium/l2-announcer, too."""
 
     k8s_service_proxy_name: str = ""
     """Serve only services with this value of the label service.kubernetes.io/service-proxy-name; unset: only
     those without the label."""
 
     bpf_lb_proto_diff: bool = True
-    """Whether agents distinguish protocols; if not, services that share an address have different port
-    numbers."""
+    """Whether agents distinguish protocols; if not, services that share an address need different port
+    numbers.
+    """
 
     def faults(self) -> Iterator[str]:
         if self.default_lb_service_ipam not in {"lbipam", "nodeipam", "none"}:
@@ -115,23 +116,23 @@ class LBIPAMSettings(Settings, frozen=True):
 
     @property
     def classes(self) -> frozenset[str]:
-        """The classes of services that get addresses of pools; an empty text stands for none."""
+        """Classes of services that get addresses of pools; an empty string stands for none."""
         found = {""} if self.default_lb_service_ipam == "lbipam" else set()
         return frozenset(found | ({L2_CLASS} if self.enable_l2_announcements else set()))
 
     @property
     def node_classes(self) -> frozenset[str]:
-        """The classes of services that get addresses of nodes; an empty text stands for none."""
+        """Classes of services that get addresses of nodes; an empty string stands for none."""
         if not self.enable_node_ipam:
             return frozenset()
         return frozenset({NODE_CLASS, *([""] if self.default_lb_service_ipam == "nodeipam" else [])})
 
 
-# Waits for the first of several things.
+# Waits for the first of several awaitables.
 
 
 async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Return when the first of them does; the others are cancelled."""
+    """Return when the first awaitable does; cancel the others."""
     async with anyio.create_task_group() as group:
 
         async def one(wait: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -142,11 +143,11 @@ async def either(*waits: Callable[[], Coroutine[Any, Any, None]]) -> None:
             group.start_soon(one, wait)
 
 
-# Plans anew whenever pools or services change.
+# Computes a new plan whenever pools or services change.
 
 
 class LBIPAM:
-    """Gives addresses to services, once all services and pools are known."""
+    """Allocates addresses to services, once services and pools are synchronized."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class LBIPAM:
         log: Logger,
     ) -> None:
         self.active = settings.enable_lb_ipam
-        """Whether addresses are ours to give."""
+        """Whether LB-IPAM is enabled."""
         self._classes = settings.classes | ({BGP_CLASS} if objects.resources.bgp else set())
         self._proxy = settings.k8s_service_proxy_name
         self._proto_diff = settings.bpf_lb_proto_diff
@@ -170,12 +171,12 @@ class LBIPAM:
         self._log = log
         self._arrival: dict[Key, int] = {}
         self._given: dict[Key, tuple[str, tuple[Address, ...]]] = {}
-        """Service -> its uid and addresses, as they were planned last: its status may not say so yet."""
+        """Service -> uid and addresses of the last plan; its status may lag behind."""
         self._slept = True
         self._broken: dict[str, str] = {}
         self._clock = count()
         self._age: dict[tuple[str, tuple[PoolRange, ...]], int] = {}
-        """When a pool came to have its ranges: those that have had them longest are used first."""
+        """(pool, ranges) -> sequence number; pools are used in the order in which they got their ranges."""
         self.pools: list[AddressPool] = []
         self.plan = Plan({}, {})
         if self.active:
@@ -243,13 +244,13 @@ class LBIPAM:
     def _report_broken(self, broken: dict[str, str]) -> None:
         for name, why in broken.items():
             if self._broken.get(name) != why:
-                self._log.error("pool cannot be read", pool=name, error=why)
+                self._log.error("invalid pool", pool=name, error=why)
         self._broken = broken
 
 
-# Which addresses of nodes a service gets.
+# The node addresses of a service.
 #
-# Source: Cilium 1.17, node IPAM; KEP-3458 for the nodes that load balancers leave out.
+# Source: Cilium 1.17, node IPAM; KEP-3458 for the nodes that load balancers exclude.
 
 EXCLUDED: Final = "node.kubernetes.io/exclude-from-external-load-balancers"
 GOING: Final = "ToBeDeletedByClusterAutoscaler"
@@ -258,7 +259,7 @@ FAMILIES: Final = {"IPv4": 4, "IPv6": 6}
 
 
 class EntryNode(msgspec.Struct, frozen=True, gc=False):
-    """A node that traffic from outside may come by."""
+    """A node that external traffic may enter by."""
 
     name: str
     labels: dict[str, str]
@@ -267,7 +268,7 @@ class EntryNode(msgspec.Struct, frozen=True, gc=False):
 
 
 def place_of(node: Node) -> EntryNode | None:
-    """The node as a place; None for one that is left out, or is going."""
+    """Return the node as an EntryNode, or None if it is excluded or being deleted."""
     tainted = any(one.key == GOING for one in node.spec.taints or ())
     if node.terminating or EXCLUDED in node.labels or tainted:
         return None
@@ -279,7 +280,7 @@ def place_of(node: Node) -> EntryNode | None:
 
 
 def ready_nodes(slices: Iterable[EndpointSlice]) -> set[str]:
-    """The nodes with a backend that is ready; without a word it counts as ready."""
+    """Return the nodes with a ready backend; a backend without the condition is ready."""
     return {
         one.node_name
         for each in slices
@@ -291,9 +292,10 @@ def ready_nodes(slices: Iterable[EndpointSlice]) -> set[str]:
 def addresses_for(
     service: ClusterService, places: Collection[EntryNode], slices: Iterable[EndpointSlice]
 ) -> tuple[str, ...]:
-    """External addresses of its nodes, or else internal ones, in order. Raises ValueError.
+    """Return the external addresses of a service's nodes, else the internal ones, in order.
 
-    With ``externalTrafficPolicy: Local`` its nodes are those with a backend that is ready.
+    With ``externalTrafficPolicy: Local`` only nodes with a ready backend count. Raises ValueError for an
+    invalid selector.
     """
     text = service.annotations.get(MATCH, "")
     try:
@@ -317,16 +319,15 @@ def _version(text: str) -> int | None:
         return None
 
 
-# Node IPAM: services of class io.cilium/node get the addresses of nodes.
+# Node IPAM: services of class io.cilium/node get addresses of nodes.
 #
-# Why: on a network that lets one announce nothing, the nodes' own addresses are all there is. It looks anew
-#      whenever nodes, backends or services change.
+# For networks on which no address can be announced. Recomputed whenever nodes, backends or services change.
 
 AGAIN: Final = minutes(1)
 
 
 class NodeIPAM:
-    """Gives services the addresses of nodes, once all nodes, backends and services are known."""
+    """Assigns addresses of nodes to services, once nodes, backends and services are synchronized."""
 
     def __init__(
         self,
@@ -348,7 +349,7 @@ class NodeIPAM:
         self.patches: Table[tuple[str, str], ServicePatch] = Table(
             "node-ipam-requests", key=lambda one: (one.namespace, one.name)
         )
-        """What services do not say yet, by namespace and name."""
+        """Pending changes of services, by namespace and name."""
         if self._classes:
             self._services = objects.table(CLUSTER_SERVICES)
             self._nodes = objects.table(NODES)
@@ -369,7 +370,7 @@ class NodeIPAM:
                 places = {
                     one.name: place for one in self._nodes.all() if (place := place_of(one)) is not None
                 }
-                changed |= places != self._places  # most of what nodes say is not about this
+                changed |= places != self._places  # most changes of Nodes do not concern their addresses
                 self._places = places
             if changed:
                 self._pass()
@@ -388,7 +389,7 @@ class NodeIPAM:
                 addresses = addresses_for(service, self._places.values(), backends[service.key])
             except ValueError as error:
                 wrong[service.key] = str(error)
-                continue  # what it has it keeps
+                continue  # its current addresses stay
             if addresses != service.addresses:
                 patches.append(_patch_of(service, addresses))
         with self.patches.txn() as txn:
@@ -407,11 +408,11 @@ class NodeIPAM:
     def _report(self, wrong: dict[Key, str]) -> None:
         for key, why in wrong.items():
             if self._wrong.get(key) != why:
-                self._log.error("the nodes of a service cannot be listed", service="/".join(key), error=why)
+                self._log.error("invalid node selector of a service", service="/".join(key), error=why)
         self._wrong = wrong
         if wrong:
             key, why = next(iter(wrong.items()))
-            self._health.degraded(f"service {'/'.join(key)} keeps the addresses it has: {why}")
+            self._health.degraded(f"service {'/'.join(key)} keeps its addresses: {why}")
         else:
             self._health.ok("every node selector is valid")
 
@@ -421,15 +422,15 @@ def _patch_of(service: ClusterService, addresses: Collection[str]) -> ServicePat
     return ServicePatch(service.namespace, service.name, uid, tuple(addresses), None, conditioned=False)
 
 
-# The metrics of LB-IPAM.
+# Metrics of LB-IPAM.
 #
-# Source: Cilium 1.17, metrics of the operator: gauges, whatever their names end in.
+# Source: Cilium 1.17, metrics of the operator; all are gauges, despite their names.
 
 PREFIX = "cilium_operator_lbipam"
 
 
 def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> None:
-    """Report it while this operator leads."""
+    """Report the metrics while this operator leads."""
 
     async def collect() -> Iterable[MetricFamily]:
         return families(ipam)
@@ -439,7 +440,7 @@ def collect_metrics(metrics: Metrics, ipam: LBIPAM, lifecycle: Lifecycle) -> Non
 
 
 def families(ipam: LBIPAM) -> list[MetricFamily]:
-    """All of it."""
+    """Return the metrics of LB-IPAM."""
     pools, found = ipam.pools, ipam.plan
     used = {one.name: float(found.used.get(one.name, 0)) for one in pools}
     reserved = {one.name: sum(len(each.reserved) for each in one.ranges) for one in pools}
@@ -457,12 +458,12 @@ def families(ipam: LBIPAM) -> list[MetricFamily]:
 
 
 def service_patches() -> Table[tuple[str, str], ServicePatch]:
-    """What services do not say yet, by namespace and name."""
+    """Create the table of pending changes of services, by namespace and name."""
     return Table("lb-service-annotations", key=lambda one: (one.namespace, one.name))
 
 
 def pool_patches() -> Table[str, ConditionsPatch]:
-    """What pools do not say yet, by name."""
+    """Create the table of pending changes of pools, by name."""
     return Table("lb-pool-requests", key=lambda one: one.name)
 
 
@@ -473,7 +474,7 @@ def write(
     ipam: LBIPAM,
     jobs: Jobs,
 ) -> None:
-    """Queue writes, where there can be any."""
+    """Start the reconcilers of services and pools, if LB-IPAM is enabled."""
     if not ipam.active:
         return
     to_services = Reconciler(services, ServiceWriter(server), full_every=AGAIN, put_early=True)

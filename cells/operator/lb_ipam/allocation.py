@@ -1,4 +1,4 @@
-"""Who gets which address: pools, requests of services, and one pure function of everything there is.
+"""LB-IPAM's allocation: pools, requests of services, and plan(), a pure function of both.
 
 Source: Cilium 1.17, custom resource of group cilium.io, version v2alpha1.
 """
@@ -20,11 +20,11 @@ from cells.operator.objects import ClusterService
 
 
 class _PoolPart(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """A part of an object."""
+    """The base of parts of the object."""
 
 
 class PoolMeta(DatedMeta, frozen=True, gc=False):
-    """With its generation."""
+    """``metadata`` with the generation."""
 
     generation: int = 0
 
@@ -38,7 +38,7 @@ class PoolBlock(_PoolPart, frozen=True, gc=False):
 
 
 class PoolSpec(_PoolPart, frozen=True, gc=False):
-    """The addresses of a pool, and their owners."""
+    """Addresses of a pool, and a selector of services."""
 
     blocks: tuple[PoolBlock, ...] | None = None
     service_selector: LabelSelector | None = None
@@ -53,7 +53,7 @@ class PoolStatus(_PoolPart, frozen=True, gc=False):
 
 
 class LoadBalancerPool(Object, frozen=True, gc=False):
-    """Addresses for services."""
+    """A CiliumLoadBalancerIPPool."""
 
     metadata: PoolMeta
     spec: PoolSpec = PoolSpec()
@@ -70,32 +70,32 @@ LOAD_BALANCER_POOLS: Final = Kind(
 )
 
 
-# Pools of addresses: their ranges, and which of them contradict each other.
+# Pools of addresses: their ranges and conflicts.
 #
-# Source: Cilium 1.17, CiliumLoadBalancerIPPool: blocks are networks or ranges; the newer of two that overlap
-#         is in conflict and gives nothing out, what it has given stays.
+# Source: Cilium 1.17, CiliumLoadBalancerIPPool: blocks are networks or ranges. Of two overlapping pools the
+#         newer one is in conflict and allocates no addresses; its allocated addresses stay.
 
 Address = IPv4Address | IPv6Address
 
 
 class PoolRange(msgspec.Struct, frozen=True):
-    """Addresses from the first to the last."""
+    """The addresses from first to last."""
 
     first: Address
     last: Address
     reserved: frozenset[Address] = frozenset()
-    """Those of it that are not given out: network and broadcast address, when the pool asks for it."""
+    """Addresses that are not allocated: network and broadcast address, with allowFirstLastIPs "No"."""
 
     @property
     def size(self) -> int:
-        """How many addresses it has."""
+        """Number of addresses."""
         return int(self.last) - int(self.first) + 1
 
     def __contains__(self, address: Address) -> bool:
         return address.version == self.first.version and self.first <= address <= self.last  # type: ignore[operator]  # one version
 
     def overlaps(self, other: PoolRange) -> bool:
-        """Whether they have an address in common."""
+        """Whether two ranges overlap."""
         return other.first in self or self.first in other
 
     def __str__(self) -> str:
@@ -103,32 +103,32 @@ class PoolRange(msgspec.Struct, frozen=True):
 
 
 class AddressPool(msgspec.Struct, frozen=True):
-    """A pool that can be read."""
+    """A valid pool."""
 
     name: str
     ranges: tuple[PoolRange, ...]
     selector: LabelSelector | None
     disabled: bool
     conflict: str = ""
-    """Why it gives nothing out: the text of its condition."""
+    """Why it allocates no addresses: the message of its condition; empty without a conflict."""
 
     @property
     def gives(self) -> bool:
-        """Whether addresses are given out of it."""
+        """Whether addresses can be allocated from it."""
         return not self.disabled and not self.conflict
 
     @property
     def size(self) -> int:
-        """How many addresses it has."""
+        """Number of addresses."""
         return sum(one.size for one in self.ranges)
 
     def range_of(self, address: Address) -> PoolRange | None:
-        """The range that an address is in."""
+        """Return the range that contains an address, or None."""
         return next((one for one in self.ranges if address in one), None)
 
 
 def ranges_of(pool: LoadBalancerPool) -> tuple[PoolRange, ...]:
-    """The ranges of a pool. Raises ValueError, which names the block that cannot be read."""
+    """Return the ranges of a pool. Raises ValueError for an invalid block."""
     reserve = pool.spec.allow_first_last_ips == "No"
     return tuple(_range(block, reserve=reserve) for block in pool.spec.blocks or ())
 
@@ -148,7 +148,7 @@ def _range(block: PoolBlock, *, reserve: bool) -> PoolRange:
 
 
 def address_pools(pools: Iterable[LoadBalancerPool]) -> tuple[list[AddressPool], dict[str, str]]:
-    """All pools that can be read, oldest first, and what is wrong with each of the others."""
+    """Return all valid pools, oldest first, and the errors of the others by name."""
     found: list[AddressPool] = []
     broken: dict[str, str] = {}
     for pool in sorted(pools, key=lambda one: (one.metadata.creation_timestamp, one.name)):
@@ -171,9 +171,9 @@ def _conflicts(name: str, ranges: tuple[PoolRange, ...], older: list[AddressPool
                 yield f"Pool conflicts since range '{mine}' overlaps range '{other}' from IP Pool '{of}'"
 
 
-# What a service asks of LB-IPAM, and whether two services may have one address.
+# What a service requests of LB-IPAM, and whether two services may share an address.
 #
-# Source: Cilium 1.17: annotations lbipam.cilium.io/…, with their older names; the first that is there counts.
+# Source: Cilium 1.17: annotations lbipam.cilium.io/… and their older names; the first one found applies.
 
 IPS: Final = ("lbipam.cilium.io/ips", "io.cilium/lb-ipam-ips")
 SHARING: Final = ("lbipam.cilium.io/sharing-key", "io.cilium/lb-ipam-sharing-key")
@@ -186,36 +186,36 @@ SATISFIED: Final = "cilium.io/IPAMRequestSatisfied"
 
 
 class AllocationRequest(msgspec.Struct, frozen=True):
-    """A service that addresses are given to."""
+    """A service's request for addresses."""
 
     key: Key
     uid: str
     labels: dict[str, str]
     versions: tuple[int, ...]
-    """The families it wants an address of."""
+    """The IP families."""
     wanted: tuple[Address, ...]
-    """The addresses it asks for; any will do when there is none."""
+    """The requested addresses; empty for any."""
     sharing: str
     across: frozenset[str]
-    """Namespaces it shares with, besides its own; ``*`` for all."""
+    """Other namespaces that may share the address; ``*`` for all."""
     ports: frozenset[tuple[int, str]]
-    """Numbers and protocols, which are empty where agents do not distinguish them."""
+    """Port numbers and protocols; protocols are empty if agents do not distinguish them."""
     policy: str
     selector: tuple[tuple[str, str], ...]
     has: tuple[Address, ...]
-    """The addresses it has, by its status."""
+    """The current addresses, from the service's status."""
 
     def matches(self, pool: AddressPool) -> bool:
-        """Whether a pool is for it."""
+        """Whether the pool selects the service."""
         return pool.selector is None or pool.selector.matches(self.labels)
 
 
 def request_of(
     service: ClusterService, versions: Collection[int], *, proto_diff: bool = True
 ) -> AllocationRequest:
-    """What a service asks for, of the families that there are.
+    """Return a service's request, restricted to the cluster's IP families.
 
-    Without ``proto_diff`` a port number is taken in every protocol, as agents serve it.
+    Without ``proto_diff`` a port conflicts with the same number of every protocol.
     """
     spec = service.spec
     ports = ((one.port, one.protocol or "TCP") for one in spec.ports or ())
@@ -237,10 +237,13 @@ def request_of(
 
 
 def incompatible(one: AllocationRequest, other: AllocationRequest) -> str:
-    """Why two services cannot have one address; nothing when they can. No key, no sharing."""
+    """Return why two services cannot share an address, or an empty string.
+
+    Services without a sharing key never share.
+    """
     if not one.sharing or one.sharing != other.sharing:
         return "different sharing key"
-    if one.key[0] != other.key[0] and not (_lets_in(one, other) and _lets_in(other, one)):
+    if one.key[0] != other.key[0] and not (_shares_with(one, other) and _shares_with(other, one)):
         return "different namespace"
     if one.ports & other.ports:
         return "same port"
@@ -251,7 +254,7 @@ def incompatible(one: AllocationRequest, other: AllocationRequest) -> str:
     return ""
 
 
-def _lets_in(one: AllocationRequest, other: AllocationRequest) -> bool:
+def _shares_with(one: AllocationRequest, other: AllocationRequest) -> bool:
     return "*" in one.across or other.key[0] in one.across
 
 
@@ -267,15 +270,15 @@ def _wanted(service: ClusterService) -> tuple[Address, ...]:
 def _addresses(texts: Collection[str]) -> tuple[Address, ...]:
     found: list[Address] = []
     for text in texts:
-        with suppress(ValueError):  # what is not an address asks for nothing
+        with suppress(ValueError):  # an invalid address is ignored
             found.append(ip_address(text.strip()))
     return tuple(found)
 
 
-# Who gets which address: one pure function of everything there is.
+# Allocates addresses, as a pure function of pools and requests.
 #
-# Source: Cilium 1.17, operator/pkg/lbipam. Other than there, what a service has is its own before anybody
-#         else gets anything, also when the operator starts anew.
+# Source: Cilium 1.17, operator/pkg/lbipam. Unlike Cilium, services keep their addresses before new ones are
+#         allocated, also when the operator restarts.
 
 NO_POOL = "There are no enabled CiliumLoadBalancerIPPools that match this service"
 EXHAUSTED = "All enabled CiliumLoadBalancerIPPools that match this service ran out of allocatable IPs"
@@ -290,25 +293,25 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def satisfied(self) -> bool:
-        """Whether it has all that it asked for."""
+        """Whether all requested addresses are allocated."""
         return self.reason == "satisfied"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What all services have, and how much of each pool is used."""
+    """The grants of all services, and the number of allocated addresses per pool."""
 
     grants: Mapping[Key, Grant]
     used: Mapping[str, int]
 
 
 class _Holders:
-    """The services that have an address, any two of them compatible."""
+    """The services that share an address."""
 
     def __init__(self) -> None:
         self.services: list[AllocationRequest] = []
         self._ports: set[tuple[int, str]] = set()
         self._sides: dict[tuple[str, frozenset[str]], AllocationRequest] = {}
-        """One service, without ports, of each namespace and list of others that it shares with."""
+        """(namespace, other namespaces) -> one of its services, without ports."""
 
     def add(self, request: AllocationRequest) -> None:
         self.services.append(request)
@@ -317,20 +320,21 @@ class _Holders:
             self._sides[side] = replace(request, ports=frozenset())
 
     def admit(self, request: AllocationRequest) -> bool:
-        """Whether a service is compatible with all, without a look at each."""
+        """Whether a service is compatible with all holders; independent of their number."""
         return request.ports.isdisjoint(self._ports) and not any(
             incompatible(request, one) for one in self._sides.values()
         )
 
 
 class _SharedAddresses:
-    """The addresses of a range that services with one sharing key have, as they were given."""
+    """The allocated addresses of a range that have one sharing key, in order of allocation."""
 
     def __init__(self) -> None:
         self._addresses: list[tuple[int, Address]] = []
-        """With how many other addresses were held before."""
+        """Addresses with their order of allocation."""
         self._rejected: dict[Hashable, int] = {}
-        """Kind of request -> how many of the first addresses it cannot have: none comes free in a plan."""
+        """Kind of request -> number of leading addresses it cannot share; addresses are not freed in a plan.
+        """
 
     def add(self, order: int, address: Address) -> None:
         self._addresses.append((order, address))
@@ -338,7 +342,7 @@ class _SharedAddresses:
     def first(
         self, request: AllocationRequest, holders: Mapping[Address, _Holders]
     ) -> tuple[int, Address] | None:
-        """The first address that a service may share."""
+        """Return the first address that a service may share, with its order, or None."""
         kind = (request.ports, request.policy, request.selector, request.key[0], request.across)
         start = self._rejected.get(kind, 0)
         for at in range(start, len(self._addresses)):
@@ -350,18 +354,18 @@ class _SharedAddresses:
 
 
 class _Allocation:
-    """Addresses and their owners, while a plan is made."""
+    """The allocated addresses and their holders while a plan is computed."""
 
     def __init__(self, pools: Sequence[AddressPool]) -> None:
         self.pools = pools
         self.holders: dict[Address, _Holders] = {}
         self.held: dict[Key, list[Address]] = {}
         self._shared: dict[tuple[str, PoolRange], _SharedAddresses] = {}
-        """By sharing key and range of a pool that gives."""
+        """Shared addresses, by sharing key and allocatable range."""
         self._lowest: dict[PoolRange, int] = {}
-        """Below it a range has no free address: none comes free while a plan is made."""
+        """Range -> number below which no address is free; addresses are not freed in a plan."""
 
-    def give(self, request: AllocationRequest, address: Address) -> None:
+    def assign(self, request: AllocationRequest, address: Address) -> None:
         if address not in self.holders:
             self.holders[address] = _Holders()
             if request.sharing and (within := self._range(address)) is not None:
@@ -372,12 +376,12 @@ class _Allocation:
         self.held.setdefault(request.key, []).append(address)
 
     def _range(self, address: Address) -> PoolRange | None:
-        """The range that an address is given out of: those of two pools that give do not overlap."""
+        """Return the allocatable range that contains an address; such ranges do not overlap."""
         found = (pool.range_of(address) for pool in self.pools if pool.gives)
         return next((one for one in found if one is not None), None)
 
-    def free(self, within: PoolRange) -> Address | None:
-        """The lowest free address of a range; None when there is none."""
+    def lowest_free(self, within: PoolRange) -> Address | None:
+        """Return the lowest free address of a range, or None."""
         last, kind = int(within.last), type(within.first)
         for number in range(self._lowest.get(within, int(within.first)), last + 1):
             address = kind(number)
@@ -388,7 +392,7 @@ class _Allocation:
         return None
 
     def obstacle(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
-        """Why a service cannot have an address that others have; None when it can."""
+        """Return reason and message if other holders prevent a service from having an address."""
         if (holders := self.holders.get(address)) is None or holders.admit(request):
             return None
         for other in holders.services:
@@ -401,8 +405,8 @@ class _Allocation:
                 )
         return None
 
-    def keeps(self, request: AllocationRequest, address: Address) -> bool:
-        """Whether a service's addresses are still right: for it, in a pool for it, and used by no other."""
+    def may_keep(self, request: AllocationRequest, address: Address) -> bool:
+        """Whether a service may keep an address: requested, in a matching pool, without a conflict."""
         if address.version not in request.versions or (request.wanted and address not in request.wanted):
             return False
         inside = any(
@@ -413,20 +417,23 @@ class _Allocation:
         )
         return inside and self.obstacle(request, address) is None
 
-    def request(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
-        """Give an address that is asked for; else why not."""
+    def allocate_requested(self, request: AllocationRequest, address: Address) -> tuple[str, str] | None:
+        """Allocate a requested address; return reason and message on failure."""
         for pool in self.pools:
             found = pool.range_of(address)
             if found is None or address in found.reserved or not pool.gives or not request.matches(pool):
                 continue
             if (why := self.obstacle(request, address)) is not None:
                 return why
-            self.give(request, address)
+            self.assign(request, address)
             return None
         return "no_pool", f"No pool exists with a CIDR containing '{address}'"
 
-    def any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
-        """Give an address of a family: the first that it may share, else the lowest free; else why not."""
+    def allocate_any(self, request: AllocationRequest, version: int) -> tuple[str, str] | None:
+        """Allocate an address of a family: one to share, else the lowest free one.
+
+        Returns reason and message on failure.
+        """
         ranges = [
             one
             for pool in self.pools
@@ -440,39 +447,39 @@ class _Allocation:
             shared = [found for one in ranges if (found := self._shared.get((request.sharing, one)))]
             known = [found.first(request, self.holders) for found in shared]
             if addresses := [one for one in known if one is not None]:
-                self.give(request, min(addresses, key=lambda one: one[0])[1])
+                self.assign(request, min(addresses, key=lambda one: one[0])[1])
                 return None
         for one in ranges:
-            if (free := self.free(one)) is not None:
-                self.give(request, free)
+            if (free := self.lowest_free(one)) is not None:
+                self.assign(request, free)
                 return None
         return "out_of_ips", EXHAUSTED
 
-    def serve(self, request: AllocationRequest) -> tuple[str, str] | None:
-        """Give what is missing; what went wrong last."""
+    def allocate(self, request: AllocationRequest) -> tuple[str, str] | None:
+        """Allocate the missing addresses; return reason and message of the last failure."""
         wrong: tuple[str, str] | None = None
         held = self.held.get(request.key, [])
         if request.wanted:
             for address in request.wanted:
                 if address not in held:
-                    wrong = self.request(request, address) or wrong
+                    wrong = self.allocate_requested(request, address) or wrong
             return wrong
         for version in request.versions:
             if all(one.version != version for one in held):
-                wrong = self.any(request, version) or wrong
+                wrong = self.allocate_any(request, version) or wrong
         return wrong
 
 
 def plan(pools: Sequence[AddressPool], requests: Sequence[AllocationRequest]) -> Plan:
-    """The addresses of all services; of those that want the same, the first in the sequence gets it."""
+    """Allocate the addresses of all services; of conflicting requests the first in the sequence wins."""
     allocation = _Allocation(pools)
     for request in requests:
         for address in request.has:
-            if allocation.keeps(request, address):
-                allocation.give(request, address)
+            if allocation.may_keep(request, address):
+                allocation.assign(request, address)
     grants: dict[Key, Grant] = {}
     for request in requests:
-        wrong = allocation.serve(request)
+        wrong = allocation.allocate(request)
         addresses = tuple(allocation.held.get(request.key, ()))
         if request.wanted:
             addresses = tuple(sorted(addresses, key=request.wanted.index))

@@ -1,4 +1,4 @@
-"""What services and pools do not say yet.
+"""The pending changes of the status of services and pools, and their writers.
 
 Source: metav1.Condition; Cilium 1.17, conditions of Services and CiliumLoadBalancerIPPools.
 """
@@ -28,20 +28,20 @@ COUNTS = ("cilium.io/IPsTotal", "cilium.io/IPsAvailable", "cilium.io/IPsUsed")
 
 
 class ServicePatch(msgspec.Struct, frozen=True, gc=False):
-    """What the status of a service shall say."""
+    """The desired status of a service."""
 
     namespace: str
     name: str
     uid: str
     addresses: tuple[str, ...]
     condition: tuple[str, str, str] | None
-    """Status, reason, message; None takes the condition away."""
+    """Status, reason, message; None removes the condition."""
     conditioned: bool = True
-    """Whether the condition is to be set, or removed, at all."""
+    """Whether the condition is set or removed; false leaves it unchanged."""
 
 
 class ConditionsPatch(msgspec.Struct, frozen=True, gc=False):
-    """The conditions that an object of the cluster shall have, beside those of others."""
+    """The desired conditions of a cluster-scoped object; conditions of other types are unchanged."""
 
     name: str
     uid: str
@@ -49,11 +49,14 @@ class ConditionsPatch(msgspec.Struct, frozen=True, gc=False):
     conditions: tuple[tuple[str, str, str, str], ...]
     """Type, status, reason, message."""
     removed: frozenset[str] = frozenset()
-    """Types of conditions that it shall not have."""
+    """Types of conditions to remove."""
 
 
 def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch | None:
-    """What a service does not say yet. Without a grant it is not ours: nothing of us stays there."""
+    """Return the pending change of a service, or None.
+
+    Without a grant the service is not served: its condition is removed.
+    """
     condition_now = next((one for one in service.status.conditions or () if one.type == SATISFIED), None)
     name, uid = service.name, service.metadata.uid
     if grant is None:
@@ -71,7 +74,7 @@ def service_patch(service: ClusterService, grant: Grant | None) -> ServicePatch 
 def pool_patch(
     pool: LoadBalancerPool, found: AddressPool | None, used: Mapping[str, int]
 ) -> ConditionsPatch | None:
-    """The conditions that a pool does not have yet; one that cannot be read has no addresses."""
+    """Return the pending conditions of a pool, or None; an invalid pool has no addresses."""
     wanted: list[tuple[str, str, str, str]] = []
     numbers = (0, 0, 0)
     if found is not None:
@@ -81,7 +84,7 @@ def pool_patch(
         reserved = sum(len(one.reserved) for one in found.ranges)
         numbers = (found.size, found.size - reserved - count, count)
     for kind, number in zip(COUNTS, numbers, strict=True):
-        wanted.append((kind, "Unknown", "noreason", str(number)))  # beside the first
+        wanted.append((kind, "Unknown", "noreason", str(number)))  # in addition to the conflict condition
     condition_now = {one.type: _condition(one) for one in pool.status.conditions or ()}
     if all(condition_now.get(one[0]) == one for one in wanted):
         return None
@@ -92,9 +95,9 @@ def _condition(one: Condition) -> tuple[str, str, str, str]:
     return one.type, one.status, one.reason, one.message
 
 
-# Writes what services and pools do not say yet.
+# Writes the pending changes of services and pools.
 #
-# Source: strategic merge patches of Service status: conditions are merged by type, addresses replaced.
+# Source: strategic merge patches of a service's status: conditions are merged by type, addresses replaced.
 
 STRATEGIC = b"application/strategic-merge-patch+json"
 
@@ -104,7 +107,7 @@ def _now() -> str:
 
 
 class ServiceWriter(ObjectWriter[Key, ServicePatch]):
-    """The status of services."""
+    """Writes the status of services."""
 
     async def write(self, patch: ServicePatch) -> None:
         """See ObjectWriter."""
@@ -129,7 +132,7 @@ class ServiceWriter(ObjectWriter[Key, ServicePatch]):
 
 
 class ConditionsWriter(ObjectWriter[str, ConditionsPatch]):
-    """The conditions of the objects of a kind of the cluster; conditions of others stay."""
+    """Writes conditions of cluster-scoped objects of one kind; conditions of other types are unchanged."""
 
     def __init__(self, server: ClusterAPI, kind: Kind[Any]) -> None:
         super().__init__(server)
@@ -142,7 +145,7 @@ class ConditionsWriter(ObjectWriter[str, ConditionsPatch]):
 
 
 def _with_conditions(patch: ConditionsPatch, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with the conditions wished for; None when it is another object of that name."""
+    """Return the object with the desired conditions, or None if it was recreated."""
     if live["metadata"]["uid"] != patch.uid:
         return None
     old = {one["type"]: one for one in (live.get("status") or {}).get("conditions") or ()}

@@ -1,12 +1,10 @@
-"""Multi-pool: every CiliumNode gets ranges of the pools it asks for, as many as it asks for.
+"""IPAM mode multi-pool: allocates ranges of CiliumPodIPPools to CiliumNodes as agents request them.
 
-Controller: CiliumPodIPPools and CiliumNodes in, the table ``cilium-node-requests`` out: what nodes do not say
-            yet.
-Reconciler: that table in, ``spec.ipam.pools.allocated`` and ``status.ipam.operator-status`` of CiliumNodes
-            out.
-Why:        agents ask for addresses and give back ranges, the operator only adds. What nodes hold is adopted
-            before anything is given out, and no address is ever given to two nodes, not even by pools that
-            overlap or have changed under use.
+Table ``cilium-node-requests``: the pending changes of CiliumNodes. A reconciler writes them to
+``spec.ipam.pools.allocated`` and ``status.ipam.operator-status``.
+
+Agents request addresses and release ranges; the operator only adds ranges. Existing allocations are adopted
+before new ones are made. No address is allocated to two nodes, even if pools overlap or change while in use.
 """
 
 from __future__ import annotations
@@ -48,14 +46,15 @@ OPTION = "auto-create-cilium-pod-ip-pools"
 
 
 class MultiPoolSettings(Settings, frozen=True):
-    """Settings of the multi-pool cell; they count in IPAM mode multi-pool."""
+    """Settings of the multi-pool cell; used in IPAM mode multi-pool."""
 
     auto_create_cilium_pod_ip_pools: dict[str, str] = field(default_factory=dict)
-    """CiliumPodIPPools that are made at start if there is none of that name:
-    NAME=ipv4-cidrs:CIDR,CIDR;ipv4-mask-size:N;ipv6-cidrs:CIDR;ipv6-mask-size:N, a comma between pools."""
+    """CiliumPodIPPools that are created at the start unless they exist:
+    NAME=ipv4-cidrs:CIDR,CIDR;ipv4-mask-size:N;ipv6-cidrs:CIDR;ipv6-mask-size:N, separated by commas.
+    """
 
     def faults(self) -> Iterator[str]:
-        """In Cilium's words."""
+        """Yield invalid settings, in Cilium's words."""
         for name, text in self.auto_create_cilium_pod_ip_pools.items():
             try:
                 pool_spec(text)
@@ -64,7 +63,7 @@ class MultiPoolSettings(Settings, frozen=True):
 
 
 def pool_spec(text: str) -> dict[str, Any]:
-    """``spec`` of a CiliumPodIPPool; raises ValueError. The API server reports what is missing in it."""
+    """Return ``spec`` of a CiliumPodIPPool. Raises ValueError; missing fields are left to the API server."""
     spec: dict[str, Any] = {}
     for part in filter(None, text.replace(" ", "").split(";")):
         key, colon, value = part.partition(":")
@@ -105,7 +104,7 @@ INVALID: Final = 422
 
 
 class MultiPool:
-    """Gives out ranges once every pool and every CiliumNode is known."""
+    """Allocates ranges, once pools and CiliumNodes are synchronized."""
 
     def __init__(
         self,
@@ -120,9 +119,9 @@ class MultiPool:
         log: Logger,
     ) -> None:
         self.active = cluster.ipam == "multi-pool"
-        """Whether there are pools to give from."""
+        """Whether the IPAM mode is multi-pool."""
         self.ledger = PoolLedger()
-        """Who has what."""
+        """The ranges of each node."""
         self._settings = settings
         self._server = server
         self._patches = patches
@@ -136,7 +135,7 @@ class MultiPool:
             jobs.one_shot("allocate", self._allocate)
 
     async def _follow_pools(self) -> None:
-        """Make those that were asked for, then follow all. Raises KubernetesError: it is tried again."""
+        """Create the configured pools, then follow all. Raises KubernetesError; the job is retried."""
         await self._pools.wait_initialized()
         for name, text in self._settings.auto_create_cilium_pod_ip_pools.items():
             if self._pools.get(("", name)) is None and await self._create(name, text):
@@ -155,7 +154,7 @@ class MultiPool:
             await feed.wait()
 
     async def _create(self, name: str, text: str) -> bool:
-        """Make a pool; False if there cannot be such a one."""
+        """Create a pool; return False if the API server rejects it."""
         body = {
             "apiVersion": CILIUM_POD_IP_POOLS.api_version,
             "kind": CILIUM_POD_IP_POOLS.kind,
@@ -177,7 +176,7 @@ class MultiPool:
         return True
 
     async def _allocate(self) -> None:
-        """Everything that changed since the last time, in one step; the first time all that is held."""
+        """Process all pending changes in one step; the first step adopts the existing allocations."""
         await self._nodes.wait_initialized()
         await self._defined.wait()
         async for changes in self._nodes.changes():
@@ -205,7 +204,7 @@ class MultiPool:
 
 
 def write(server: ClusterAPI, patches: Table[str, NodePatch], pools: MultiPool, jobs: Jobs) -> None:
-    """Queue writes, where there can be any."""
+    """Start the reconciler of CiliumNodes, if the mode is active."""
     if pools.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 

@@ -1,8 +1,8 @@
-"""Which node holds which ranges of which pools, and what is to be written about each node.
+"""The ranges that each node holds of each pool, and the pending changes of CiliumNodes.
 
-Source: Cilium 1.17, pkg/ipam/allocator/multipool. Other than there, an address is never held twice, whatever
-        pools overlap; what a node holds stays its own when its pool changes or ends, over restarts too; a
-        node that found a pool empty is looked at again when a range comes free.
+Source: Cilium 1.17, pkg/ipam/allocator/multipool. Unlike Cilium, an address is never allocated twice, even if
+pools overlap. A node keeps its ranges when their pool changes or is deleted, also over restarts. A node that
+found a pool exhausted is retried when a range is released.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from cells.operator.pod_cidrs import (
     reported_ranges,
 )
 
-# Networks that nodes hold: none overlaps another.
+# Disjoint networks that nodes hold.
 
 Span = tuple[int, int]
 """The first and the last address."""
 
 
 def span(network: Network) -> Span:
-    """The first and the last address of a network, as numbers."""
+    """Return the first and the last address of a network, as integers."""
     return int(network.network_address), int(network.broadcast_address)
 
 
 class HeldNetworks:
-    """A set of networks of both families, asked what overlaps with it."""
+    """A set of disjoint networks of both families, searchable by overlap."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[Span]] = {4: [], 6: []}
 
     def overlapping(self, version: int, wanted: Span) -> Span | None:
-        """The last held network that has an address of the span; None when it is free."""
+        """Return the last held network that overlaps the span, or None."""
         spans = self._spans[version]
         at = bisect_right(spans, wanted[1], key=lambda one: one[0])
         found = spans[at - 1] if at else None
         return found if found is not None and found[1] >= wanted[0] else None
 
     def add(self, network: Network) -> bool:
-        """Hold it; False if an address of it is held already."""
+        """Add a network; return False if it overlaps a held one."""
         wanted = span(network)
         if self.overlapping(network.version, wanted) is not None:
             return False
@@ -56,22 +56,25 @@ class HeldNetworks:
         return True
 
     def remove(self, network: Network) -> None:
-        """Hold it no more; it must be held."""
+        """Remove a held network."""
         spans = self._spans[network.version]
         del spans[bisect_left(spans, span(network))]
 
 
-# One CiliumPodIPPool: which range comes next.
+# One CiliumPodIPPool and its next free range.
 #
-# Source: Cilium 1.17, pkg/ipam/allocator/multipool and cidrset: networks in their order, the first that has a
-#         free range; within one the search goes on behind the last range given out.
+# Source: Cilium 1.17, pkg/ipam/allocator/multipool and cidrset: the first network with a free range; within a
+#         network the search continues after the last allocated range.
 
 _WIDEST_IPV6: Final = 65536
-"""Of a wider IPv6 network an agent hands out only so many addresses."""
+"""Prefix length; of a wider IPv6 network an agent allocates only as many addresses."""
 
 
 def usable(network: Network) -> int:
-    """How many addresses an agent hands out of a network: not the first and the last, if there are others."""
+    """Return how many addresses an agent allocates of a network.
+
+    Without the first and the last, if there are others.
+    """
     total = network.num_addresses if network.version == 4 else min(network.num_addresses, _WIDEST_IPV6)
     return total - 2 if total > 2 else total
 
@@ -88,7 +91,7 @@ class _Divided:
         self._next = 0
 
     def allocate(self, held: HeldNetworks) -> Network | None:
-        """The next range of which nothing is held; None if there is none."""
+        """Return the next free range, or None."""
         index, left = self._next, self._size
         while left > 0:
             taken = held.overlapping(self.network.version, self._span(index))
@@ -106,7 +109,7 @@ class _Divided:
 
 
 class PodPool:
-    """The networks of a pool, of both families. Raises PoolError for one that cannot be."""
+    """The networks of a pool, of both families. Raises PoolError for an invalid pool."""
 
     def __init__(self, row: CiliumPodIPPool) -> None:
         self.name = row.name
@@ -115,7 +118,7 @@ class PodPool:
         self.follow(row)
 
     def follow(self, row: CiliumPodIPPool) -> None:
-        """Become what the object has now. Raises PoolError, and stays as it was, if that is impossible."""
+        """Apply a changed definition. Raises PoolError, and is unchanged, if it is invalid."""
         asked = {
             version: (part.mask_size, part.cidrs)
             for version, part in ((4, row.spec.ipv4), (6, row.spec.ipv6))
@@ -125,7 +128,7 @@ class PodPool:
         for version, (mask, cidrs) in asked.items():
             if self._masks.get(version, mask) != mask:
                 raise PoolError(f'cannot change IPv{version} mask size in existing pool "{self.name}"')
-            CidrPools(version, cidrs, mask)  # refuses what overlaps or is too wide
+            CidrPools(version, cidrs, mask)  # rejects networks that overlap or are too wide
             before = {one.network: one for one in self._networks[version]}
             networks = map(parsed, cidrs)
             fresh[version] = [before.get(network) or _Divided(network, mask) for network in networks]
@@ -133,48 +136,48 @@ class PodPool:
         self._masks |= {version: mask for version, (mask, _) in asked.items()}
 
     def allocate(self, version: int, held: HeldNetworks) -> Network | None:
-        """The next range of a family; None when nothing is left."""
+        """Return the next free range of a family, or None."""
         found = (one.allocate(held) for one in self._networks[version])
         return next((network for network in found if network is not None), None)
 
     def has(self, network: Network) -> bool:
-        """Whether a range is the pool's."""
+        """Whether a range belongs to the pool."""
         networks: Iterable[Network] = (one.network for one in self._networks[network.version])
         return any(network.subnet_of(one) for one in networks)  # type: ignore[arg-type]  # one version
 
 
 Part = tuple[str, Network]
-"""A range, and the pool it is of."""
+"""A range and the name of its pool."""
 NodePatches = dict[str, NodePatch | None]
 _NO_POOL = "cannot allocate from non-existing pool"
 
 
 class _Holdings:
-    """What a node holds."""
+    """The ranges of a node."""
 
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.parts: dict[Part, None] = {}
         self.unseen: set[Part] = set()
-        """Given to it, and not yet seen in its object: only what was seen there can have been given back."""
+        """Allocated ranges that its object does not show yet, and so cannot have released."""
         self.strays: set[Part] = set()
-        """Adopted though no pool has them."""
+        """Adopted ranges of no pool."""
         self.lost: list[str] = []
-        """What its object claims and could not have."""
+        """Ranges of its object that could not be adopted."""
         self.error = ""
 
     def capacity(self, pool: str, version: int) -> int:
-        """How many addresses it has of a pool."""
+        """Return the number of its addresses of a pool."""
         return sum(usable(one) for name, one in self.parts if name == pool and one.version == version)
 
 
 class PoolLedger:
-    """Adopts what nodes hold before it gives out anything; never gives an address twice."""
+    """Adopts the nodes' existing ranges before it allocates any; never allocates an address twice."""
 
     def __init__(self) -> None:
         self.pools: dict[str, PodPool] = {}
         self.faults: dict[str, str] = {}
-        """Pools that cannot be as they are defined, and why."""
+        """Invalid pools, with the error."""
         self._held = HeldNetworks()
         self._nodes: dict[str, CiliumNode] = {}
         self._of: dict[str, _Holdings] = {}
@@ -184,13 +187,13 @@ class PoolLedger:
         return {name: list(one.parts) for name, one in self._of.items()}
 
     def users(self, pool: str) -> list[str]:
-        """The nodes that hold ranges of a pool."""
+        """Return the nodes that hold ranges of a pool."""
         return [name for name, one in self._of.items() if any(part[0] == pool for part in one.parts)]
 
     def define(self, changed: Mapping[str, CiliumPodIPPool | None]) -> NodePatches:
-        """Take in pools that have changed (None: deleted); the plans of nodes that had waited.
+        """Apply changed pools (None: deleted); return the patches of nodes that waited for a range.
 
-        A pool that cannot be as it is defined stays as it was.
+        An invalid definition leaves the pool unchanged.
         """
         for name, row in changed.items():
             self.faults.pop(name, None)
@@ -207,7 +210,7 @@ class PoolLedger:
         return self._serve(self._waiting())
 
     def update(self, changed: Mapping[str, CiliumNode | None]) -> NodePatches:
-        """Take in nodes that have changed (None: deleted); the plans of all that are concerned."""
+        """Apply changed nodes (None: deleted); return the patches of all affected nodes."""
         live = {name: node for name, node in changed.items() if node is not None}
         freed = False
         for name in changed.keys() - live.keys():
@@ -215,7 +218,7 @@ class PoolLedger:
             freed |= self._release_all(name)
         for name, node in live.items():
             if name in self._of and self._of[name].uid != node.metadata.uid:
-                freed |= self._release_all(name)  # deleted and made again: it has what is in its new object
+                freed |= self._release_all(name)  # recreated: its allocations are those in the new object
             freed |= self._release(name, node)
             self._nodes[name] = node
         for name, node in live.items():
@@ -236,7 +239,7 @@ class PoolLedger:
         return bool(holdings and holdings.parts)
 
     def _release(self, name: str, node: CiliumNode) -> bool:
-        """What its agent has given back."""
+        """Release the ranges that the node's object no longer has."""
         holdings = self._of.setdefault(name, _Holdings(node.metadata.uid))
         old = self._nodes.get(name)
         if old is not None and old.spec.ipam.pools.requested != node.spec.ipam.pools.requested:
@@ -251,7 +254,7 @@ class PoolLedger:
         return bool(back)
 
     def _adopt(self, name: str, node: CiliumNode) -> None:
-        """The ranges that its object claims."""
+        """Adopt the ranges of the node's object."""
         holdings = self._of[name]
         for pool, text in _reported(node):
             part = _part((pool, text))
@@ -267,7 +270,7 @@ class PoolLedger:
                     holdings.strays.add(part)
 
     def _stray(self, part: Part) -> str:
-        """Why a range is not what its pool would have given; empty if it may be."""
+        """Return why its pool would not allocate such a range; empty if it would."""
         pool = self.pools.get(part[0])
         if pool is None:
             return f"cannot reuse from non-existing pool: {part[0]}"
@@ -296,7 +299,7 @@ class PoolLedger:
         return NodePatch(name, node.metadata.uid, None, holdings.error, error_changed, pools)
 
     def _fill(self, holdings: _Holdings, name: str, version: int, needed: int) -> str:
-        """Add ranges until there are as many addresses as needed; why that cannot be."""
+        """Allocate ranges until the node has as many addresses as it needs; return errors."""
         have = holdings.capacity(name, version)
         while have < needed:
             pool = self.pools.get(name)
@@ -314,7 +317,7 @@ class PoolLedger:
 
 
 def _reported(node: CiliumNode) -> list[tuple[str, str]]:
-    """The pools and ranges that a node's object names."""
+    """Yield the pools and ranges of a node's object."""
     return [(pool.pool, text) for pool in node.spec.ipam.pools.allocated or () for text in pool.cidrs or ()]
 
 
@@ -331,7 +334,7 @@ def _note(notes: list[str], text: str) -> None:
 
 
 def _allocated(parts: Iterable[Part]) -> tuple[AllocatedPool, ...]:
-    """As the object has them: pools by name, IPv4 first, texts in the order of texts."""
+    """Return the object's form: pools by name, IPv4 first, sorted strings."""
     by_pool: dict[str, list[Network]] = {}
     for pool, network in parts:
         by_pool.setdefault(pool, []).append(network)

@@ -1,9 +1,9 @@
-"""Pod CIDRs: every CiliumNode gets a range of each family out of the cluster's pools.
+"""IPAM mode cluster-pool: allocates a pod CIDR of each family to each CiliumNode.
 
-Controller: CiliumNodes in, the table ``cilium-node-requests`` out: what a node's object does not say yet.
-Reconciler: that table in, ``spec.ipam.podCIDRs`` and ``status.ipam.operator-status`` of CiliumNodes out.
-Why:        what nodes hold is adopted before anything is given out, so no two nodes get one range, whatever
-            happened while no operator ran.
+Table ``cilium-node-requests``: the pending changes of CiliumNodes. A reconciler writes them to
+``spec.ipam.podCIDRs`` and ``status.ipam.operator-status``.
+
+Existing allocations are adopted before new ones are made, so that no two nodes get one range after a restart.
 """
 
 from __future__ import annotations
@@ -63,26 +63,26 @@ __all__ = [
 ]
 
 
-# The pools that nodes get their ranges from.
+# The pools that nodes' ranges are allocated from.
 
 
 class PodCIDRSettings(Settings, frozen=True):
-    """Settings of the pod-cidrs cell; they count in IPAM mode cluster-pool."""
+    """Settings of the pod-cidrs cell; used in IPAM mode cluster-pool."""
 
     cluster_pool_ipv4_cidr: tuple[str, ...] = ()
-    """IPv4 networks that nodes get their ranges from; the first that is not full."""
+    """IPv4 networks from which nodes' ranges are allocated; the first with a free range."""
 
     cluster_pool_ipv4_mask_size: int = 24
     """Prefix length of a node's IPv4 range."""
 
     cluster_pool_ipv6_cidr: tuple[str, ...] = ()
-    """IPv6 networks that nodes get their ranges from; the first that is not full."""
+    """IPv6 networks from which nodes' ranges are allocated; the first with a free range."""
 
     cluster_pool_ipv6_mask_size: int = 112
     """Prefix length of a node's IPv6 range."""
 
     def faults(self) -> Iterator[str]:
-        """In Cilium's words."""
+        """Yield invalid settings, in Cilium's words."""
         for version, cidrs, mask in (
             (4, self.cluster_pool_ipv4_cidr, self.cluster_pool_ipv4_mask_size),
             (6, self.cluster_pool_ipv6_cidr, self.cluster_pool_ipv6_mask_size),
@@ -97,7 +97,7 @@ class PodCIDRSettings(Settings, frozen=True):
 
 
 class PodCIDRs:
-    """Gives out ranges once every CiliumNode is known. The start fails for pools that cannot be."""
+    """Allocates ranges, once CiliumNodes are synchronized; the start fails for invalid pools."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class PodCIDRs:
         self._patches = patches
         self._log = log
         self.active = cluster.ipam == "cluster-pool"
-        """Whether ranges are ours to give."""
+        """Whether the IPAM mode is cluster-pool."""
         self.ledger: Ledger | None = None
-        """Who has what, once the hook has run."""
+        """The ranges of each node; set by the start hook."""
         if self.active:
             lifecycle.append(Hook("find the pools", self._start))
             jobs.one_shot("allocate", self._run)
@@ -131,7 +131,7 @@ class PodCIDRs:
         )
 
     async def _run(self) -> None:
-        """Everything that changed since the last time, in one step; the first time all that is held."""
+        """Process all pending changes in one step; the first step adopts the existing allocations."""
         await self._nodes.wait_initialized()
         ledger = self.ledger
         assert ledger is not None  # noqa: S101  # its hook has run
@@ -156,7 +156,7 @@ class PodCIDRs:
 
 
 def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> CidrPools:
-    """The pools of a family. Raises HiveError, in Cilium's words."""
+    """Return the pools of a family. Raises HiveError, in Cilium's words."""
     name = f"cluster-pool-ipv{version}-cidr"
     if enabled and not cidrs:
         raise HiveError(f"{name} must be provided when using ClusterPool")
@@ -168,21 +168,20 @@ def pools(version: int, enabled: bool, cidrs: tuple[str, ...], mask: int) -> Cid
         raise HiveError(f"unable to initialize IPv{version} allocator: {error}") from error
 
 
-# Writes what CiliumNodes do not say yet.
+# Writes the pending changes of CiliumNodes.
 #
-# Why: merge patches: two fields are the operator's, the others are not touched, so nothing an agent writes at
-#      the same moment is lost. The uid names the node that is meant: one made anew under the name is another.
-#      Ranges of pools are written by agents, too, who give them back: they are read, compared with what was
-#      decided upon, and written over that version of the object alone.
+# Merge patches change only the operator's two fields, so concurrent writes of agents are not lost. The uid
+# prevents writes to a recreated node. Agents write ranges of pools, too, when they release them: these are
+# read, compared with those the decision was based on, and written with the object's resourceVersion.
 
 AT_ONCE: Final = 8
-"""Requests under way together; more of them make each dearer, and nothing faster."""
+"""Number of concurrent requests; more do not increase the throughput."""
 
 
 def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dict[str, Any] | None:
-    """The object with its new ranges; None for another node, or one that has other ranges by now.
+    """Return the object with its new ranges, or None if it was recreated or has other ranges by now.
 
-    That one is looked at as it comes by the watch.
+    Its next event of the watch is then processed.
     """
     if live["metadata"].get("uid") != patch.uid:
         return None
@@ -198,17 +197,17 @@ def with_pools(patch: NodePatch, pools: PoolsPatch, live: dict[str, Any]) -> dic
 
 
 class NodeWriter(ObjectWriter[str, NodePatch]):
-    """CiliumNodes, as far as the operator writes them."""
+    """Writes the operator's fields of CiliumNodes."""
 
     async def put(self, batch: Mapping[str, NodePatch]) -> None:
-        """Write them, several at a time. Raises BatchError."""
+        """Write several patches concurrently. Raises BatchError."""
         waiting = iter(batch.values())
         with BatchFailures(KubernetesError) as failures:
 
             async def work() -> None:
                 for patch in waiting:
                     with failures.of(patch.name):
-                        await self.write_if_there(patch)
+                        await self.write_existing(patch)
 
             async with anyio.create_task_group() as group:
                 for _ in range(min(AT_ONCE, len(batch))):
@@ -231,16 +230,16 @@ class NodeWriter(ObjectWriter[str, NodePatch]):
 
 
 AGAIN = minutes(1)
-"""How often what nodes still do not say is written again."""
+"""Interval at which pending changes are written again."""
 
 
 def node_patches() -> Table[str, NodePatch]:
-    """What CiliumNodes do not say yet, by node."""
+    """Create the table of pending changes of CiliumNodes, by node."""
     return Table("cilium-node-requests", key=lambda one: one.name)
 
 
 def write(server: ClusterAPI, patches: Table[str, NodePatch], pod_cidrs: PodCIDRs, jobs: Jobs) -> None:
-    """Queue writes, where there can be any."""
+    """Start the reconciler of CiliumNodes, if the mode is active."""
     if pod_cidrs.active:
         jobs.observe("write", Reconciler(patches, NodeWriter(server), full_every=AGAIN, put_early=True))
 

@@ -1,7 +1,7 @@
-"""Which node holds which ranges, and what is to be written about each node.
+"""The ranges that each node holds, and the pending changes of CiliumNodes.
 
-Source: Cilium 1.17, pkg/ipam/allocator/podcidr. Other than there, a node that found the pools full is looked
-        at again whenever a range comes free.
+Source: Cilium 1.17, pkg/ipam/allocator/podcidr. Unlike Cilium, a node that found the pools exhausted is
+retried when a range is released.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import msgspec
 
 from cells.kubernetes.objects.cilium_node import AllocatedPool, CiliumNode
 
-# Ranges out of pools: which node has which, decided without asking anybody.
+# Allocates ranges of pools to nodes, without I/O.
 #
-# Source: Cilium 1.17, pkg/ipam/allocator/clusterpool and cidrset: the pools in their order, the first that is
-#         not full; within one the search goes on behind the last range given out, so that a released range is
-#         used again only after all the others.
+# Source: Cilium 1.17, pkg/ipam/allocator/clusterpool and cidrset: the first pool with a free range; within a
+#         pool the search continues after the last allocated range, so that a released range is reused last.
 
 Network = IPv4Network | IPv6Network
 
 MOST_BITS: Final = 16
-"""An IPv6 pool may be divided into 2 to this many ranges."""
+"""Binary logarithm of the maximum number of ranges in an IPv6 pool."""
 FULL: Final = "allocator full"
 TOO_LONG: Final = "SubNetMask is invalid, should be lower or equal to 32 for IPv4 and to 128 for IPv6"
 
 
 class PoolError(Exception):
-    """Pools that cannot be, or what cannot be given out of them; the text is for the node's status."""
+    """An invalid pool, or a failed allocation; the message is written to the node's status."""
 
 
 class CIDRPool:
@@ -43,7 +42,7 @@ class CIDRPool:
         self.network = network
         self.mask = mask
         self.size = 2 ** (mask - network.prefixlen) if mask >= network.prefixlen else 0
-        """How many ranges it has; none when it is smaller than one."""
+        """Number of ranges; 0 if the pool is smaller than one."""
         self._base = int(network.network_address)
         self._shift = network.max_prefixlen - mask
         self._used: set[int] = set()
@@ -51,15 +50,15 @@ class CIDRPool:
 
     @property
     def full(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no range is free."""
         return len(self._used) >= self.size
 
     def holds(self, network: Network) -> bool:
-        """Whether a network is inside."""
+        """Whether the pool contains a network."""
         return network.version == self.network.version and network.subnet_of(self.network)  # type: ignore[arg-type]  # one version
 
     def allocate(self) -> Network | None:
-        """The next free range; None when it is full."""
+        """Return the next free range, or None."""
         if self.full:
             return None
         while self._next in self._used:
@@ -71,15 +70,15 @@ class CIDRPool:
         return kind((self._base + (found << self._shift), self.mask))
 
     def occupied(self, network: Network) -> bool:
-        """Whether any of it is taken."""
+        """Whether a network overlaps allocated ranges."""
         return not self._used.isdisjoint(self._indexes(network))
 
     def occupy(self, network: Network) -> None:
-        """Take what it covers."""
+        """Mark the ranges that a network covers as allocated."""
         self._used.update(self._indexes(network))
 
     def release(self, network: Network) -> None:
-        """Give back what it covers."""
+        """Release the ranges that a network covers."""
         self._used.difference_update(self._indexes(network))
 
     def _indexes(self, network: Network) -> range:
@@ -110,14 +109,14 @@ class CidrPools:
         return bool(self._pools)
 
     def allocate(self) -> Network:
-        """The next free range. Raises PoolError when every pool is full."""
+        """Return the next free range. Raises PoolError if all pools are exhausted."""
         for pool in self._pools:
             if (found := pool.allocate()) is not None:
                 return found
         raise PoolError(FULL)
 
     def occupy(self, network: Network) -> None:
-        """Take exactly this. Raises PoolError when it is taken, or in no pool."""
+        """Allocate this range. Raises PoolError if it is allocated, or in no pool."""
         pool = self._of(network)
         if pool is None:
             raise PoolError(f"allocator not configured for the requested CIDR {network}")
@@ -126,7 +125,7 @@ class CidrPools:
         pool.occupy(network)
 
     def release(self, network: Network) -> None:
-        """Release it; a range outside the pools has no owner."""
+        """Release a range; ranges outside the pools are ignored."""
         if (pool := self._of(network)) is not None:
             pool.release(network)
 
@@ -135,7 +134,7 @@ class CidrPools:
 
 
 def parsed(text: str) -> Network:
-    """A network, its host bits cut off. Raises PoolError."""
+    """Parse a network, without host bits. Raises PoolError."""
     if "/" not in text:
         raise PoolError(f"invalid CIDR address: {text}")
     try:
@@ -145,40 +144,40 @@ def parsed(text: str) -> Network:
 
 
 def listed(networks: Iterable[Network]) -> str:
-    """As Go prints a list."""
+    """Format a list like Go."""
     return f"[{' '.join(map(str, networks))}]"
 
 
 class PoolsPatch(msgspec.Struct, frozen=True, gc=False):
-    """The pools that a CiliumNode is to have, decided upon those that it has."""
+    """The desired pools of a CiliumNode, and those the decision was based on."""
 
     allocated: tuple[AllocatedPool, ...]
     reported: frozenset[tuple[str, str]]
-    """The pools and ranges it named then; its agent may have changed them since."""
+    """The pools and ranges the object had then; its agent may have changed them since."""
 
 
 def reported_ranges(pools: Iterable[AllocatedPool]) -> frozenset[tuple[str, str]]:
-    """The pools and ranges that a CiliumNode names."""
+    """Return the pools and ranges of a CiliumNode."""
     return frozenset((pool.pool, text) for pool in pools for text in pool.cidrs or ())
 
 
 class NodePatch(msgspec.Struct, frozen=True, gc=False):
-    """What a CiliumNode shall say."""
+    """The pending change of a CiliumNode."""
 
     name: str
     uid: str
     cidrs: tuple[str, ...] | None
-    """Its ranges; None leaves them as they are."""
+    """Its ranges; None leaves them unchanged."""
     error: str
-    """Why it has none, or not these; empty takes an old error away."""
+    """Why it has no ranges, or other ones; empty clears the error."""
     error_changed: bool
-    """Whether that is news: the node's status differs."""
+    """Whether the error differs from the node's status."""
     pools: PoolsPatch | None = None
-    """Its ranges of pools, in mode multi-pool; None leaves them as they are."""
+    """Its ranges of pools, in mode multi-pool; None leaves them unchanged."""
 
 
 class Ledger:
-    """Adopts what nodes hold before it gives out anything; never gives a range twice."""
+    """Adopts the nodes' existing ranges before it allocates any; never allocates a range twice."""
 
     def __init__(self, ipv4: CidrPools, ipv6: CidrPools) -> None:
         self._pools = {4: ipv4, 6: ipv6}
@@ -192,20 +191,20 @@ class Ledger:
         return self._held
 
     def update(self, changed: Mapping[str, CiliumNode | None]) -> dict[str, NodePatch | None]:
-        """Take in nodes that have changed (None: deleted); the plans of all that are concerned.
+        """Apply changed nodes (None: deleted); return the patches of all affected nodes.
 
-        None for a patch: that node needs none (any more).
+        A patch of None: no change is pending (any more).
         """
         freed = self._forget(name for name, node in changed.items() if node is None)
         live = {name: node for name, node in changed.items() if node is not None}
         for name, node in live.items():
             old = self._nodes.get(name)
             if old is not None and old.metadata.uid != node.metadata.uid:
-                freed |= self._release(name)  # deleted and made again: it has what is in its new object
+                freed |= self._release(name)  # recreated: its allocations are those in the new object
             self._nodes[name] = node
         waiting = {name: self._nodes[name] for name in self._errors if name in self._nodes} if freed else {}
         concerned = {**waiting, **live}
-        for name, node in concerned.items():  # nodes that already have ranges come first
+        for name, node in concerned.items():  # nodes with existing ranges come first
             if node.spec.ipam.pod_cidrs:
                 self._settle(name, node)
         for name, node in concerned.items():
@@ -241,7 +240,7 @@ class Ledger:
             self._errors.pop(name, None)
 
     def _compare(self, name: str, node: CiliumNode) -> None:
-        """Of a known node: its ranges may have been changed by others."""
+        """Compare a node's object with its ranges, which other writers may have changed."""
         held = self._held[name]
         asked = [parsed(text) for text in node.spec.ipam.pod_cidrs or ()]
         if any(one not in held for one in asked):
@@ -251,7 +250,7 @@ class Ledger:
             )
 
     def _adopt(self, name: str, texts: tuple[str, ...]) -> None:
-        """All ranges that an unknown node claims, or none."""
+        """Adopt all ranges of a new node's object, or none."""
         asked = [parsed(text) for text in texts]
         for version in (4, 6):
             if not self._pools[version] and (others := [one for one in asked if one.version == version]):
@@ -271,7 +270,7 @@ class Ledger:
         self._held[name] = asked
 
     def _complete(self, name: str) -> None:
-        """A range of each family that has pools, or none at all for a node that has nothing."""
+        """Allocate a range of each family that has pools; for a node without ranges all or none."""
         held = self._held.get(name, [])
         missing = [
             version

@@ -143,7 +143,7 @@ async def test_services_follow_nodes_and_their_labels(server: ApiServer, operato
         assert addresses(server, "wrong") == addresses(server, "pooled") == []
         degraded = [one for one in hive.health.snapshot() if one.level == "degraded"]
         assert [one.message.split(":")[0] for one in degraded if one.module.endswith("node-ipam")] == [
-            "service default/wrong keeps the addresses it has"
+            "service default/wrong keeps its addresses"
         ]
     async with operators.running({**ON, "default-lb-service-ipam": "nodeipam"}):
         await eventually(lambda: addresses(server, "pooled") == ["192.0.2.1", "192.0.2.2"], 30)

@@ -92,8 +92,8 @@ async def test_a_pass_looks_at_selected_pods_only(monkeypatch: pytest.MonkeyPatc
                     Meta(name=f"pod-{number}", namespace="a", labels=labels), status=PodState(phase="Running")
                 )
             )
-    await looking.look()
+    await looking.restart_one()
     assert looking.found == 0, "they are young"
     asked.clear()
-    await looking.look()
+    await looking.restart_one()
     assert not asked
