@@ -118,8 +118,7 @@ async def test_an_address_that_names_a_service_is_its_cluster_ip(etcd: Etcd) -> 
         services.put(service("None"))
         services.put(service("127.0.0.1"))
         etcd.put("their/b", "2")
-        await until(lambda: found.by_key() == {"a": "1", "b": "2"})
-        assert found.store.state().state == "Ok"
+        await until(lambda: found.by_key() == {"a": "1", "b": "2"} and found.store.state().state == "Ok")
 
 
 async def test_a_value_that_cannot_be_read_leaves_the_last_one_in_force(etcd: Etcd) -> None:
