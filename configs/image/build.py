@@ -59,7 +59,7 @@ main()
 """
 COMMANDS = {
     "hive": "hive.entry",
-    "cilium-bugtool": "hive.dbg.bugtool",
+    "cilium-bugtool": "hive.agent.bugtool",
     "cilium-dbg": "hive.dbg.main",
     "cilium-health": "hive.dbg.health",
     "hubble": "hive.observe.hubble",

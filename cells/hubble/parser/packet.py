@@ -22,6 +22,9 @@ from cells.hubble.flow import IP, SCTP, TCP, UDP, Ethernet, ICMPv4, ICMPv6, Laye
 IPV4, IPV6 = 0x0800, 0x86DD
 _IPIP, _TCP, _UDP, _6IN4, _ICMPV6, _IPIP_94, _SCTP, _ICMPV4, _HOP_BY_HOP = 4, 6, 17, 41, 58, 94, 132, 1, 0
 
+_NOP = 1
+"""The option that fills a TCP header by one byte."""
+
 _ports = struct.Struct(">HH")
 _ipv4 = struct.Struct(">BxHxxHxBxx4s4s")
 _ipv6 = struct.Struct(">4xHBx16s16s")
@@ -198,8 +201,21 @@ def _read_tcp(headers: Headers, data: bytes) -> None:
         raise PacketError(f"Invalid TCP header. Length {len(data)} less than 20")
     if (offset := data[12] >> 4) < 5:
         raise PacketError(f"Invalid TCP data offset {offset} < 5")
+    if offset > 5:
+        _check_tcp_options(data, offset * 4)
     headers.l4, headers.summary, headers.source_port, headers.destination_port = _tcp(data[:4], data[12:14])
     headers.protocol = _TCP
+
+
+def _check_tcp_options(data: bytes, end: int) -> None:
+    if end > len(data):
+        raise PacketError("TCP data offset greater than packet length")
+    at = 20
+    while at < end and data[at]:
+        length = 1 if data[at] == _NOP else data[at + 1] if at + 1 < end else 0
+        if length < (1 if data[at] == _NOP else 2) or at + length > end:
+            raise PacketError(f"Invalid TCP option length {length} of {end - at} bytes")
+        at += length
 
 
 def _read_udp(headers: Headers, data: bytes) -> None:

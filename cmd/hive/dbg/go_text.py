@@ -125,7 +125,21 @@ def printed(value: Any, form: str) -> str:
 
 def json_text(value: Any) -> str:
     """Indented JSON as Go writes it: what HTML would read is escaped."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return _escaped(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def json_line(value: Any) -> str:
+    """JSON in one line as Go writes it."""
+    return _escaped(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def numbered(text: str) -> dict[int, str]:
+    """Names by number, from a text such as ``1 ICMPv4 6 TCP``."""
+    words = text.split()
+    return dict(zip(map(int, words[::2]), words[1::2], strict=True))
+
+
+def _escaped(text: str) -> str:
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 

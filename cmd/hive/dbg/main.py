@@ -30,7 +30,7 @@ COMMANDS: Final = {
     "lrp": ("hive.dbg.service", "Manage local redirect policies"),
     "map": ("hive.dbg.maps", "Access userspace cached content of BPF maps"),
     "metrics": ("hive.dbg.maps", "Access metric status"),
-    "monitor": ("hive.observe.monitor", "Display BPF program events"),
+    "monitor": ("hive.dbg.monitor.command", "Display BPF program events"),
     "node": ("hive.dbg.node", "Manage cluster nodes"),
     "nodeid": ("hive.dbg.node", "List node IDs and associated information"),
     "policy": ("hive.dbg.policy", "Manage security policies"),

@@ -80,6 +80,12 @@ _NODE_NAMES: Final = 50
 """Characters of node names that are printed of one event."""
 
 
+def drop_reason(reason: int, extended: int = 0) -> str:
+    """The text of a drop reason, with the kernel's error if there is one; the numbers if it is unknown."""
+    text = _DROPPED.get(reason)
+    return f"{text or reason}, {extended}" if extended or text is None else text
+
+
 def _name(kind: type[IntEnum], value: int) -> str:
     try:
         return kind(value).name
@@ -103,7 +109,7 @@ def flow_type(flow: Flow) -> str:
     kind, sub = (event.type, event.sub_type) if event is not None else (0, 0)
     texts = {
         TRACE: OBSERVATION_POINTS.get(sub, str(sub)),
-        DROP: _DROPPED.get(sub, f"{sub}, 0"),
+        DROP: drop_reason(sub),
         VERDICT: f"policy-verdict:{MATCH_TYPES.get(flow.policy_match_type, 'unknown')}"
         f" {_name(TrafficDirection, flow.traffic_direction)}",
         CAPTURE: _name(DebugCapturePoint, flow.debug_capture_point),

@@ -37,7 +37,7 @@ RUNTIME_CONFIG = "/var/run/cilium/state/agent-runtime-config.json"
 MODULES = {
     "cilium": "hive.dbg.main",
     "cilium-dbg": "hive.dbg.main",
-    "cilium-bugtool": "hive.dbg.bugtool",
+    "cilium-bugtool": "hive.agent.bugtool",
     "cilium-health": "hive.dbg.health",
     "hubble": "hive.observe.hubble",
 }

@@ -23,9 +23,9 @@ from tests.unit.conformance.recordings import load
 from tests.unit.conformance.replayed_agent import UNORDERED_TOO, lines_of, replaying
 
 NEWER: Final = "of the client of 1.19, which asks and prints otherwise"
+ELSEWHERE: Final = {"monitor", "monitor_json"}
+"""Recordings with a socket of their own: tests/unit/hive/test_dbg_monitor.py."""
 EXCLUDED: Final = {
-    "monitor": "the monitor prints lines of its own: tests/unit/hive/test_monitor.py",
-    "monitor_json": "the monitor prints lines of its own: tests/unit/hive/test_monitor.py",
     "status_verbose_with_health_ep_empty_table": "the recorded client crashes",
 }
 NAMES: Final = sorted(
@@ -33,7 +33,7 @@ NAMES: Final = sorted(
 )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in EXCLUDED])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in {*EXCLUDED, *ELSEWHERE}])
 def test_requests_output_and_exit_codes_are_as_recorded(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

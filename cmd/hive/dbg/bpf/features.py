@@ -32,7 +32,7 @@ from hive.dbg.bpf.maps import (
 from hive.dbg.go_text import aligned, output_option, printed
 from hive.dbg.main import Group
 
-_FILES: Final = {
+FILES: Final = {
     **dict(enumerate(("bpf_host.c", "bpf_lxc.c", "bpf_overlay.c", "bpf_xdp.c", "bpf_sock.c"), 1)),
     6: "bpf_network.c",
     7: "bpf_wireguard.c",
@@ -41,6 +41,7 @@ _FILES: Final = {
     114: "host_firewall.h",
     115: "nodeport_egress.h",
 }
+"""Source files of Cilium's datapath, by the numbers in events and counters."""
 _DIRECTIONS: Final = {1: "INGRESS", 2: "EGRESS", 3: "SERVICE"}
 
 
@@ -98,7 +99,7 @@ def metrics_cells(key: MetricsKey, value: MetricsValue) -> tuple[object, ...]:
     """What happened how often, and which line of the datapath counted it."""
     reason = {0: "Success", 1: "1, 0"}.get(key.reason) or reason_name(key.reason)
     direction = _DIRECTIONS.get(key.direction, "UNKNOWN")
-    file = _FILES.get(key.file, f"unknown({key.file})")
+    file = FILES.get(key.file, f"unknown({key.file})")
     return reason, direction, value.packets, value.octets, key.line, file
 
 

@@ -1,0 +1,1 @@
+"""``cilium-dbg monitor``: events in the lines of Cilium's monitor."""
