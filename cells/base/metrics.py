@@ -53,7 +53,7 @@ def counter(
     fixed: bool = False,
 ) -> MetricFamily:
     """What only grows. ``labels`` are names with blanks between; without any, ``value`` is a number."""
-    return _family(name, "counter", help, value, labels, on=on, fixed=fixed)
+    return MetricFamily(name, "counter", help, *keyed(value, labels), on, fixed)
 
 
 def gauge(
@@ -66,7 +66,7 @@ def gauge(
     fixed: bool = False,
 ) -> MetricFamily:
     """What goes up and down; as counter()."""
-    return _family(name, "gauge", help, value, labels, on=on, fixed=fixed)
+    return MetricFamily(name, "gauge", help, *keyed(value, labels), on, fixed)
 
 
 def histogram(
@@ -76,23 +76,9 @@ def histogram(
     labels: str = "",
     *,
     on: bool = True,
-    fixed: bool = False,
 ) -> MetricFamily:
     """How values are spread; as counter(), of Histograms."""
-    return _family(name, "histogram", help, value, labels, on=on, fixed=fixed)
-
-
-def _family(
-    name: str,
-    kind: Kind,
-    help: str,  # noqa: A002
-    value: Value | Series,
-    labels: str,
-    *,
-    on: bool,
-    fixed: bool,
-) -> MetricFamily:
-    return MetricFamily(name, kind, help, *keyed(value, labels), on, fixed)
+    return MetricFamily(name, "histogram", help, *keyed(value, labels), on)
 
 
 # Features in use.

@@ -227,24 +227,24 @@ class AnnouncedPath(msgspec.Struct, frozen=True):
         return self.instance, self.prefix
 
 
-def instance_table(name: str = "bgp-instances") -> Table[str, BGPInstance]:
+def instance_table() -> Table[str, BGPInstance]:
     """Instances by name."""
-    return Table(name, key=lambda row: row.name)
+    return Table("bgp-instances", key=lambda row: row.name)
 
 
-def peer_table(name: str = "bgp-peers") -> Table[tuple[str, IPAddress], BGPPeer]:
+def peer_table() -> Table[tuple[str, IPAddress], BGPPeer]:
     """Peers by instance and address."""
-    return Table(name, key=lambda row: row.key)
+    return Table("bgp-peers", key=lambda row: row.key)
 
 
-def policy_table(name: str = "bgp-policies") -> Table[tuple[str, str], RoutePolicy]:
+def policy_table() -> Table[tuple[str, str], RoutePolicy]:
     """Policies by instance and name."""
-    return Table(name, key=lambda row: row.key)
+    return Table("bgp-policies", key=lambda row: row.key)
 
 
-def path_table(name: str = "bgp-paths") -> Table[tuple[str, IPNetwork], AnnouncedPath]:
+def path_table() -> Table[tuple[str, IPNetwork], AnnouncedPath]:
     """Paths by instance and prefix."""
-    return Table(name, key=lambda row: row.key)
+    return Table("bgp-paths", key=lambda row: row.key)
 
 
 class WantedSpeakers(NamedTuple):
@@ -406,9 +406,9 @@ class BGPFault(msgspec.Struct, frozen=True):
         return self.instance, self.subject, self.error
 
 
-def bgp_faults(name: str = "bgp-faults") -> Table[tuple[str, str, str], BGPFault]:
+def bgp_faults() -> Table[tuple[str, str, str], BGPFault]:
     """Faults by all they are."""
-    return Table(name, key=lambda row: row.key)
+    return Table("bgp-faults", key=lambda row: row.key)
 
 
 # What is listed for those who look.

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from cells.base.addresses import Family, IPAddress
+from cells.base.addresses import IPAddress
 from cells.cni.protocol import CniError, ErrorContext
 from cells.cni.request import NetConf, PodReference
 from cells.endpoint import MAC_ANNOTATION, Endpoint, EndpointError, EndpointRequest, NewEndpoint, State
@@ -101,10 +101,8 @@ class PodEnd(Protocol):
 class AttachAllocator(Protocol):
     """The address allocator; cells.node.ipam.Ipam. Methods raise IpamError."""
 
-    def allocate_next(
-        self, owner: str, pool: str = "", family: Family | None = None
-    ) -> tuple[Allocation, ...]:
-        """A free address of each family, or of this one."""
+    def allocate_next(self, owner: str) -> tuple[Allocation, ...]:
+        """A free address of each family."""
         ...
 
     def release(self, ip: IPAddress, pool: str) -> None:

@@ -192,13 +192,10 @@ class Registry:
         """The state as the API shows it: ``not-ready`` if it is ready but its status is not OK."""
         return displayed(endpoint.state, self.status(endpoint.id))
 
-    def set_state(self, endpoint_id: int, state: State, reason: str, *, builder: bool = False) -> bool:
-        """Set the endpoint's state if the transition is allowed; log the reason or the refusal.
-
-        ``builder`` is true for a regeneration, which has transitions of its own.
-        """
+    def set_state(self, endpoint_id: int, state: State, reason: str) -> bool:
+        """Set the endpoint's state if the transition is allowed; log the reason or the refusal."""
         endpoint = self.table.get(endpoint_id)
-        moved = None if endpoint is None else self.moved(endpoint, state, reason, builder=builder)
+        moved = None if endpoint is None else self.moved(endpoint, state, reason)
         if moved is not None:
             self.put(moved)
         return moved is not None
@@ -206,7 +203,10 @@ class Registry:
     def moved(
         self, endpoint: Endpoint, state: State, reason: str, *, builder: bool = False
     ) -> Endpoint | None:
-        """The row in another state, not stored yet; None if refused. Otherwise as set_state()."""
+        """Return the row in another state, not stored yet; None if the transition is refused.
+
+        ``builder`` is true for a regeneration, which has transitions of its own.
+        """
         status = self._status[endpoint.id]
         match transition(endpoint.state, state, builder=builder):
             case TransitionOutcome.ACCEPTED:

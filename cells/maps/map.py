@@ -277,11 +277,6 @@ class Map:
             if value is not None:
                 yield key, value
 
-    def per_cpu(self, value: bytes) -> tuple[bytes, ...]:
-        """The values of all possible CPUs, from a value of a per-CPU map."""
-        stride = (self.spec.value_size + 7) & ~7
-        return tuple(value[i : i + self.spec.value_size] for i in range(0, len(value), stride))
-
     def update_batch(self, entries: Collection[tuple[bytes, bytes]], flags: int = ANY) -> None:
         """Set entries by one system call, 3 to 6 times as fast. Stops at the first error."""
         self.update_all([key for key, _ in entries], [value for _, value in entries], flags)

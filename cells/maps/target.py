@@ -278,7 +278,7 @@ class MapTable(Generic[Key, Row, Value]):
                 self._left.pop(key, None)
 
 
-def _some(keys: Iterable[object], most: int = 8) -> str:
+def _some(keys: Iterable[object]) -> str:
     """The first keys, and the number of the others, for a log message."""
     shown = [str(key) for key in keys]
-    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")

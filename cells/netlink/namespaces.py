@@ -28,7 +28,7 @@ __all__ = ["PodLink", "own_netns_cookie", "run_in_each", "run_in_new"]
 T = TypeVar("T")
 
 
-NAMED: Final = (Path("/var/run/cilium/netns"), Path("/var/run/netns"))
+_PINNED: Final = (Path("/var/run/cilium/netns"), Path("/var/run/netns"))
 """Where container runtimes pin namespaces; an agent in a container sees the host's in the first."""
 _CLONE_NEWNET: Final = 0x4000_0000
 _SO_NETNS_COOKIE: Final = 71  # asm-generic/socket.h, Linux 5.14
@@ -41,13 +41,13 @@ def own_netns_cookie() -> int:
     return int.from_bytes(cookie, "little")
 
 
-def namespaces(named: Sequence[Path] = NAMED, processes: Path = Path("/proc")) -> Iterator[int]:
+def other_namespaces() -> Iterator[int]:
     """Yield a descriptor of each other network namespace once; it is closed at the next step.
 
     Namespaces are found by the runtimes' pins and by the visible processes.
     """
     known = {Path("/proc/self/ns/net").stat().st_ino}
-    for path in _paths(named, processes):
+    for path in _paths():
         with suppress(OSError):  # closed meanwhile
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -69,7 +69,7 @@ def run_in_each(work: Callable[[], bool], *, others: bool) -> None:
     def run() -> None:
         if not work() or not others:
             return
-        for descriptor in namespaces():
+        for descriptor in other_namespaces():
             if _enter(descriptor) and not work():
                 return
 
@@ -115,11 +115,11 @@ def _in_thread(run: Callable[[], T], name: str) -> T:
     return results[0]
 
 
-def _paths(named: Sequence[Path], processes: Path) -> Iterator[Path]:
-    for directory in named:
+def _paths() -> Iterator[Path]:
+    for directory in _PINNED:
         with suppress(OSError):
             yield from sorted(directory.iterdir())
-    for process in processes.iterdir():
+    for process in Path("/proc").iterdir():
         if process.name.isdigit():
             yield process / "ns" / "net"
 

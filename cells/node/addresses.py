@@ -220,11 +220,10 @@ def node_addresses(
     node_ips: Sequence[IPAddress] = (),
     *,
     node_port_ranges: Sequence[Prefix] = (),
-    max_scope: int = MAX_SCOPE,
 ) -> list[AddressUse]:
     """The rows of the table, by device and address. ``node_ips`` come in the order of the Node object."""
     devices = sorted(devices, key=lambda one: one.index)
-    found = [row for one in devices for row in _of_device(one, node_ips, node_port_ranges, max_scope)]
+    found = [row for one in devices for row in _of_device(one, node_ips, node_port_ranges)]
     found += _fallbacks(devices)
     return sorted(found, key=lambda one: (one.device, one.address.version, one.address))
 
@@ -262,7 +261,6 @@ def _of_device(
     device: DeviceAddresses,
     node_ips: Sequence[IPAddress],
     node_port_ranges: Sequence[Prefix],
-    max_scope: int,
 ) -> list[AddressUse]:
     is_host, is_dummy = device.name == HOST_DEVICE, device.type == "dummy"
     if not (device.up or is_dummy) or not (is_host or is_dummy or device.selected or device.name == LOOPBACK):
@@ -270,7 +268,7 @@ def _of_device(
     usable = [
         one.address
         for one in sorted(device.addresses, key=_order)
-        if (one.scope <= max_scope or (is_host and one.scope == LINK_SCOPE)) and not one.address.is_loopback
+        if (one.scope <= MAX_SCOPE or (is_host and one.scope == LINK_SCOPE)) and not one.address.is_loopback
     ]
     primary = {_pick(usable, version, node_ips, public_first=True) for version in (4, 6)}
     if is_host or not (device.up or node_port_ranges):

@@ -122,9 +122,7 @@ class RouterAllocator(Protocol):
         """This address."""
         ...
 
-    def allocate_next(
-        self, owner: str, pool: str = "", family: Family | None = None
-    ) -> tuple[Allocation, ...]:
+    def allocate_next(self, owner: str, *, family: Family) -> tuple[Allocation, ...]:
         """A free address of this family."""
         ...
 

@@ -155,23 +155,14 @@ def _asked(method: str, path: str, status: int) -> str:
     return f" ({method} {path} was answered with {status})"
 
 
-def change(
-    method: str, path: str, body: object, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT
-) -> None:
-    """Send a request that changes something. Raises click.ClickException with one line unless it is done."""
-    connection = UnixConnection(agent_socket, timeout)
+def patch(path: str, body: object, agent_socket: Path = DEFAULT_SOCKET, timeout: float = TIMEOUT) -> None:
+    """Send a PATCH request. Raises click.ClickException with one line unless it succeeds, as ask() does."""
     try:
-        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        reason = _explain(error, agent_socket, timeout) if isinstance(error, OSError) else repr(error)
-        raise click.ClickException(reason) from error
-    finally:
-        connection.close()
-    if answer.status >= http.client.MULTIPLE_CHOICES:
-        asked = _asked(method, path, answer.status)
-        raise click.ClickException(f"the agent refused: {_text(content, answer.reason)}{asked}")
+        ask(path, agent_socket, timeout=timeout, body=body, method="PATCH")
+    except RefusedError as error:
+        if error.status >= http.client.INTERNAL_SERVER_ERROR:
+            raise
+        raise click.ClickException(f"the agent refused: {error.message}") from error
 
 
 @contextmanager

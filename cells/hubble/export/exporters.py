@@ -5,7 +5,6 @@ Source: Cilium 1.17, hubble-export-* and hubble-flowlogs-config-path.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -99,8 +98,6 @@ class Exporters:
         """Why events are not written, by name of the log."""
         self.reconfigurations: Counter[str] = Counter()
         """Number of added, updated, removed and refused (failure) entries of the watched file."""
-        self.config_hash = 0
-        self.config_applied = 0.0
         if hubble.observer is None:
             return
         self._flows = hubble.observer
@@ -183,8 +180,7 @@ class Exporters:
         from cells.hubble.export.files import parse_flow_logs
 
         try:
-            data = path.read_bytes()
-            wanted = {one.name: one for one in parse_flow_logs(data.decode())}
+            wanted = {one.name: one for one in parse_flow_logs(path.read_bytes().decode())}
             for one in wanted.values():
                 one.check()
         except (OSError, ValueError) as error:
@@ -195,8 +191,6 @@ class Exporters:
             self._report()
             return
         self._refused = ""
-        self.config_hash = int.from_bytes(hashlib.sha256(data).digest()[:4], "big")
-        self.config_applied = time.time()
         for name in self._configured.keys() - wanted.keys():
             self.reconfigurations["remove"] += 1
             self._stop(name)

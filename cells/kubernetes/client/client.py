@@ -243,16 +243,13 @@ class Client:
             return False
         return True
 
-    def deletion(
-        self, kind: Kind[T], name: str, namespace: str = "", *, uid: str = "", version: str = ""
-    ) -> WriteRequest:
-        """Return the request of delete(), for send_all()."""
-        body = _delete_options(uid, version)
-        return WriteRequest("DELETE", _target(kind.path(namespace, name), None), body, JSON)
+    def deletion(self, kind: Kind[T], name: str, *, uid: str = "", version: str = "") -> WriteRequest:
+        """Return the request of delete() for a cluster-scoped object, for send_all()."""
+        return WriteRequest("DELETE", _target(kind.path("", name), None), _delete_options(uid, version), JSON)
 
-    def merge(self, kind: Kind[T], name: str, body: Body, namespace: str = "") -> WriteRequest:
-        """Return the request of patch(), for send_all()."""
-        target = _target(kind.path(namespace, name), self._query)
+    def merge(self, kind: Kind[T], name: str, body: Body) -> WriteRequest:
+        """Return the request of patch() for a cluster-scoped object, for send_all()."""
+        target = _target(kind.path("", name), self._query)
         return WriteRequest("PATCH", target, _json(body), MEDIA["merge"])
 
     async def send_all(self, requests: Sequence[WriteRequest]) -> list[KubernetesError | None]:

@@ -16,7 +16,6 @@ __all__ = [
     "CT_OUT",
     "CT_RELATED",
     "CT_SERVICE",
-    "DEVICE_FLAGS",
     "DEVICE_IP_MASQ",
     "DEVICE_MASQUERADE_IPV4",
     "DEVICE_MASQUERADE_IPV6",
@@ -201,15 +200,6 @@ DEVICE_XDP: Final = 16
 """It also has an XDP program."""
 DEVICE_PROXIES: Final = 32
 """A proxy may send packets with pods' source addresses through it: look for their replies at ingress."""
-DEVICE_FLAGS: Final = {
-    DEVICE_MASQUERADE_IPV4: "masquerades IPv4",
-    DEVICE_MASQUERADE_IPV6: "masquerades IPv6",
-    DEVICE_IP_MASQ: "exceptions of ip-masq-agent",
-    DEVICE_REMOTE_NODES: "masquerades to other nodes",
-    DEVICE_XDP: "XDP",
-    DEVICE_PROXIES: "answers to proxies",
-}
-"""Names of the flags, for display."""
 
 _NO_IPV4, _NO_IPV6 = IPv4Address(0), IPv6Address(0)
 

@@ -3,7 +3,6 @@
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from ipaddress import IPv4Network
 from typing import Final
 
 import anyio
@@ -256,14 +255,6 @@ class Allocator:
         self._started()
         family = Family.of(ip)
         return any(family in ranges and ranges[family].covers(ip) for ranges in self._pools.values())
-
-    @property
-    def range(self) -> IPv4Network:
-        """The primary IPv4 network of this node's pods. IpamError: IPv4 is off; ``ranges`` shows it."""
-        found = self.ranges.get(Family.IPV4)
-        if not isinstance(found, IPv4Network):
-            raise IpamError(FAILED, "IPv4 allocation disabled")
-        return found
 
     @property
     def default_pool(self) -> str:

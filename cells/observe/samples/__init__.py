@@ -343,7 +343,7 @@ def _plotted(samples: Samples, series: Series, *, rate: bool) -> str:
     for ring, title in zip(series.rings, titles, strict=True):
         values = samples.newest_first(ring)[::-1]
         if rate:
-            values = per_second(values, INTERVAL)
+            values = per_second(values)
         whole = f"{series.name}{title}{' (rate per second)' if rate else ''}"
         graphs.append("\n".join(plot(whole, series.labels, values, RETAINED * INTERVAL / 60, suffix)))
     return "\n\n".join(graphs)

@@ -90,9 +90,9 @@ def plot(title: str, labels: str, samples: Sequence[float], minutes: float, suff
     return [*head, *("".join(row).rstrip() for row in canvas)]
 
 
-def per_second(samples: Sequence[float], interval: float) -> list[float]:
+def per_second(samples: Sequence[float]) -> list[float]:
     """The rate of a counter between samples, oldest first; nothing for the first one."""
-    return [math.nan, *((now - before) / interval for before, now in pairwise(samples))]
+    return [math.nan, *((now - before) / INTERVAL for before, now in pairwise(samples))]
 
 
 def _at(samples: Sequence[float], x: int) -> float:

@@ -88,7 +88,7 @@ class LoadBalancer:
         """Present entries: digests of look-up tables, slots of unsettled frontends, and backends with a
         second number. Other slots follow from rows, other backends from their numbers."""
         self.unsettled: dict[FrontendKey, ServedFrontend] = {}
-        self._service_ids: IdAllocator[FrontendKey] = IdAllocator(1, self._last_service_id)
+        self._service_ids: IdAllocator[FrontendKey] = IdAllocator(self._last_service_id)
         self._backends = NumberedBackends()
         self._second_numbers: dict[int, str] = {}
         """Second numbers of restored backends, with their map: slots may refer to them until rewritten."""

@@ -23,12 +23,11 @@ class IdsExhaustedError(Exception):
 
 
 class IdAllocator(Generic[Name]):
-    """Allocates numbers from ``first`` to ``last``: the next free one after the last allocation, wrapping."""
+    """Allocates numbers from 1 to ``last``: the next free one after the last allocation, wrapping."""
 
-    def __init__(self, first: int, last: int) -> None:
-        self._first = first
+    def __init__(self, last: int) -> None:
         self._last = last
-        self._next = first
+        self._next = 1
         self._names: dict[int, Name] = {}
 
     def __len__(self) -> int:
@@ -36,8 +35,8 @@ class IdAllocator(Generic[Name]):
 
     def allocate(self, name: Name) -> int:
         """Return a number for a name. Raises IdsExhaustedError."""
-        if len(self._names) > self._last - self._first:
-            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        if len(self._names) >= self._last:
+            raise IdsExhaustedError(f"all {self._last} numbers are in use")
         number = self._next
         while number in self._names:
             number = self._after(number)
@@ -52,8 +51,8 @@ class IdAllocator(Generic[Name]):
             self._names.update(zip(numbers, names, strict=True))
             self._next = numbers.stop
             return numbers
-        if len(self._names) + len(names) > self._last - self._first + 1:
-            raise IdsExhaustedError(f"all {self._last - self._first + 1} numbers are in use")
+        if len(self._names) + len(names) > self._last:
+            raise IdsExhaustedError(f"all {self._last} numbers are in use")
         return [self.allocate(name) for name in names]
 
     def restore(self, number: int, name: Name) -> bool:
@@ -69,7 +68,7 @@ class IdAllocator(Generic[Name]):
         return self._names.pop(number, None)
 
     def _after(self, number: int) -> int:
-        return self._first if number >= self._last else number + 1
+        return 1 if number >= self._last else number + 1
 
 
 LAST_BACKEND_ID: Final = (1 << 32) - 1
@@ -85,7 +84,7 @@ class NumberedBackends:
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
         """The number of each backend; read-only for callers."""
-        self._allocator: IdAllocator[bytes] = IdAllocator(1, LAST_BACKEND_ID)
+        self._allocator: IdAllocator[bytes] = IdAllocator(LAST_BACKEND_ID)
         self._states: dict[bytes, BackendState] = {}
         """States of backends that are not active."""
         self._zones: dict[bytes, int] = {}

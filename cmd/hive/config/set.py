@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hive import completion
-from hive.client import ask, change, socket_option, timeout_option
+from hive.client import ask, patch, socket_option, timeout_option
 
 ENFORCEMENT = {"policyenforcement", "policy-enforcement", "enable-policy"}
 
@@ -35,4 +35,4 @@ def set_options(options: tuple[str, ...], agent_socket: Path, timeout: float) ->
             spec["policy-enforcement"] = value
         else:
             wanted[known.get(name.lower(), name)] = value
-    change("PATCH", "/v1/config", spec | {"options": wanted}, agent_socket, timeout)
+    patch("/v1/config", spec | {"options": wanted}, agent_socket, timeout)

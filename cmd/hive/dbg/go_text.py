@@ -201,14 +201,17 @@ def _each(path: Any, inner: Sequence[_Piece], value: Any) -> Iterator[str]:
         yield from _rendered(inner, one)
 
 
-def aligned(text: str, least: int = 5, gap: int = 3) -> str:
+_GAP = 3
+
+
+def aligned(text: str, least: int = 5) -> str:
     """`text` with every cell that a tab ends padded to its column, as text/tabwriter does.
 
     A column is as long as consecutive lines have a cell in it; what follows a line's last tab is in none.
     """
     lines = [line.split("\t") for line in text.split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
-    _measure(lines, widths, 0, len(lines), 0, least, gap)
+    _measure(lines, widths, 0, len(lines), 0, least)
     rows = (
         "".join(cell.ljust(width) for cell, width in zip(line, measured, strict=False)) + line[-1]
         for line, measured in zip(lines, widths, strict=True)
@@ -217,7 +220,7 @@ def aligned(text: str, least: int = 5, gap: int = 3) -> str:
 
 
 def _measure(
-    lines: list[list[str]], widths: list[list[int]], start: int, end: int, column: int, least: int, gap: int
+    lines: list[list[str]], widths: list[list[int]], start: int, end: int, column: int, least: int
 ) -> None:
     number = start
     while number < end:
@@ -225,10 +228,10 @@ def _measure(
         while last < end and column < len(lines[last]) - 1:
             last += 1
         if last > number:
-            width = max(least, *(len(line[column]) + gap for line in lines[number:last]))
+            width = max(least, *(len(line[column]) + _GAP for line in lines[number:last]))
             for each in widths[number:last]:
                 each.append(width)
-            _measure(lines, widths, number, last, column + 1, least, gap)
+            _measure(lines, widths, number, last, column + 1, least)
         number = last + 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hive.client import agent_options, change
+from hive.client import agent_options, patch
 from hive.endpoint.detail import ask_one, endpoint_argument, one_path
 from hive.output import cell_text, fitted, shown_as_document, table_width
 
@@ -70,7 +70,7 @@ def _relabel(
             raise click.UsageError(f"{label!r}: expected [source:]key[=value], such as tier=front")
     replaced = {_named(label) for label in added}
     wanted = {"user": [*(label for label in user if _named(label) not in replaced), *added]}
-    change("PATCH", one_path(endpoint, "/labels", agent_socket, timeout), wanted, agent_socket, timeout)
+    patch(one_path(endpoint, "/labels", agent_socket, timeout), wanted, agent_socket, timeout)
 
 
 def _named(label: str) -> str:
@@ -92,7 +92,7 @@ def config(endpoint: str, options: tuple[str, ...], agent_socket: Path, timeout:
     known = found.get("realized", {}).get("options") or {}
     if options:
         wanted = {"options": known | _wanted(options, known)}
-        change("PATCH", one_path(endpoint, "/config", agent_socket, timeout), wanted, agent_socket, timeout)
+        patch(one_path(endpoint, "/config", agent_socket, timeout), wanted, agent_socket, timeout)
         return
     if shown_as_document(found, output):
         return

@@ -95,15 +95,15 @@ def wait_ready(lab: Lab, pid: int, within: float = READY_WITHIN) -> float:
     return time.monotonic() - began
 
 
-def wait_known(lab: Lab, table: str, key: list[str], within: float = READY_WITHIN) -> None:
-    """Wait until a table of the node's agent has a row, if an agent runs. Raises LabError."""
+def wait_for_pod(lab: Lab, namespace: str, pod: str) -> None:
+    """Wait until the node's agent, if one runs, has received a Pod object. Raises LabError."""
     began = time.monotonic()
     while (pid := running(lab)) is not None:
-        rows = ask(f"/statedb/dump/{table}", api_socket(pid))[table]
-        if any(row["key"] == key for row in rows):
+        rows = ask("/statedb/dump/k8s-pods", api_socket(pid))["k8s-pods"]
+        if any(row["key"] == [namespace, pod] for row in rows):
             return
-        if time.monotonic() - began > within:
-            raise LabError(f"the agent of node {lab.name} does not have {'/'.join(key)} in {table}")
+        if time.monotonic() - began > READY_WITHIN:
+            raise LabError(f"the agent of node {lab.name} does not have {namespace}/{pod} in k8s-pods")
         time.sleep(_SETTLE)
 
 

@@ -192,7 +192,7 @@ class LabSite:
     def _attach(self, lab: Lab, role: str, pod: Object) -> Place:
         """Attach a pod, and write its addresses into its object. Raises LabError."""
         name = pod["metadata"]["name"]
-        agent_process.wait_known(lab, "k8s-pods", [NAMESPACE, name])
+        agent_process.wait_for_pod(lab, NAMESPACE, name)
         attached = pods.add(lab, name, NAMESPACE)
         addresses = [ip for ip in (attached.ipv4, attached.ipv6) if ip]
         ips = {"podIP": addresses[0], "podIPs": [{"ip": ip} for ip in addresses]}

@@ -168,7 +168,7 @@ def merged(ours: Sequence[Way], theirs: Sequence[Way]) -> Iterator[Way]:
 
 
 def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
-    rest = _both(mine.others, other.others, OTHER, family)
+    rest = _both(mine.others, other.others, family)
     alone = True
     for protocol, last in PORTS.items():
         stretches = [*mine.named.get(protocol, ()), *other.named.get(protocol, ())]
@@ -178,7 +178,7 @@ def _merged(mine: _ByPort, other: _ByPort, family: str) -> Iterator[Way]:
         for start, following in zip(bounds, [*bounds[1:], None], strict=True):
             way = None
             if following is not None and stretches:
-                way = _both(mine.at(protocol, start), other.at(protocol, start), OTHER, family)
+                way = _both(mine.at(protocol, start), other.at(protocol, start), family)
             if held is not None and way != held:
                 if held != rest:
                     alone = False
@@ -205,7 +205,7 @@ def _by_port(ways: Iterable[Way]) -> _ByPort:
     return _ByPort(named, others)
 
 
-def _both(mine: Way | None, other: Way | None, port: str, family: str) -> Way | None:
+def _both(mine: Way | None, other: Way | None, family: str) -> Way | None:
     """A way by what both ends decide; None where one has none."""
     if mine is None or other is None:
         return None
@@ -217,7 +217,7 @@ def _both(mine: Way | None, other: Way | None, port: str, family: str) -> Way | 
     denied = bool(mine.problem or other.problem) or any(not one.allowed for one in directions)
     return Way(
         destination=_FAMILY.sub("", mine.destination) + family,
-        port=port,
+        port=OTHER,
         via=mine.via,
         verdict="denied" if denied else "allowed",
         directions=directions,

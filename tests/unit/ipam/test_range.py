@@ -60,14 +60,14 @@ def test_the_automatic_range_comes_from_the_first_global_address(
 
 async def test_the_range_is_found_at_start(tmp_path: Path) -> None:
     async with hive(tmp_path, devices(LO, device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
-        assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+        assert started.get(Ipam).ranges[Family.IPV4] == IPv4Network("10.21.0.0/16")
 
 
 async def test_a_configured_range_needs_no_device(tmp_path: Path) -> None:
     async with hive(tmp_path, devices(), {"ipv4-range": "10.99.3.7/24"}).started() as started:
         ipam = started.get(Ipam)
-        assert ipam.range == IPv4Network("10.99.3.0/24")
-        assert ipam.allocate_next("default/web")[0].ip in ipam.range
+        assert ipam.ranges[Family.IPV4] == IPv4Network("10.99.3.0/24")
+        assert ipam.allocate_next("default/web")[0].ip in ipam.ranges[Family.IPV4]
 
 
 async def test_no_address_and_no_range_is_one_clear_line(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ async def test_the_ipv6_range_is_the_ipv4_one_below_a_prefix(tmp_path: Path) -> 
 async def test_the_automatic_range_stays_when_the_nodes_address_changes(tmp_path: Path) -> None:
     for address in ("192.168.7.21/24", "192.168.7.99/24"):
         async with hive(tmp_path, devices(device(2, "eth0", address)), {}).started() as started:
-            assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+            assert started.get(Ipam).ranges[Family.IPV4] == IPv4Network("10.21.0.0/16")
 
 
 async def test_auto_goes_on_with_a_range_that_was_configured(tmp_path: Path) -> None:
     node = devices(device(2, "eth0", "192.168.7.21/24"))
     for settings in ({"ipv4-range": "10.99.3.0/24"}, {}):
         async with hive(tmp_path, node, settings).started() as started:
-            assert started.get(Ipam).range == IPv4Network("10.99.3.0/24")
+            assert started.get(Ipam).ranges[Family.IPV4] == IPv4Network("10.99.3.0/24")
 
 
 async def test_a_damaged_file_of_ranges_is_written_anew(tmp_path: Path) -> None:
@@ -144,5 +144,5 @@ async def test_a_damaged_file_of_ranges_is_written_anew(tmp_path: Path) -> None:
     for damage in ("", "{", '{"ipv4": "ff::/64"}', '{"ipv9": "10.1.0.0/16"}'):
         retained.write_text(damage)
         async with hive(tmp_path, devices(device(2, "eth0", "192.168.7.21/24")), {}).started() as started:
-            assert started.get(Ipam).range == IPv4Network("10.21.0.0/16")
+            assert started.get(Ipam).ranges[Family.IPV4] == IPv4Network("10.21.0.0/16")
         assert retained.read_text() == '{"ipv4":"10.21.0.0/16"}'

@@ -184,4 +184,4 @@ def test_whatever_there_is_to_plot_the_box_is_whole(samples: list[float]) -> Non
 
 
 def test_a_rate_is_what_came_a_second() -> None:
-    assert per_second([0.0, 300.0, 900.0], 300.0)[1:] == [1.0, 2.0]
+    assert per_second([0.0, 300.0, 900.0])[1:] == [1.0, 2.0]

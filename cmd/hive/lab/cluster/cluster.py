@@ -161,7 +161,7 @@ def add_pod(manifests: Manifests, lab: Lab, host_ip: str, name: str) -> pods.Att
     manifests.write(f"pod-{name}", [pod_object(lab, host_ip, name)])
     try:
         # As kubelet, which runs a pod because there is an object of it.
-        agent_process.wait_known(lab, "k8s-pods", ["default", name])
+        agent_process.wait_for_pod(lab, "default", name)
         attached = pods.add(lab, name)
     except BaseException:
         manifests.remove(f"pod-{name}")

@@ -106,7 +106,7 @@ class Policies:
     def why(self) -> None:
         """What ``hive policy explain`` answers."""
         self._story.step("why", "Why?", f"hive policy explain default/{FRONT} default/{BACK}:{PORT}")
-        ingress = self._direction("ingress")
+        ingress = self._ingress()
         self._story.show([f"ingress of {ingress['of']}: {ingress['verdict']}", f"entry: {ingress['entry']}"])
         self._story.check(
             "it names what is missing",
@@ -121,7 +121,7 @@ class Policies:
         )
         self._apply([FRONT])
         self._story.check("what was sent arrives", self._arrives(within=60), "by TCP's own retransmission")
-        rules = self._direction("ingress")["rules"]
+        rules = self._ingress()["rules"]
         self._story.check("the rule is named", len(rules) == 1, "; ".join(rules))
         self._story.measured["policies"] = {"rules": rules}
 
@@ -164,6 +164,6 @@ class Policies:
         query = urlencode({**ends, "port": str(PORT), "protocol": "TCP"})
         return ask(f"/hive/policy/explain?{query}", agent_process.api_socket(self._pid))
 
-    def _direction(self, which: str) -> dict[str, Any]:
+    def _ingress(self) -> dict[str, Any]:
         found: list[dict[str, Any]] = self._explained()["ways"][0]["directions"]
-        return next(one for one in found if one["direction"] == which)
+        return next(one for one in found if one["direction"] == "ingress")
