@@ -16,6 +16,7 @@ __all__ = [
     "FeatureValue",
     "Histogram",
     "Kind",
+    "MetricChoice",
     "MetricFamily",
     "Series",
     "Value",
@@ -79,6 +80,46 @@ def histogram(
 ) -> MetricFamily:
     """How values are spread; as counter(), of Histograms."""
     return MetricFamily(name, "histogram", help, *keyed(value, labels), on)
+
+
+# Which metrics are served, by the setting ``metrics``.
+#
+# Source: Cilium 1.17, the option metrics: a name that is not known, or without a sign, changes nothing.
+
+_ALSO_CALLED: Final = {
+    "hive_health_status_levels": "cilium_hive_status",
+    "ciliumcidrgroups_referenced": "cilium_cidrgroups_referenced",
+    "-cilium_bpf_map_pressure": "cilium_bpf_map_pressure",  # after its sign: two of them, as upstream wants
+}
+"""Additional names under which Cilium's option knows a metric."""
+
+_CAN_BE_LEFT_OUT: Final = {"cilium_bpf_map_pressure"}
+"""Fixed families that can be disabled nevertheless."""
+
+
+class MetricChoice:
+    """The selection of metric families."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self._chosen: dict[str, bool] = {}
+        self.unsigned: list[str] = []
+        """Words without + or -, which have no effect."""
+        for word in words:
+            sign, name = word[:1], word[1:]
+            if sign not in {"+", "-"}:
+                self.unsigned.append(word)
+                continue
+            self._chosen[_ALSO_CALLED.get(name, name)] = sign == "+"
+
+    def serves(self, family: MetricFamily) -> bool:
+        """Whether this family is served."""
+        if family.fixed and family.name not in _CAN_BE_LEFT_OUT:
+            return True
+        return self._chosen.get(family.name, family.on)
+
+    def adds(self, name: str) -> bool:
+        """Whether the setting adds this family, which is off otherwise: its cell need not measure if not."""
+        return self._chosen.get(name, False)
 
 
 # Features in use.

@@ -180,6 +180,18 @@ def _entry(library: type[ctypes.CDLL]) -> "ctypes._NamedFuncPointer":
 
 quick = _entry(ctypes.PyDLL)
 sleeping = _entry(ctypes.CDLL)
+Syscall = Callable[..., int]
+_measured: list[tuple[Syscall, Syscall]] = []
+
+
+def measure(wrap: Callable[[Syscall], Syscall] | None) -> None:
+    """Wrap the system calls of all maps that are opened from now on, and of commands; None: no longer."""
+    _measured[:] = [(call, wrap(call)) for call in (quick, sleeping)] if wrap is not None else []
+
+
+def measured(call: Syscall) -> Syscall:
+    """A system call with its wrapper, if there is one."""
+    return next((wrapped for plain, wrapped in _measured if plain is call), call) if _measured else call
 
 
 def command(
@@ -194,7 +206,7 @@ def command(
 
     ``attr`` must end with the command's last field: the kernel requires zeros after it.
     """
-    result: int = call(NR_BPF, number, attr, len(attr))
+    result: int = measured(call)(NR_BPF, number, attr, len(attr))
     if result < 0:
         raise BpfError(ctypes.get_errno(), operation, what)
     return result

@@ -25,6 +25,7 @@ from cells.maps.bpf import (
     buffer,
     command,
     joined,
+    measured,
     object_info,
     open_pin,
     possible_cpus,
@@ -126,7 +127,7 @@ class Map:
         self._key = view[_ELEMENT.size : _ELEMENT.size + spec.key_size]
         self._value = view[_ELEMENT.size + spec.key_size :]
         self._attr = ctypes.c_void_p(base)
-        self._call = sleeping if spec.type in _OF_MAPS else quick
+        self._call = measured(sleeping if spec.type in _OF_MAPS else quick)
 
     def __repr__(self) -> str:
         return f"<Map {self.spec.name} id={self.id} fd={self.fd}>"
@@ -143,6 +144,10 @@ class Map:
             os.close(self.fd)
             self.fd = _CLOSED
             _ELEMENT.pack_into(self._keep, 0, _CLOSED, 0, 0, 0, 0)
+
+    def remeasure(self) -> None:
+        """Measure the calls of a map that was opened before measure()."""
+        self._call = measured(self._call)
 
     def lookup(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None."""
@@ -365,7 +370,7 @@ class Map:
         memory = buffer((key or bytes(self.spec.key_size)) + bytes(self.spec.key_size))
         at = ctypes.addressof(memory)
         attr = buffer(_ELEMENT.pack(self.fd, 0, 0 if key is None else at, at + self.spec.key_size, 0))
-        if quick(NR_BPF, MAP_NEXT_KEY, attr, 32) < 0:
+        if measured(quick)(NR_BPF, MAP_NEXT_KEY, attr, 32) < 0:
             self._check_absent("read")
             return None
         return memory.raw[self.spec.key_size :]

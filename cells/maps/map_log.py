@@ -1,15 +1,19 @@
-"""The latest writes of the agent to a BPF map, for `cilium-dbg map events`."""
+"""The agent's latest writes to a BPF map, for `cilium-dbg map events`; and how long its system calls take."""
 
+import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Final
 
 import anyio
 import msgspec
 
-__all__ = ["MapChange", "MapLog"]
+from cells.base.metrics import Histogram
+from cells.maps.bpf import Syscall
+
+__all__ = ["SYSCALLS", "MapChange", "MapLog", "SyscallTimes"]
 
 
 RETAINED: Final = 256
@@ -69,3 +73,46 @@ class MapLog:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
+
+
+# Durations of system calls.
+#
+# Source: Cilium 1.17, cilium_bpf_syscall_duration_seconds; a missing key counts as a failure, as there.
+
+SYSCALLS: Final = "cilium_bpf_syscall_duration_seconds"
+_OPERATIONS: Final[Mapping[int, str]] = {
+    0: "create",
+    1: "lookup",
+    2: "update",
+    3: "delete",
+    4: "getNextKey",
+    6: "objPin",
+    7: "objGet",
+}
+"""Commands of bpf(2) that are measured: of one entry, or one map."""
+
+
+class SyscallTimes:
+    """Measures bpf(2) commands; two clock readings and a lock for each, so only on request."""
+
+    def __init__(self) -> None:
+        self.took: dict[tuple[str, str], Histogram] = {}
+        """Seconds, by operation and outcome."""
+        self._lock = threading.Lock()
+
+    def wrap(self, call: Syscall) -> Syscall:
+        """The system call, measured."""
+
+        def timed(nr: object, command: int, attr: object, size: int) -> int:
+            operation = _OPERATIONS.get(command)
+            if operation is None:
+                return call(nr, command, attr, size)
+            began = time.perf_counter()
+            result = call(nr, command, attr, size)
+            took = time.perf_counter() - began
+            with self._lock:
+                key = operation, "fail" if result < 0 else "success"
+                self.took.setdefault(key, Histogram()).observe(took)
+            return result
+
+        return timed

@@ -17,9 +17,10 @@ from typing import Final, NamedTuple
 import anyio
 import anyio.to_thread
 
-from cells.base.metrics import MetricFamily, counter, gauge
+from cells.base.metrics import MetricFamily, counter, gauge, histogram
 from cells.maps.bpf import BpfError, buffer, command
 from cells.maps.map import Map, map_by_id
+from cells.maps.map_log import SYSCALLS
 from cells.maps.node_maps import Maps
 from cells.maps.policy_map import PolicyMap
 from cells.maps.policy_maps import PolicyMaps
@@ -133,6 +134,13 @@ async def families(maps: Maps, policies: PolicyMaps, one: anyio.CapacityLimiter)
             pressure,
             "map_name",
             fixed=True,
+        ),
+        histogram(
+            SYSCALLS,
+            "Duration of BPF system calls",
+            dict(maps.syscalls.took) if maps.syscalls is not None else {},
+            "operation outcome",
+            on=False,
         ),
         *_loaded_families("maps", all_maps),
         *_loaded_families("progs", all_programs),

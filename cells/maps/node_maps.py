@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NoReturn
 from anyio import to_thread
 from msgspec.structs import replace
 
+from cells.base.metrics import MetricChoice
 from cells.config import AgentConfig
-from cells.maps.bpf import BpfError, pin, replace_pin, unpin, unpin_unfinished
+from cells.maps.bpf import BpfError, measure, pin, replace_pin, unpin, unpin_unfinished
 from cells.maps.map import EXIST, Epochs, Map, MapSpec, MapType, create_map, open_map, possible_cpus
-from cells.maps.map_log import MapLog
+from cells.maps.map_log import SYSCALLS, MapLog, SyscallTimes
 from cells.maps.migration import RetiredMap, migrate, retired_maps
 from cells.maps.specs import ALWAYS, NAT, MapSettings, family_of, map_specs, sizes
 from lifecycle import HiveError, Hook, Lifecycle, Logger, NotStartedError, UsageError
@@ -203,8 +204,11 @@ class Maps:
         lifecycle: Lifecycle,
         log: Logger,
         prepared: PreparedMaps | None = None,
+        choice: MetricChoice | None = None,
     ) -> None:
         self._settings = settings
+        self.syscalls = SyscallTimes() if choice is not None and choice.adds(SYSCALLS) else None
+        """Durations of system calls, if the setting ``metrics`` adds them."""
         self._prepared = prepared
         self._families = {0} | ({4} if agent.ipv4 else set()) | ({6} if agent.ipv6 else set())
         self._used = {each for each in ALWAYS if family_of(each) in self._families}
@@ -275,6 +279,8 @@ class Maps:
 
     async def _start(self) -> None:
         settings = self._settings
+        if self.syscalls is not None:
+            measure(self.syscalls.wrap)
         found = sizes(settings, node_memory())
         if settings.bpf_policy_map_max > found.policy:
             self._log.warning(
@@ -307,6 +313,8 @@ class Maps:
             setattr(self, attribute, table)
         if self._prepared is not None:
             self._prepared.close()
+        for table in self._open if self.syscalls is not None else ():
+            table.remeasure()
         for written in (self.lxc, self.ipcache):
             written.log = MapLog()
         self.epochs = Epochs(self.epoch)
@@ -349,6 +357,8 @@ class Maps:
         for table in self._open:
             table.close()  # the pins stay: the datapath continues without the agent
         self._open.clear()
+        if self.syscalls is not None:
+            measure(None)
 
 
 def open_or_create(

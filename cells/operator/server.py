@@ -11,9 +11,9 @@ from typing import Final
 import anyio
 import msgspec
 
-from cells.base.metrics import Histogram, MetricFamily
+from cells.base.metrics import Histogram, MetricChoice, MetricFamily
 from cells.kubernetes.client.errors import KubernetesError
-from cells.observe.metrics import Exposition, ListenAddress, Metrics, MetricsProgram, MetricsSettings, listen
+from cells.observe.metrics import Exposition, ListenAddress, Metrics, MetricsProgram, listen
 from cells.operator.api_server import ClusterAPI
 from cells.operator.leader import Leadership
 from lifecycle import (
@@ -210,9 +210,9 @@ def _json_rows(family: MetricFamily) -> Iterator[dict[str, object]]:
         yield {**one, "value": number} if number else one
 
 
-def usual_metrics() -> MetricsSettings:
-    """Return the default settings: all metrics. The address is a setting of this cell."""
-    return MetricsSettings()
+def usual_metrics() -> MetricChoice:
+    """Return the default choice: all metrics that are on."""
+    return MetricChoice()
 
 
 @after(OperatorServer)

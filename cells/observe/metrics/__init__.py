@@ -22,13 +22,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from functools import cached_property
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import anyio
 import msgspec
 
-from cells.base.metrics import Collector, MetricFamily
+from cells.base.metrics import Collector, MetricChoice, MetricFamily
 from cells.config import AgentConfig
 from lifecycle import (
     HealthTree,
@@ -43,6 +42,7 @@ from lifecycle import (
     Tables,
     after,
     config,
+    group,
     invoke,
     module,
     provide,
@@ -50,17 +50,18 @@ from lifecycle import (
 from lifecycle.process import CONTENT_TYPE, InconsistentError, exposition
 
 if TYPE_CHECKING:
-    from cells.observe.metrics.own import Choice
     from lifecycle.http import HttpServer, Request, Response
 
 __all__ = [
     "Exposition",
     "ListenAddress",
+    "MetricChoiceSettings",
     "Metrics",
     "MetricsProgram",
     "MetricsServer",
     "MetricsSettings",
     "cell",
+    "choice_cell",
     "listen",
 ]
 
@@ -92,14 +93,23 @@ class ListenAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class MetricChoiceSettings(Settings, frozen=True):
+    """Which metrics are served."""
+
+    metrics: tuple[str, ...] = ()
+    """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
+
+
+def metric_choice(settings: MetricChoiceSettings) -> MetricChoice:
+    """As the settings have it; cells that measure on request only read it, too."""
+    return MetricChoice(settings.metrics)
+
+
 class MetricsSettings(Settings, frozen=True):
     """Settings of the metrics cell."""
 
     prometheus_serve_addr: str = ""
     """Address to serve metrics on, such as :9962; empty: not served."""
-
-    metrics: tuple[str, ...] = ()
-    """Metrics to add to the usual ones (+name) or to leave out (-name), by full name; the last one wins."""
 
     def validate(self) -> None:
         """Refuse an invalid address. Raises ValueError with one line."""
@@ -133,7 +143,7 @@ class Metrics:
 
     def __init__(
         self,
-        settings: MetricsSettings,
+        choice: MetricChoice,
         program: MetricsProgram | None = None,
         *,
         health: HealthTree,
@@ -143,7 +153,7 @@ class Metrics:
         log: Logger,
     ) -> None:
         self._log = log
-        self._words = settings.metrics
+        self._choice = choice
 
         async def process() -> Iterable[MetricFamily]:
             from cells.observe.metrics.own import process_families
@@ -156,12 +166,6 @@ class Metrics:
             return hive_families(health, jobs, profile, tables)
 
         self._collectors = [Collector("process", process), Collector("hive", framework)]
-
-    @cached_property
-    def _choice(self) -> Choice:
-        from cells.observe.metrics.own import Choice
-
-        return Choice(self._words)
 
     def warn_of_settings(self) -> None:
         """Log the parts of the setting ``metrics`` without effect."""
@@ -353,10 +357,17 @@ def collect_from_cells(metrics: Metrics, collectors: list[Member[Collector]], li
     lifecycle.append(Hook("collect metrics of the cells", start, stop))
 
 
-cell = module(
-    "metrics",
-    "Metrics in Prometheus's text form",
-    config(MetricsSettings),
-    provide(Metrics, MetricsServer),
-    invoke(collect_from_cells),
+choice_cell = module(
+    "metrics-choice", "Which metrics are served", config(MetricChoiceSettings), provide(metric_choice)
+)
+
+cell = group(
+    choice_cell,
+    module(
+        "metrics",
+        "Metrics in Prometheus's text form",
+        config(MetricsSettings),
+        provide(Metrics, MetricsServer),
+        invoke(collect_from_cells),
+    ),
 )

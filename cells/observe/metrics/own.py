@@ -6,7 +6,7 @@ import asyncio
 import os
 import resource
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -224,39 +224,3 @@ def _boot_time() -> int:
 def _limit(what: int) -> float:
     soft = resource.getrlimit(what)[0]
     return float(0xFFFFFFFFFFFFFFFF if soft == resource.RLIM_INFINITY else soft)
-
-
-# Which metrics are served, by the setting ``metrics``.
-#
-# Source: Cilium 1.17, the option metrics: a name that is not known, or without a sign, changes nothing.
-
-_ALSO_CALLED: Final = {
-    "hive_health_status_levels": "cilium_hive_status",
-    "ciliumcidrgroups_referenced": "cilium_cidrgroups_referenced",
-    "-cilium_bpf_map_pressure": "cilium_bpf_map_pressure",  # after its sign: two of them, as upstream wants
-}
-"""Additional names under which Cilium's option knows a metric."""
-
-_CAN_BE_LEFT_OUT: Final = {"cilium_bpf_map_pressure"}
-"""Fixed families that can be disabled nevertheless."""
-
-
-class Choice:
-    """The selection of metric families."""
-
-    def __init__(self, words: Iterable[str]) -> None:
-        self._chosen: dict[str, bool] = {}
-        self.unsigned: list[str] = []
-        """Words without + or -, which have no effect."""
-        for word in words:
-            sign, name = word[:1], word[1:]
-            if sign not in {"+", "-"}:
-                self.unsigned.append(word)
-                continue
-            self._chosen[_ALSO_CALLED.get(name, name)] = sign == "+"
-
-    def serves(self, family: MetricFamily) -> bool:
-        """Whether this family is served."""
-        if family.fixed and family.name not in _CAN_BE_LEFT_OUT:
-            return True
-        return self._chosen.get(family.name, family.on)

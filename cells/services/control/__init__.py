@@ -45,12 +45,14 @@ from cells.services.control.manual import (
     manual_states,
 )
 from cells.services.control.tables import (
+    ImplementationDelays,
     LocalRedirect,
     ServedFrontend,
     ServiceConflict,
     Shortage,
     address_events,
     backend_events,
+    delay_metrics,
     dependency,
     local_redirects,
     metrics,
@@ -234,12 +236,13 @@ def watch(
     table: Table[FrontendKey, Frontend],
     served: LoadBalancerOptions,
     reports: ServiceReports,
+    delays: ImplementationDelays,
     *,
     jobs: Jobs,
     log: Logger,
 ) -> ServiceWatch:
     """Create the watch of the objects; it runs from the start on."""
-    found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log)
+    found = ServiceWatch(lambda: agent.node_name, objects, table, served, reports, log, delays)
     jobs.one_shot("follow", found.run)
     return found
 
@@ -292,6 +295,7 @@ def reconcile(
     balancer: LoadBalancer,
     objects: ObjectSource,
     shortage: Shortage,
+    delays: ImplementationDelays,
     *,
     jobs: Jobs,
     tables: Tables,
@@ -302,7 +306,7 @@ def reconcile(
     if objects is ObjectSource.NOWHERE:
         jobs.one_shot("check leftover entries", partial(_leave, maps, log))
         return
-    target = ServicesTarget(table, balancer, maps, served, initial, shortage)
+    target = ServicesTarget(table, balancer, maps, served, initial, shortage, delays)
     reconciler = Reconciler(table, target, full_every=SWEEP)
     tables.add(reconciler.statuses)
     jobs.observe("reconcile", reconciler)
@@ -336,6 +340,7 @@ cell = module(
         ManualServices,
         Shortage,
         dependency,
+        delay_metrics,
         metrics,
         watch_metrics,
         watch,
@@ -345,6 +350,6 @@ cell = module(
         redirect_events,
         KernelServices.provided,
     ),
-    provide_private(watched_objects, service_reports, load_balancer),
+    provide_private(watched_objects, service_reports, load_balancer, ImplementationDelays),
     invoke(reconcile),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_network
 from typing import Any
 
 import msgspec
 
-from cells.base.metrics import Collector, MetricFamily, gauge
+from cells.base.metrics import Collector, Histogram, MetricFamily, gauge, histogram
 from cells.kubernetes.object_events import EventDraft, EventSource, Regarding
 from cells.kubernetes.objects.cilium_policy import CILIUM_LOCAL_REDIRECT_POLICIES
 from cells.kubernetes.objects.core import ENDPOINT_SLICES, PODS, SERVICES, EndpointSlice, Service, served_by
@@ -25,10 +28,10 @@ from cells.services import (
 )
 from cells.services.map_entries import NAMELESS
 from cells.services.model.backends import SliceBackends, addresses_of, refused_backends, with_missing
-from cells.services.model.claims import HOST_IP, RefusedAddress, unserved_of
-from cells.services.model.frontends import faults_of
+from cells.services.model.claims import CLAIMANT, HOST_IP, RefusedAddress, unserved_of
+from cells.services.model.frontends import LOCAL, faults_of
 from cells.services.model.redirect import RedirectPolicy
-from lifecycle import HiveError, Member, Table
+from lifecycle import Change, HiveError, Member, Table
 
 
 class LocalRedirect(msgspec.Struct, frozen=True):
@@ -272,3 +275,121 @@ def metrics(shortage: Shortage) -> Member[Collector]:
         return [gauge("hive_services_without_room", text, len(shortage))]
 
     return Collector("services", collect)
+
+
+class IngestedObjects(Counter[tuple[str, str]]):
+    """Counts objects that begin or cease to use a feature, by its name and the action: add, delete."""
+
+    def note(self, name: str, before: bool, after: bool) -> None:
+        """Count an object by whether it used the feature before, and uses it now."""
+        if before != after:
+            self[name, "add" if after else "delete"] += 1
+
+    def note_service(self, old: Service | None, row: Service | None) -> None:
+        """Count a service by whether its internal traffic policy was, and is, Local."""
+        before, after = (one is not None and one.spec.internal_traffic_policy == LOCAL for one in (old, row))
+        self.note("internal_traffic_policy_services", before, after)
+
+
+# How long changes of services take.
+#
+# Source: Cilium 1.17, cilium_service_implementation_delay.
+
+
+class _ServiceChange:
+    """A change of a service that has not reached the maps."""
+
+    __slots__ = ("action", "began", "keys")
+
+    def __init__(self, action: str, began: float, keys: set[FrontendKey]) -> None:
+        self.action = action
+        self.began = began
+        self.keys = keys
+        """Changed frontends that are not written."""
+
+
+class ImplementationDelays:
+    """Measures the time from a change of a service or of its slices until its frontends are in the maps.
+
+    Changes that change no frontend are not measured, nor are those that a later change replaces.
+    """
+
+    def __init__(
+        self, frontends: Table[FrontendKey, Frontend], served: Table[FrontendKey, ServedFrontend]
+    ) -> None:
+        self.took: dict[str, Histogram] = {}
+        """Seconds, by action."""
+        self._frontends = frontends
+        self._index = frontends.by(CLAIMANT)
+        self._served = served
+        self._due: dict[FrontendKey, _ServiceChange] = {}
+
+    @contextmanager
+    def measuring(self, batch: Iterable[Change[Any, Any]]) -> Iterator[None]:
+        """Measure a batch of changes, within which frontends change."""
+        actions = dict(filter(None, map(_changed_service, batch)))
+        began = time.perf_counter()
+        before = {name: self._rows(name) for name in actions}
+        yield
+        for name, action in actions.items():
+            old, new = before[name], self._rows(name)
+            keys = {key for key in old.keys() | new.keys() if old.get(key) is not new.get(key)}
+            if keys:
+                self._begin(_ServiceChange(action, began, keys))
+
+    @property
+    def pending(self) -> int:
+        """Number of changed frontends that are not in the maps."""
+        return len(self._due)
+
+    def _rows(self, name: ServiceName) -> dict[FrontendKey, Frontend]:
+        return {row.key: row for row in self._index.get(name)}
+
+    def _begin(self, change: _ServiceChange) -> None:
+        for key in change.keys:
+            if (earlier := self._due.pop(key, None)) is not None:
+                earlier.keys.discard(key)
+            self._due[key] = change
+        self.written([key for key in change.keys if self._is_written(key)])
+
+    def _is_written(self, key: FrontendKey) -> bool:
+        row, served = self._frontends.get(key), self._served.get(key)
+        return served is None if row is None else served is not None and served.frontend is row
+
+    def written(self, keys: Iterable[FrontendKey]) -> None:
+        """Note that the present rows of these frontends, or their absence, are in the maps."""
+        if not self._due:
+            return
+        for key in keys:
+            change = self._due.pop(key, None)
+            if change is None:
+                continue
+            change.keys.discard(key)
+            if not change.keys:
+                took = time.perf_counter() - change.began
+                self.took.setdefault(change.action, Histogram()).observe(took)
+
+
+def _changed_service(change: Change[Any, Any]) -> tuple[ServiceName, str] | None:
+    """The service that a change of an object concerns, and Cilium's name of the action."""
+    one = change.row if change.row is not None else change.old
+    if isinstance(one, EndpointSlice):
+        return ServiceName(one.namespace, one.service), "service-updated"
+    if isinstance(one, Service):
+        action = "service-updated" if change.row is not None else "service-deleted"
+        return ServiceName(one.namespace, one.name), action
+    return None
+
+
+def delay_metrics(delays: ImplementationDelays) -> Member[Collector]:
+    """How long changes of services took."""
+
+    async def collect() -> Iterable[MetricFamily]:
+        text = (
+            "Duration in seconds to propagate the data plane programming of a service, its network and"
+            " endpoints from the time the service or the service pod was changed excluding the event queue"
+            " latency"
+        )
+        return [histogram("cilium_service_implementation_delay", text, dict(delays.took), "action")]
+
+    return Collector("service-delays", collect)

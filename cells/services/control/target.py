@@ -18,7 +18,13 @@ from cells.maps.map import Map, create_map, map_by_id
 from cells.maps.node_maps import Maps
 from cells.services import Frontend, FrontendKey, LoadBalancerOptions
 from cells.services.control.balancer import LoadBalancer
-from cells.services.control.tables import MapFullError, PlannedFrontend, ServedFrontend, Shortage
+from cells.services.control.tables import (
+    ImplementationDelays,
+    MapFullError,
+    PlannedFrontend,
+    ServedFrontend,
+    Shortage,
+)
 from cells.services.map_entries import (
     LOOK_UP_TABLES,
     SERVICES,
@@ -177,7 +183,9 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
         served: Table[FrontendKey, ServedFrontend],
         initial: Initializer | None = None,
         shortage: Shortage | None = None,
+        delays: ImplementationDelays | None = None,
     ) -> None:
+        self._delays = delays
         self._table = table
         self._balancer = balancer
         self._maps = maps
@@ -209,6 +217,8 @@ class ServicesTarget(Target[FrontendKey, Frontend, Frontend]):
 
     def _report(self, batch: Collection[FrontendKey], failures: Mapping[FrontendKey, Exception]) -> None:
         self._shortage.note(batch, failures)
+        if self._delays is not None:
+            self._delays.written(key for key in batch if key not in failures)
         if failures:
             raise BatchError(failures)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
@@ -30,7 +31,12 @@ from cells.services import (
     ServingNode,
 )
 from cells.services.control.manual import ManualService, ManualState
-from cells.services.control.tables import LocalRedirect, ServiceConflict
+from cells.services.control.tables import (
+    ImplementationDelays,
+    IngestedObjects,
+    LocalRedirect,
+    ServiceConflict,
+)
 from cells.services.model import ServiceCatalog
 from cells.services.model.backends import (
     WEIGHT,
@@ -47,7 +53,7 @@ from cells.services.model.claims import (
     pod_reservations,
     unserved_of,
 )
-from cells.services.model.frontends import LOCAL, faults_of
+from cells.services.model.frontends import faults_of
 from cells.services.model.redirect import RedirectPolicy, read_redirect
 from cells.services.outside import IPAddress, NodePortAddress
 from lifecycle import Change, Logger, ReadTable, Table
@@ -111,8 +117,9 @@ class ServiceWatch:
         options: LoadBalancerOptions,
         reports: ServiceReports = ServiceReports(),  # noqa: B008  (a value)
         log: Logger | None = None,
+        delays: ImplementationDelays | None = None,
     ) -> None:
-        self._reports = reports
+        self._reports, self._measuring = reports, delays.measuring if delays is not None else nullcontext
         table = reports.refused
         self._refusals_known = table.initializer("addresses of services") if table is not None else None
         self._contested: dict[FrontendKey, tuple[ServiceName, ...]] = {}
@@ -130,9 +137,8 @@ class ServiceWatch:
         self.events: Counter[str] = Counter()
         """Counts of ``add``, ``update`` and ``delete`` of services."""
         self.terminating = 0
-        """Addresses of serving endpoints that terminate, in all versions of slices that came."""
-        self.ingested: Counter[tuple[str, str]] = Counter()
-        """Services with a local internal traffic policy, and local redirect policies, that came and went."""
+        """Addresses of terminating endpoints, in all versions of slices."""
+        self.ingested = IngestedObjects()
 
     async def run(self) -> None:
         """Follow the objects until cancelled. A restart after an error begins anew."""
@@ -192,7 +198,8 @@ class ServiceWatch:
 
         async def follow(catalog: ServiceCatalog) -> None:
             async for batch in changes:
-                await _in_slices(catalog, feed, batch)
+                with self._measuring(batch):
+                    await _in_slices(catalog, feed, batch)
                 await _in_slices(catalog, ServiceCatalog.refresh, catalog.take_outdated())
                 self._report(catalog)
 
@@ -213,7 +220,8 @@ class ServiceWatch:
 
     def _service_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], Service]) -> None:
         old, row = change.old, change.row
-        self._ingest("internal_traffic_policy_services", self._is_local(old), self._is_local(row))
+        if self._options.enable_internal_traffic_policy:
+            self.ingested.note_service(old, row)
         if row is None:
             self.events["delete"] += 1
             catalog.delete_service(ServiceName(*change.key))
@@ -221,14 +229,6 @@ class ServiceWatch:
         self.events["add" if old is None else "update"] += 1
         self._report_faults(old, row)
         catalog.upsert_service(row)
-
-    def _is_local(self, service: Service | None) -> bool:
-        local = service is not None and service.spec.internal_traffic_policy == LOCAL
-        return local and self._options.enable_internal_traffic_policy
-
-    def _ingest(self, name: str, before: bool, after: bool) -> None:
-        if before != after:
-            self.ingested[name, "add" if after else "delete"] += 1
 
     def _slice_changed(self, catalog: ServiceCatalog, change: Change[tuple[str, str], EndpointSlice]) -> None:
         """Update the old and the new service of a slice, as its label may change."""
@@ -318,10 +318,10 @@ class ServiceWatch:
             else:
                 self._report_unpaired(name, redirect)
                 catalog.upsert_redirect(redirect)
-                self._ingest("local_redirect_policies", before, after=True)
+                self.ingested.note("local_redirect_policies", before, after=True)
                 return
         catalog.delete_redirect(name)
-        self._ingest("local_redirect_policies", before, after=False)
+        self.ingested.note("local_redirect_policies", before, after=False)
 
     def _report_unpaired(self, name: ServiceName, redirect: RedirectPolicy) -> None:
         """Log the ports of a policy that it does not redirect, when the policy is read."""

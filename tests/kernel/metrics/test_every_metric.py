@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cells.agent import agent
 from cells.base.metrics import MetricFamily
+from cells.maps.node_maps import Maps
 from cells.observe.metrics import Metrics
 from lifecycle import Hive
 from lifecycle.process.loop_lag import measured_loop
@@ -93,3 +94,30 @@ async def scrape() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_system_calls_are_measured_when_their_metric_is_added(in_node: None) -> None:
+    name = "cilium_bpf_syscall_duration_seconds"
+    async with Hive(agent, settings=SETTINGS | {"metrics": f"+{name}"}).started() as hive:
+        maps = hive.get(Maps)
+        before = await scrape()
+        maps.lxc.lookup(bytes(maps.lxc.spec.key_size))
+        maps.encryption.update(bytes(4), bytes(maps.encryption.spec.value_size))
+        after = await scrape()
+    assert [before["cilium_bpf_maps", ()] > 0, calls(before, name, "create", "success") > 20] == [True, True]
+    assert calls(before, name, "objPin", "success") > 20
+    changed = [("lookup", "fail"), ("update", "success")]
+    assert all(calls(after, name, *what) > calls(before, name, *what) for what in changed)
+
+
+async def test_system_calls_are_not_measured_by_default(in_node: None) -> None:
+    async with Hive(agent, settings=SETTINGS).started() as hive:
+        assert hive.get(Maps).syscalls is None
+        assert all("bpf_syscall" not in name for name, _ in await scrape())
+
+
+def calls(
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float], name: str, operation: str, outcome: str
+) -> float:
+    """How many calls are measured."""
+    return samples.get((f"{name}_count", (("operation", operation), ("outcome", outcome))), 0.0)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cells.base.metrics import Histogram, MetricFamily, counter, gauge, histogram
+from cells.base.metrics import Histogram, MetricChoice, MetricFamily, counter, gauge, histogram
 from cells.observe.metrics import MetricsSettings
-from cells.observe.metrics.own import Choice
 from lifecycle.process import InconsistentError, exposition
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=8)
@@ -97,7 +96,7 @@ USUAL, UNUSUAL, FIXED = (
     ],
 )
 def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[str], served: str) -> None:
-    choice = Choice(words)
+    choice = MetricChoice(words)
     assert " ".join(one.name for one in (USUAL, UNUSUAL, FIXED) if choice.serves(one)) == served
     assert choice.unsigned == [word for word in words if word[:1] not in {"+", "-"}]
 
@@ -112,7 +111,7 @@ def test_the_setting_adds_and_leaves_out_and_its_last_word_counts(words: list[st
     ],
 )
 def test_names_under_which_cilium_knows_a_metric_mean_it(word: str, name: str) -> None:
-    assert not Choice([word]).serves(gauge(name, "", 1, fixed=name == "cilium_bpf_map_pressure"))
+    assert not MetricChoice([word]).serves(gauge(name, "", 1, fixed=name == "cilium_bpf_map_pressure"))
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from cells.base.metrics import Collector, Histogram, MetricFamily, counter, gauge, histogram
 from cells.observe import samples
-from cells.observe.metrics import Metrics, MetricsSettings
+from cells.observe.metrics import Metrics, choice_cell
 from cells.observe.samples import MOST, RETAINED, Samples, pretty, quantile
 from cells.observe.samples.graphs import per_second, plot
-from lifecycle import Cell, Member, config, invoke, module, provide
+from lifecycle import Cell, Member, invoke, module, provide
 from lifecycle.admin import Arguments, Command, Commands, State
 from lifecycle.testing import run_script, scripts
 from tests.support.examples import scaled
@@ -53,7 +53,8 @@ def commands(mill: Mill) -> Member[Commands]:
 
 
 CELLS: tuple[Cell, ...] = (
-    module("metrics", "Metrics", config(MetricsSettings), provide(Metrics)),
+    choice_cell,
+    module("metrics", "Metrics", provide(Metrics)),
     module("mill", "Grinds", provide(Mill, commands), invoke(Mill)),
     samples.cell,
 )

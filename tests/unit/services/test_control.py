@@ -22,8 +22,9 @@ from cells.services import (
 )
 from cells.services.control import ServedFrontend, ServiceConflict
 from cells.services.control.balancer import LoadBalancer
-from cells.services.control.tables import Shortage, served_frontends
+from cells.services.control.tables import ImplementationDelays, Shortage, served_frontends
 from cells.services.control.target import ServicesTarget
+from cells.services.control.watch import ServiceWatch
 from cells.services.map_entries import (
     BACKENDS,
     MapKey,
@@ -227,3 +228,34 @@ def has_terminating(served: Table[FrontendKey, ServedFrontend], number: int) -> 
     """Whether so many backends of the one frontend terminate."""
     states = [one.state for row in served.all() for one in row.frontend.backends]
     return len(states) == 2 and states.count(BackendState.TERMINATING) == number
+
+
+DELAY = "cilium_service_implementation_delay"
+
+
+async def test_changes_of_services_are_timed_until_the_maps_have_them(folder: Path) -> None:
+    """Those found at the start are not, nor those that change nothing; a full map takes as long as it is."""
+    port, maps = free_port(), FakeServiceMaps()
+    async with agent(folder, maps, [metrics.cell], prometheus_serve_addr=f":{port}") as hive:
+        await eventually(lambda: maps.slots() == 2)
+        assert DELAY + "_count" not in await scraped(port)
+        (folder / "service.yaml").write_text(SERVICE.replace("name: web,", "labels: {a: b}, name: web,"))
+        events = hive.get(ServiceWatch).events
+        await eventually(lambda: events["update"] == 1)
+        (folder / "slice.yaml").write_text(SLICE.replace(", {addresses: [10.0.0.2]}", ""))
+        await eventually(lambda: maps.slots() == 1)
+        timed = await scraped(port)
+        maps.broken = True
+        (folder / "slice.yaml").write_text(SLICE)
+        delays = hive.get(ImplementationDelays)
+        await eventually(lambda: delays.pending == 1)
+        waiting = await scraped(port)
+        maps.broken = False
+        await eventually(lambda: maps.slots() == 2 and not delays.pending)
+        (folder / "service.yaml").unlink()
+        await eventually(lambda: maps.slots() == -1 and not delays.pending)
+        found = await scraped(port)
+    updated, deleted = ("service-updated",), ("service-deleted",)
+    assert timed[DELAY + "_count"] == waiting[DELAY + "_count"] == {updated: 1}
+    assert found[DELAY + "_count"] == {updated: 2, deleted: 1}
+    assert 0 < timed[DELAY + "_sum"][updated] < found[DELAY + "_sum"][updated] < 60
