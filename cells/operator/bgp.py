@@ -134,7 +134,7 @@ def _instance(instance: BGPClusterInstance, change: BGPOverrideInstance | None) 
     )
     return BGPNodeInstance(
         name=instance.name,
-        local_asn=instance.local_asn,
+        local_asn=change.local_asn or instance.local_asn,
         router_id=change.router_id,
         local_port=change.local_port,
         peers=peers or None,

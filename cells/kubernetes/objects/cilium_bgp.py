@@ -301,6 +301,8 @@ class BGPOverrideInstance(ObjectPart, frozen=True, gc=False):
 
     name: _Name
     router_id: _RouterID = field(name="routerID", default="")
+    local_asn: _LocalASN = field(name="localASN", default=0)
+    """0: the cluster's."""
     local_port: _Int32 = 0
     peers: Annotated[tuple[BGPOverridePeer, ...] | None, _BY_NAME] = None
 

@@ -182,3 +182,22 @@ async def test_node_configs_and_conditions_are_as_recorded(
                     outcomes[source] += await played(server, hive, source, scenario)
     count("steps of BGP in the operator: NodeConfigs", outcomes["s17"])
     count("steps of BGP in the operator: conditions", outcomes["s19"])
+
+
+async def test_a_node_may_have_another_as_number(server: ApiServer, operators: Operators) -> None:
+    async with operators.running(ON) as hive:
+        cluster = Cluster(server, hive)
+        await cluster.ready()
+
+        def numbers() -> dict[str, int]:
+            return {one["name"]: one["spec"]["bgpInstances"][0]["localASN"] for one in cluster.node_configs()}
+
+        for node in ("n1", "n2"):
+            cluster.apply({"kind": "CiliumNode", "metadata": {"name": node}, "spec": {}})
+        spec = {"bgpInstances": [{"name": "tor", "localASN": 65001}]}
+        cluster.apply({"kind": "CiliumBGPClusterConfig", "metadata": {"name": "cc"}, "spec": spec})
+        own = {"bgpInstances": [{"name": "tor", "localASN": 65002}]}
+        cluster.apply({"kind": "CiliumBGPNodeConfigOverride", "metadata": {"name": "n2"}, "spec": own})
+        await eventually(lambda: numbers() == {"n1": 65001, "n2": 65002}, 10)
+        cluster.delete({"kind": "CiliumBGPNodeConfigOverride", "name": "n2"})
+        await eventually(lambda: numbers() == {"n1": 65001, "n2": 65001}, 10)

@@ -51,6 +51,7 @@ DIFFERENCES = {
     r"ciliumendpoints /versions\[0\]/additionalPrinterColumns": "no visibility policies, as in 1.17.0",
     r"(peer|local)Address/pattern": "the same addresses, with one way to write those within",
     r"ciliumbgp(cluster|node)configs .*peerASN/minimum": "0 takes any, as in 1.17.0",
+    r"ciliumbgpnodeconfigoverrides .*/localASN added": "as in 1.17.0",
     r"ciliumbgp(cluster|peer)configs .*(properties/status added|/subresources/status added)": (
         "conditions, as in 1.17.0"
     ),
